@@ -1,0 +1,1 @@
+"""Sylvan: serve language models, and program them."""

@@ -1,0 +1,1 @@
+"""The public wire models and their conversion to and from protocol types."""

@@ -1,0 +1,1 @@
+"""Types that cross a process: requests, messages, sampling parameters, errors."""

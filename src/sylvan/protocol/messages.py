@@ -1,0 +1,223 @@
+"""Messages between the API, scheduler and detokenizer processes: one tagged union a direction.
+
+    API -> scheduler         ToScheduler
+    scheduler -> detokenizer ToDetokenizer
+    detokenizer -> API       TextBatch       (all that concerns a request comes this one way)
+    detokenizer -> scheduler StopFound
+    scheduler -> API         ControlReply, Heartbeat
+
+Everything is a delta: token ids and texts are those new since the last message of that request.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+
+FinishType = Literal["stop", "length", "abort"]
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request ended.
+
+    `matched` is the token id, stop string or regex that ended it. For an abort `status` is the
+    HTTP status that tells the client best, or None if the client itself asked for the abort.
+    """
+
+    type: FinishType
+    matched: int | str | None = None
+    length: int | None = None
+    message: str = ""
+    status: int | None = None
+    param: str | None = None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities of a run of P consecutive positions (natural log).
+
+    The first prompt token has none: NaN in `logprobs`, and no alternatives (-1 in `top_ids`).
+    """
+
+    token_ids: np.ndarray  # int32 (P,)
+    logprobs: np.ndarray  # float32 (P,)
+    top_ids: np.ndarray | None = None  # int32 (P, top)
+    top_logprobs: np.ndarray | None = None  # float32 (P, top)
+    chosen_logprobs: np.ndarray | None = None  # float32 (P, len(options.token_ids))
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a request so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
+    retractions: int = 0
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds on the machine's monotonic clock at which a request passed a point; 0: not yet."""
+
+    received: float = 0.0  # by the scheduler
+    started: float = 0.0  # first slice launched
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step brought for one request."""
+
+    rid: str
+    token_ids: tuple[int, ...] = ()
+    usage: Usage = Usage()
+    logprobs: TokenLogprobs | None = None  # of `token_ids`
+    prompt_logprobs: TokenLogprobs | None = None  # once, with the first output
+    embedding: np.ndarray | None = None  # float32
+    finish: Finish | None = None
+    timing: Timing | None = None  # with the finish
+
+
+class TextOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """A `TokenOutput` with its text. `token_ids` excludes those cut after a stop string."""
+
+    rid: str
+    text: str
+    output: TokenOutput
+
+
+class TokenBatch(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """All outputs of one step."""
+
+    outputs: tuple[TokenOutput, ...]
+
+
+class OpenText(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+    """The detokenizer is to follow `rid` until its finish; sent before its first tokens.
+
+    `output_ids` were detokenised before a restart: they bring the state up to date and no text.
+    """
+
+    rid: str
+    prompt_tail_ids: tuple[int, ...]
+    output_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+
+ToDetokenizer = TokenBatch | OpenText
+
+
+class TextBatch(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
+    """Outputs with their text, for the API process."""
+
+    outputs: tuple[TextOutput, ...]
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """Queue a request."""
+
+    request: GenerateRequest | EmbedRequest
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """End a request in whatever state it is; unknown rids are ignored."""
+
+    rid: str
+    finish: Finish = Finish(type="abort", message="aborted by the client")
+
+
+class StopFound(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """The text of `rid` reached a stop string or regex after `num_tokens` output tokens.
+
+    The scheduler ends the request there; later tokens enter neither usage nor cache.
+    """
+
+    rid: str
+    num_tokens: int
+    matched: str
+
+
+class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
+    """Empty the prefix cache; refused while requests run."""
+
+
+class GetState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """Report load, memory and limits."""
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """Stop scheduling. `abort` ends all requests, `retract` frees their memory first."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """Go on scheduling."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """Leave the process loop."""
+
+
+Command = FlushCache | GetState | Pause | Resume | Shutdown
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
+    """A command whose reply carries the same `id`."""
+
+    id: int
+    command: Command
+
+
+ToScheduler = Submit | Abort | Control | StopFound
+
+
+class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
+    """Outcome of a `Control`. `body` is JSON-like."""
+
+    id: int
+    ok: bool
+    message: str = ""
+    body: dict[str, Any] | None = None
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy a scheduler is. All lengths in tokens unless named otherwise."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_used_tokens: int = 0  # held by running requests
+    num_cached_tokens: int = 0  # in the prefix tree, evictable
+    max_total_num_tokens: int = 0
+    steps: int = 0
+    computed_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    retractions: int = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """The scheduler lives; sent at least twice a second, also when idle."""
+
+    load: Load
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """A process has finished starting. `facts` describe the model and its limits."""
+
+    facts: dict[str, str | int | float | bool | None]
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """A process could not start; `message` is for the operator."""
+
+    message: str
+
+
+FromScheduler = ControlReply | Heartbeat | Ready | Failed

@@ -1,0 +1,63 @@
+"""What a client asks for, after tokenisation; immutable, and the same in every process."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.sampling import SamplingParams
+
+
+class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which log probabilities to return.
+
+    `start` is the first prompt position whose own log probability is wanted; None for outputs
+    only. `top` is how many most likely alternatives per position. `token_ids` are ids whose log
+    probability is wanted at every position.
+    """
+
+    start: int | None = None
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """Generate one continuation of `input_ids`.
+
+    `n` samples are `n` requests that differ in `rid` and `sample`. `output_ids` is not empty when
+    a request is replayed after a restart: those tokens were given to the client already, count
+    against `max_new_tokens`, and are continued, never repeated.
+
+    `sampling.max_new_tokens` and `sampling.sampling_seed` are never None here.
+    """
+
+    rid: str
+    input_ids: np.ndarray  # int32 (prompt_len,)
+    output_ids: np.ndarray  # int32
+    sampling: SamplingParams
+    sample: int = 0  # index among n; part of the key of the random numbers
+    eos_ids: tuple[int, ...] = ()  # empty with ignore_eos
+    logprobs: LogprobOptions | None = None
+    lora: str | None = None
+    tenant: str = ""
+    cache_salt: str = ""  # isolates the prefix cache; derived from tenant, extra_key, cache_salt
+    priority: int = 0  # larger is more urgent
+    deadline_s: float | None = None  # seconds after arrival at which the request is ended
+    thinking_end_ids: tuple[int, ...] = ()  # a grammar starts after these, if not empty
+    custom_params: dict[str, str | int | float | bool | None] | None = None
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
+    """Compute one vector (embedding, scores or logits of a head) of `input_ids`."""
+
+    rid: str
+    input_ids: np.ndarray  # int32 (prompt_len,)
+    token_types: np.ndarray | None = None  # int32 (prompt_len,): segment of each token, for pairs
+    dimensions: int | None = None
+    normalize: bool = True
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+Request = GenerateRequest | EmbedRequest

@@ -1,0 +1,71 @@
+"""Sampling parameters: the one definition, from the request body to the sampler."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+MAX_STOPS = 32
+MAX_STOP_REGEX_BYTES = 256
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 4096
+MAX_N = 128
+TOP_K_ALL = -1
+
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopRegex = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_STOP_REGEX_BYTES)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to pick tokens and when to stop. Names, defaults and ranges are SGLang's.
+
+    A value that is None where the type allows it means "not given": the edge fills it (rest of
+    the context for `max_new_tokens`, a drawn number for `sampling_seed`).
+    """
+
+    max_new_tokens: NonNegativeInt | None = 128
+    min_new_tokens: NonNegativeInt = 0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = TOP_K_ALL  # -1 or >= 1
+    min_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=2.0)] = 1.0
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 1
+    stop: Annotated[tuple[StopString, ...], msgspec.Meta(max_length=MAX_STOPS)] = ()
+    stop_token_ids: Annotated[
+        tuple[TokenId, ...], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)
+    ] = ()
+    stop_regex: Annotated[tuple[StopRegex, ...], msgspec.Meta(max_length=MAX_STOPS)] = ()
+    no_stop_trim: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_LOGIT_BIAS)] = {}
+    sampling_seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stream_interval: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    custom_params: dict[str, str | int | float | bool | None] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < 1e-6 or self.top_k == 1
+
+    @property
+    def grammar(self) -> tuple[str, str] | None:
+        """Kind and text of the one grammar that constrains the output, if any."""
+        for kind in ("json_schema", "regex", "ebnf", "structural_tag"):
+            text = getattr(self, kind)
+            if text:
+                return kind, text
+        return None

@@ -1,0 +1,169 @@
+"""Nouns of the control plane: one request, and one step's work. No tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import Finish, TokenLogprobs
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.runtime.cache.types import KVHandle
+
+
+class TokenBuffer:
+    """Token ids of one request in one growing array, so that prefixes are views, not copies."""
+
+    __slots__ = ("_ids", "_len")
+
+    def __init__(self, ids: IntArray, room: int) -> None:
+        self._ids = np.empty(len(ids) + room, np.int32)
+        self._ids[: len(ids)] = ids
+        self._len = len(ids)
+
+    def __len__(self) -> int:
+        return self._len
+
+    def append(self, token: int) -> None:
+        """Add one id."""
+        if self._len == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty(max(64, self._len), np.int32)])
+        self._ids[self._len] = token
+        self._len += 1
+
+    def view(self, start: int, stop: int) -> IntArray:
+        """Ids [start, stop) without copying; valid until the next `append`."""
+        assert stop <= self._len
+        return self._ids[start:stop]
+
+    def last(self) -> int:
+        """The newest id."""
+        return int(self._ids[self._len - 1])
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    """A request as the scheduler sees it.
+
+    There is no prefill or decode state. Each step computes some of the tokens that lack KV;
+    computing the last one samples the next. Decoding is when exactly one is lacking.
+    """
+
+    request: GenerateRequest | EmbedRequest  # immutable; features read their fields here
+    arrived_s: float = 0.0
+    order: int = 0  # arrival number; unique
+    tokens: TokenBuffer = field(init=False)  # prompt, then outputs
+    computed: int = 0  # tokens whose KV exists once all steps in flight are done
+    pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
+    kv: KVHandle | None = None
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
+    retractions: int = 0
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    finish: Finish | None = None
+
+    def __post_init__(self) -> None:
+        room, ids = 0, self.request.input_ids
+        if isinstance(self.request, GenerateRequest):
+            room = min(self.request.sampling.max_new_tokens or 0, 4096)
+            ids = np.concatenate([ids, self.request.output_ids])
+        self.tokens = TokenBuffer(ids, room)
+
+    @property
+    def rid(self) -> str:
+        """The request's name, unique among those alive."""
+        return self.request.rid
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens given by the client."""
+        return len(self.request.input_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens plus those in flight."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def num_outputs(self) -> int:
+        """Generated tokens known here, replayed ones included."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def lacking(self) -> int:
+        """Tokens without KV that are not being computed either."""
+        return self.num_tokens - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses for the tokens that follow, as a tree.
+
+    `parents[i]` is the index in `tokens` of the guess before guess i, or -1 for the last known
+    token. A chain is (-1, 0, 1, ...).
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Compute tokens [start, stop) of `req` in this step.
+
+    `samples`: it reaches the last token, so it samples the next. If the last token is itself in
+    flight (`stop - 1 >= len(req.tokens)`), the executor feeds the id it sampled.
+    `draft` holds guesses to verify in the same pass; `lookahead` is how many slots after `stop`
+    the executor may fill by itself. `whole` slices are never chunked (bidirectional encoders).
+    """
+
+    req: Req
+    start: int
+    stop: int
+    samples: bool
+    draft: Draft | None = None
+    lookahead: int = 0
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work.
+
+    `copies` are (source, destination, tokens): the first `tokens` KV entries of page `source` are
+    copied into page `destination` before the forward pass. `ended` names requests the executor is
+    to forget.
+    """
+
+    slices: tuple[Slice, ...]
+    copies: tuple[tuple[int, int, int], ...] = ()
+    ended: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this step."""
+        return sum(s.stop - s.start for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOutput:
+    """What one slice brought.
+
+    `token_ids` is empty where the slice samples none, one id, or several when guesses were
+    accepted. `error` fails this request only.
+    """
+
+    token_ids: Sequence[int] = ()
+    logprobs: TokenLogprobs | None = None  # of token_ids
+    prompt_logprobs: TokenLogprobs | None = None  # of prompt positions in [start, stop)
+    vector: np.ndarray | None = None  # float32, for EmbedRequest
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One output per slice of the batch, in order."""
+
+    outputs: Sequence[SliceOutput]

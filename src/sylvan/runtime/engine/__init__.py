@@ -1,0 +1,1 @@
+"""Composition root: wires objects from config, runs them in processes."""

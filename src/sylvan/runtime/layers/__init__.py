@@ -1,0 +1,1 @@
+"""Building blocks of models; sharding, quantisation and fusion live here."""

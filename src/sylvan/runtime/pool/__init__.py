@@ -1,0 +1,1 @@
+"""Bytes of KV on device and host."""

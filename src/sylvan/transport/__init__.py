@@ -1,0 +1,1 @@
+"""Channels between processes: in one process, over pipes, over ZeroMQ."""

@@ -1,0 +1,1 @@
+"""Leaf helpers: clock, plug-in packages."""

@@ -1,0 +1,26 @@
+"""Time as an argument: real in production, virtual in tests and simulation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+"""Seconds since some fixed point; never goes back."""
+
+monotonic: Clock = time.monotonic
+
+
+class VirtualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
+
+    def __call__(self) -> float:
+        """Current time in seconds."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move forward."""
+        self._now_s += seconds
