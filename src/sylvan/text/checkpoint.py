@@ -1,0 +1,109 @@
+"""Reads the tokenizer files of a checkpoint directory in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sylvan.protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a checkpoint says about its text side.
+
+    Attributes:
+        tokenizer_json: Content of tokenizer.json, or None if the checkpoint has none.
+        config: tokenizer_config.json.
+        templates: Chat templates by name; the usual one is called "default".
+        eos_ids: End tokens that the model and generation configs name.
+        bos_id: Start token that they name.
+        pad_id: Padding token that they name.
+        architecture: First entry of `architectures`, or "".
+        model_type: `model_type` of config.json, or "".
+    """
+
+    tokenizer_json: str | None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    templates: Mapping[str, str] = field(default_factory=dict)
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+    pad_id: int | None = None
+    architecture: str = ""
+    model_type: str = ""
+
+
+def read_files(model_dir: str | Path) -> TokenizerFiles:
+    """Read every file that concerns text.
+
+    Raises:
+        ConfigError: The directory is missing, or one of the files is not valid JSON.
+    """
+    folder = Path(model_dir)
+    if not folder.is_dir():
+        raise ConfigError(f"Model directory {folder} does not exist, so there is no tokenizer.")
+    config = _read_json(folder / "tokenizer_config.json")
+    model = _read_json(folder / "config.json")
+    inner = model.get("text_config")
+    generation = _read_json(folder / "generation_config.json")
+    sources = [generation, model, inner if isinstance(inner, dict) else {}]
+    path = folder / "tokenizer.json"
+    return TokenizerFiles(
+        tokenizer_json=_read_text(path) if path.is_file() else None,
+        config=config,
+        templates=_read_templates(folder, config),
+        eos_ids=_ids("eos_token_id", sources),
+        bos_id=next(iter(_ids("bos_token_id", sources)), None),
+        pad_id=next(iter(_ids("pad_token_id", sources)), None),
+        architecture=str(next(iter(model.get("architectures") or ()), "")),
+        model_type=str(model.get("model_type") or ""),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
+    return value
+
+
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Collect chat templates; files win over tokenizer_config.json, as in transformers."""
+    templates: dict[str, str] = {}
+    legacy = _read_json(folder / "chat_template.json").get("chat_template")
+    for value in (config.get("chat_template"), legacy):
+        if isinstance(value, str):
+            templates["default"] = value
+        elif isinstance(value, list):
+            templates.update({entry["name"]: entry["template"] for entry in value})
+    single = folder / "chat_template.jinja"
+    if single.is_file():
+        templates["default"] = _read_text(single)
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read_text(path)
+    return templates
+
+
+def _ids(key: str, sources: list[dict[str, Any]]) -> tuple[int, ...]:
+    found: dict[int, None] = {}
+    for source in sources:
+        value = source.get(key)
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+                found[token] = None
+    return tuple(found)
