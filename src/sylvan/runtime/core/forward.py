@@ -1,0 +1,187 @@
+"""One step as the model sees it: flat arrays over all requests of the batch, and what attends.
+
+Shapes: T tokens of this step, R requests of this step, P pages of the longest request, S request
+slots (rows of the page table), N query heads, K key/value heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+
+from sylvan.protocol.arrays import IntArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttentionLayer:
+    """What one attention layer is, once and for all.
+
+    `window`: a query sees this many newest keys, its own included; None sees all. `softcap`:
+    scores become `softcap * tanh(score / softcap)`; 0 is off. `sinks` (num_heads,) are extra
+    logits that take part in the softmax without a value. `group` names the cache group.
+    """
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+    causal: bool = True
+    group: str = "full"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCaps:
+    """Facts about a backend, read by config checks and `auto`; nobody branches on a name.
+
+    `batch_invariant`: a query's result does not depend on the other queries of the step.
+    """
+
+    devices: frozenset[str]
+    page_sizes: frozenset[int] | None = None  # None: any
+    batch_invariant: bool = False
+    tree_mask: bool = False
+    graph_capture: bool = False
+
+
+class KVCachePool(Protocol):
+    """Memory for keys and values in pages; page 0 takes the writes of padding rows."""
+
+    num_pages: int
+    page_size: int
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (num_pages, page_size, K, H) and values (num_pages, page_size, K, V) of a layer."""
+        ...
+
+    def store(
+        self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+    ) -> None:
+        """Write keys and values of tokens at `slots_T` (page * page_size + offset)."""
+        ...
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first tokens of page `source` into page `target`, in every layer."""
+        ...
+
+    def export_pages(self, pages: IntArray) -> memoryview:
+        """Bytes of whole pages, in the one layout that tiers, transfer and storage share."""
+        ...
+
+    def import_pages(self, pages: IntArray, data: memoryview) -> None:
+        """Mirror of `export_pages`."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Paged attention: `plan` once per step, then `run` once per layer, in layer order."""
+
+    caps: ClassVar[AttentionCaps]
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Prepare what all layers of this step share."""
+        ...
+
+    def run(
+        self,
+        spec: AttentionLayer,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """Store k and v in the pool, then let each query attend to its own request's keys.
+
+        Returns: (T, N, v_head_dim), owned by the caller.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimits:
+    """Largest step that the persistent buffers hold."""
+
+    max_tokens: int
+    max_reqs: int
+    max_pages_per_req: int
+
+
+class HostArrays:
+    """The step's inputs as int32 numpy arrays of full size; the worker writes them in place.
+
+    Only the first `num_tokens` or `num_reqs` entries count. `page_table` has one row for each
+    request slot and keeps its contents between steps.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        tokens, reqs = limits.max_tokens, limits.max_reqs
+        self.input_ids: IntArray = np.zeros(tokens, np.int32)
+        self.positions: IntArray = np.zeros(tokens, np.int32)
+        self.out_slots: IntArray = np.zeros(tokens, np.int32)
+        self.kv_lens: IntArray = np.zeros(reqs, np.int32)
+        self.q_starts: IntArray = np.zeros(reqs + 1, np.int32)
+        self.req_slots: IntArray = np.zeros(reqs, np.int32)
+        self.sample_rows: IntArray = np.zeros(reqs, np.int32)
+        self.page_table: IntArray = np.zeros((reqs, limits.max_pages_per_req), np.int32)
+
+
+class ForwardBatch:
+    """Inputs of one forward pass: persistent buffers that a step updates in place.
+
+    `host` are the numpy arrays. The tensors named with shape suffixes are views of the part that
+    counts in this step; on the CPU they alias `host`, elsewhere `ready` copies it over. Request r
+    has rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, kv_lens_R[r] tokens of KV once
+    they are stored, and its pages in page_table_SP[req_slots_R[r]]. q_starts_R has R + 1 entries;
+    `sample_rows` (<= R,) are the rows whose logits are wanted.
+    """
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        kv: KVCachePool,
+        attention: AttentionBackend,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.attention = attention
+        self.host = HostArrays(limits)
+        self.num_tokens = 0
+        self.num_reqs = 0
+        self.num_samples = 0
+        self._device = torch.device(device)
+        self._host = {name: torch.from_numpy(array) for name, array in vars(self.host).items()}
+        self._full = {name: tensor.to(self._device) for name, tensor in self._host.items()}
+        self.page_table_SP = self._full["page_table"]
+        self.ready(0, 0, 0)
+
+    def ready(self, num_tokens: int, num_reqs: int, num_samples: int) -> None:
+        """Declare `host` filled for so many rows, requests and samples; point the views at them."""
+        self.num_tokens, self.num_reqs, self.num_samples = num_tokens, num_reqs, num_samples
+        counts = {
+            "input_ids": num_tokens,
+            "positions": num_tokens,
+            "out_slots": num_tokens,
+            "kv_lens": num_reqs,
+            "q_starts": num_reqs + 1,
+            "req_slots": num_reqs,
+            "sample_rows": num_samples,
+        }
+        if self._device.type != "cpu":
+            counts["page_table"] = len(self.host.page_table)
+            for name, count in counts.items():
+                self._full[name][:count].copy_(self._host[name][:count], non_blocking=True)
+        self.input_ids_T = self._full["input_ids"][:num_tokens]
+        self.positions_T = self._full["positions"][:num_tokens]
+        self.out_slots_T = self._full["out_slots"][:num_tokens]
+        self.kv_lens_R = self._full["kv_lens"][:num_reqs]
+        self.q_starts_R = self._full["q_starts"][: num_reqs + 1]
+        self.req_slots_R = self._full["req_slots"][:num_reqs]
+        self.sample_rows = self._full["sample_rows"][:num_samples]
