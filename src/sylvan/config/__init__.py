@@ -1,0 +1,1 @@
+"""The one configuration tree: load it from all sources, resolve what is `auto`, check the rest."""

@@ -1,0 +1,243 @@
+"""The configuration tree. One section per component; a component is given only its own.
+
+The text under each field is its documentation: `--help`, `docs/reference/config.md` and the web
+pages are generated from it. A value `auto` is filled by `sylvan.config.resolve`, with a reason.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from sylvan.config.values import (
+    Auto,
+    Bytes,
+    Count,
+    Fraction,
+    Natural,
+    Port,
+    Seconds,
+    Secret,
+    Tokens,
+)
+
+BUILT_IN_MODEL = "sapling"
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: immutable, keyword-only, rejects misspelt fields."""
+
+
+class CacheConfig(Section, frozen=True):
+    """KV memory and prefix reuse."""
+
+    page_size: Count | Auto = "auto"
+    """Tokens per page of the KV cache; prefixes are shared in whole pages."""
+    memory: Bytes | Fraction | Auto = "auto"
+    """Size of the KV cache (`2GiB`), or the share of the device's memory that weights and KV cache
+    may take together (`0.85`)."""
+    max_tokens: Tokens | Auto = "auto"
+    """Tokens that the KV cache holds; instead of `cache.memory`."""
+    prefix: Literal["radix", "none"] = "radix"
+    """Reuse the KV of shared prefixes through a radix tree, or not at all."""
+    eviction: str = "lru"
+    """Which cached prefixes go first when memory is short."""
+
+
+class SchedulerConfig(Section, frozen=True):
+    """What runs in one step."""
+
+    policy: str = "auto"
+    """Order of the waiting requests: `lpm` (longest cached prefix first, with ageing), `fcfs`,
+    ..."""
+    max_batch_tokens: Tokens | Auto = "auto"
+    """Tokens computed in one step, over all requests."""
+    chunk_tokens: Natural | Auto = "auto"
+    """Prompt tokens of one request computed in one step; 0 never splits a prompt."""
+    max_running_reqs: Count | Auto = "auto"
+    """Requests computed at the same time."""
+    max_waiting_reqs: Count = 8192
+    """Requests that may wait; one more is refused with status 503."""
+    queue_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """A request that waited longer is refused with status 503."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Plan the next step while the device computes the present one."""
+    conservativeness: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
+    """Share of its `max_new_tokens` that a request is expected to use, relative to the built-in
+    estimate; larger admits fewer requests and preempts less."""
+    preempt_threshold: Natural = 10
+    """With the policy `priority`: how much more urgent a request must be to push out another."""
+
+    @property
+    def inflight(self) -> int:
+        """Steps under way at the same time; needs a resolved `overlap`."""
+        assert self.overlap != "auto", "overlap is resolved before it is used"
+        return 2 if self.overlap == "on" else 1
+
+
+class ServerConfig(Section, frozen=True):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` for all."""
+    port: Port = 30000
+    """Port to listen on; 0 takes a free one."""
+    uds: str | None = None
+    """Listen on this unix socket instead of host and port."""
+    api_key: Secret | None = None
+    """Key that clients must send as `Authorization: Bearer KEY`."""
+    admin_api_key: Secret | None = None
+    """Key for the administrative routes."""
+    root_path: str = ""
+    """Path prefix under which a proxy shows this server."""
+    cors_origins: tuple[str, ...] = ()
+    """Web origins that may call this server from a browser; `*` for all."""
+    max_body_bytes: Bytes = 32 << 20
+    """A larger request body is refused with status 413."""
+    drain_s: Seconds = 30.0
+    """After SIGTERM, how long running requests may take to end."""
+    warmup: bool = True
+    """Answer one request of our own before the server reports ready."""
+    access_log: bool = False
+    """Log one line per HTTP request."""
+    ssl_certfile: str | None = None
+    """PEM file with the certificate chain; turns on TLS."""
+    ssl_keyfile: str | None = None
+    """PEM file with the private key of `server.ssl_certfile`."""
+    ssl_keyfile_password: Secret | None = None
+    """Password of the private key."""
+
+
+class TextConfig(Section, frozen=True):
+    """From messages to tokens and back."""
+
+    chat_template: str | None = None
+    """File with a Jinja chat template; instead of the model's own."""
+    tool_parser: str | None = "auto"
+    """Format in which the model writes tool calls; `auto` goes by its template, `none` leaves them
+    in the text."""
+    reasoning_parser: str | None = "auto"
+    """Format in which the model writes reasoning; `auto` goes by its template, `none` leaves it in
+    the text."""
+    sampling_defaults: Literal["model", "openai"] = "model"
+    """Where sampling parameters that a request leaves out come from: the model's
+    `generation_config.json`, or OpenAI's defaults."""
+    incremental_stream: bool = False
+    """`/generate` streams only the new text in each event, not all text so far."""
+    stream_interval: Count = 1
+    """Tokens per streamed event, unless the request says otherwise."""
+    allow_control_text: bool = False
+    """Let text of users spell control tokens such as `<|im_end|>`. Unsafe: users can then forge
+    messages of others."""
+
+
+class GrammarConfig(Section, frozen=True):
+    """Structured output."""
+
+    backend: str = "auto"
+    """Library that compiles schemas, regexes and grammars; `none` refuses such requests."""
+    compile_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """A schema that takes longer to compile fails its request with status 400."""
+    max_source_bytes: Count = 1 << 20
+    """A larger schema, regex or grammar fails its request with status 400."""
+    cache_entries: Natural = 256
+    """Compiled grammars kept for reuse."""
+
+
+class LoraConfig(Section, frozen=True):
+    """Low-rank adapters, many in one batch. Present means on."""
+
+    adapters: dict[str, str] = {}
+    """Adapters to load at start: `name=DIR`, separated by commas."""
+    max_per_batch: Count = 8
+    """Different adapters in one batch, the base model included."""
+    max_rank: Count | Auto = "auto"
+    """Largest rank that can be loaded later."""
+    max_loaded: Count | Auto = "auto"
+    """Adapters kept in host memory."""
+    eviction: Literal["lru", "fifo"] = "lru"
+    """Which adapter leaves the device first."""
+
+
+class SpeculativeConfig(Section, frozen=True):
+    """Several tokens per step by drafting and verifying. Present means on."""
+
+    algorithm: str
+    """How tokens are drafted."""
+    draft_model: str | None = None
+    """Model directory of the draft model."""
+    num_steps: Count | Auto = "auto"
+    """Depth of the draft."""
+    topk: Count | Auto = "auto"
+    """Branches per drafting step."""
+    num_draft_tokens: Count | Auto = "auto"
+    """Tokens verified in one step."""
+
+
+class DisaggConfig(Section, frozen=True):
+    """Prefill and decode on different servers. Present means on."""
+
+    role: Literal["prefill", "decode"]
+    """What this server does."""
+    transfer: str = "auto"
+    """How KV moves between servers."""
+    bootstrap_port: Port = 8998
+    """Port on which a prefill server meets decode servers."""
+
+
+class ObserveConfig(Section, frozen=True):
+    """Logging and metrics."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least important messages that are logged."""
+    log_format: Literal["text", "json"] = "text"
+    """One line of text, or one JSON object, per message."""
+    log_requests: bool = False
+    """Log identity, lengths and timing of each request; never its text."""
+    metrics: bool = True
+    """Serve Prometheus metrics at `/metrics`."""
+
+
+class Config(Section, frozen=True):
+    """One runtime."""
+
+    model: str = BUILT_IN_MODEL
+    """Directory of a Hugging Face checkpoint, or `sapling`, the built-in chat model."""
+    served_model_name: str | None = None
+    """Name of the model in the API; default: the last part of its path."""
+    tokenizer: str | None = None
+    """Directory of the tokenizer; default: the model's own."""
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    """How weights are read; `dummy` makes them up (for benchmarks)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations; `auto` is the checkpoint's, where the device is fast at
+    it."""
+    quantization: Literal["w8a8", "w4a8"] | None = None
+    """Quantise weights and activations of linear layers at load time."""
+    context_len: Tokens | Auto = "auto"
+    """Longest prompt plus output; `auto` is what the model was made for."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+    threads: Count | Auto = "auto"
+    """CPU threads of the model's kernels."""
+    attention: str = "auto"
+    """Attention kernels."""
+    runner: Literal["auto", "program", "eager"] = "auto"
+    """How a step is executed: recorded once and replayed natively, or operation by operation."""
+    deterministic: bool | Auto = "auto"
+    """The answer to a request never depends on what else is batched, cached or chunked, bit for
+    bit."""
+    seed: int | None = None
+    """Seed of requests that bring none; default: a new one for each request."""
+    processes: Literal["one", "many"] = "many"
+    """Run API, scheduler and detokenizer in processes of their own, or all in this one."""
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    server: ServerConfig = ServerConfig()
+    text: TextConfig = TextConfig()
+    grammar: GrammarConfig = GrammarConfig()
+    lora: LoraConfig | None = None
+    speculative: SpeculativeConfig | None = None
+    disagg: DisaggConfig | None = None
+    observe: ObserveConfig = ObserveConfig()

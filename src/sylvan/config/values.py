@@ -1,0 +1,52 @@
+"""Types of configuration values: bounds in the type, sizes with suffixes, secrets."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated, Literal, NoReturn
+
+import msgspec
+
+Auto = Literal["auto"]
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "tokens"})]
+"""A number of tokens; text may use k, M (thousands) and Ki, Mi (of 1024)."""
+Bytes = Annotated[int, msgspec.Meta(ge=1 << 20, extra={"unit": "bytes"})]
+"""A size of at least 1 MiB; text may say `512MiB`, `2GB`, `2g`."""
+Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Secret:
+    """A text that is never shown, logged, encoded or pickled; `reveal` is the only way to it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text itself."""
+        return self._text
+
+    def matches(self, candidate: str) -> bool:
+        """Compare in constant time."""
+        return hmac.compare_digest(self._text.encode(), candidate.encode())
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self.matches(other.reveal())
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._text))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret cannot be serialised")
