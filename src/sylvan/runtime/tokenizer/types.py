@@ -1,0 +1,105 @@
+"""What goes into a TokenizerManager and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+
+State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
+"""`recovering`: a process is being restarted, requests wait; `lost`: restarts were given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateInput:
+    """One prompt to continue `sampling.n` times.
+
+    Exactly one of `text` and `input_ids` is given. `text` is tokenised as a client's text: with
+    `trusted` control tokens spelt in it count. `rid` names the request for `abort`; it must not be
+    that of a live request. `deadline_s` counts from arrival. With `stream` False each sample
+    yields one delta, at its end; otherwise one whenever `sampling.stream_interval` tokens (1 if
+    None) are there and the reader is.
+    """
+
+    text: str | None = None
+    input_ids: Sequence[int] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    rid: str | None = None
+    stream: bool = True
+    logprobs: LogprobOptions | None = None
+    lora: str | None = None
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    add_special_tokens: bool = True
+    trusted: bool = True
+    thinking_end_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleDelta:
+    """What is new about one sample.
+
+    Attributes:
+        rid: The request's name, the same for all its samples.
+        index: Which of the `n` samples, from 0.
+        text: New text.
+        token_ids: New ids, those of a stop included.
+        logprobs: Of `token_ids`, if asked for.
+        prompt_logprobs: Once per sample, with its first delta, if asked for.
+        usage: Counts so far.
+        finish: Why the sample ended; None before its last delta.
+        timing: With the finish; seconds on the machine's monotonic clock.
+    """
+
+    rid: str
+    index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    usage: Usage = Usage()  # noqa: RUF009 - immutable
+    finish: Finish | None = None
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the served model is and can hold.
+
+    `context_len` bounds prompt plus output; `max_total_tokens` is the KV memory, in tokens;
+    `max_request_tokens` the smaller of the two. `extra` is what else the scheduler reported.
+    """
+
+    model_path: str
+    served_name: str
+    context_len: int
+    vocab_size: int
+    eos_ids: tuple[int, ...] = ()
+    max_total_tokens: int = 0
+    page_size: int = 1
+    max_running_reqs: int = 0
+    architecture: str = ""
+    model_type: str = ""
+    is_generation: bool = True
+    extra: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens, prompt and output together, of one request."""
+        return min(self.context_len, self.max_total_tokens or self.context_len)
+
+
+def error_of(finish: Finish | None) -> SylvanError | None:
+    """The error a finish stands for; None for ordinary ends and aborts the client asked for."""
+    if finish is None or finish.type != "abort" or finish.status is None:
+        return None
+    if finish.status in (429, 503):
+        return CapacityError(finish.message, status=finish.status)
+    return RequestError(finish.message, param=finish.param, status=finish.status)
