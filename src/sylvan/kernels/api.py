@@ -1,0 +1,174 @@
+"""What ops, layers and recorders agree on: symbolic values and the description of attention.
+
+A model's forward is plain Python over the functions of `sylvan.kernels.ops`. Called with torch
+tensors they compute; called with a `Value` they ask its recorder to note the op, and nothing runs.
+That is how a forward becomes a program that one native call replays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+import torch
+
+Dtype = Literal["f32", "bf16", "i32"]
+Rows = Literal["tokens", "outputs"]
+ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"]
+
+
+class Unsupported(Exception):  # noqa: N818 - not an error: the caller falls back to tensors
+    """A recorder cannot express an op or a shape; the message says which, for the operator."""
+
+
+class LinearWeight(Protocol):
+    """A matrix (out, in) that `linear` multiplies by: a torch tensor or a quantised weight."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(out_features, in_features)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionLayer:
+    """What one attention layer computes; constant over the life of a model.
+
+    `window`: a token sees itself and the `window - 1` before it; None sees all before it.
+    `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
+    that takes part in the softmax but carries no value. `group` names the page table it reads.
+    """
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    causal: bool = True
+    v_head_dim: int | None = None
+    group: str = "full"
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of a value head."""
+        return self.v_head_dim or self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions as a table, so that every scaling rule is the same op.
+
+    `cos_sin`: float32 (positions, rotary_dim), row p is cos of rotary_dim/2 angles, then sin.
+    The first `rotary_dim` columns of each head turn, the others pass. Column i is paired with
+    i + rotary_dim/2, or with its neighbour where `interleaved`.
+    """
+
+    cos_sin: torch.Tensor
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of each query or key head before it turns: `weight` (head_dim,) plus `offset`."""
+
+    weight: torch.Tensor
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A matrix of a step that does not exist yet: `rows` x `cols` of `dtype`.
+
+    Identity is what counts: `id` is the recorder's name for the storage.
+    """
+
+    recorder: Recorder
+    id: int
+    cols: int
+    dtype: Dtype
+    rows: Rows = "tokens"
+
+    def __post_init__(self) -> None:
+        assert self.cols > 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(-1, cols): how many rows there are is known only when the program runs."""
+        return (-1, self.cols)
+
+
+X = TypeVar("X", torch.Tensor, Value)
+
+
+class Recorder(Protocol):
+    """Notes ops instead of running them. Arguments as in `sylvan.kernels.ops`.
+
+    Raises:
+        Unsupported: from any method, when the op or its shapes cannot be recorded.
+    """
+
+    def embedding(self, ids: Value, weight: LinearWeight, scale: float) -> Value:
+        """See `ops.embedding`. `ids` is the batch's ids or positions."""
+        ...
+
+    def rms_norm(
+        self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None, offset: float
+    ) -> tuple[Value, Value]:
+        """See `ops.rms_norm`."""
+        ...
+
+    def layer_norm(
+        self,
+        x: Value,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        residual: Value | None,
+    ) -> tuple[Value, Value]:
+        """See `ops.layer_norm`."""
+        ...
+
+    def linear(
+        self, x: Value, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
+    ) -> Value:
+        """See `ops.linear`."""
+        ...
+
+    def glu(self, gate_up: Value, kind: ActivationKind) -> Value:
+        """See `ops.glu`."""
+        ...
+
+    def activation(self, x: Value, kind: ActivationKind) -> Value:
+        """See `ops.activation`."""
+        ...
+
+    def attention(
+        self,
+        qkv: Value,
+        layer: AttentionLayer,
+        rope: Rope | None,
+        q_norm: HeadNorm | None,
+        k_norm: HeadNorm | None,
+    ) -> Value:
+        """Head norms, rotary, KV store and paged attention over the step's page table."""
+        ...
+
+    def take_rows(self, x: Value, rows: Value) -> Value:
+        """See `ops.take_rows`. `rows` is the batch's sample rows."""
+        ...
+
+    def add(self, a: Value, b: Value, scale: float) -> Value:
+        """See `ops.add`."""
+        ...
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """See `ops.scale`."""
+        ...
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        """See `ops.softcap`."""
+        ...

@@ -1,0 +1,16 @@
+"""Rows of the embedding table, into the float32 residual stream."""
+
+from __future__ import annotations
+
+from sylvan.kernels.api import LinearWeight, Value, X
+from sylvan.kernels.embed import reference
+
+
+def embedding(ids: X, weight: LinearWeight, scale: float = 1.0) -> X:
+    """Row `ids[t]` of `weight` (V, D) times `scale`. Shape: (T, D) float32.
+
+    With tied weights the head is the table: a quantised head gives dequantised rows.
+    """
+    if isinstance(ids, Value):
+        return ids.recorder.embedding(ids, weight, scale)
+    return reference.embedding(ids, weight, scale)

@@ -1,0 +1,34 @@
+"""The definition of correct, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch.nn import functional as F
+
+from sylvan.kernels.api import ActivationKind
+
+_FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "relu": F.relu,
+        "relu2": lambda x: F.relu(x).square(),
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+    }
+)
+
+
+def glu(gate_up: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """See `gating.glu`."""
+    gate, up = gate_up.float().chunk(2, -1)
+    return (_FUNCTIONS[kind](gate) * up).to(gate_up.dtype)
+
+
+def activation(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """See `gating.activation`."""
+    return _FUNCTIONS[kind](x.float()).to(x.dtype)

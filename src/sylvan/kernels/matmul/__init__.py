@@ -1,0 +1,23 @@
+"""Linear layers: dense, int8 and group-wise int4 weights."""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.kernels.api import LinearWeight, Value, X
+from sylvan.kernels.matmul import reference
+
+
+def linear(
+    x: X, weight: LinearWeight, bias: torch.Tensor | None = None, *, out_f32: bool = False
+) -> X:
+    """Multiply x (T, K) by weight (N, K) transposed, then add bias.
+
+    Shape: (T, N), in the dtype of x, or float32 if `out_f32`.
+
+    Sums are float32 (dense) or exact integers per scale group (quantised). A quantised weight
+    quantises each row of x to int8 by itself: the largest magnitude becomes 127.
+    """
+    if isinstance(x, Value):
+        return x.recorder.linear(x, weight, bias, out_f32)
+    return reference.linear(x, weight, bias, out_f32=out_f32)

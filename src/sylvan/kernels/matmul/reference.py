@@ -1,0 +1,54 @@
+"""The definition of correct, in PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+
+_HEAD_BLOCK = 16384  # rows of a weight converted to float32 at a time
+
+
+def linear(
+    x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, *, out_f32: bool
+) -> torch.Tensor:
+    """See `matmul.linear`."""
+    if isinstance(weight, DeferredWeight):
+        weight = weight.load()
+    if isinstance(weight, torch.Tensor):
+        return _dense(x, weight, bias, out_f32)
+    assert isinstance(weight, Int8Weight | Int4Weight)
+    out = _quantised(x, weight)
+    if bias is not None:
+        out = out + bias.float()
+    return out if out_f32 else out.to(x.dtype)
+
+
+def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Int8 levels (as float32) of each row, and the row's scale (T, 1)."""
+    x = x.float()
+    top = x.abs().amax(-1, keepdim=True)
+    return (x * torch.where(top > 0, 127 / top, 0.0)).round(), top / 127
+
+
+def _dense(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_f32: bool
+) -> torch.Tensor:
+    if not out_f32 or x.dtype == torch.float32:
+        return F.linear(x, weight, bias)
+    blocks = [F.linear(x.float(), block.float()) for block in weight.split(_HEAD_BLOCK)]
+    out = torch.cat(blocks, -1)
+    return out if bias is None else out + bias.float()
+
+
+def _quantised(x: torch.Tensor, weight: Int8Weight | Int4Weight) -> torch.Tensor:
+    levels, row_scale = quantise_rows(x)
+    if isinstance(weight, Int8Weight):
+        exact = (levels.double() @ weight.q.double().T).float()
+        return exact * (weight.scale * row_scale)
+    groups = levels.unflatten(-1, (-1, weight.group)).double()
+    w = weight.levels().unflatten(-1, (-1, weight.group)).double()
+    exact = torch.einsum("...gk,ngk->...ng", groups, w).float()
+    return (exact * weight.scale).sum(-1) * row_scale

@@ -1,0 +1,42 @@
+"""Normalisation of rows, fused with the residual addition in front of it."""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.kernels.api import Value, X
+from sylvan.kernels.norm import reference
+
+
+def rms_norm(
+    x: X,
+    weight: torch.Tensor,
+    eps: float,
+    residual: X | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> tuple[X, X]:
+    """Return (h, residual): residual += x, then h = rms(residual) * (weight + weight_offset).
+
+    Without `residual` it starts as x. The sum is float32, h has the dtype of `weight`; h is
+    rounded once. The old `residual` must not be used afterwards: it may be updated in place.
+    """
+    if isinstance(x, Value):
+        return x.recorder.rms_norm(x, weight, eps, residual, weight_offset)
+    return reference.rms_norm(x, weight, eps, residual, weight_offset)
+
+
+def layer_norm(
+    x: X,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    residual: X | None = None,
+) -> tuple[X, X]:
+    """Return (h, residual) as `rms_norm` does, with mean and variance removed.
+
+    `weight` None means ones; then h has the model's dtype (that of x, or bf16 if recorded so).
+    """
+    if isinstance(x, Value):
+        return x.recorder.layer_norm(x, weight, bias, eps, residual)
+    return reference.layer_norm(x, weight, bias, eps, residual)

@@ -1,0 +1,24 @@
+"""Every op a model may call. T rows of tokens; each takes torch tensors or symbolic values."""
+
+from __future__ import annotations
+
+from sylvan.kernels.embed import embedding
+from sylvan.kernels.gating import activation, glu
+from sylvan.kernels.matmul import linear
+from sylvan.kernels.norm import layer_norm, rms_norm
+from sylvan.kernels.paged import attention
+from sylvan.kernels.rows import add, scale, softcap, take_rows
+
+__all__ = [
+    "activation",
+    "add",
+    "attention",
+    "embedding",
+    "glu",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+    "scale",
+    "softcap",
+    "take_rows",
+]

@@ -1,0 +1,20 @@
+"""Head norms, rotary positions, KV store and attention over pages."""
+
+from __future__ import annotations
+
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, Value
+
+
+def attention(
+    qkv: Value,
+    layer: AttentionLayer,
+    rope: Rope | None = None,
+    q_norm: HeadNorm | None = None,
+    k_norm: HeadNorm | None = None,
+) -> Value:
+    """Attend over the step's pages. Shape: (T, (N + 2 K) H) to (T, N H).
+
+    Rows hold N query heads, then K key heads, then K value heads. Recorded only: on tensors an
+    attention backend of the runtime does the same, with `paged.reference` for the head work.
+    """
+    return qkv.recorder.attention(qkv, layer, rope, q_norm, k_norm)

@@ -1,0 +1,75 @@
+"""The definition of correct, in PyTorch.
+
+Shapes: T rows, N query heads, K key/value heads, H head dim, S tokens of one request.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+
+
+def head_norm(x_TNH: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
+    """RMSNorm over H of every head; float32 in, float32 out."""
+    if norm is None:
+        return x_TNH
+    inverse = torch.rsqrt(x_TNH.square().mean(-1, keepdim=True) + norm.eps)
+    return x_TNH * inverse * (norm.weight.float() + norm.offset)
+
+
+def rotate(x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope | None) -> torch.Tensor:
+    """Turn the first rotary_dim columns of every head by its position; float32 in and out."""
+    if rope is None:
+        return x_TNH
+    dim = rope.cos_sin.shape[1]
+    cos, sin = rope.cos_sin[positions_T.long(), None].chunk(2, -1)
+    turning, passing = x_TNH[..., :dim], x_TNH[..., dim:]
+    if rope.interleaved:
+        a, b = turning[..., ::2], turning[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    else:
+        a, b = turning.chunk(2, -1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((turned, passing), -1)
+
+
+def split_heads(
+    qkv: torch.Tensor,
+    layer: AttentionLayer,
+    positions_T: torch.Tensor,
+    rope: Rope | None,
+    norms: tuple[HeadNorm | None, HeadNorm | None],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values in the dtype of `qkv`, normed and turned."""
+    sizes = [layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim]
+    q, k, v = qkv.split([*sizes, layer.num_kv_heads * layer.value_dim], -1)
+    q, k = (x.float().unflatten(-1, (-1, layer.head_dim)) for x in (q, k))
+    q = rotate(head_norm(q, norms[0]), positions_T, rope).to(qkv.dtype)
+    k = rotate(head_norm(k, norms[1]), positions_T, rope).to(qkv.dtype)
+    return q, k, v.unflatten(-1, (-1, layer.value_dim))
+
+
+def attend(
+    q_TNH: torch.Tensor, k_SKH: torch.Tensor, v_SKH: torch.Tensor, layer: AttentionLayer
+) -> torch.Tensor:
+    """Attention of the last T of S tokens over all S, in float32. Shape: (T, N H)."""
+    group = layer.num_heads // layer.num_kv_heads
+    q = q_TNH.float().transpose(0, 1)
+    k, v = (x.float().repeat_interleave(group, 1).transpose(0, 1) for x in (k_SKH, v_SKH))
+    score_NTS = q @ k.transpose(1, 2) * layer.scale
+    if layer.softcap:
+        score_NTS = layer.softcap * torch.tanh(score_NTS / layer.softcap)
+    rows, total = len(q_TNH), len(k_SKH)
+    own = torch.arange(total - rows, total)[:, None]
+    key = torch.arange(total)
+    hidden = key > own if layer.causal else torch.zeros(rows, total, dtype=torch.bool)
+    if layer.window:
+        hidden = hidden | (key <= own - layer.window)
+    score_NTS = score_NTS.masked_fill(hidden, float("-inf"))
+    if layer.sinks is not None:
+        sink = layer.sinks.float()[:, None, None].expand(-1, rows, 1)
+        weight = torch.softmax(torch.cat((score_NTS, sink), -1), -1)[..., :-1]
+    else:
+        weight = torch.softmax(score_NTS, -1)
+    return (weight @ v).transpose(0, 1).flatten(1).to(q_TNH.dtype)

@@ -1,0 +1,43 @@
+"""Choosing rows, and arithmetic on whole rows."""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.kernels.api import Value, X
+from sylvan.kernels.rows import reference
+
+
+def take_rows(x: X, rows: X) -> X:
+    """The rows whose logits are wanted. Shape: (T, D) to (R, D).
+
+    When recorded, `x` must not be used afterwards: the op that made it may make only these rows.
+    """
+    if isinstance(x, Value):
+        assert isinstance(rows, Value)
+        return x.recorder.take_rows(x, rows)
+    assert isinstance(rows, torch.Tensor)
+    return reference.take_rows(x, rows)
+
+
+def add(a: X, b: X, scale: float = 1.0) -> X:
+    """A new matrix a + scale * b, in the dtype of a."""
+    if isinstance(a, Value):
+        assert isinstance(b, Value)
+        return a.recorder.add(a, b, scale)
+    assert isinstance(b, torch.Tensor)
+    return reference.add(a, b, scale)
+
+
+def scale(x: X, factor: float) -> X:
+    """A new matrix x * factor."""
+    if isinstance(x, Value):
+        return x.recorder.scale(x, factor)
+    return reference.scale(x, factor)
+
+
+def softcap(x: X, cap: float) -> X:
+    """A new matrix cap * tanh(x / cap)."""
+    if isinstance(x, Value):
+        return x.recorder.softcap(x, cap)
+    return reference.softcap(x, cap)
