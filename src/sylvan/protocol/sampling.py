@@ -39,9 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=2.0)] = 1.0
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 1
     stop: Annotated[tuple[StopString, ...], msgspec.Meta(max_length=MAX_STOPS)] = ()
-    stop_token_ids: Annotated[
-        tuple[TokenId, ...], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)
-    ] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     stop_regex: Annotated[tuple[StopRegex, ...], msgspec.Meta(max_length=MAX_STOPS)] = ()
     no_stop_trim: bool = False
     ignore_eos: bool = False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from sylvan.protocol.arrays import IntArray
 
 
@@ -31,31 +29,76 @@ class CacheKey:
 
 
 @dataclass(slots=True, eq=False)
-class KVHandle:
-    """KV memory of one request: `pages` in token order, room for `len(pages) * page_size` tokens.
+class Node:
+    """An edge of the prefix tree: the KV of `tokens` lies in `pages`.
 
-    pages[:shared] are borrowed from the prefix tree, where `node` keeps them locked; the rest
-    belong to this handle alone. `cached` tokens were found computed when it was acquired: whole
-    shared pages, and possibly the first tokens of an own page that `Batch.copies` fills.
-    `pages` is a buffer that grows in place; `num_pages` says how much of it counts.
+    Only a leaf may end inside a page. `locks` counts the requests whose borrowed prefix ends at or
+    below this node. `born` is the step that computes the KV: inside a page it may be copied from in
+    later steps only.
     """
 
-    node: object
+    tokens: IntArray
+    pages: IntArray
+    parent: Node | None
+    start: int = 0  # position of the first token
+    namespace: str = ""
+    children: dict[bytes, Node] = field(default_factory=dict["bytes", "Node"])
+    order: list[bytes] = field(default_factory=list[bytes])  # keys of `children`, sorted
+    media: tuple[MediaSpan, ...] = ()
+    locks: int = 0
+    last_used: int = 0  # logical clock; larger is more recent
+    created: int = 0
+    hits: int = 0
+    priority: int = 0  # of the most urgent request that used it
+    born: int = 0
+    stamp: int = 0  # which entry of the eviction heap is current
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(slots=True, eq=False)
+class KVHandle:
+    """KV memory of one request: page numbers in token order.
+
+    pages[:shared] are borrowed from the prefix tree, where `node` keeps them locked; the rest up to
+    `num_pages` belong to this handle alone. `cached` tokens were found computed when it was
+    acquired: whole shared pages and, if `tail` is set, the first tokens of the next page, which
+    are to be copied from that page of the tree.
+
+    `pages` is a buffer that grows in place. Whoever keeps a copy of it looks at `version`: as long
+    as that stays, page numbers were only appended.
+    """
+
+    node: Node
+    key: CacheKey
     pages: IntArray
     num_pages: int
     shared: int
     cached: int
-    namespace: str = ""
-    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    tail: tuple[int, int] | None = None  # (page, tokens)
+    version: int = 0
 
     def view(self) -> IntArray:
-        """The pages that count."""
+        """The page numbers, oldest first."""
         return self.pages[: self.num_pages]
 
 
 def common_prefix_len(a: IntArray, b: IntArray) -> int:
     """Number of leading positions where `a` and `b` agree."""
     n = min(len(a), len(b))
+    if n == 0:
+        return 0
     differs = a[:n] != b[:n]
-    first = int(differs.argmax()) if n else 0
-    return first if n and differs[first] else n
+    first = int(differs.argmax())
+    return first if differs[first] else n
+
+
+def media_divergence(
+    a: tuple[MediaSpan, ...], b: tuple[MediaSpan, ...], start: int, stop: int
+) -> int:
+    """First position in [start, stop) from which two keys stand for different media."""
+    differing = {s for s in set(a).symmetric_difference(b) if s.start < stop and s.stop > start}
+    return max(start, min((s.start for s in differing), default=stop))

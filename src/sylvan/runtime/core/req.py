@@ -152,12 +152,14 @@ class SliceOutput:
     """What one slice brought.
 
     `token_ids` is empty where the slice samples none, one id, or several when guesses were
-    accepted. `error` fails this request only.
+    accepted. `prompt_logprobs` are those of the prompt tokens at positions start + 1 to stop (those
+    that the rows of this slice predict), without the last when it is not part of the prompt; only
+    if the request asks for prompt log probabilities. `error` fails this request only.
     """
 
     token_ids: Sequence[int] = ()
     logprobs: TokenLogprobs | None = None  # of token_ids
-    prompt_logprobs: TokenLogprobs | None = None  # of prompt positions in [start, stop)
+    prompt_logprobs: TokenLogprobs | None = None
     vector: np.ndarray | None = None  # float32, for EmbedRequest
     error: str = ""
 

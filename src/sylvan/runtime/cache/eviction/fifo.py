@@ -1,0 +1,10 @@
+"""Oldest first."""
+
+from __future__ import annotations
+
+from sylvan.runtime.cache.types import Node
+
+
+def key(node: Node) -> tuple[int, ...]:
+    """See `EvictionPolicy`."""
+    return (node.created,)

@@ -1,0 +1,10 @@
+"""Most recently used first."""
+
+from __future__ import annotations
+
+from sylvan.runtime.cache.types import Node
+
+
+def key(node: Node) -> tuple[int, ...]:
+    """See `EvictionPolicy`."""
+    return (-node.last_used,)

@@ -1,0 +1,10 @@
+"""Least urgent users first, then least recently used."""
+
+from __future__ import annotations
+
+from sylvan.runtime.cache.types import Node
+
+
+def key(node: Node) -> tuple[int, ...]:
+    """See `EvictionPolicy`."""
+    return (node.priority, node.last_used)

@@ -1,0 +1,12 @@
+"""Segmented LRU: what was used twice or more is protected; least recently used first in each."""
+
+from __future__ import annotations
+
+from sylvan.runtime.cache.types import Node
+
+PROTECTED_HITS = 2
+
+
+def key(node: Node) -> tuple[int, ...]:
+    """See `EvictionPolicy`."""
+    return (int(node.hits >= PROTECTED_HITS), node.last_used)

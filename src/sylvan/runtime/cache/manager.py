@@ -1,0 +1,148 @@
+"""The scheduler's one door to KV memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.pages import PageAllocator
+from sylvan.runtime.cache.prefix import PrefixCache
+from sylvan.runtime.cache.types import CacheKey, KVHandle
+
+Copy = tuple[int, int, int]
+"""(source page, destination page, tokens), as in `Batch.copies`."""
+
+MIN_TAIL_TOKENS = 4  # a shorter hit inside a page costs more to copy than to compute
+
+
+class KVCacheManager:
+    """Joins the prefix cache and the page allocator. Knows tokens, not requests.
+
+    A page has one owner at any time: the allocator, a handle, or the tree. `extend` moves pages
+    allocator -> handle, `publish` handle -> tree, eviction tree -> allocator.
+    """
+
+    def __init__(self, allocator: PageAllocator, tree: PrefixCache) -> None:
+        self.page_size = allocator.page_size
+        self._allocator = allocator
+        self._tree = tree
+        self._copies: list[Copy] = []
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that fit when nothing else is there."""
+        return self._allocator.num_pages * self.page_size
+
+    @property
+    def available_tokens(self) -> int:
+        """Tokens that fit now, evicting what may be evicted."""
+        return (self._allocator.free_pages + self._tree.evictable_pages) * self.page_size
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the prefix cache that may be evicted."""
+        return self._tree.evictable_pages * self.page_size
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of memory that requests hold."""
+        return self.total_tokens - self.available_tokens
+
+    @property
+    def version(self) -> int:
+        """Changes whenever `peek` could give another answer."""
+        return self._tree.version
+
+    def peek(self, key: CacheKey, limit: int) -> int:
+        """Tokens of `key` that are cached, at most `limit`; changes nothing."""
+        return self._tree.peek(key, limit)
+
+    def acquire(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> KVHandle:
+        """Borrow the longest cached prefix of `key`, at most `limit` tokens."""
+        match = self._tree.match(key, limit, step=step, priority=priority)
+        self._tree.lock(match.node)
+        pages = self._tree.pages(match.node)
+        tail = match.tail if match.tail and match.tail[1] >= MIN_TAIL_TOKENS else None
+        cached = match.length + (tail[1] if tail else 0)
+        return KVHandle(match.node, key, pages, len(pages), len(pages), cached, tail)
+
+    def reserve(self, key: CacheKey, num_tokens: int) -> KVHandle | None:
+        """An empty handle with room for `num_tokens`, to be filled from elsewhere; None if short."""
+        kv = self.acquire(key, 0)
+        return kv if self.extend(kv, num_tokens) else None
+
+    def extend(self, kv: KVHandle, num_tokens: int) -> bool:
+        """Grow `kv` to hold `num_tokens` in all; False, changing nothing, if memory is short."""
+        count = -(-num_tokens // self.page_size) - kv.num_pages
+        if count <= 0:
+            return True
+        short = count - self._allocator.free_pages
+        if short > 0:
+            if short > self._tree.evictable_pages:
+                return False
+            self._allocator.free(self._tree.evict(short))
+            if count > self._allocator.free_pages:
+                return False  # evicted pages are still being written back
+        self._append(kv, self._allocator.alloc(count))
+        if kv.tail:
+            page, tokens = kv.tail
+            self._copies.append((page, int(kv.pages[kv.shared]), tokens))
+            kv.tail = None
+        return True
+
+    def publish(
+        self, kv: KVHandle, num_tokens: int, tokens: IntArray, *, step: int, priority: int = 0
+    ) -> None:
+        """Let others share the whole pages of the first `num_tokens` of `tokens`.
+
+        Their KV is computed by `step` or earlier. Does nothing if all of them are shared already.
+        """
+        if num_tokens // self.page_size <= kv.shared:
+            return
+        self._insert(kv, tokens[:num_tokens], step=step, priority=priority, with_tail=False)
+
+    def release(
+        self, kv: KVHandle, num_tokens: int, tokens: IntArray, *, step: int, priority: int = 0
+    ) -> None:
+        """Publish the first `num_tokens` of `tokens`, then give all back; `kv` is dead then."""
+        if num_tokens > kv.shared * self.page_size:
+            self._insert(kv, tokens[:num_tokens], step=step, priority=priority, with_tail=True)
+        self._tree.unlock(kv.node)
+        self._allocator.free(kv.pages[kv.shared : kv.num_pages])
+        kv.num_pages = kv.shared = 0
+
+    def take_copies(self) -> tuple[Copy, ...]:
+        """Page copies to be done before the next forward pass."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
+    def clear(self) -> None:
+        """Forget all cached prefixes that no request uses."""
+        self._allocator.free(self._tree.clear())
+
+    def _insert(
+        self, kv: KVHandle, tokens: IntArray, *, step: int, priority: int, with_tail: bool
+    ) -> None:
+        size = self.page_size
+        key = CacheKey(tokens, kv.key.namespace, kv.key.media)
+        done = self._tree.insert(key, kv.view(), with_tail=with_tail, step=step, priority=priority)
+        self._allocator.free(done.freed)
+        self._tree.lock(done.node)
+        self._tree.unlock(kv.node)
+        # ---- pages of kv: [0, shared) the tree's | [shared, known) ours, computed twice |
+        #      [known, given) ours until now, the tree's from now on | [given, num_pages) ours
+        known, given = done.cached // size, -(-done.length // size)
+        if known > kv.shared:
+            self._allocator.free(kv.pages[kv.shared : known])
+            kv.pages[:known] = self._tree.pages(done.node)[:known]
+            kv.version += 1
+        kv.node, kv.shared = done.node, max(given, kv.shared)
+
+    def _append(self, kv: KVHandle, pages: IntArray) -> None:
+        need = kv.num_pages + len(pages)
+        if need > len(kv.pages):
+            room = np.empty(max(need, 2 * len(kv.pages), 8), np.int32)
+            room[: kv.num_pages] = kv.view()
+            kv.pages = room
+        kv.pages[kv.num_pages : need] = pages
+        kv.num_pages = need

@@ -1,0 +1,54 @@
+"""Allocator of KV pages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+
+
+class PageAllocator:
+    """Stack of free pages 1..num_pages-1; page 0 absorbs the writes of padding rows.
+
+    A page is free or given out, never both; `free` of a page that is free is our own bug and is
+    asserted against.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.num_pages = num_pages - 1
+        self._stack: IntArray = np.arange(num_pages - 1, 0, -1, dtype=np.int32)
+        self._top = num_pages - 1
+        self._is_free = np.ones(num_pages, np.bool_)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be taken now."""
+        return self._top
+
+    def alloc(self, count: int) -> IntArray:
+        """Take `count` pages.
+
+        Raises:
+            MemoryError: fewer are free; callers check `free_pages` first.
+        """
+        if count > self._top:
+            raise MemoryError(f"{count} pages wanted, {self._top} free")
+        self._top -= count
+        pages = self._stack[self._top : self._top + count].copy()
+        self._is_free[pages] = False
+        return pages
+
+    def free(self, pages: IntArray) -> None:
+        """Give pages back."""
+        count = len(pages)
+        if count == 0:
+            return
+        assert not self._is_free[pages].any(), "a page is freed twice"
+        self._is_free[pages] = True
+        self._stack[self._top : self._top + count] = pages
+        self._top += count
+
+    def free_mask(self) -> np.ndarray:
+        """Which page numbers are free, as booleans; page 0 counts as free."""
+        return self._is_free.copy()

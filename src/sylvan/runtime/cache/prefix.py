@@ -1,0 +1,93 @@
+"""What the cache manager needs from a prefix cache, and one that caches nothing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sylvan.protocol.arrays import EMPTY_IDS, IntArray
+from sylvan.runtime.cache.radix import Insertion, Match
+from sylvan.runtime.cache.types import CacheKey, Node
+
+
+class PrefixCache(Protocol):
+    """Owns pages that hold the KV of known prefixes. See `RadixCache` for the full contract."""
+
+    evictable_pages: int
+    total_pages: int
+    version: int
+
+    def peek(self, key: CacheKey, limit: int) -> int:
+        """Tokens that `match` would find; changes nothing."""
+        ...
+
+    def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
+        """Longest cached prefix of at most `limit` tokens."""
+        ...
+
+    def insert(
+        self, key: CacheKey, pages: IntArray, *, with_tail: bool, step: int = 0, priority: int = 0
+    ) -> Insertion:
+        """Take ownership of what is not cached yet."""
+        ...
+
+    def pages(self, node: Node) -> IntArray:
+        """Pages of the whole prefix ending at `node`."""
+        ...
+
+    def lock(self, node: Node) -> None:
+        """Protect the prefix ending at `node` from eviction."""
+        ...
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`."""
+        ...
+
+    def evict(self, num_pages: int) -> IntArray:
+        """Give up `num_pages` pages, fewer if there are not so many."""
+        ...
+
+    def clear(self) -> IntArray:
+        """Give up all that is not locked."""
+        ...
+
+
+class NoPrefixCache:
+    """Remembers nothing: the off switch of prefix reuse."""
+
+    def __init__(self) -> None:
+        self.evictable_pages = 0
+        self.total_pages = 0
+        self.version = 0
+        self._node = Node(EMPTY_IDS, EMPTY_IDS, parent=None)
+
+    def peek(self, key: CacheKey, limit: int) -> int:
+        """See `PrefixCache.peek`."""
+        return 0
+
+    def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
+        """See `PrefixCache.match`."""
+        return Match(self._node, 0)
+
+    def insert(
+        self, key: CacheKey, pages: IntArray, *, with_tail: bool, step: int = 0, priority: int = 0
+    ) -> Insertion:
+        """See `PrefixCache.insert`; takes nothing."""
+        return Insertion(self._node, 0, 0, EMPTY_IDS)
+
+    def pages(self, node: Node) -> IntArray:
+        """See `PrefixCache.pages`."""
+        return EMPTY_IDS
+
+    def lock(self, node: Node) -> None:
+        """See `PrefixCache.lock`."""
+
+    def unlock(self, node: Node) -> None:
+        """See `PrefixCache.unlock`."""
+
+    def evict(self, num_pages: int) -> IntArray:
+        """See `PrefixCache.evict`."""
+        return EMPTY_IDS
+
+    def clear(self) -> IntArray:
+        """See `PrefixCache.clear`."""
+        return EMPTY_IDS
