@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,9 +57,6 @@ def run(vocab: Bytes, options: DetokenizerOptions, chunks: list[list[int]]) -> t
 
 def whole(vocab: Bytes, ids: list[int], *, skip: bool) -> str:
     data = b"".join(vocab.tokens[i] for i in ids if not (skip and i == HIDDEN))
-    first = next(
-        (vocab.tokens[i] for i in ids if vocab.tokens[i] and not (skip and i == HIDDEN)), b""
-    )
     return data[vocab.strips_first_space and data[:1] == b" " :].decode("utf-8", "replace")
 
 
@@ -132,7 +129,7 @@ def test_patterns_stop_at_the_token_after_which_they_match(output, patterns) -> 
     matching = [
         n
         for n in range(1, len(ids) + 1)
-        if any(re.search(p, whole(vocab, ids[:n], skip=True).rstrip("\ufffd")) for p in patterns)
+        if any(regex.search(p, whole(vocab, ids[:n], skip=True).rstrip("\ufffd")) for p in patterns)
     ]
     if stop is None:
         assert not matching
@@ -140,7 +137,7 @@ def test_patterns_stop_at_the_token_after_which_they_match(output, patterns) -> 
     else:
         assert kept == matching[0]
         seen = whole(vocab, ids[:kept], skip=True)
-        assert text == seen[: re.search(stop, seen).start()]
+        assert text == seen[: regex.search(stop, seen).start()]
 
 
 @given(st.data(), outputs(st.binary(max_size=40) | TEXT.map(str.encode)), STOPS)

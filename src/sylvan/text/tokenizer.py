@@ -6,6 +6,7 @@ import importlib
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Tokenizer:
             added tokens that a chat template writes (such as `<tool_call>`).
         chat_templates: Templates by name; the usual one is "default".
         vocab_size: One more than the largest id.
+        normalises_into_control: Normalisation may turn text into a protected token.
         strips_first_space: The first token of a text loses one leading space.
         files: What the checkpoint said.
     """
@@ -71,13 +73,19 @@ class Tokenizer:
         self._unforgeable: UnforgeableEncoder | None = None
 
     @classmethod
-    def load(cls, model_dir: str | Path) -> Tokenizer:
+    def load(cls, model_dir: str | Path, *, chat_template: str | None = None) -> Tokenizer:
         """Read the tokenizer of a checkpoint directory.
+
+        Args:
+            model_dir: The directory.
+            chat_template: Text of the template to use instead of the checkpoint's default one.
 
         Raises:
             ConfigError: Files are missing or broken; the message names them.
         """
         files = read_files(model_dir)
+        if chat_template is not None:
+            files = replace(files, templates={**files.templates, "default": chat_template})
         if files.tokenizer_json is None:
             return cls(_convert_slow(Path(model_dir)), files)
         try:
@@ -127,16 +135,17 @@ class Tokenizer:
         Control tokens are recognised in trusted segments only. The first call builds a second copy
         of the tokenizer, which takes as long as loading it.
         """
-        with self._lock:
-            if self._unforgeable is None:
-                self._unforgeable = UnforgeableEncoder(self._backend, self.protected)
-        return self._unforgeable.encode(segments, add_special_tokens=add_special_tokens)
+        return self._prepared().encode(segments, add_special_tokens=add_special_tokens)
+
+    def prepare(self) -> None:
+        """Build what `encode_segments` needs now, so that no request has to wait for it."""
+        self._prepared()
 
     def may_forge(self, text: str) -> bool:
         """Whether the text spells a protected token."""
         if self.protected_pattern.search(text):
             return True
-        if not self._normalises:
+        if not self.normalises_into_control:
             return False
         ids = self._backend.encode(text, add_special_tokens=False).ids
         return not self._protected_ids.isdisjoint(ids)
@@ -174,6 +183,12 @@ class Tokenizer:
         """The whole tokenizer as tokenizer.json text, for grammar libraries."""
         return self._backend.to_str()
 
+    def _prepared(self) -> UnforgeableEncoder:
+        with self._lock:
+            if self._unforgeable is None:
+                self._unforgeable = UnforgeableEncoder(self._backend, self.protected)
+            return self._unforgeable
+
     def _compute_bytes(self, token_id: int) -> bytes:
         literal = self._added.get(token_id)
         if literal is not None and (self._rules.byte_level or token_id in self.special_ids):
@@ -198,7 +213,7 @@ class Tokenizer:
         self._protected_ids = frozenset(found.values())
         # a normaliser may turn text into a control token that it does not spell yet
         entries = self._backend.get_added_tokens_decoder()
-        self._normalises = self._backend.normalizer is not None and any(
+        self.normalises_into_control = self._backend.normalizer is not None and any(
             entries[token].normalized for token in found.values()
         )
         return found
