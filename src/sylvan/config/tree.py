@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from sylvan.config.values import (
+    AnyTokens,
     Auto,
     Bytes,
     Count,
@@ -53,7 +54,7 @@ class SchedulerConfig(Section, frozen=True):
     ..."""
     max_batch_tokens: Tokens | Auto = "auto"
     """Tokens computed in one step, over all requests."""
-    chunk_tokens: Natural | Auto = "auto"
+    chunk_tokens: AnyTokens | Auto = "auto"
     """Prompt tokens of one request computed in one step; 0 never splits a prompt."""
     max_running_reqs: Count | Auto = "auto"
     """Requests computed at the same time."""
@@ -229,7 +230,8 @@ class Config(Section, frozen=True):
     """The answer to a request never depends on what else is batched, cached or chunked, bit for
     bit."""
     seed: int | None = None
-    """Seed of requests that bring none; default: a new one for each request."""
+    """Makes the seeds that requests without one are given the same after every start; default:
+    they are drawn afresh."""
     processes: Literal["one", "many"] = "many"
     """Run API, scheduler and detokenizer in processes of their own, or all in this one."""
     cache: CacheConfig = CacheConfig()

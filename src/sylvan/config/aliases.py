@@ -1,0 +1,275 @@
+"""Other names for our fields: a few short ones, and the flags of SGLang that people type most.
+
+An alias is a name at the top level of flags, files and keywords; it maps to a path of the tree,
+converts the value, or refuses with a reason. Nothing is dropped without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from sylvan.config.parse import SWITCH_WORDS
+
+Pairs = Iterable[tuple[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another name.
+
+    Attributes:
+        target: Path it sets; "" if it sets none.
+        convert: From the value given to (path, value) pairs; raises ValueError to refuse.
+        is_switch: It may stand without a value.
+        takes_many: On the command line it takes all words up to the next flag.
+        note: Told to the user when it is used and has no effect.
+    """
+
+    target: str
+    convert: Callable[[object], Pairs]
+    is_switch: bool = False
+    takes_many: bool = False
+    note: str = ""
+
+
+def aliases() -> Mapping[str, Alias]:
+    """All aliases by name in the spelling of Python: `mem_fraction_static`."""
+    return _ALL
+
+
+def _renamed(target: str) -> Alias:
+    return Alias(target, lambda value: ((target, value),))
+
+
+def _switch(target: str, value: object) -> Alias:
+    """A switch that sets `value`; given as false it leaves the default alone."""
+    return Alias(target, lambda on: ((target, value),) if _truth(on) else (), is_switch=True)
+
+
+def _refused(feature: str, *neutral: object) -> Alias:
+    """A feature that does not exist yet; values that do not ask for it are accepted."""
+
+    def convert(value: object) -> Pairs:
+        if _plain(value) not in {_plain(item) for item in (*neutral, None)}:
+            raise ValueError(f"not supported yet: {feature}")
+        return ()
+
+    return Alias("", convert)
+
+
+def _refused_switch(feature: str) -> Alias:
+    def convert(value: object) -> Pairs:
+        if _truth(value):
+            raise ValueError(f"not supported yet: {feature}")
+        return ()
+
+    return Alias("", convert, is_switch=True)
+
+
+def _needless(reason: str, *, is_switch: bool = True) -> Alias:
+    return Alias("", lambda _: (), is_switch=is_switch, note=reason)
+
+
+def _truth(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value is None:
+        return False
+    if isinstance(value, str) and value.lower() in SWITCH_WORDS:
+        return value.lower() in ("true", "on", "yes", "1")
+    raise ValueError(f"expected true | false, got {value!r}")
+
+
+def _plain(value: object) -> str:
+    return str(value).lower()
+
+
+def _chunk(value: object) -> Pairs:
+    """SGLang turns chunking off with -1, we with 0."""
+    yield "scheduler.chunk_tokens", 0 if _plain(value) == "-1" else value
+
+
+def _fraction(value: object) -> Pairs:
+    """A number of this name is always a share, so 1 is out of range rather than one byte."""
+    try:
+        share = float(str(value))
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"expected a share of memory between 0 and 1, got {value!r}")
+    yield "cache.memory", share
+
+
+def _adapters(value: object) -> Pairs:
+    """`name=DIR`, `DIR`, or {"lora_name": ..., "lora_path": ...}; one or many."""
+    if isinstance(value, Mapping):
+        items: Sequence[object] = [value] if "lora_path" in value else list(_named(value))
+    else:
+        items = value if isinstance(value, (list, tuple)) else str(value).split()
+    yield "lora.adapters", dict(_adapter(item) for item in items)
+
+
+def _named(value: object) -> Iterable[str]:
+    return (f"{name}={path}" for name, path in cast("Mapping[str, str]", value).items())
+
+
+def _adapter(item: object) -> tuple[str, str]:
+    if isinstance(item, str) and item.lstrip().startswith("{"):
+        item = json.loads(item)
+    if isinstance(item, Mapping):
+        record = cast("Mapping[str, str]", item)
+        return record["lora_name"], record["lora_path"]
+    name, sign, path = str(item).partition("=")
+    return (name, path) if sign else (name.rstrip("/").rpartition("/")[2], name)
+
+
+def _role(value: object) -> Pairs:
+    if _plain(value) not in ("null", "none"):
+        yield "disagg.role", value
+
+
+_SHORT = {
+    "host": "server.host",
+    "port": "server.port",
+    "uds": "server.uds",
+    "api_key": "server.api_key",
+    "page_size": "cache.page_size",
+    "kv_memory": "cache.memory",
+    "policy": "scheduler.policy",
+    "overlap": "scheduler.overlap",
+    "log_level": "observe.log_level",
+    "chat_template": "text.chat_template",
+}
+
+_RENAMED = {
+    "model_path": "model",
+    "tokenizer_path": "tokenizer",
+    "context_length": "context_len",
+    "random_seed": "seed",
+    "max_total_tokens": "cache.max_tokens",
+    "radix_eviction_policy": "cache.eviction",
+    "schedule_policy": "scheduler.policy",
+    "schedule_conservativeness": "scheduler.conservativeness",
+    "max_running_requests": "scheduler.max_running_reqs",
+    "max_queued_requests": "scheduler.max_waiting_reqs",
+    "max_prefill_tokens": "scheduler.max_batch_tokens",
+    "priority_scheduling_preemption_threshold": "scheduler.preempt_threshold",
+    "admin_api_key": "server.admin_api_key",
+    "fastapi_root_path": "server.root_path",
+    "ssl_certfile": "server.ssl_certfile",
+    "ssl_keyfile": "server.ssl_keyfile",
+    "ssl_keyfile_password": "server.ssl_keyfile_password",
+    "tool_call_parser": "text.tool_parser",
+    "reasoning_parser": "text.reasoning_parser",
+    "sampling_defaults": "text.sampling_defaults",
+    "stream_interval": "text.stream_interval",
+    "attention_backend": "attention",
+    "grammar_backend": "grammar.backend",
+    "max_loras_per_batch": "lora.max_per_batch",
+    "max_lora_rank": "lora.max_rank",
+    "max_loaded_loras": "lora.max_loaded",
+    "lora_eviction_policy": "lora.eviction",
+    "speculative_algorithm": "speculative.algorithm",
+    "speculative_draft_model_path": "speculative.draft_model",
+    "speculative_draft_model": "speculative.draft_model",
+    "speculative_num_steps": "speculative.num_steps",
+    "speculative_eagle_topk": "speculative.topk",
+    "speculative_num_draft_tokens": "speculative.num_draft_tokens",
+    "disaggregation_transfer_backend": "disagg.transfer",
+    "disaggregation_bootstrap_port": "disagg.bootstrap_port",
+}
+
+_SWITCHES: Mapping[str, tuple[str, object]] = {
+    "disable_radix_cache": ("cache.prefix", "none"),
+    "disable_overlap_schedule": ("scheduler.overlap", "off"),
+    "disable_cuda_graph": ("runner", "eager"),
+    "enable_priority_scheduling": ("scheduler.policy", "priority"),
+    "enable_deterministic_inference": ("deterministic", True),
+    "incremental_streaming_output": ("text.incremental_stream", True),
+    "enable_metrics": ("observe.metrics", True),
+    "log_requests": ("observe.log_requests", True),
+    "skip_server_warmup": ("server.warmup", False),
+    "enable_lora": ("lora", {}),
+}
+
+_REFUSED: Mapping[str, tuple[object, ...]] = {
+    "tp_size": ("tensor parallelism", 1),
+    "tensor_parallel_size": ("tensor parallelism", 1),
+    "tp": ("tensor parallelism", 1),
+    "pp_size": ("pipeline parallelism", 1),
+    "pipeline_parallel_size": ("pipeline parallelism", 1),
+    "pp": ("pipeline parallelism", 1),
+    "dp_size": ("several replicas", 1),
+    "data_parallel_size": ("several replicas", 1),
+    "dp": ("several replicas", 1),
+    "ep_size": ("expert parallelism", 1),
+    "expert_parallel_size": ("expert parallelism", 1),
+    "ep": ("expert parallelism", 1),
+    "nnodes": ("several machines", 1),
+    "node_rank": ("several machines", 0),
+    "dist_init_addr": ("several machines",),
+    "base_gpu_id": ("choosing a GPU by number (set CUDA_VISIBLE_DEVICES)", 0),
+    "kv_cache_dtype": ("a KV cache of another type than the model", "auto"),
+    "cpu_offload_gb": ("weights in host memory", 0),
+    "tokenizer_mode": ("slow tokenizers", "auto"),
+    "tokenizer_worker_num": ("several tokenizer processes", 1),
+    "detokenizer_worker_num": ("several detokenizer processes", 1),
+    "revision": ("downloads of models", "main"),
+    "download_dir": ("downloads of models",),
+    "model_impl": ("choosing the model's implementation", "auto", "sglang"),
+    "json_model_override_args": ("changes to the model's config.json", "{}", {}),
+    "num_continuous_decode_steps": ("several decode steps in one", 1),
+    "sampling_backend": ("choosing the sampler", "pytorch", "auto"),
+    "cuda_graph_max_bs": ("CUDA graphs",),
+    "grpc_port": ("gRPC",),
+    "hicache_ratio": ("a cache tier in host memory",),
+    "hicache_size": ("a cache tier in host memory", 0),
+    "hicache_storage_backend": ("a cache tier in storage",),
+    "preferred_sampling_params": ("sampling defaults as JSON",),
+}
+
+_REFUSED_SWITCHES = {
+    "skip_tokenizer_init": "serving without a tokenizer",
+    "is_embedding": "embedding models",
+    "enable_multimodal": "images, audio and video",
+    "enable_hierarchical_cache": "a cache tier in host memory",
+    "enable_hicache": "a cache tier in host memory",
+    "enable_torch_compile": "torch.compile",
+    "enable_dp_attention": "data parallel attention",
+    "enable_custom_logit_processor": "custom logit processors",
+    "enable_return_hidden_states": "returning hidden states",
+    "enable_trace": "OpenTelemetry traces",
+    "allow_auto_truncate": "cutting prompts that are too long",
+    "grpc_mode": "gRPC",
+}
+
+_NEEDLESS = {
+    "trust_remote_code": "code that comes with a checkpoint is never run",
+    "enable_mixed_chunk": "batches mix prompts and generation anyway",
+    "sleep_on_idle": "an idle server sleeps anyway",
+    "disable_custom_all_reduce": "there is no such all-reduce",
+    "disable_cuda_graph_padding": "there is no such padding",
+    "enable_p2p_check": "there is nothing to check",
+}
+
+_NEEDLESS_VALUES = {
+    "watchdog_timeout": "a lost process is restarted without waiting",
+    "decode_log_interval": "steps are counted in metrics, not logged",
+    "log_requests_level": "texts of requests are never logged",
+}
+
+_ALL: Mapping[str, Alias] = {
+    **{name: _renamed(path) for name, path in (_SHORT | _RENAMED).items()},
+    **{name: _switch(*args) for name, args in _SWITCHES.items()},
+    **{name: _refused(str(args[0]), *args[1:]) for name, args in _REFUSED.items()},
+    **{name: _refused_switch(feature) for name, feature in _REFUSED_SWITCHES.items()},
+    **{name: _needless(reason) for name, reason in _NEEDLESS.items()},
+    **{name: _needless(reason, is_switch=False) for name, reason in _NEEDLESS_VALUES.items()},
+    "chunked_prefill_size": Alias("scheduler.chunk_tokens", _chunk),
+    "mem_fraction_static": Alias("cache.memory", _fraction),
+    "lora_paths": Alias("lora.adapters", _adapters, takes_many=True),
+    "disaggregation_mode": Alias("disagg.role", _role),
+}

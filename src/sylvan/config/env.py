@@ -1,0 +1,61 @@
+"""The only reader of the process environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from sylvan.config.fields import fields, nearest, sections
+from sylvan.config.load import Setting
+from sylvan.protocol.errors import ConfigError
+
+PREFIX = "SYLVAN_"
+CONFIG_VARIABLE = "SYLVAN_CONFIG"
+PRESET_VARIABLE = "SYLVAN_PRESET"
+
+
+def read(environ: Mapping[str, str] | None = None) -> list[Setting]:
+    """Settings from variables such as `SYLVAN_CACHE__PAGE_SIZE`.
+
+    Args:
+        environ: Instead of this process's environment.
+
+    Raises:
+        ConfigError: a variable with our prefix names no field.
+    """
+    known = {field.variable: path for path, field in fields().items()}
+    known |= {PREFIX + path.upper(): path for path in sections() if path}
+    settings: list[Setting] = []
+    unknown: list[str] = []
+    for name, value in (os.environ if environ is None else environ).items():
+        if not name.startswith(PREFIX) or name in (CONFIG_VARIABLE, PRESET_VARIABLE):
+            continue
+        if name in known:
+            settings.append(Setting(known[name], value, "environment", name))
+        else:
+            unknown.append(f"{name}: no such setting{nearest(name, known)}")
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    return settings
+
+
+def config_file(environ: Mapping[str, str] | None = None) -> str | None:
+    """Configuration file named by `SYLVAN_CONFIG`."""
+    return (os.environ if environ is None else environ).get(CONFIG_VARIABLE)
+
+
+def preset(environ: Mapping[str, str] | None = None) -> str | None:
+    """Preset named by `SYLVAN_PRESET`."""
+    return (os.environ if environ is None else environ).get(PRESET_VARIABLE)
+
+
+def cache_dir() -> Path:
+    """Where files that can be made again are kept; not created here."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sylvan"
+
+
+def runtime_dir() -> Path:
+    """Parent for private directories with sockets: short, and on a local file system."""
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("TMPDIR") or "/tmp")

@@ -1,0 +1,149 @@
+"""defaults < preset < file < environment < flags, with the origin of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from sylvan.config.fields import SectionInfo, fields, get, nearest, sections
+from sylvan.config.parse import parse
+from sylvan.config.tree import Config
+from sylvan.config.values import Secret
+from sylvan.protocol.errors import ConfigError
+
+Origin = Literal["default", "preset", "file", "environment", "flag", "keyword", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value that somebody gave. `spelled` is how, for messages: `--page-size`."""
+
+    path: str
+    value: object
+    origin: Origin
+    spelled: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The tree, and for each path that was given the setting that won. `notes` are for people."""
+
+    config: Config
+    given: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    notes: tuple[str, ...] = ()
+
+
+def load(settings: Sequence[Setting], notes: Iterable[str] = ()) -> Loaded:
+    """Build the tree from settings in order of rising precedence.
+
+    Raises:
+        ConfigError: unknown fields, wrong types, values out of range, or one path given twice by
+            the same source; one line for each, naming path and source.
+    """
+    errors: list[str] = []
+    given: dict[str, Setting] = {}
+    for setting in settings:
+        try:
+            _add(given, _parsed(setting))
+        except ValueError as error:
+            errors.append(f"{setting.spelled}: {error}")
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return Loaded(_build(given), given, tuple(dict.fromkeys(notes)))
+
+
+def flatten(tree: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
+    """Turn nested sections into (path, value); an empty section stays, as `{}`."""
+    for key, value in tree.items():
+        path = f"{prefix}{str(key).replace('-', '_')}"
+        if path in sections() and isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{path}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            yield path, value
+
+
+def dump(config: Config, *, defaults: bool = True) -> dict[str, Any]:
+    """The tree as plain data that `load` reads back; secrets are left out.
+
+    Args:
+        config: The tree.
+        defaults: Include values that are their field's default.
+    """
+    tree: dict[str, Any] = {}
+    for path, info in fields().items():
+        section, _, leaf = path.rpartition(".")
+        value = get(config, path)
+        absent = section and get(config, section) is None
+        if absent or isinstance(value, Secret) or (not defaults and value == info.default):
+            continue
+        node = tree.setdefault(section, {}) if section else tree
+        node[leaf] = msgspec.to_builtins(value)
+    return tree
+
+
+def _parsed(setting: Setting) -> Setting:
+    path, value = setting.path, setting.value
+    info = sections().get(path)
+    if info is not None and path:
+        value = _whole_section(info, value)
+    elif path in fields():
+        value = parse(fields()[path], value)
+    else:
+        raise ValueError(f"unknown field {path!r}{nearest(path, fields())}")
+    return Setting(path, value, setting.origin, setting.spelled)
+
+
+def _whole_section(info: SectionInfo, value: object) -> object:
+    """`{}` turns an optional section on, None turns it off."""
+    if isinstance(value, str):
+        words = {"": {}, "true": {}, "on": {}, "none": None, "null": None, "off": None}
+        value = words.get(value.lower(), value)
+    if value == {} or (value is None and info.optional):
+        return value
+    raise ValueError(f"{info.path!r} is a section; give its fields, as in {info.path}.NAME")
+
+
+def _add(given: dict[str, Setting], setting: Setting) -> None:
+    known = given.get(setting.path)
+    if known and known.origin == setting.origin and known.value != setting.value:
+        raise ValueError(f"contradicts {known.spelled}; both set {setting.path}")
+    if setting.value is None and setting.path in sections():
+        for path in [p for p in given if p.startswith(f"{setting.path}.")]:
+            del given[path]
+    given.pop(setting.path, None)  # keep the order of precedence
+    given[setting.path] = setting
+
+
+def _build(given: Mapping[str, Setting]) -> Config:
+    parts: dict[str, dict[str, Any] | None] = {
+        path: None if info.optional else {} for path, info in sections().items()
+    }
+    for path, setting in given.items():
+        section, _, leaf = path.rpartition(".")
+        if path in sections():
+            parts[path] = None if setting.value is None else parts[path] or {}
+        else:
+            part = parts[section] if parts[section] is not None else {}
+            assert part is not None
+            part[leaf] = setting.value
+            parts[section] = part
+    root = parts.pop("") or {}
+    for path, values in parts.items():
+        root[path] = None if values is None else _section(sections()[path], values)
+    return Config(**root)
+
+
+def _section(info: SectionInfo, values: dict[str, Any]) -> object:
+    missing = [
+        path
+        for path, item in fields().items()
+        if path.rpartition(".")[0] == info.path
+        and item.default is msgspec.NODEFAULT
+        and path.rpartition(".")[2] not in values
+    ]
+    if missing:
+        raise ConfigError(f"{info.path} also needs {', '.join(missing)}")
+    return info.type(**values)

@@ -1,0 +1,151 @@
+"""From what a person wrote to the value of a field."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from sylvan.config.fields import Field, Member, nearest
+from sylvan.config.values import Secret
+
+_TRUE = frozenset({"true", "on", "yes", "1"})
+_FALSE = frozenset({"false", "off", "no", "0"})
+SWITCH_WORDS = _TRUE | _FALSE
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+# Words of other servers for ours.
+SYNONYMS: Mapping[str, Mapping[str, str]] = {
+    "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16"},
+    "observe.log_level": {"warn": "warning", "critical": "error"},
+}
+# Options that are names of modules.
+PLUG_INS = ("scheduler.policy", "cache.eviction", "attention", "grammar.backend")
+
+
+def parse(field: Field, raw: object) -> object:
+    """Convert and check one value.
+
+    Raises:
+        ValueError: it is not of the field's type or out of its bounds; says what was expected.
+    """
+    value = raw
+    if isinstance(raw, str):
+        value = _from_text(field, raw)
+    elif isinstance(raw, bool) and "on" in field.choices:
+        value = "on" if raw else "off"  # YAML reads the words on and off as booleans
+    elif isinstance(raw, list):
+        value = tuple(raw)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(_expected(field, raw))
+    try:
+        return msgspec.convert(value, field.type, dec_hook=_known_object)
+    except msgspec.ValidationError as error:
+        raise ValueError(_expected(field, raw)) from error
+
+
+def parse_size(text: str) -> int | None:
+    """Read `32k`, `32Ki`, `2GiB`, `0.5g`; None if it is no size. A bare number must be whole."""
+    match = _SIZE.fullmatch(text)
+    if not match:
+        return None
+    number, prefix, binary, _ = match.groups()
+    if not prefix:
+        return int(number) if number.isdigit() and not binary else None
+    return int(float(number) * (1024 if binary else 1000) ** _POWER[prefix.lower()])
+
+
+def _from_text(field: Field, text: str) -> object:
+    text = SYNONYMS.get(field.path, {}).get(text.lower(), text)
+    if field.path in PLUG_INS:
+        text = text.replace("-", "_")
+    for member in sorted(field.members, key=_specific_first):
+        try:
+            return _READERS[_kind(member)](member, text)
+        except ValueError:
+            continue
+    raise ValueError(_expected(field, text))
+
+
+def _kind(member: Member) -> object:
+    if member.meta is not None and (member.meta.extra or {}).get("unit"):
+        return "size"
+    return get_origin(member.base) or member.base
+
+
+def _specific_first(member: Member) -> int:
+    order: tuple[object, ...] = (Literal, type(None), bool, "size", int, float)
+    kind = _kind(member)
+    return order.index(kind) if kind in order else len(order)
+
+
+def _literal(member: Member, text: str) -> object:
+    for word in get_args(member.base):
+        if text.lower() == word:
+            return word
+    raise ValueError(text)
+
+
+def _none(_: Member, text: str) -> None:
+    if text.lower() not in ("none", "null", ""):
+        raise ValueError(text)
+
+
+def _bool(_: Member, text: str) -> bool:
+    if text.lower() not in SWITCH_WORDS:
+        raise ValueError(text)
+    return text.lower() in _TRUE
+
+
+def _size(_: Member, text: str) -> int:
+    size = parse_size(text)
+    if size is None:
+        raise ValueError(text)
+    return size
+
+
+def _tuple(_: Member, text: str) -> tuple[object, ...]:
+    if text.lstrip().startswith("["):
+        return tuple(json.loads(text))
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _dict(_: Member, text: str) -> dict[str, str]:
+    if text.lstrip().startswith("{"):
+        return json.loads(text)
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if not all(key and sign for key, sign, _ in pairs):
+        raise ValueError(text)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+_READERS: Mapping[object, Any] = {
+    Literal: _literal,
+    type(None): _none,
+    bool: _bool,
+    "size": _size,
+    int: lambda _, text: int(text),
+    float: lambda _, text: float(text),
+    tuple: _tuple,
+    dict: _dict,
+    Secret: lambda _, text: Secret(text),
+    str: lambda _, text: text,
+}
+
+
+def _known_object(kind: type, value: object) -> object:
+    if isinstance(value, kind):
+        return value
+    raise ValueError(f"expected {kind.__name__}")
+
+
+def _expected(field: Field, raw: object) -> str:
+    if field.is_secret:
+        return f"expected {field.type_text}"
+    hint = nearest(raw, field.choices) if isinstance(raw, str) else ""
+    return f"expected {field.type_text}, got {raw!r}{hint}"

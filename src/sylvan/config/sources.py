@@ -1,0 +1,180 @@
+"""Settings from presets, files and Python keywords, and all sources together."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sylvan.config import env
+from sylvan.config.aliases import aliases
+from sylvan.config.fields import fields, nearest, sections
+from sylvan.config.load import Loaded, Origin, Setting, flatten, load
+from sylvan.config.tree import Section
+from sylvan.protocol.errors import ConfigError
+
+PRESETS: Mapping[str, Mapping[str, object]] = {
+    "debug": {
+        "processes": "one",
+        "runner": "eager",
+        "scheduler.overlap": "off",
+        "observe.log_level": "debug",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Settings of one source, and notes about names that have no effect."""
+
+    settings: tuple[Setting, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def gather(
+    given: Given,
+    *,
+    file: str | None = None,
+    preset: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Load from preset, file, environment and `given` (flags or keywords), the last one winning.
+
+    Raises:
+        ConfigError: as `load`; also an unreadable file or unknown preset.
+    """
+    file = file or env.config_file(environ)
+    preset = preset or env.preset(environ)
+    from_file = read_file(Path(file)) if file else Given()
+    settings = [
+        *(read_preset(preset) if preset else ()),
+        *from_file.settings,
+        *env.read(environ),
+        *given.settings,
+    ]
+    return load(settings, (*from_file.notes, *given.notes))
+
+
+def read_preset(name: str) -> Iterable[Setting]:
+    """Settings of a named preset.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in PRESETS:
+        choices = nearest(name, PRESETS) or f"; there is {', '.join(PRESETS)}"
+        raise ConfigError(f"--preset: unknown preset {name!r}{choices}")
+    for path, value in PRESETS[name].items():
+        yield Setting(path, value, "preset", f"preset {name}")
+
+
+def read_file(path: Path) -> Given:
+    """Settings of a YAML, JSON or TOML file, told apart by its suffix (YAML if unknown).
+
+    Raises:
+        ConfigError: it cannot be read, or is not one table of settings.
+    """
+    try:
+        text = path.read_text()
+        tree = _parse_file(path, text)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error}") from error
+    if tree is None:
+        return Given()
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a table of settings, got {type(tree).__name__}")
+    return _named(tree, "file", f"in {path}")
+
+
+def from_keywords(keywords: Mapping[str, object]) -> Given:
+    """Settings of Python keywords: `cache__page_size=16`, `cache={"page_size": 16}`, or an alias.
+
+    Raises:
+        ConfigError: unknown names.
+    """
+    tree = {name.replace("__", "."): _plain(value) for name, value in keywords.items()}
+    return _named(tree, "keyword", "")
+
+
+def named(name: str, value: object, origin: Origin, spelled: str) -> Given:
+    """One value under the name of a field, a section or an alias.
+
+    Raises:
+        ConfigError: there is no such name, or the alias refuses the value.
+    """
+    if name in fields() or name in sections():
+        return Given((Setting(name, value, origin, spelled),))
+    alias = aliases().get(name)
+    if alias is None:
+        raise ConfigError(f"{spelled}: unknown {_kind(origin)}{_hint(name, origin)}")
+    try:
+        settings = [Setting(path, v, origin, spelled) for path, v in alias.convert(value)]
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{spelled}: {error}") from error
+    notes = (f"{spelled} has no effect: {alias.note}",) if alias.note else ()
+    return Given(tuple(settings), notes)
+
+
+def combined(parts: Sequence[Given]) -> Given:
+    """All settings and notes, in order."""
+    return Given(
+        tuple(s for part in parts for s in part.settings),
+        tuple(n for part in parts for n in part.notes),
+    )
+
+
+def _named(tree: Mapping[Any, object], origin: Origin, where: str) -> Given:
+    parts: list[Given] = []
+    errors: list[str] = []
+    for name, value in flatten({str(key): value for key, value in tree.items()}):
+        try:
+            parts.append(named(name, value, origin, f"{name} {where}".strip()))
+        except ConfigError as error:
+            errors.append(str(error))
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return combined(parts)
+
+
+def _parse_file(path: Path, text: str) -> object:
+    match path.suffix.lower():
+        case ".json":
+            return json.loads(text)
+        case ".toml":
+            return tomllib.loads(text)
+        case _:
+            import yaml  # only a start with such a file pays for it
+
+            try:
+                return yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(str(error)) from error
+
+
+def _plain(value: object) -> object:
+    """A section given as an object becomes a table of what differs from its defaults."""
+    if not isinstance(value, Section):
+        return value
+    items = msgspec.structs.fields(value)
+    return {f.name: v for f in items if (v := getattr(value, f.name)) != f.default}
+
+
+def _kind(origin: Origin) -> str:
+    return "flag" if origin == "flag" else "field"
+
+
+def _hint(name: str, origin: Origin) -> str:
+    known = [*fields(), *(path for path in sections() if path), *aliases()]
+    leaves = {path.rpartition(".")[2]: path for path in fields()}
+    close = leaves.get(name.rpartition(".")[2])
+    if origin != "flag":
+        return f" (did you mean {close}?)" if close else nearest(name, known)
+    spellings = ["--" + k.replace("_", "-") for k in known]
+    if close:
+        return f" (did you mean {fields()[close].flag}?)"
+    return nearest("--" + name.replace("_", "-"), spellings)
