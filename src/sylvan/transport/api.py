@@ -1,0 +1,145 @@
+"""What processes need of whatever carries their messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from sylvan.protocol.errors import CapacityError, SylvanError
+
+Message = TypeVar("Message")
+Send = TypeVar("Send")
+Recv = TypeVar("Recv")
+SendContra = TypeVar("SendContra", contravariant=True)
+RecvCo = TypeVar("RecvCo", covariant=True)
+
+
+class MessageError(SylvanError):
+    """One message is not what it should be; those after it are unharmed."""
+
+
+class ChannelFullError(CapacityError):
+    """The other side does not take messages as fast as they come."""
+
+
+class Sender(Protocol[SendContra]):
+    """The sending end. Messages arrive whole and in order, or not at all."""
+
+    def send(self, message: SendContra) -> None:
+        """Hand over a message; blocks while the other side is far behind.
+
+        Raises:
+            ChannelFullError: it stayed behind; the message was not taken.
+            MessageError: the message is too large to be sent at all.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the end; messages under way may be lost. Idempotent."""
+        ...
+
+
+class Receiver(Protocol[RecvCo]):
+    """The receiving end, for a process that may block."""
+
+    def receive(self, timeout_s: float = 0.0) -> RecvCo | None:
+        """Return the next message, or None if there is none within `timeout_s`.
+
+        Raises:
+            MessageError: what arrived is malformed; it is dropped.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the end; unread messages are lost. Idempotent."""
+        ...
+
+
+class AsyncReceiver(Protocol[RecvCo]):
+    """The receiving end, for a process that runs an event loop."""
+
+    async def receive(self) -> RecvCo:
+        """Wait for the next message.
+
+        Raises:
+            MessageError: what arrived is malformed; it is dropped.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the end; unread messages are lost. Idempotent."""
+        ...
+
+
+class Channel(Protocol[SendContra, RecvCo]):
+    """Both directions, for a process that may block."""
+
+    def send(self, message: SendContra) -> None:
+        """See `Sender.send`."""
+        ...
+
+    def receive(self, timeout_s: float = 0.0) -> RecvCo | None:
+        """See `Receiver.receive`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of both ends."""
+        ...
+
+
+class AsyncChannel(Protocol[SendContra, RecvCo]):
+    """Both directions, for a process that runs an event loop; `send` never blocks it."""
+
+    def send(self, message: SendContra) -> None:
+        """See `Sender.send`."""
+        ...
+
+    async def receive(self) -> RecvCo:
+        """See `AsyncReceiver.receive`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of both ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Duplex(Generic[Send, Recv]):
+    """A `Channel` made of two ends."""
+
+    sender: Sender[Send]
+    receiver: Receiver[Recv]
+
+    def send(self, message: Send) -> None:
+        """See `Channel.send`."""
+        self.sender.send(message)
+
+    def receive(self, timeout_s: float = 0.0) -> Recv | None:
+        """See `Channel.receive`."""
+        return self.receiver.receive(timeout_s)
+
+    def close(self) -> None:
+        """See `Channel.close`."""
+        self.sender.close()
+        self.receiver.close()
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncDuplex(Generic[Send, Recv]):
+    """An `AsyncChannel` made of two ends."""
+
+    sender: Sender[Send]
+    receiver: AsyncReceiver[Recv]
+
+    def send(self, message: Send) -> None:
+        """See `AsyncChannel.send`."""
+        self.sender.send(message)
+
+    async def receive(self) -> Recv:
+        """See `AsyncChannel.receive`."""
+        return await self.receiver.receive()
+
+    def close(self) -> None:
+        """See `AsyncChannel.close`."""
+        self.sender.close()
+        self.receiver.close()

@@ -1,0 +1,81 @@
+"""Messages as bytes: msgpack of msgspec structs, checked against one tagged union a direction."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, cast
+
+import msgspec
+import numpy as np
+
+from sylvan.transport import arrays
+from sylvan.transport.api import Message, MessageError
+from sylvan.transport.arrays import SharedArrays
+
+MAX_MESSAGE_BYTES = 64 << 20
+_INLINE_ARRAY = 1
+_SHARED_ARRAY = 2
+
+
+class Encoder:
+    """Turns any message into bytes; large arrays go to `store`, if there is one."""
+
+    def __init__(self, store: SharedArrays | None = None) -> None:
+        self._store = store
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
+
+    def encode(self, message: object) -> bytes:
+        """Bytes of a message.
+
+        Raises:
+            MessageError: it is too large, or holds something that may not travel.
+        """
+        try:
+            data = self._encoder.encode(message)
+        except (TypeError, OverflowError) as error:
+            raise MessageError(f"{type(message).__name__} cannot be sent: {error}") from error
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise MessageError(f"a message of {len(data)} bytes is over {MAX_MESSAGE_BYTES}")
+        return data
+
+    def _hook(self, value: object) -> object:
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{type(value).__name__} may not travel")
+        shared, payload = arrays.pack(cast(arrays.Array, value), self._store)
+        return msgspec.msgpack.Ext(_SHARED_ARRAY if shared else _INLINE_ARRAY, payload)
+
+
+class Decoder(Generic[Message]):
+    """Turns bytes into messages of one type, strictly.
+
+    Args:
+        kind: The union of messages that may arrive.
+        store: Where large arrays are found.
+    """
+
+    def __init__(self, kind: object, store: SharedArrays | None = None) -> None:
+        self._store = store
+        self._decoder = msgspec.msgpack.Decoder(
+            cast(Any, kind), dec_hook=_check, ext_hook=self._array
+        )
+
+    def decode(self, data: bytes | memoryview) -> Message:
+        """The message.
+
+        Raises:
+            MessageError: the bytes are no message of this type.
+        """
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise MessageError(f"malformed message: {error}") from error
+
+    def _array(self, code: int, payload: memoryview) -> arrays.Array:
+        if code not in (_INLINE_ARRAY, _SHARED_ARRAY):
+            raise MessageError(f"unknown extension {code}")
+        return arrays.unpack(payload, self._store, shared=code == _SHARED_ARRAY)
+
+
+def _check(kind: type, value: object) -> object:
+    if not isinstance(value, kind):
+        raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")  # noqa: TRY004
+    return value

@@ -1,0 +1,97 @@
+"""The private directory of one engine: sockets and shared arrays, and their removal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+_PREFIX = "sylvan-"
+_LOCK = "lock"
+_MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 107 on Linux and 103 on macOS
+
+
+def _default_parent() -> Path:
+    # memory-backed, so that shared arrays never touch a disk
+    memory = Path("/dev/shm")
+    usable = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
+    parent = memory if usable else Path(tempfile.gettempdir())
+    return parent if len(os.fsencode(parent)) < _MAX_SOCKET_PATH - 32 else Path("/tmp")
+
+
+class Workspace:
+    """A directory of mode 0700 that lives as long as its owner.
+
+    The owner holds a file lock in it. A directory whose lock is free has lost its owner, however
+    that ended, and the next engine to start removes it.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: Path, lock_fd: int | None) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def create(cls, parent: Path | None = None) -> Workspace:
+        """Make a directory under `parent` (default: where memory is shared) and own it.
+
+        Directories left behind there by engines that were killed are removed first.
+        """
+        parent = parent or _default_parent()
+        sweep(parent)
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        # named only once it is locked: a sweeper never sees a free lock of a living owner
+        draft = path / f"{_LOCK}.new"
+        lock_fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(path / _LOCK)
+        return cls(path, lock_fd)
+
+    @classmethod
+    def join(cls, path: Path) -> Workspace:
+        """Use the directory of another process."""
+        return cls(path, None)
+
+    def address(self, name: str) -> str:
+        """ZeroMQ address of the socket called `name`."""
+        return f"ipc://{self.path / name}"
+
+    def sweep_arrays(self, pid: int) -> None:
+        """Remove shared arrays that process `pid` wrote and nobody will read."""
+        for file in self.path.glob(f"a{pid}-*"):
+            file.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Delete the directory with all in it; idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def sweep(parent: Path) -> int:
+    """Remove the directories under `parent` whose owners are gone; returns how many."""
+    removed = 0
+    for path in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            removed += _remove_orphan(path)
+    return removed
+
+
+def _remove_orphan(path: Path) -> bool:
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        return False
+    lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: the owner lives
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock_fd)
+    return True
