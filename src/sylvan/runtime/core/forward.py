@@ -12,29 +12,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
+from sylvan.kernels.api import AttentionLayer
 from sylvan.protocol.arrays import IntArray
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class AttentionLayer:
-    """What one attention layer is, once and for all.
-
-    `window`: a query sees this many newest keys, its own included; None sees all. `softcap`:
-    scores become `softcap * tanh(score / softcap)`; 0 is off. `sinks` (num_heads,) are extra
-    logits that take part in the softmax without a value. `group` names the cache group.
-    """
-
-    index: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    scale: float
-    window: int | None = None
-    softcap: float = 0.0
-    sinks: torch.Tensor | None = None
-    causal: bool = True
-    group: str = "full"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +78,7 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Store k and v in the pool, then let each query attend to its own request's keys.
 
-        Returns: (T, N, v_head_dim), owned by the caller.
+        Returns: (T, N, spec.value_dim), owned by the caller.
         """
         ...
 

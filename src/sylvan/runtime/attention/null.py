@@ -1,0 +1,32 @@
+"""Attention that computes nothing: what everything else costs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
+
+
+class NullAttention:
+    """Stores nothing and returns zeros; its answers are nonsense by design."""
+
+    caps: ClassVar = AttentionCaps(devices=frozenset({"cpu", "cuda"}), batch_invariant=True)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Nothing to plan."""
+
+    def run(
+        self,
+        spec: AttentionLayer,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        return q_TNH.new_zeros(len(q_TNH), spec.num_heads, spec.value_dim)
+
+
+BACKEND = NullAttention

@@ -1,0 +1,43 @@
+"""The definition of correct: plain PyTorch on any device. Other backends are tested against it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from sylvan.kernels.paged import reference
+from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
+
+
+class ReferenceAttention:
+    """Per request: gather its pages, then softmax attention in float32."""
+
+    caps: ClassVar = AttentionCaps(devices=frozenset({"cpu", "cuda"}), batch_invariant=True)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Nothing is shared between layers."""
+
+    def run(
+        self,
+        spec: AttentionLayer,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        batch.kv.store(spec.index, batch.out_slots_T, k_TKH, v_TKH)
+        keys, values = batch.kv.layer(spec.index)
+        out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
+        starts, lens = batch.q_starts_R.tolist(), batch.kv_lens_R.tolist()
+        for r, row in enumerate(batch.req_slots_R.tolist()):
+            pages = batch.page_table_SP[row, : -(-lens[r] // batch.kv.page_size)].long()
+            k_SKH, v_SKH = (x[pages].flatten(0, 1)[: lens[r]] for x in (keys, values))
+            own = slice(starts[r], starts[r + 1])
+            out = reference.attend(q_TNH[own], k_SKH, v_SKH, spec)
+            out_TNH[own] = out.unflatten(1, (spec.num_heads, spec.value_dim))
+        return out_TNH
+
+
+BACKEND = ReferenceAttention

@@ -1,0 +1,26 @@
+"""Feed-forward blocks."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import ActivationKind, X
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)); gate and up are one matrix. Shape: (T, D) -> (T, D)."""
+
+    def __init__(
+        self, build: Build, dim: int, inner: int, act: ActivationKind, *, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = ColumnParallel(build, dim, (inner, inner), bias=bias)
+        self.down_proj = RowParallel(build, inner, dim, bias=bias)
+        self._act: ActivationKind = act
+
+    def forward(self, x_TD: X) -> X:
+        """Shape: (T, D) -> (T, D)."""
+        return self.down_proj(ops.glu(self.gate_up_proj(x_TD), self._act))

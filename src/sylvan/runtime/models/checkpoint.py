@@ -1,0 +1,213 @@
+"""Fills a model's parameters from a checkpoint: names, fusing, sharding, conversion, checks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sylvan.kernels.matmul.weights import DeferredWeight
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.models.safetensors import Checkpoint
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in total) after each tensor."""
+
+_PREFIXES = ("model.", "transformer.")
+_DERIVED = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias", "rotary_emb.cos_cached")
+"""Ends of names of buffers that some checkpoints store although they follow from the config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One parameter, and the checkpoint tensors that are joined along dim 0 to fill it."""
+
+    module: nn.Module
+    attribute: str
+    name: str
+    sources: tuple[str, ...]
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        """The model's own tensor."""
+        return getattr(self.module, self.attribute)
+
+
+def slots(model: nn.Module) -> Iterator[Slot]:
+    """Every parameter once; of tied ones the first."""
+    fused = getattr(model, "fused", {})
+    for name, _ in model.named_parameters():
+        path, _, attribute = name.rpartition(".")
+        head, _, last = path.rpartition(".")
+        parts = fused.get(last, (last,))
+        stem = f"{head}." if head else ""
+        sources = tuple(f"{stem}{part}.{attribute}" for part in parts)
+        yield Slot(model.get_submodule(path), attribute, name, sources)
+
+
+class WeightReader:
+    """Gives the contents of one parameter at a time, so that a packer needs no second copy.
+
+    Raises:
+        ConfigError: a tensor is missing, unexpected, or of another shape than config.json implies.
+    """
+
+    def __init__(self, model: nn.Module, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._names = {_canonical(name): name for name in checkpoint.tensors}
+        self._slots = {slot.name: slot for slot in slots(model)}
+        wanted = {source for slot in self._slots.values() for source in slot.sources}
+        missing = sorted(wanted - self._names.keys())
+        if missing:
+            raise ConfigError(
+                f"the checkpoint lacks the tensor {missing[0]!r}"
+                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            )
+        tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        extra = sorted(
+            name
+            for canonical, name in self._names.items()
+            if canonical not in wanted | tied and not canonical.endswith(_DERIVED)
+        )
+        if extra:
+            raise ConfigError(
+                f"the checkpoint has the tensor {extra[0]!r}, which this architecture does not use"
+                + (f" ({len(extra)} such tensors)" if len(extra) > 1 else "")
+            )
+
+    def read(self, name: str) -> torch.Tensor:
+        """The parameter `name`, joined, converted and checked; a new tensor."""
+        slot = self._slots[name]
+        like = slot.parameter
+        out = torch.empty(like.shape, dtype=like.dtype)
+        row = 0
+        for source, rows in zip(slot.sources, _rows(slot), strict=True):
+            target = out[row : row + rows]
+            target.copy_(self._part(slot, source, target.shape))
+            row += rows
+        _check_finite(name, out)
+        return out
+
+    def num_bytes(self, name: str) -> int:
+        """Size of a parameter in the checkpoint."""
+        sources = (self._checkpoint.tensors[self._names[s]] for s in self._slots[name].sources)
+        return sum(t.stop - t.start for t in sources)
+
+    def _part(self, slot: Slot, source: str, shape: torch.Size) -> torch.Tensor:
+        tensor = self._checkpoint.tensor(self._names[source])
+        if not tensor.is_floating_point():
+            raise ConfigError(
+                f"tensor {self._names[source]!r} is stored as {tensor.dtype}; only plain float "
+                f"weights can be read"
+            )
+        whole = tensor.shape
+        if isinstance(slot.module, Linear):
+            tensor = slot.module.divide(tensor)
+        if tensor.shape != shape:
+            raise ConfigError(
+                f"tensor {self._names[source]!r} has shape {list(whole)}, but config.json implies "
+                f"{list(shape)}"
+            )
+        return tensor
+
+
+def load_weights(
+    model: nn.Module, model_dir: Path, progress: Progress | None = None
+) -> WeightReader:
+    """Fill all parameters of `model` in place.
+
+    Raises:
+        ConfigError: see `WeightReader`; also non-finite weights. Names the tensor.
+    """
+    reader = WeightReader(model, Checkpoint(model_dir))
+    total = sum(reader.num_bytes(slot.name) for slot in slots(model))
+    done = 0
+    for slot in slots(model):
+        slot.parameter.data.copy_(reader.read(slot.name))
+        done += reader.num_bytes(slot.name)
+        if progress:
+            progress(done, total)
+    return reader
+
+
+def defer_weights(
+    model: nn.Module, model_dir: Path, progress: Progress | None = None
+) -> WeightReader:
+    """Fill the small parameters; leave each matrix as a `DeferredWeight` that reads it on demand.
+
+    For packers that take one matrix at a time. Tied matrices share one key.
+    """
+    reader = WeightReader(model, Checkpoint(model_dir))
+    total = sum(reader.num_bytes(slot.name) for slot in slots(model))
+    progress = progress or (lambda done, total: None)
+    meter = _Meter(reader, progress, total)
+    for slot in list(slots(model)):
+        if slot.parameter.dim() == 2:
+            _replace(model, slot.parameter, meter.deferred(slot))
+        else:
+            slot.parameter.data.copy_(meter.read(slot.name))
+    return reader
+
+
+def dummy_weights(model: nn.Module, seed: int = 0) -> None:
+    """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
+    for slot in slots(model):
+        parameter = slot.parameter
+        if slot.attribute == "weight" and parameter.dim() == 1:
+            parameter.data.fill_(1.0)
+            continue
+        generator = torch.Generator().manual_seed(seed ^ zlib.crc32(slot.name.encode()))
+        values = torch.randn(parameter.shape, generator=generator) * 0.02
+        parameter.data.copy_(values)
+
+
+class _Meter:
+    """Reads parameters and reports how far the loading has come."""
+
+    def __init__(self, reader: WeightReader, progress: Progress, total: int) -> None:
+        self._reader, self._progress, self._total, self._done = reader, progress, total, 0
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self._reader.read(name)
+        self._done += self._reader.num_bytes(name)
+        self._progress(self._done, self._total)
+        return tensor
+
+    def deferred(self, slot: Slot) -> DeferredWeight:
+        name = slot.name
+        return DeferredWeight(slot.parameter.shape, lambda: self.read(name), name)
+
+
+def _replace(model: nn.Module, parameter: torch.Tensor, weight: DeferredWeight) -> None:
+    """Put `weight` wherever `parameter` is used: tied modules share it."""
+    for module in model.modules():
+        for attribute, value in list(module.named_parameters(recurse=False)):
+            if value is parameter:
+                delattr(module, attribute)
+                setattr(module, attribute, weight)
+
+
+def _canonical(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _rows(slot: Slot) -> tuple[int, ...]:
+    """Rows of the parameter that each source fills."""
+    if isinstance(slot.module, Linear) and len(slot.module.parts) == len(slot.sources):
+        return slot.module.parts
+    assert len(slot.sources) == 1
+    return (len(slot.parameter),)
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    """A sum shows NaN and infinity in one pass; only then is each element looked at."""
+    if tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all():
+        return
+    raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity) as {tensor.dtype}")

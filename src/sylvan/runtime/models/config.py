@@ -1,0 +1,256 @@
+"""Architecture facts, parsed once from a checkpoint's config.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from sylvan.kernels.api import ActivationKind
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.rope import RopeParams, parse_rope
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+ACTIVATIONS: dict[str, ActivationKind] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What decoder-only models share, spelt as Hugging Face spells it; switches have defaults.
+
+    A family file sets the switches that its config.json leaves unsaid. `layer_windows` has one
+    entry a layer: how many newest tokens it sees, or None. `raw` is config.json as read, for what
+    only one family has.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rope: RopeParams
+    dtype: DtypeName = "float32"
+    hidden_act: ActivationKind = "silu"
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+    layer_windows: tuple[int | None, ...] = ()
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    embed_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    attention_softcap: float = 0.0
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    raw: dict[str, Any] = {}
+
+    @property
+    def q_dim(self) -> int:
+        """Columns of all query heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Columns of all key heads."""
+        return self.num_key_value_heads * self.head_dim
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """Read config.json.
+
+    Raises:
+        ConfigError: the directory or the file is missing, or it is not a JSON object.
+    """
+    path = model_dir / "config.json"
+    if not model_dir.is_dir():
+        raise ConfigError(f"there is no model directory {str(model_dir)!r}")
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{str(model_dir)!r} holds no config.json, so it is no model") from None
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{str(path)!r} is not a JSON object")
+    return raw
+
+
+def architecture_of(raw: dict[str, Any]) -> str:
+    """The one architecture that config.json names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    names = raw.get("architectures")
+    if not (isinstance(names, list) and names and isinstance(names[0], str)):
+        raise ConfigError("config.json names no model in `architectures`")
+    return names[0]
+
+
+def common_fields(raw: dict[str, Any]) -> dict[str, Any]:
+    """Fields of `ModelConfig` that mean the same in every family; a family file adds its own.
+
+    Raises:
+        ConfigError: rope parameters or the activation are unknown.
+    """
+    heads = raw.get("num_attention_heads")
+    fields = {
+        name: raw[name]
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+            "rms_norm_eps",
+            "tie_word_embeddings",
+        )
+        if raw.get(name) is not None
+    }
+    fields.setdefault("max_position_embeddings", 2048)
+    fields.setdefault("num_key_value_heads", heads)
+    if isinstance(heads, int) and heads > 0 and isinstance(raw.get("hidden_size"), int):
+        fields.setdefault("head_dim", raw["hidden_size"] // heads)
+    act = raw.get("hidden_act") or raw.get("hidden_activation") or "silu"
+    if act not in ACTIVATIONS:
+        raise ConfigError(
+            f"config.json: unknown activation {act!r}; supported are {', '.join(ACTIVATIONS)}"
+        )
+    return fields | {
+        "architecture": architecture_of(raw),
+        "dtype": _dtype(raw),
+        "hidden_act": ACTIVATIONS[act],
+        "eos_ids": _ids(raw.get("eos_token_id")),
+        "bos_id": raw.get("bos_token_id"),
+        "rope": parse_rope(raw, _positions(fields["max_position_embeddings"])),
+        "raw": raw,
+    }
+
+
+def make_config(fields: dict[str, Any]) -> ModelConfig:
+    """Build and check a config.
+
+    Raises:
+        ConfigError: a field is missing, of the wrong type, or impossible.
+    """
+    try:
+        config = msgspec.convert(fields, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json: {error}") from None
+    check_config(config)
+    if not config.layer_windows:
+        config = msgspec.structs.replace(config, layer_windows=(None,) * config.num_hidden_layers)
+    return config
+
+
+_LARGEST = {
+    "vocab_size": 4_000_000,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 8192,
+    "num_key_value_heads": 8192,
+    "head_dim": 4096,
+    "max_position_embeddings": 1 << 28,
+}
+
+
+def check_config(config: ModelConfig) -> None:
+    """Refuse shapes that no model can have.
+
+    Raises:
+        ConfigError: names the field and its limit.
+    """
+    for name, limit in _LARGEST.items():
+        value = getattr(config, name)
+        if not 1 <= value <= limit:
+            raise ConfigError(f"config.json: {name} must be in 1..{limit}, it is {value}")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ConfigError(
+            f"config.json: num_attention_heads ({config.num_attention_heads}) must be a multiple "
+            f"of num_key_value_heads ({config.num_key_value_heads})"
+        )
+    if config.rope.rotary_dim(config.head_dim) % 2:
+        raise ConfigError(
+            f"config.json: the rotary part of head_dim ({config.head_dim}) must be even"
+        )
+    if not (math.isfinite(config.rms_norm_eps) and config.rms_norm_eps >= 0):
+        raise ConfigError(f"config.json: rms_norm_eps must be >= 0, it is {config.rms_norm_eps}")
+    if config.layer_windows and len(config.layer_windows) != config.num_hidden_layers:
+        raise ConfigError(
+            f"config.json: layer_types has {len(config.layer_windows)} entries for "
+            f"{config.num_hidden_layers} layers"
+        )
+    if any(w is not None and w < 1 for w in config.layer_windows):
+        raise ConfigError("config.json: sliding_window must be at least 1")
+
+
+def sliding_windows(raw: dict[str, Any], default_on: bool) -> tuple[int | None, ...]:
+    """Window of each layer, from `sliding_window`, `use_sliding_window` and `layer_types`.
+
+    Args:
+        raw: config.json.
+        default_on: Whether the family applies `sliding_window` unless told otherwise.
+    """
+    window, layers = raw.get("sliding_window"), raw.get("num_hidden_layers")
+    if not isinstance(layers, int) or window is None:
+        return ()
+    if not isinstance(window, int):
+        raise ConfigError(f"config.json: sliding_window must be an integer, it is {window!r}")
+    types = raw.get("layer_types")
+    if isinstance(types, list):
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
+    if not raw.get("use_sliding_window", default_on):
+        return ()
+    first = raw.get("max_window_layers", 0) if "use_sliding_window" in raw else 0
+    return tuple(window if layer >= first else None for layer in range(layers))
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int:
+    """Bytes of keys and values that one token takes in all layers; needs no weights."""
+    per_layer = 2 * config.num_key_value_heads * config.head_dim
+    return config.num_hidden_layers * per_layer * DTYPE_BYTES[dtype or config.dtype]
+
+
+def _positions(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _dtype(raw: dict[str, Any]) -> str:
+    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise ConfigError(f"config.json: unsupported dtype {name!r}; supported are {known}")
+    return name
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(v, int) and v >= 0 for v in values):
+        raise ConfigError(f"config.json: eos_token_id must be one id or a list, it is {value!r}")
+    return tuple(values)

@@ -1,0 +1,164 @@
+"""Reads safetensors files by memory mapping: a header of JSON, then raw tensors.
+
+Format: 8 bytes little-endian header length, the header, the data. Mapped pages come from the page
+cache, so that several servers of one checkpoint share it until they convert it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sylvan.protocol.errors import ConfigError
+
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies: bytes [start, stop) of the data part of `file`."""
+
+    name: str
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Checkpoint:
+    """The tensors of a model directory, by name; each is mapped when asked for."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Read the headers of all files.
+
+        Raises:
+            ConfigError: no weights, a missing shard, or a broken file.
+        """
+        self.tensors: dict[str, StoredTensor] = {}
+        self._data: dict[Path, np.ndarray] = {}
+        for file in _files(model_dir):
+            self._read_header(file)
+        self._check_index(model_dir)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(t.stop - t.start for t in self.tensors.values())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor over the mapped file; copy before writing to it."""
+        stored = self.tensors[name]
+        raw = self._data[stored.file][stored.start : stored.stop]
+        if raw.size == 0:
+            return torch.empty(stored.shape, dtype=stored.dtype)
+        flat = torch.from_numpy(raw)
+        if raw.ctypes.data % stored.dtype.itemsize:
+            flat = flat.clone()
+        return flat.view(stored.dtype).view(stored.shape)
+
+    def _read_header(self, file: Path) -> None:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                raise ConfigError(f"{str(file)!r} is no safetensors file, or its header is cut off")
+            header = _parse(file, stream.read(length))
+        data = np.memmap(file, np.uint8, mode="c", offset=8 + length, shape=(size - 8 - length,))
+        self._data[file] = np.asarray(data)
+        for name, entry in header.items():
+            if name != "__metadata__":
+                self._add(_stored(name, file, entry), len(data))
+
+    def _add(self, tensor: StoredTensor, data_bytes: int) -> None:
+        if tensor.stop > data_bytes:
+            raise ConfigError(
+                f"{str(tensor.file)!r} is truncated: tensor {tensor.name!r} ends at byte "
+                f"{tensor.stop} of the data, but only {data_bytes} are there"
+            )
+        if tensor.stop - tensor.start != math.prod(tensor.shape) * tensor.dtype.itemsize:
+            raise ConfigError(
+                f"{str(tensor.file)!r}: size of tensor {tensor.name!r} contradicts its shape "
+                f"{list(tensor.shape)}"
+            )
+        if tensor.name in self.tensors:
+            other = self.tensors[tensor.name].file.name
+            raise ConfigError(f"tensor {tensor.name!r} is in both {other} and {tensor.file.name}")
+        self.tensors[tensor.name] = tensor
+
+    def _check_index(self, model_dir: Path) -> None:
+        for name, file in _weight_map(model_dir).items():
+            if name not in self.tensors:
+                raise ConfigError(
+                    f"tensor {name!r} is missing from {file}, where the index says it is"
+                )
+
+
+def _files(model_dir: Path) -> list[Path]:
+    names = sorted(set(_weight_map(model_dir).values())) or ["model.safetensors"]
+    files = [model_dir / name for name in names]
+    if not files[0].exists() and len(files) == 1:
+        files = sorted(model_dir.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{str(model_dir)!r} holds no *.safetensors file with weights")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"the weight file {str(file)!r} is missing")
+    return files
+
+
+def _weight_map(model_dir: Path) -> dict[str, str]:
+    index = model_dir / "model.safetensors.index.json"
+    if not index.is_file():
+        return {}
+    try:
+        found = json.loads(index.read_text("utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{str(index)!r} is not an index of safetensors files") from None
+    for file in found.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ConfigError(f"{str(index)!r} names {file!r}, which is not a plain file name")
+    return found
+
+
+def _parse(file: Path, header: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(header)
+    except ValueError:
+        raise ConfigError(f"{str(file)!r} has a broken safetensors header") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{str(file)!r} has a broken safetensors header")
+    return found
+
+
+def _stored(name: str, file: Path, entry: Any) -> StoredTensor:
+    try:
+        dtype, shape = _DTYPES[entry["dtype"]], tuple(int(n) for n in entry["shape"])
+        start, stop = (int(n) for n in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{str(file)!r}: cannot read the entry of tensor {name!r}") from None
+    if not 0 <= start <= stop or min(shape, default=0) < 0:
+        raise ConfigError(f"{str(file)!r}: impossible place or shape of tensor {name!r}")
+    return StoredTensor(name, file, dtype, shape, start, stop)
