@@ -1,0 +1,154 @@
+"""The reasoning formats by name; families that share a rule differ by a line in the table."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sylvan.protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFamily:
+    """Where thinking begins and ends in the output of a model family.
+
+    Attributes:
+        name: Option name.
+        starts: Markers that begin thinking; the first is the usual one.
+        ends: Markers that end it; the first is the usual one.
+        forced: Output starts inside thinking although no marker says so.
+        toggle: Template variable that says whether the output starts inside thinking, and its
+            value if the client gives none.
+        interrupts: Markers of tool calls that end thinking too, and stay in the answer.
+        keeps_tags: Everything is answer, with the start marker put in front.
+        harmony: Channels of the gpt-oss format instead of markers.
+    """
+
+    name: str
+    starts: tuple[str, ...] = ("<think>",)
+    ends: tuple[str, ...] = ("</think>",)
+    forced: bool = False
+    toggle: tuple[str, Any] | None = None
+    interrupts: tuple[str, ...] = ()
+    keeps_tags: bool = False
+    harmony: bool = False
+
+    def starts_in_reasoning(
+        self, prompt: str = "", template_kwargs: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Whether the model's output goes on with thinking.
+
+        The end of the prompt decides if it is one of the markers, then the template variables of
+        the request, then the family's habit.
+        """
+        tail = prompt[-256:].rstrip()
+        if tail.endswith(self.starts):
+            return True
+        if tail.endswith(self.ends):
+            return False
+        if self.toggle is not None:
+            name, default = self.toggle
+            return (template_kwargs or {}).get(name, default) in (True, "enabled", "on", "true")
+        return self.forced
+
+
+def _same(*names: str, **fields: Any) -> list[ReasoningFamily]:
+    return [ReasoningFamily(name=name, **fields) for name in names]
+
+
+_KIMI_TOOLS = "<|tool_calls_section_begin|>"
+_TABLE = (
+    *_same("deepseek-r1", "step3", "step3p5", "gigachat35", forced=True),
+    *_same("qwen3-thinking", "minimax", forced=True),
+    *_same("qwen3", "dots", "nanbeige", "interns1"),
+    *_same("deepseek-v3", "deepseek-v4", "deepseek-v41", toggle=("thinking", False)),
+    *_same("glm45", "ling3", "mimo", "poolside_v1", "iquest_q1"),
+    *_same("nemotron_3", toggle=("enable_thinking", True)),
+    *_same("granite_thinking_parser", toggle=("thinking", False)),
+    *_same("kimi_k2", interrupts=(_KIMI_TOOLS,)),
+    *_same("hunyuan", interrupts=("<tool_calls>",)),
+    *_same("minimax-append-think", keeps_tags=True),
+    *_same(
+        "minimax-m3",
+        starts=("<mm:think>",),
+        ends=("</mm:think>",),
+        toggle=("thinking_mode", "auto"),
+    ),
+    *_same("kimi", starts=("\u25c1think\u25b7",), ends=("\u25c1/think\u25b7",)),
+    *_same("kimi_k3", starts=("<|open|>think<|sep|>",), ends=("<|close|>think<|sep|>",)),
+    *_same(
+        "k2_horizon",
+        starts=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+        ends=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+    ),
+    *_same("gpt-oss", starts=("<|channel|>analysis<|message|>",), ends=("<|end|>",), harmony=True),
+    *_same("mistral", starts=("[THINK]",), ends=("[/THINK]",)),
+    *_same("gemma4", starts=("<|channel>thought",), ends=("<channel|>",)),
+    *_same("inkling", starts=("<|content_thinking|>",), ends=("<|end_message|>",)),
+    *_same("apertus2509", starts=("<|inner_prefix|>",), ends=("<|inner_suffix|>",)),
+    *_same("cohere_command4", starts=("<|START_THINKING|>",), ends=("<|END_THINKING|>",)),
+    *_same("muse", starts=(" to=self<|message|>", "to=self<|message|>"), ends=("<|eom|>",)),
+)
+_FAMILIES = {entry.name: entry for entry in _TABLE}
+# formats that a checkpoint's own chat template defines
+_FROM_TEMPLATE = ("beam", "response_template")
+
+# which text in a chat template tells which family; the first that is found decides
+_SIGNS = (
+    ("<|channel|>analysis", "gpt-oss"),
+    ("[THINK]", "mistral"),
+    ("<mm:think>", "minimax-m3"),
+    ("\u25c1think\u25b7", "kimi"),
+    ("<|channel>", "gemma4"),
+    ("<|inner_prefix|>", "apertus2509"),
+    ("<|START_THINKING|>", "cohere_command4"),
+    ("<|open|>", "kimi_k3"),
+    ("<ifm|", "k2_horizon"),
+    ("<|content_thinking|>", "inkling"),
+    ("to=self<|message|>", "muse"),
+    (_KIMI_TOOLS, "kimi_k2"),
+    ("<minimax:tool_call>", "minimax"),
+    ("<tool_sep>", "hunyuan"),
+    ("<arg_key>", "glm45"),
+    ("<\uff5cDSML\uff5c", "deepseek-v4"),
+    ("<\uff5cAssistant\uff5c><think>", "deepseek-r1"),
+    ("thinking is defined and thinking", "deepseek-v3"),
+    ("<\uff5cAssistant\uff5c>", "deepseek-v3"),
+    ("think>", "qwen3"),
+)
+_THINKS = ("think", "THINK", "analysis", "<|channel>", "<|inner_prefix|>", "to=self<|message|>")
+
+
+def options() -> tuple[str, ...]:
+    """Every name that `family` accepts."""
+    return tuple(sorted((*_FAMILIES, *_FROM_TEMPLATE, "auto")))
+
+
+def family(name: str, *, chat_template: str = "") -> ReasoningFamily | None:
+    """Look a family up; None if `auto` finds that the model does not think.
+
+    Raises:
+        ConfigError: There is no such family.
+    """
+    if name == "auto":
+        return choose(chat_template)
+    if name in _FROM_TEMPLATE:
+        found = choose(chat_template)
+        if found is None:
+            raise ConfigError(f"Reasoning parser {name!r} needs a chat template with markers.")
+        return replace(found, name=name)
+    if name not in _FAMILIES:
+        near = difflib.get_close_matches(name, options(), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"There is no reasoning parser {name!r}.{hint}")
+    return _FAMILIES[name]
+
+
+def choose(chat_template: str) -> ReasoningFamily | None:
+    """The family whose markers the template writes, or None."""
+    if not any(sign in chat_template for sign in _THINKS):
+        return None
+    name = next((name for sign, name in _SIGNS if sign in chat_template), None)
+    return _FAMILIES[name] if name else None

@@ -1,0 +1,140 @@
+"""The incremental parser behind all reasoning families."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Protocol
+
+from sylvan.text.reasoning.families import ReasoningFamily
+from sylvan.text.reasoning.harmony import HarmonyReasoning
+from sylvan.text.stops import possible_start
+
+Split = tuple[str, str]
+
+
+class ReasoningParser(Protocol):
+    """Splits one output as it arrives.
+
+    The joined results do not depend on how the text was cut, and no text is lost but the markers
+    and the white space next to them.
+    """
+
+    def feed(self, text: str) -> Split:
+        """Add text; return the new `(reasoning, content)`."""
+        ...
+
+    def finish(self) -> Split:
+        """Return what was held back, as `feed` does."""
+        ...
+
+
+class _Place(Enum):
+    BEFORE = auto()
+    THINKING = auto()
+    GAP = auto()
+    ANSWER = auto()
+
+
+class MarkedReasoning:
+    """Thinking between two markers, at the start of the output.
+
+    Args:
+        family: The markers.
+        start_in_reasoning: The output goes on with thinking; a start marker may still come first.
+    """
+
+    def __init__(self, family: ReasoningFamily, *, start_in_reasoning: bool) -> None:
+        self._family = family
+        self._forced = start_in_reasoning
+        self._stops = (*family.ends, *family.interrupts)
+        self._place = _Place.BEFORE
+        self._held = ""
+        self._at_first = True
+
+    def feed(self, text: str) -> Split:
+        """See `ReasoningParser.feed`."""
+        self._held += text
+        reasoning = content = ""
+        if self._place is _Place.BEFORE:
+            self._enter()
+        if self._place is _Place.THINKING:
+            reasoning = self._think()
+        if self._place is _Place.GAP:
+            self._held = self._held.lstrip()
+            self._place = _Place.ANSWER if self._held else _Place.GAP
+        if self._place is _Place.ANSWER:
+            content, self._held = self._held, ""
+        return reasoning, content
+
+    def finish(self) -> Split:
+        """See `ReasoningParser.finish`."""
+        held, self._held = self._held, ""
+        if self._place is _Place.GAP:
+            return "", ""
+        thinking = self._place is _Place.THINKING or (self._place is _Place.BEFORE and self._forced)
+        return (held, "") if thinking else ("", held)
+
+    def _enter(self) -> None:
+        begin = self._held.lstrip()
+        # a marker may have white space of its own in front
+        for text in (self._held, begin):
+            if marker := _prefix_of(text, self._family.starts):
+                self._held = text[len(marker) :]
+                self._place = _Place.THINKING
+                return
+        if not any(start.startswith((begin, self._held)) for start in self._family.starts):
+            self._place = _Place.THINKING if self._forced else _Place.ANSWER
+
+    def _think(self) -> str:
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            end, stop = min(found, key=lambda item: (item[0], -len(item[1])))
+            text = self._held[:end].rstrip()
+            skip = 0 if stop in self._family.interrupts else len(stop)
+            self._held = self._held[end + skip :]
+            self._place = _Place.GAP
+        else:
+            end = possible_start(self._held, self._stops)
+            text = self._held[:end].rstrip()
+            self._held = self._held[len(text) :]
+        if self._at_first:
+            text = text.lstrip()
+            self._at_first = not text
+        return text
+
+
+class TaggedAnswer:
+    """Keeps thinking in the answer and completes its tags: the start marker is put in front."""
+
+    def __init__(self, family: ReasoningFamily) -> None:
+        self._prefix = family.starts[0]
+
+    def feed(self, text: str) -> Split:
+        """See `ReasoningParser.feed`."""
+        if text:
+            text, self._prefix = self._prefix + text, ""
+        return "", text
+
+    def finish(self) -> Split:
+        """See `ReasoningParser.finish`."""
+        return "", ""
+
+
+def make_parser(family: ReasoningFamily, *, start_in_reasoning: bool) -> ReasoningParser:
+    """A new parser for one output; see `ReasoningFamily.starts_in_reasoning`."""
+    if family.harmony:
+        return HarmonyReasoning()
+    if family.keeps_tags:
+        return TaggedAnswer(family)
+    return MarkedReasoning(family, start_in_reasoning=start_in_reasoning)
+
+
+def separate(text: str, family: ReasoningFamily, *, start_in_reasoning: bool) -> Split:
+    """Split a whole output into `(reasoning, content)`."""
+    parser = make_parser(family, start_in_reasoning=start_in_reasoning)
+    first, last = parser.feed(text), parser.finish()
+    return first[0] + last[0], first[1] + last[1]
+
+
+def _prefix_of(text: str, markers: tuple[str, ...]) -> str:
+    return max((m for m in markers if text.startswith(m)), key=len, default="")

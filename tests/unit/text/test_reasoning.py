@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pytest
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.text.reasoning import choose, family, options, separate
+
+CONTRACT = [
+    "deepseek-r1",
+    "step3",
+    "step3p5",
+    "gigachat35",
+    "qwen3-thinking",
+    "minimax",
+    "qwen3",
+    "dots",
+    "nanbeige",
+    "interns1",
+    "deepseek-v3",
+    "deepseek-v4",
+    "deepseek-v41",
+    "glm45",
+    "ling3",
+    "mimo",
+    "poolside_v1",
+    "nemotron_3",
+    "granite_thinking_parser",
+    "iquest_q1",
+    "kimi_k2",
+    "minimax-append-think",
+    "minimax-m3",
+    "kimi",
+    "kimi_k3",
+    "k2_horizon",
+    "gpt-oss",
+    "mistral",
+    "hunyuan",
+    "gemma4",
+    "inkling",
+    "apertus2509",
+    "cohere_command4",
+    "muse",
+    "beam",
+    "response_template",
+    "auto",
+]
+ODD = {"auto", "minimax-append-think", "gpt-oss"}
+
+
+def test_every_name_of_the_contract_is_there() -> None:
+    assert set(options()) == set(CONTRACT)
+
+
+@pytest.mark.parametrize("name", sorted(set(CONTRACT) - ODD))
+def test_markers_split_thinking_from_answer(name: str) -> None:
+    found = family(name, chat_template="<think>")
+
+    text = f"{found.starts[0]}\nwhy \u4f60\n{found.ends[0]}\n\nanswer\n"
+
+    assert separate(text, found, start_in_reasoning=False) == ("why \u4f60", "answer\n")
+    assert separate(text, found, start_in_reasoning=True) == ("why \u4f60", "answer\n")
+    later = text.removeprefix(found.starts[0])
+    assert separate(later, found, start_in_reasoning=True) == ("why \u4f60", "answer\n")
+    assert separate(" plain text", found, start_in_reasoning=False) == ("", " plain text")
+    assert separate("cut off", found, start_in_reasoning=True) == ("cut off", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "marker"),
+    [("kimi_k2", "<|tool_calls_section_begin|>"), ("hunyuan", "<tool_calls>")],
+)
+def test_tool_section_ends_thinking_and_stays(name: str, marker: str) -> None:
+    text = f"hm\n{marker}call"
+
+    assert separate(text, family(name), start_in_reasoning=True) == ("hm", f"{marker}call")
+
+
+def test_append_think_keeps_everything() -> None:
+    found = family("minimax-append-think")
+
+    assert separate("a</think>b", found, start_in_reasoning=True) == ("", "<think>a</think>b")
+
+
+def test_harmony_channels() -> None:
+    text = (
+        "<|channel|>analysis<|message|>let me see<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I will look. <|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json"
+        "<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>final<|message|>done<|return|>"
+    )
+
+    reasoning, content = separate(text, family("gpt-oss"), start_in_reasoning=True)
+
+    assert reasoning == "let me see"
+    assert content == (
+        "I will look. <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json"
+        "<|message|>{}<|call|>done"
+    )
+
+
+def test_harmony_passes_plain_and_truncated_text() -> None:
+    found = family("gpt-oss")
+
+    assert separate("plain", found, start_in_reasoning=False) == ("", "plain")
+    cut = "<|channel|>analysis<|message|>half"
+    assert separate(cut, found, start_in_reasoning=False) == ("half", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "kwargs", "want"),
+    [
+        ("deepseek-r1", "", {}, True),
+        ("deepseek-r1", "<think>\n\n</think>\n\n", {}, False),
+        ("qwen3", "", {}, False),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", {}, True),
+        ("deepseek-v3", "", {}, False),
+        ("deepseek-v3", "", {"thinking": True}, True),
+        ("nemotron_3", "", {"enable_thinking": False}, False),
+        ("minimax-m3", "", {"thinking_mode": "enabled"}, True),
+    ],
+)
+def test_start_in_reasoning(name: str, prompt: str, kwargs: dict, want: bool) -> None:
+    assert family(name).starts_in_reasoning(prompt, kwargs) is want
+
+
+@pytest.mark.parametrize(
+    ("template", "want"),
+    [
+        ("{{ messages }}", None),
+        ("... '</think>' ... enable_thinking", "qwen3"),
+        ("<|start|>assistant<|channel|>analysis<|message|>", "gpt-oss"),
+        ("[THINK]", "mistral"),
+        ("<think> <arg_key>", "glm45"),
+        ("<|tool_calls_section_begin|> </think>", "kimi_k2"),
+    ],
+)
+def test_auto_reads_the_template(template: str, want: str | None) -> None:
+    found = choose(template)
+
+    assert (found and found.name) == want
+    assert family("auto", chat_template=template) == found
+
+
+def test_wrong_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'qwen3'"):
+        family("qwen")
+    with pytest.raises(ConfigError, match="needs a chat template"):
+        family("beam")
