@@ -1,0 +1,220 @@
+"""What a request must satisfy before it reaches a scheduler, and the values it left open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.arrays import EMPTY_IDS, IntArray
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.tokenizer.types import GenerateInput, ModelFacts
+from sylvan.text.stops import StopFinder
+
+MAX_TOP_LOGPROBS = 1024
+MAX_LOGPROB_IDS = 1024
+MAX_LOGIT_BIAS = 100.0
+MAX_RID_CHARS = 256
+MAX_CHARS_PER_TOKEN = 256  # a text longer than this times the context cannot fit
+_INT32 = range(-(2**31), 2**31)
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Ids of a prompt, and the field they came from."""
+
+    ids: Sequence[int] | IntArray
+    param: str
+
+
+def check_input(inp: GenerateInput, facts: ModelFacts) -> None:
+    """Check what can be checked before the text is tokenised.
+
+    Raises:
+        RequestError: a field is out of bounds; names it.
+    """
+    if (inp.text is None) == (inp.input_ids is None):
+        given = "neither" if inp.text is None else "both"
+        raise RequestError(f"one of text and input_ids is needed, not {given}", param="text")
+    if inp.text is not None and len(inp.text) > MAX_CHARS_PER_TOKEN * facts.context_len:
+        raise RequestError(
+            f"text has {len(inp.text)} characters, far more than the {facts.context_len} tokens "
+            "the model can take",
+            param="text",
+        )
+    if inp.rid is not None and not 0 < len(inp.rid) <= MAX_RID_CHARS:
+        raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
+    if inp.priority not in _INT32:
+        raise RequestError("priority must be a 32-bit integer", param="priority")
+    if inp.deadline_s is not None and not 0 < inp.deadline_s < math.inf:
+        raise RequestError("deadline_s must be a positive number", param="deadline_s")
+    if inp.lora is not None:
+        raise RequestError(f"there is no adapter called {inp.lora!r}", param="lora_path")
+    _check_sampling(inp.sampling, facts)
+
+
+def build_request(
+    inp: GenerateInput, prompt: Prompt, facts: ModelFacts, *, seed: int
+) -> GenerateRequest:
+    """The request of sample 0, with everything that was left open filled in.
+
+    `seed` is taken where the client gave none. The rid is yet to be set.
+
+    Raises:
+        RequestError: prompt and sampling parameters do not go together, or do not fit.
+    """
+    ids = _check_prompt(prompt, facts)
+    sampling = inp.sampling
+    max_new_tokens = _max_new_tokens(len(ids), sampling, facts)
+    sampling = msgspec.structs.replace(
+        sampling,
+        max_new_tokens=max_new_tokens,
+        sampling_seed=seed if sampling.sampling_seed is None else sampling.sampling_seed,
+    )
+    if sampling.min_new_tokens > max_new_tokens:
+        raise RequestError(
+            f"min_new_tokens is {sampling.min_new_tokens}, more than max_new_tokens, "
+            f"{max_new_tokens}",
+            param="min_new_tokens",
+        )
+    if inp.logprobs is not None:
+        _check_logprobs(inp.logprobs, len(ids), facts)
+    return GenerateRequest(
+        rid="",
+        input_ids=ids,
+        output_ids=EMPTY_IDS,
+        sampling=sampling,
+        eos_ids=() if sampling.ignore_eos else facts.eos_ids,
+        logprobs=inp.logprobs,
+        lora=inp.lora,
+        tenant=inp.tenant,
+        cache_salt=inp.cache_salt,
+        priority=inp.priority,
+        deadline_s=inp.deadline_s,
+        thinking_end_ids=inp.thinking_end_ids,
+        custom_params=sampling.custom_params,
+    )
+
+
+def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> IntArray:
+    """Token ids as an array of their own.
+
+    Raises:
+        RequestError: they are not a list of integers, or one is outside the vocabulary.
+    """
+    if len(ids) == 0:
+        return EMPTY_IDS
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"{param} must be a list of token ids", param=param) from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise RequestError(f"{param} must be a list of token ids", param=param)
+    outside = (array < 0) | (array >= vocab_size)
+    if outside.any():
+        where = int(outside.argmax())
+        raise RequestError(
+            f"{param}[{where}] is {array[where]}; token ids of this model are 0 to "
+            f"{vocab_size - 1}",
+            param=param,
+        )
+    return array.astype(np.int32)
+
+
+def _check_prompt(prompt: Prompt, facts: ModelFacts) -> IntArray:
+    if len(prompt.ids) == 0:
+        raise RequestError(f"{prompt.param} is empty; the prompt needs a token", param=prompt.param)
+    if len(prompt.ids) >= facts.max_request_tokens:
+        raise RequestError(
+            f"the prompt has {len(prompt.ids)} tokens; prompt and output together may have "
+            f"{facts.max_request_tokens}",
+            param=prompt.param,
+        )
+    return check_ids(prompt.ids, facts.vocab_size, prompt.param)
+
+
+def _max_new_tokens(prompt_len: int, sampling: SamplingParams, facts: ModelFacts) -> int:
+    room = facts.max_request_tokens - prompt_len
+    wanted = sampling.max_new_tokens
+    if wanted is not None and wanted > room:
+        raise RequestError(
+            f"max_new_tokens is {wanted}, but after a prompt of {prompt_len} tokens there is room "
+            f"for {room} (prompt and output together may have {facts.max_request_tokens})",
+            param="max_new_tokens",
+        )
+    return room if wanted is None else wanted
+
+
+def _check_sampling(sampling: SamplingParams, facts: ModelFacts) -> None:
+    try:  # the bounds of the type, for parameters that did not come from a body
+        msgspec.convert(msgspec.structs.asdict(sampling), SamplingParams)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at ")
+        param = path.strip("`$.").partition("[")[0] or None
+        raise RequestError(f"{param or 'sampling_params'}: {message}", param=param) from error
+    for name in _FLOATS:
+        if not math.isfinite(getattr(sampling, name)):
+            raise RequestError(f"{name} must be a finite number", param=name)
+    if sampling.top_k == 0:
+        raise RequestError("top_k must be -1 (all) or at least 1", param="top_k")
+    grammars = [
+        name
+        for name in ("json_schema", "regex", "ebnf", "structural_tag")
+        if getattr(sampling, name)
+    ]
+    if len(grammars) > 1:
+        raise RequestError(f"{' and '.join(grammars)} exclude each other", param=grammars[1])
+    check_ids(sampling.stop_token_ids, facts.vocab_size, "stop_token_ids")
+    _check_bias(sampling.logit_bias, facts.vocab_size)
+    StopFinder(sampling.stop, sampling.stop_regex)
+
+
+def _check_bias(bias: dict[str, float], vocab_size: int) -> None:
+    for key, value in bias.items():
+        known = key.isascii() and key.isdigit() and len(key) < 11 and int(key) < vocab_size
+        if not known:
+            raise RequestError(
+                f"logit_bias has the key {key[:32]!r}; token ids of this model are 0 to "
+                f"{vocab_size - 1}",
+                param="logit_bias",
+            )
+        if not -MAX_LOGIT_BIAS <= value <= MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"logit_bias of token {key} is {value}; it must be between {-MAX_LOGIT_BIAS:g} "
+                f"and {MAX_LOGIT_BIAS:g}",
+                param="logit_bias",
+            )
+
+
+def _check_logprobs(options: LogprobOptions, prompt_len: int, facts: ModelFacts) -> None:
+    most = min(MAX_TOP_LOGPROBS, facts.vocab_size)
+    if not 0 <= options.top <= most:
+        raise RequestError(
+            f"top_logprobs_num is {options.top}; it must be between 0 and {most}",
+            param="top_logprobs_num",
+        )
+    if options.start is not None and not 0 <= options.start <= prompt_len:
+        raise RequestError(
+            f"logprob_start_len is {options.start}; the prompt has {prompt_len} tokens",
+            param="logprob_start_len",
+        )
+    if len(options.token_ids) > MAX_LOGPROB_IDS:
+        raise RequestError(
+            f"token_ids_logprob names {len(options.token_ids)} ids; at most {MAX_LOGPROB_IDS} "
+            "are allowed",
+            param="token_ids_logprob",
+        )
+    check_ids(options.token_ids, facts.vocab_size, "token_ids_logprob")

@@ -1,0 +1,169 @@
+"""Turns tokens into text on their way to the client, and finds stops in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import (
+    Finish,
+    OpenText,
+    StopFound,
+    TextBatch,
+    TextOutput,
+    ToDetokenizer,
+    TokenBatch,
+    TokenLogprobs,
+    TokenOutput,
+)
+from sylvan.runtime.tokenizer.names import epoch_of
+from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer, Vocabulary
+
+
+@dataclass(slots=True)
+class _Text:
+    """State of one sample.
+
+    `given` counts the output tokens passed on. `end` is set once the text has ended but the
+    scheduler does not know yet: whatever it still sends is cut away.
+    """
+
+    text: IncrementalDetokenizer
+    no_stop_trim: bool
+    given: int = 0
+    end: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a message leads to: texts for the API process, stops for the scheduler."""
+
+    texts: TextBatch | None = None
+    stops: tuple[StopFound, ...] = ()
+
+
+class DetokenizerManager:
+    """Follows the text of every live sample.
+
+    What is passed on depends on the tokens only, not on how they were cut into messages nor on
+    when the scheduler learns of a stop: tokens after a stop are taken out of ids, log
+    probabilities and usage here.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._texts: dict[str, _Text] = {}
+        self._epoch = 0
+
+    @property
+    def num_live(self) -> int:
+        """Samples being followed."""
+        return len(self._texts)
+
+    def handle(self, message: ToDetokenizer) -> Answer:
+        """Take in a message."""
+        if isinstance(message, OpenText):
+            stop = self._open(message)
+            return Answer(stops=(stop,) if stop else ())
+        return self._push_all(message)
+
+    def _open(self, message: OpenText) -> StopFound | None:
+        self._forget_before(epoch_of(message.rid))
+        text = IncrementalDetokenizer(
+            self._vocabulary,
+            DetokenizerOptions(
+                skip_special_tokens=message.skip_special_tokens,
+                spaces_between_special_tokens=message.spaces_between_special_tokens,
+                stop=message.stop,
+                stop_regex=message.stop_regex,
+                no_stop_trim=message.no_stop_trim,
+            ),
+            prompt_tail_ids=message.prompt_tail_ids,
+        )
+        state = _Text(text, message.no_stop_trim)
+        self._texts[message.rid] = state
+        if not message.output_ids:
+            return None
+        delta = text.push(message.output_ids)
+        state.given = delta.kept_tokens
+        if delta.stop is None:
+            return None
+        # the process was lost between finding the stop and the scheduler's answer to it
+        state.end = Finish(type="stop", matched=delta.stop)
+        return StopFound(rid=message.rid, num_tokens=state.given, matched=delta.stop)
+
+    def _forget_before(self, epoch: int) -> None:
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._texts = {n: text for n, text in self._texts.items() if epoch_of(n) >= epoch}
+
+    def _push_all(self, batch: TokenBatch) -> Answer:
+        texts: list[TextOutput] = []
+        stops: list[StopFound] = []
+        for output in batch.outputs:
+            state = self._texts.get(output.rid)
+            if state is None:
+                continue
+            if output.finish is not None:
+                del self._texts[output.rid]
+            text, stop = _push(state, output)
+            if text is not None:
+                texts.append(text)
+            if stop is not None and output.finish is None:
+                stops.append(stop)
+        return Answer(TextBatch(outputs=tuple(texts)) if texts else None, tuple(stops))
+
+
+def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput | None, StopFound | None]:
+    if state.end is not None:
+        if output.finish is None:
+            return None, None
+        return TextOutput(rid=output.rid, text="", output=_cut(output, 0, state)), None
+    try:
+        delta = state.text.push(_visible(state, output), final=output.finish is not None)
+    except RequestError as error:  # a stop pattern that takes too long
+        state.end = Finish(type="abort", message=str(error), status=400, param=error.param)
+        text = TextOutput(rid=output.rid, text="", output=_cut(output, 0, state))
+        return text, StopFound(rid=output.rid, num_tokens=state.given, matched="")
+    if delta.stop is None:
+        state.given += len(output.token_ids)
+        return TextOutput(rid=output.rid, text=delta.text, output=output), None
+    kept = delta.kept_tokens - state.given
+    state.given = delta.kept_tokens
+    state.end = Finish(type="stop", matched=delta.stop)
+    text = TextOutput(rid=output.rid, text=delta.text, output=_cut(output, kept, state))
+    return text, StopFound(rid=output.rid, num_tokens=state.given, matched=delta.stop)
+
+
+def _visible(state: _Text, output: TokenOutput) -> tuple[int, ...]:
+    """Ids whose text the client is to see: all but a matched stop token."""
+    finish, ids = output.finish, output.token_ids
+    hides = finish is not None and finish.type == "stop" and not state.no_stop_trim
+    if hides and ids and finish is not None and finish.matched == ids[-1]:
+        return ids[:-1]
+    return ids
+
+
+def _cut(output: TokenOutput, kept: int, state: _Text) -> TokenOutput:
+    """The output without the tokens after the first `kept`, ended by the text if it has ended."""
+    return msgspec.structs.replace(
+        output,
+        token_ids=output.token_ids[:kept],
+        logprobs=_first(output.logprobs, kept) if output.logprobs and kept else None,
+        usage=msgspec.structs.replace(output.usage, completion_tokens=state.given),
+        finish=state.end if output.finish is not None else None,
+    )
+
+
+def _first(logprobs: TokenLogprobs, count: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        token_ids=logprobs.token_ids[:count],
+        logprobs=logprobs.logprobs[:count],
+        top_ids=None if logprobs.top_ids is None else logprobs.top_ids[:count],
+        top_logprobs=None if logprobs.top_logprobs is None else logprobs.top_logprobs[:count],
+        chosen_logprobs=(
+            None if logprobs.chosen_logprobs is None else logprobs.chosen_logprobs[:count]
+        ),
+    )
