@@ -1,1 +1,7 @@
 """The one configuration tree: load it from all sources, resolve what is `auto`, check the rest."""
+
+from __future__ import annotations
+
+from sylvan.config.tree import Config
+
+__all__ = ["Config"]

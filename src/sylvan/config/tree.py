@@ -55,10 +55,11 @@ class SchedulerConfig(Section, frozen=True):
     max_batch_tokens: Tokens | Auto = "auto"
     """Tokens computed in one step, over all requests."""
     chunk_tokens: AnyTokens | Auto = "auto"
-    """Prompt tokens of one request computed in one step; 0 never splits a prompt."""
+    """Prompt tokens computed in one step, so that generation is not held up; 0 never splits a
+    prompt."""
     max_running_reqs: Count | Auto = "auto"
     """Requests computed at the same time."""
-    max_waiting_reqs: Count = 8192
+    max_waiting_reqs: Count = 4096
     """Requests that may wait; one more is refused with status 503."""
     queue_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """A request that waited longer is refused with status 503."""
@@ -67,8 +68,9 @@ class SchedulerConfig(Section, frozen=True):
     conservativeness: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
     """Share of its `max_new_tokens` that a request is expected to use, relative to the built-in
     estimate; larger admits fewer requests and preempts less."""
-    preempt_threshold: Natural = 10
-    """With the policy `priority`: how much more urgent a request must be to push out another."""
+    preempt_threshold: Natural | None = 10
+    """How much higher the priority of a waiting request must be to push out a running one; `none`
+    never does."""
 
     @property
     def inflight(self) -> int:

@@ -14,8 +14,8 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "tokens"})]
 """A number of tokens; text may use k, M (thousands) and Ki, Mi (of 1024)."""
 AnyTokens = Annotated[int, msgspec.Meta(ge=0, extra={"unit": "tokens"})]
-Bytes = Annotated[int, msgspec.Meta(ge=1 << 20, extra={"unit": "bytes"})]
-"""A size of at least 1 MiB; text may say `512MiB`, `2GB`, `2g`."""
+Bytes = Annotated[int, msgspec.Meta(ge=1 << 10, extra={"unit": "bytes"})]
+"""A size of at least 1 KiB; text may say `512MiB`, `2GB`, `2g`."""
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

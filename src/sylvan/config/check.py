@@ -1,0 +1,277 @@
+"""Combinations that cannot work, in one table; each says what to do instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
+from sylvan.config.fields import get, nearest, size_text
+from sylvan.config.parse import PLUG_INS
+from sylvan.config.resolve import CACHE_POLICIES, Resolved
+from sylvan.config.tree import Config
+from sylvan.protocol.errors import ConfigError
+
+MIN_CONTEXT = 64
+"""A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a rule judges."""
+
+    resolved: Resolved
+    facts: Facts
+
+    @property
+    def config(self) -> Config:
+        """The resolved tree."""
+        return self.resolved.config
+
+    @property
+    def device(self) -> DeviceFacts | None:
+        """The device chosen, if it exists."""
+        return self.facts.devices.get(self.config.device)
+
+    @property
+    def attention(self) -> AttentionFacts | None:
+        """The attention backend chosen, if it exists."""
+        return self.facts.attention.get(self.config.attention)
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much more memory the plan needs than is free; 0 if none."""
+        plan = self.resolved.plan
+        least = min(MIN_CONTEXT, self.facts.model.context_len) * plan.kv_bytes_per_token
+        needed = plan.weight_bytes + plan.work_bytes + max(plan.kv_bytes, least)
+        return max(0, needed - plan.budget_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One impossible combination. `message` may name fields as `{cache.page_size}`."""
+
+    name: str
+    fields: tuple[str, ...]
+    broken: Callable[[Case], bool]
+    message: str | Callable[[Case], str]
+
+
+def check(resolved: Resolved, facts: Facts) -> None:
+    """Report all broken rules at once.
+
+    Raises:
+        ConfigError: at least one rule is broken; one line for each.
+    """
+    case = Case(resolved, facts)
+    broken = [rule for rule in RULES if rule.broken(case)]
+    if broken:
+        raise ConfigError("\n".join(explain(rule, case) for rule in broken))
+
+
+def explain(rule: Rule, case: Case) -> str:
+    """The message of a rule, with the values of the fields that it names."""
+    text = rule.message if isinstance(rule.message, str) else rule.message(case)
+
+    def shown(match: re.Match[str]) -> str:
+        path = match[1]
+        return f"{path}={_value_text(get(case.config, path))}"
+
+    return re.sub(r"\{([a-z_.]+)\}", shown, text)
+
+
+def _value_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pending(case: Case) -> Sequence[str]:
+    return [path for path in case.facts.missing if get(case.config, path) is not None]
+
+
+def _unknown_options(case: Case) -> Sequence[str]:
+    lines: list[str] = []
+    for path in PLUG_INS:
+        known = case.facts.options.get(path)
+        value = str(get(case.config, path))
+        if known is not None and value not in (*known, "auto", "none"):
+            hint = nearest(value, known) or f"; there is {', '.join(known) or 'none yet'}"
+            lines.append(f"{path}: unknown {value!r}{hint}")
+    return lines
+
+
+def _memory_message(case: Case) -> str:
+    plan, missing = case.resolved.plan, case.missing_bytes
+    return (
+        f"too little memory: {plan.describe()}; {size_text(missing)} missing. Free memory, or "
+        "lower cache.memory, context_len, scheduler.max_batch_tokens or "
+        "scheduler.max_running_reqs, or choose a smaller model"
+    )
+
+
+def _whole_prompts_too_long(case: Case) -> bool:
+    scheduler, longest = case.config.scheduler, case.config.context_len
+    most = scheduler.max_batch_tokens
+    return (
+        scheduler.chunk_tokens == 0
+        and isinstance(longest, int)
+        and isinstance(most, int)
+        and most < longest
+    )
+
+
+def _chunk_over_step(case: Case) -> bool:
+    scheduler = case.config.scheduler
+    chunk, most = scheduler.chunk_tokens, scheduler.max_batch_tokens
+    return isinstance(chunk, int) and isinstance(most, int) and chunk > most
+
+
+def _tokens_over_memory(case: Case) -> bool:
+    memory, tokens = case.config.cache.memory, case.config.cache.max_tokens
+    per_token = case.resolved.plan.kv_bytes_per_token
+    page = case.resolved.plan.page_size
+    if not (isinstance(memory, int) and isinstance(tokens, int)):
+        return False
+    return tokens > -(-memory // (per_token * page)) * page
+
+
+def _context_over_cache(case: Case) -> bool:
+    longest, plan = case.config.context_len, case.resolved.plan
+    return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
+
+
+RULES = (
+    Rule(
+        "feature does not exist yet",
+        ("lora", "speculative", "disagg"),
+        lambda c: bool(_pending(c)),
+        lambda c: "\n".join(
+            f"{path}: not supported yet: {c.facts.missing[path]}" for path in _pending(c)
+        ),
+    ),
+    Rule(
+        "unknown option",
+        PLUG_INS,
+        lambda c: bool(_unknown_options(c)),
+        lambda c: "\n".join(_unknown_options(c)),
+    ),
+    Rule(
+        "no such device",
+        ("device",),
+        lambda c: c.device is None,
+        "{device}: this machine has no such device, or the installed torch cannot use it; choose "
+        "device=cpu or auto",
+    ),
+    Rule(
+        "runner not on this device",
+        ("runner", "device"),
+        lambda c: c.device is not None and c.config.runner not in c.device.runners,
+        "{runner} does not work with {device} here; leave runner at auto",
+    ),
+    Rule(
+        "no attention fits",
+        ("attention", "device", "deterministic", "cache.page_size"),
+        lambda c: c.device is not None and c.config.attention == "auto",
+        "no attention backend fits {device}, {runner}, {deterministic} and {cache.page_size}; "
+        "leave one of them at auto",
+    ),
+    Rule(
+        "attention not on this device",
+        ("attention", "device"),
+        lambda c: c.attention is not None and c.config.device not in c.attention.devices,
+        "{attention} does not run on {device}; leave attention at auto",
+    ),
+    Rule(
+        "attention not with this runner",
+        ("attention", "runner"),
+        lambda c: c.attention is not None and c.config.runner not in c.attention.runners,
+        "{attention} is not part of {runner}; leave one of them at auto",
+    ),
+    Rule(
+        "attention not with this page size",
+        ("attention", "cache.page_size"),
+        lambda c: (
+            c.attention is not None
+            and c.attention.page_sizes is not None
+            and c.config.cache.page_size not in c.attention.page_sizes
+        ),
+        "{attention} cannot use {cache.page_size}; leave cache.page_size at auto",
+    ),
+    Rule(
+        "attention not deterministic",
+        ("deterministic", "attention"),
+        lambda c: (
+            c.config.deterministic is True
+            and c.attention is not None
+            and not c.attention.batch_invariant
+        ),
+        "{deterministic} is impossible with {attention}, whose results depend on the batch; leave "
+        "attention at auto, or set deterministic=false",
+    ),
+    Rule(
+        "no such quantisation",
+        ("quantization",),
+        lambda c: c.config.quantization not in (None, *c.facts.quantizations),
+        "{quantization}: not supported yet on {device}; leave it at none",
+    ),
+    Rule(
+        "context too long",
+        ("context_len",),
+        lambda c: (
+            isinstance(c.config.context_len, int)
+            and c.config.context_len > c.facts.model.context_len
+        ),
+        lambda c: (
+            f"{{context_len}} is more than {c.facts.model.name} was made for, "
+            f"{c.facts.model.context_len}; leave context_len at auto"
+        ),
+    ),
+    Rule(
+        "policy without cache",
+        ("scheduler.policy", "cache.prefix"),
+        lambda c: c.config.cache.prefix == "none" and c.config.scheduler.policy in CACHE_POLICIES,
+        "{scheduler.policy} orders by cached prefixes, but {cache.prefix}; choose "
+        "scheduler.policy=fcfs, or cache.prefix=radix",
+    ),
+    Rule(
+        "prompts do not fit into a step",
+        ("scheduler.chunk_tokens", "scheduler.max_batch_tokens", "context_len"),
+        _whole_prompts_too_long,
+        "{scheduler.chunk_tokens} never splits a prompt, so {scheduler.max_batch_tokens} must be "
+        "at least {context_len}; leave scheduler.max_batch_tokens at auto",
+    ),
+    Rule(
+        "chunk larger than a step",
+        ("scheduler.chunk_tokens", "scheduler.max_batch_tokens"),
+        _chunk_over_step,
+        "{scheduler.chunk_tokens} is more than {scheduler.max_batch_tokens}; leave one of them at "
+        "auto",
+    ),
+    Rule(
+        "tokens do not fit into the cache",
+        ("cache.max_tokens", "cache.memory"),
+        _tokens_over_memory,
+        "{cache.max_tokens} do not fit into {cache.memory} bytes; give only one of them",
+    ),
+    Rule(
+        "memory",
+        ("cache.memory", "context_len", "scheduler.max_batch_tokens", "scheduler.max_running_reqs"),
+        lambda c: c.device is not None and c.missing_bytes > 0,
+        _memory_message,
+    ),
+    Rule(
+        "context does not fit into the cache",
+        ("context_len", "cache.memory", "cache.max_tokens"),
+        _context_over_cache,
+        lambda c: (
+            f"{{context_len}} does not fit into a KV cache of {c.resolved.plan.num_tokens} tokens; "
+            "lower it, or raise cache.memory (or cache.max_tokens)"
+        ),
+    ),
+    Rule(
+        "TLS key without certificate",
+        ("server.ssl_keyfile", "server.ssl_certfile"),
+        lambda c: c.config.server.ssl_keyfile is not None and not c.config.server.ssl_certfile,
+        "{server.ssl_keyfile} needs server.ssl_certfile too",
+    ),
+)

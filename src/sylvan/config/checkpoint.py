@@ -1,0 +1,140 @@
+"""Where a model is, and what its files say about its size; reads no weights."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from sylvan.config.facts import DTYPE_BYTES, ModelFacts
+from sylvan.config.tree import BUILT_IN_MODEL
+from sylvan.protocol.errors import ConfigError
+
+ASSETS = Path(__file__).parent.parent / "assets"
+NEEDED = "config.json, *.safetensors and tokenizer.json"
+_MAX_HEADER_BYTES = 100 << 20
+
+
+def model_dir(model: str) -> Path:
+    """The directory of a model given by path or as the name of a built-in one.
+
+    Raises:
+        ConfigError: there is none; says what is near, and what such a directory holds.
+    """
+    if model == BUILT_IN_MODEL and not Path(model, "config.json").is_file():
+        return ASSETS / BUILT_IN_MODEL
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        raise ConfigError(
+            f"model: there is no directory {model!r}{_near(path)}. A model is a directory with "
+            f"{NEEDED}, or {BUILT_IN_MODEL!r}, the built-in one; models are not downloaded"
+        )
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"model: {model!r} has no config.json; a model directory holds {NEEDED}"
+            f"{_models_inside(path)}"
+        )
+    return path
+
+
+def model_facts(model: str) -> ModelFacts:
+    """Size and limits of a checkpoint, from config.json and the headers of its weights.
+
+    Raises:
+        ConfigError: there is no such model, or its files cannot be read.
+    """
+    path = model_dir(model)
+    config = _read_config(path)
+    layers, hidden = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
+    heads = _number(config, "num_attention_heads")
+    kv_heads = _number(config, "num_key_value_heads", heads)
+    head_dim = _number(config, "head_dim", hidden // heads)
+    inner, vocab = _number(config, "intermediate_size", 4 * hidden), _number(config, "vocab_size")
+    attention = 2 * hidden * head_dim * (heads + kv_heads)
+    linear = layers * (attention + 3 * hidden * inner)
+    stored = sum(_stored_sizes(path))
+    return ModelFacts(
+        name=model,
+        context_len=_number(config, "max_position_embeddings", 2048),
+        vocab_size=vocab,
+        dtype=_dtype(config),
+        num_params=stored or linear + 2 * vocab * hidden,
+        num_linear_params=min(linear, stored) if stored else linear,
+        kv_per_token=2 * layers * kv_heads * head_dim,
+        work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: cannot read {file}: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"model: {file} is not a JSON object")
+    nested = cast("dict[str, Any]", config).get("text_config")
+    return nested if isinstance(nested, dict) else config  # pyright: ignore[reportUnknownVariableType]
+
+
+def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"model: config.json: {name} must be a positive integer, is {value!r}")
+    return value
+
+
+def _dtype(config: dict[str, Any]) -> str:
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    name = name.removeprefix("torch.")
+    if name not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise ConfigError(f"model: config.json: unsupported dtype {name!r}; there is {known}")
+    return name
+
+
+def _stored_sizes(path: Path) -> Iterable[int]:
+    """Number of elements of every stored tensor."""
+    for file in sorted(path.glob("*.safetensors")):
+        for name, entry in _header(file).items():
+            if name != "__metadata__":
+                yield math.prod(entry["shape"])
+
+
+def _header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > _MAX_HEADER_BYTES:
+                raise ValueError("its header is too long")  # noqa: TRY301 - one message for all
+            return json.loads(stream.read(length))
+    except (OSError, ValueError, struct.error) as error:
+        raise ConfigError(f"model: cannot read {file}: {error}") from error
+
+
+def _near(path: Path) -> str:
+    """Name the closest directory beside the one that is missing."""
+    parent = path.parent
+    while not parent.is_dir() and parent != parent.parent:
+        parent = parent.parent
+    names = [entry.name for entry in _children(parent)]
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f" (did you mean {str(parent / close[0])!r}?)" if close else ""
+
+
+def _models_inside(path: Path) -> str:
+    inside = [str(entry) for entry in _children(path) if (entry / "config.json").is_file()]
+    return f" (did you mean {inside[0]!r}?)" if inside else ""
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in path.iterdir() if entry.is_dir())
+    except OSError:
+        return []

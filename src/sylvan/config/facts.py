@@ -1,0 +1,123 @@
+"""What resolving and checking know besides the configuration: machine, model, capabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sylvan.utils.machine import Machine
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+QUANTISED_BITS = {"w8a8": 8.25, "w4a8": 4.5}  # scales included
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceFacts:
+    """A device that this process can use.
+
+    Attributes:
+        kind: `cpu` or `cuda`.
+        cores: CPU cores for kernels.
+        total_bytes: Its memory.
+        available_bytes: The part that is free now.
+        fast_dtypes: Types it computes with at full speed.
+        runners: Ways to execute a step on it, the preferred one first.
+    """
+
+    kind: str
+    cores: int = 1
+    total_bytes: int = 0
+    available_bytes: int = 0
+    fast_dtypes: frozenset[str] = frozenset({"float32"})
+    runners: tuple[str, ...] = ("eager",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """A checkpoint, before it is loaded.
+
+    Attributes:
+        name: Its directory, or the name of a built-in model.
+        context_len: Longest sequence it was made for.
+        vocab_size: Rows of its output.
+        dtype: Type of its weights as stored.
+        num_params: Numbers in all its tensors.
+        num_linear_params: Those in matrices that quantisation applies to.
+        kv_per_token: Numbers of keys and values of one token in all layers.
+        work_per_token: Numbers in the largest intermediate results of one token.
+    """
+
+    name: str
+    context_len: int
+    vocab_size: int
+    dtype: str
+    num_params: int
+    num_linear_params: int
+    kv_per_token: int
+    work_per_token: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionFacts:
+    """What an attention backend can do.
+
+    Attributes:
+        devices: Where it runs.
+        page_sizes: Tokens per page that it can use; None: any.
+        page_size: The one it is fastest with.
+        batch_invariant: A result does not depend on the rest of the batch.
+        runners: Ways to execute a step that include it.
+    """
+
+    devices: frozenset[str]
+    page_sizes: frozenset[int] | None = None
+    page_size: int = 16
+    batch_invariant: bool = False
+    runners: frozenset[str] = frozenset({"eager"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """All facts.
+
+    Attributes:
+        devices: By kind.
+        model: The model to serve.
+        attention: Backends by name, the preferred ones first.
+        options: For each field whose values are names of modules, the names there are.
+        quantizations: Methods that there are kernels for.
+        missing: Path of a section or field whose feature does not exist yet -> the feature.
+    """
+
+    devices: Mapping[str, DeviceFacts]
+    model: ModelFacts
+    attention: Mapping[str, AttentionFacts]
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    quantizations: frozenset[str] = frozenset()
+    missing: Mapping[str, str] = field(default_factory=lambda: PENDING)
+
+
+PENDING: Mapping[str, str] = {
+    "lora": "LoRA adapters",
+    "speculative": "speculative decoding",
+    "disagg": "prefill and decode on different servers",
+}
+"""Sections of the tree that nothing reads yet; help leaves them out, and using one is an error."""
+
+
+def cpu_facts(machine: Machine, runners: tuple[str, ...] = ("eager",)) -> DeviceFacts:
+    """The CPU of this machine as a device.
+
+    Args:
+        machine: The machine.
+        runners: Ways to execute a step on it, the preferred one first.
+    """
+    bf16 = {"avx512_bf16", "amx_bf16"} & machine.features
+    return DeviceFacts(
+        kind="cpu",
+        cores=machine.cores,
+        total_bytes=machine.total_bytes,
+        available_bytes=machine.available_bytes,
+        fast_dtypes=frozenset({"float32", "bfloat16"} if bf16 else {"float32"}),
+        runners=runners,
+    )

@@ -1,0 +1,255 @@
+"""Fill what is `auto`, each with a reason; pure, and a value that was given is never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sylvan.config.facts import DTYPE_BYTES, AttentionFacts, DeviceFacts, Facts
+from sylvan.config.fields import get, replaced, size_text
+from sylvan.config.plan import CPU_SHARE, GPU_SHARE, MemoryPlan, weight_bytes, work_bytes
+from sylvan.config.tree import Config
+
+CACHE_POLICIES = frozenset({"lpm", "dfs_weight"})
+"""Policies that order by cached prefixes."""
+SMALL_MODEL_PARAMS = 200_000_000
+MAX_RUNNING_REQS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What `auto` became at a path, and why."""
+
+    path: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A tree without `auto` where it can be known before the model is loaded.
+
+    Attributes:
+        given: The tree before.
+        config: The tree after.
+        decisions: By path.
+        plan: Memory of the device; the KV cache is made by `plan.num_pages`.
+    """
+
+    given: Config
+    config: Config
+    decisions: Mapping[str, Decision]
+    plan: MemoryPlan
+
+
+def resolve(config: Config, facts: Facts) -> Resolved:
+    """Fill every `auto` from facts; `sylvan.config.check` judges the result."""
+    state = _State(config, facts)
+    for step in _STEPS:
+        step(state)
+    plan = _plan(state)
+    _decide_memory(state, plan)
+    return Resolved(config, state.config, state.decisions, plan)
+
+
+@dataclass(slots=True)
+class _State:
+    config: Config
+    facts: Facts
+    decisions: dict[str, Decision] = field(default_factory=dict[str, Decision])
+
+    @property
+    def device(self) -> DeviceFacts:
+        """The chosen device; an empty one if it is not there, which `check` reports."""
+        return self.facts.devices.get(self.config.device, DeviceFacts(kind=self.config.device))
+
+    @property
+    def attention(self) -> AttentionFacts:
+        """The chosen backend; one that can do anything if there is none of that name."""
+        unknown = AttentionFacts(devices=frozenset({self.config.device}))
+        return self.facts.attention.get(self.config.attention, unknown)
+
+    def is_auto(self, path: str) -> bool:
+        return get(self.config, path) == "auto"
+
+    def decide(self, path: str, value: object, reason: str) -> None:
+        """Fill `path` if it is `auto`."""
+        if self.is_auto(path):
+            self.config = replaced(self.config, {path: value})
+            self.decisions[path] = Decision(path, value, reason)
+
+
+def _device(state: _State) -> None:
+    kind = "cuda" if "cuda" in state.facts.devices else "cpu"
+    state.decide("device", kind, "there is a GPU" if kind == "cuda" else "there is no GPU")
+    state.decide("threads", state.device.cores, "all cores that this process may use")
+
+
+def _dtype(state: _State) -> None:
+    stored, device = state.facts.model.dtype, state.device
+    if stored in device.fast_dtypes or device.kind == "cuda":
+        state.decide("dtype", stored, "the checkpoint's")
+    else:
+        why = f"the checkpoint's {stored} is slow on this {device.kind}"
+        state.decide("dtype", "float32", why)
+
+
+def _deterministic(state: _State) -> None:
+    backends = state.facts.attention.values()
+    exact = any(a.batch_invariant and state.config.device in a.devices for a in backends)
+    on_cpu = state.config.device == "cpu"
+    why = "it costs nothing on a CPU" if on_cpu and exact else "its kernels cost speed on a GPU"
+    state.decide("deterministic", on_cpu and exact, why)
+
+
+def _attention(state: _State) -> None:
+    for name, attention in state.facts.attention.items():
+        if _fits(state, attention):
+            why = f"the fastest on {state.config.device}"
+            state.decide("attention", name, f"{why} that fits the other settings")
+            return
+
+
+def _fits(state: _State, attention: AttentionFacts) -> bool:
+    config = state.config
+    wanted = (
+        config.device in attention.devices,
+        attention.batch_invariant or config.deterministic is not True,
+        config.runner == "auto" or config.runner in attention.runners,
+        config.cache.page_size == "auto"
+        or attention.page_sizes is None
+        or config.cache.page_size in attention.page_sizes,
+    )
+    return all(wanted)
+
+
+def _runner(state: _State) -> None:
+    for runner in state.device.runners:
+        if runner in state.attention.runners:
+            native = "replays each step in one native call"
+            state.decide("runner", runner, native if runner == "program" else "runs everywhere")
+            return
+
+
+def _names(state: _State) -> None:
+    state.decide("load_format", "safetensors", "the only format of weights")
+    cached = state.config.cache.prefix != "none"
+    why = "longest cached prefix first" if cached else "no prefixes are cached"
+    state.decide("scheduler.policy", "lpm" if cached else "fcfs", why)
+    backends = state.facts.options.get("grammar.backend", ())
+    chosen = next((name for name in ("xgrammar", "llguidance") if name in backends), "none")
+    why = "installed" if chosen != "none" else "no grammar library is installed"
+    state.decide("grammar.backend", chosen, why)
+
+
+def _pages(state: _State) -> None:
+    size = state.attention.page_size
+    state.decide("cache.page_size", size, f"suits {state.config.attention} attention")
+
+
+def _batch(state: _State) -> None:
+    scheduler, model = state.config.scheduler, state.facts.model
+    tokens, why = _step_tokens(state)
+    if scheduler.chunk_tokens == 0 and tokens < model.context_len:
+        tokens, why = model.context_len, "prompts are not split, so the longest must fit"
+    state.decide("scheduler.max_batch_tokens", tokens, why)
+    most = _number(state.config.scheduler.max_batch_tokens)
+    running = min(MAX_RUNNING_REQS, most)
+    limited = running < MAX_RUNNING_REQS
+    why = "each needs a token of a step" if limited else "more gain nothing on one device"
+    state.decide("scheduler.max_running_reqs", running, why)
+    state.decide("scheduler.chunk_tokens", most, "a whole step, if no one generates")
+
+
+def _step_tokens(state: _State) -> tuple[int, str]:
+    gib = state.device.total_bytes / (1 << 30)
+    if state.config.device == "cpu":
+        small = state.facts.model.num_params < SMALL_MODEL_PARAMS
+        return (2048, "a small model") if small else (512, "keeps a step of a CPU short")
+    for limit, tokens in ((20, 2048), (60, 4096), (160, 8192)):
+        if gib < limit:
+            return tokens, f"a GPU with less than {limit} GiB"
+    return 16384, "a GPU with plenty of memory"
+
+
+def _overlap(state: _State) -> None:
+    if state.config.device != "cpu":
+        state.decide("scheduler.overlap", "on", "the GPU computes while the CPU plans")
+    elif state.config.runner == "program" and state.device.cores > 1:
+        state.decide("scheduler.overlap", "on", "the native step leaves Python free to plan")
+    else:
+        state.decide("scheduler.overlap", "off", "planning would only slow the step down")
+
+
+def _plan(state: _State) -> MemoryPlan:
+    config, model = state.config, state.facts.model
+    weights = weight_bytes(model, str(config.dtype), config.quantization)
+    running = _number(config.scheduler.max_running_reqs)
+    work = work_bytes(model, _number(config.scheduler.max_batch_tokens), running)
+    page = _number(config.cache.page_size)
+    per_token = model.kv_per_token * DTYPE_BYTES[str(config.dtype)]
+    budget, tokens = _kv_tokens(state, weights, work, per_token)
+    if config.cache.max_tokens != "auto":
+        tokens = -(-_number(config.cache.max_tokens) // page) * page
+    return MemoryPlan(
+        budget_bytes=budget,
+        weight_bytes=weights,
+        work_bytes=work,
+        kv_bytes_per_token=per_token,
+        page_size=page,
+        num_tokens=max(0, tokens // page * page),
+    )
+
+
+def _kv_tokens(state: _State, weights: int, work: int, per_token: int) -> tuple[int, int]:
+    """Bytes that may be used in all, and tokens of the KV cache by `cache.memory`."""
+    device, memory = state.device, state.config.cache.memory
+    if isinstance(memory, float):
+        return device.available_bytes, int(memory * device.total_bytes - weights) // per_token
+    if isinstance(memory, int):
+        return device.available_bytes, memory // per_token
+    share = CPU_SHARE if device.kind == "cpu" else GPU_SHARE
+    budget = int(share * device.available_bytes)
+    return budget, min((budget - weights - work) // per_token, _useful_tokens(state))
+
+
+def _useful_tokens(state: _State) -> int:
+    """More tokens than all running requests can have are of use only as a prefix cache."""
+    longest = state.config.context_len
+    length = state.facts.model.context_len if longest == "auto" else longest
+    page = _number(state.config.cache.page_size)
+    pages = -(-length // page)
+    return pages * page * _number(state.config.scheduler.max_running_reqs)
+
+
+def _decide_memory(state: _State, plan: MemoryPlan) -> None:
+    limited = plan.num_tokens < _useful_tokens(state)
+    share = "what is left of the memory that may be used" if limited else "room for all requests"
+    given = state.config.cache.max_tokens != "auto"
+    why = "for cache.max_tokens" if given else f"{share}: {plan.describe()}"
+    memory_given = state.config.cache.memory != "auto"
+    state.decide("cache.memory", plan.kv_bytes, why)
+    fits = f"fit into {size_text(plan.kv_bytes)}"
+    state.decide("cache.max_tokens", plan.num_tokens, fits if memory_given or limited else share)
+    longest = state.facts.model.context_len
+    if 0 < plan.num_tokens < longest:
+        state.decide("context_len", plan.num_tokens, "more does not fit into the KV cache")
+    state.decide("context_len", longest, "what the model was made for")
+
+
+def _number(value: int | str) -> int:
+    """A value that has been decided; 16 if `auto` is left, which `check` reports."""
+    return value if isinstance(value, int) else 16
+
+
+_STEPS: tuple[Callable[[_State], None], ...] = (
+    _device,
+    _dtype,
+    _deterministic,
+    _attention,
+    _runner,
+    _names,
+    _pages,
+    _batch,
+    _overlap,
+)
