@@ -135,12 +135,14 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 class StopFound(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """The text of `rid` reached a stop string or regex after `num_tokens` output tokens.
 
-    The scheduler ends the request there; later tokens enter neither usage nor cache.
+    The scheduler ends the request there; later tokens enter neither usage nor cache. `matched` is
+    None when a request that has stops ended by itself and none was found in its text: the
+    scheduler keeps its memory until told one or the other.
     """
 
     rid: str
     num_tokens: int
-    matched: str
+    matched: str | None
 
 
 class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):

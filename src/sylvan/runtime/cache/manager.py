@@ -67,7 +67,7 @@ class KVCacheManager:
         return KVHandle(match.node, key, pages, len(pages), len(pages), cached, tail)
 
     def reserve(self, key: CacheKey, num_tokens: int) -> KVHandle | None:
-        """An empty handle with room for `num_tokens`, to be filled from elsewhere; None if short."""
+        """An empty handle with room for `num_tokens`, filled from elsewhere; None if short."""
         kv = self.acquire(key, 0)
         return kv if self.extend(kv, num_tokens) else None
 

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
-from sylvan.runtime.cache.eviction import EvictionPolicy
 from sylvan.runtime.cache.events import TreeEvent
+from sylvan.runtime.cache.eviction import EvictionPolicy
 from sylvan.runtime.cache.types import (
     CacheKey,
     MediaSpan,

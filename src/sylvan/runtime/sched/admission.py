@@ -1,0 +1,59 @@
+"""How much memory running requests will still want, and whether another may join them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.req import Req
+
+INIT_RATIO = 0.7
+MIN_RATIO_FACTOR = 0.14
+DECAY_STEPS = 600
+CLIP_NEW_TOKENS = 4096
+RETRACT_STEPS = 20  # outputs per request that the ratio after a retraction leaves room for
+
+
+class Admission:
+    """Adaptive estimate of future outputs (the new-token ratio of SGLang's scheduler).
+
+    Each running request is expected to generate `ratio` of what it may still generate. The ratio
+    starts high, falls with every step that had enough memory, and rises when requests had to be
+    retracted.
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        self._init = min(INIT_RATIO * conservativeness, 1.0)
+        self._min = min(self._init * MIN_RATIO_FACTOR, 1.0)
+        self._decay = (self._init - self._min) / DECAY_STEPS
+        self.ratio = self._init
+
+    def reserved_tokens(self, running: Iterable[Req]) -> float:
+        """Tokens that `running` are expected to need beyond what they hold."""
+        return sum(self.expected_outputs(req) for req in running)
+
+    def expected_outputs(self, req: Req) -> float:
+        """Tokens that `req` is expected to generate from now on."""
+        request = req.request
+        if not isinstance(request, GenerateRequest):
+            return 0.0
+        left = (request.sampling.max_new_tokens or 0) - req.num_outputs
+        ratio = 1.0 if request.sampling.ignore_eos else self.ratio
+        return min(max(left, 0), CLIP_NEW_TOKENS) * ratio
+
+    def on_step(self) -> None:
+        """A step had enough memory."""
+        self.ratio = max(self._min, self.ratio - self._decay)
+
+    def on_idle(self) -> None:
+        """Nothing runs: forget what was learnt."""
+        self.ratio = self._init
+
+    def on_retract(self, running: Iterable[Req]) -> None:
+        """Memory ran out; be as careful as the requests at hand turned out to need."""
+        done = limit = 0
+        for req in running:
+            if isinstance(req.request, GenerateRequest):
+                done += req.num_outputs + RETRACT_STEPS
+                limit += min(req.request.sampling.max_new_tokens or 0, CLIP_NEW_TOKENS)
+        self.ratio = max(self.ratio, min(1.0, done / (limit + 1)))

@@ -1,0 +1,50 @@
+"""What a scheduler is composed of, and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sylvan.protocol.messages import TokenOutput
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.policies.api import SchedulePolicy
+from sylvan.utils.clock import Clock, monotonic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Upper bounds of a step, of the queue, and of patience.
+
+    `inflight`: steps launched and not yet settled; 2 plans a step while the one before runs.
+    `chunk_tokens`: prompt tokens a step computes at most, so that decoding is not held up.
+    `age_limit_s`: a request that waited longer goes before all others of its priority, whatever
+    the policy: the bound on starvation.
+    `share_in_batch`: a request may read pages that another of the same step writes (the executor
+    stores all keys and values of a layer before it attends).
+    """
+
+    max_batch_tokens: int = 8192
+    chunk_tokens: int = 2048
+    max_running_reqs: int = 256
+    max_waiting_reqs: int = 4096
+    inflight: int = 1
+    queue_timeout_s: float | None = None
+    age_limit_s: float = 10.0
+    conservativeness: float = 1.0
+    preemption_threshold: int | None = 10
+    share_in_batch: bool = True
+    whole_prompts: bool = False  # bidirectional encoders cannot be chunked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a scheduler is composed of; wired in `engine.build`."""
+
+    cache: KVCacheManager
+    executor: Executor
+    policy: SchedulePolicy
+    emit: Callable[[Sequence[TokenOutput]], None]
+    features: tuple[Feature, ...] = ()
+    clock: Clock = monotonic

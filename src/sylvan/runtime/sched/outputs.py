@@ -1,0 +1,146 @@
+"""From what a step brought to what the client is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, TokenOutput, Usage
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.req import Req
+
+
+def finish_reason(req: Req, token: int) -> Finish | None:
+    """Whether `token`, the newest of `req`, ends it."""
+    request = req.request
+    assert isinstance(request, GenerateRequest)
+    sampling, count = request.sampling, req.num_outputs
+    stops = token in request.eos_ids or token in sampling.stop_token_ids
+    if stops and not sampling.ignore_eos and count > sampling.min_new_tokens:
+        return Finish(type="stop", matched=token)
+    if count >= (sampling.max_new_tokens or 0):
+        return Finish(type="length", length=count)
+    return None
+
+
+def usage(req: Req) -> Usage:
+    """Counts of `req` so far."""
+    return Usage(
+        prompt_tokens=req.prompt_len,
+        completion_tokens=max(0, req.num_outputs),
+        cached_tokens=req.cached_tokens,
+        retractions=req.retractions,
+    )
+
+
+def output(
+    req: Req,
+    tokens: Sequence[int] = (),
+    *,
+    now_s: float,
+    logprobs: TokenLogprobs | None = None,
+    prompt_logprobs: TokenLogprobs | None = None,
+    embedding: np.ndarray | None = None,
+) -> TokenOutput:
+    """What the client is told of `req` now; with its timing if it has ended."""
+    timing = None
+    if req.finish:
+        timing = Timing(
+            received=req.arrived_s,
+            started=req.started_s,
+            first_token=req.first_token_s,
+            finished=now_s,
+        )
+    return TokenOutput(
+        rid=req.rid,
+        token_ids=tuple(tokens),
+        usage=usage(req),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        embedding=embedding,
+        finish=req.finish,
+        timing=timing,
+    )
+
+
+class PromptLogprobs:
+    """Collects the prompt log probabilities of requests whose prompt is computed in pieces."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[int, TokenLogprobs]] = {}
+        self._done: set[str] = set()
+
+    def wanted(self, req: Req) -> int | None:
+        """First prompt position whose KV must be computed anew for `req`, if any."""
+        request = req.request
+        if not isinstance(request, GenerateRequest) or request.logprobs is None:
+            return None
+        return None if req.rid in self._done else request.logprobs.start
+
+    def add(self, req: Req, start: int, part: TokenLogprobs) -> None:
+        """Keep those that the rows from position `start` on predict."""
+        self._parts.setdefault(req.rid, {})[start] = part
+
+    def take(self, req: Req) -> TokenLogprobs | None:
+        """All of them, in order, once; the first prompt token asked for has none."""
+        start = self.wanted(req)
+        if start is None:
+            return None
+        self._done.add(req.rid)
+        parts = self._parts.pop(req.rid, {})
+        first = _nothing(req, min(start, req.prompt_len - 1), [*parts.values()])
+        return _join([first, *(parts[at] for at in sorted(parts))])
+
+    def forget(self, rid: str) -> None:
+        """The request ended."""
+        self._parts.pop(rid, None)
+        self._done.discard(rid)
+
+
+def head(logprobs: TokenLogprobs | None, count: int) -> TokenLogprobs | None:
+    """The first `count` positions."""
+    if logprobs is None or len(logprobs.token_ids) == count:
+        return logprobs
+    rows = (
+        None if a is None else a[:count]
+        for a in (logprobs.top_ids, logprobs.top_logprobs, logprobs.chosen_logprobs)
+    )
+    return TokenLogprobs(
+        token_ids=logprobs.token_ids[:count],
+        logprobs=logprobs.logprobs[:count],
+        **dict(zip(("top_ids", "top_logprobs", "chosen_logprobs"), rows, strict=True)),
+    )
+
+
+def _nothing(req: Req, position: int, like: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    """One position without log probabilities, in the shapes of `like`."""
+
+    def row(name: str, fill: float) -> np.ndarray | None:
+        model = getattr(like[0], name) if like else None
+        return None if model is None else np.full((1, model.shape[1]), fill, model.dtype)
+
+    return TokenLogprobs(
+        token_ids=req.tokens.view(position, position + 1).copy(),
+        logprobs=np.full(1, np.nan, np.float32),
+        top_ids=row("top_ids", -1),
+        top_logprobs=row("top_logprobs", np.nan),
+        chosen_logprobs=row("chosen_logprobs", np.nan),
+    )
+
+
+def _join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    def rows(name: str) -> np.ndarray | None:
+        arrays = [a for p in parts if (a := getattr(p, name)) is not None]
+        return np.concatenate(arrays) if arrays else None
+
+    ids, logprobs = rows("token_ids"), rows("logprobs")
+    assert ids is not None
+    assert logprobs is not None
+    return TokenLogprobs(
+        token_ids=ids,
+        logprobs=logprobs,
+        top_ids=rows("top_ids"),
+        top_logprobs=rows("top_logprobs"),
+        chosen_logprobs=rows("chosen_logprobs"),
+    )

@@ -1,0 +1,261 @@
+"""Which tokens the next step computes.
+
+There are no phases. A request lacks tokens (those without KV); a step gives each request some of
+the tokens it lacks. Chunked prefill, mixed batches, prefix hits, preemption and speculation all
+follow from that one rule.
+"""
+
+from __future__ import annotations
+
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.runtime.cache.types import CacheKey, common_prefix_len
+from sylvan.runtime.core.req import Draft, Req, Slice
+from sylvan.runtime.sched.admission import Admission
+from sylvan.runtime.sched.feature import Verdict
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.outputs import PromptLogprobs
+from sylvan.runtime.sched.queue import WaitingQueue
+
+MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
+
+
+class Planner:
+    """Moves requests between the queues, and memory to and from them."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        limits: Limits,
+        waiting: WaitingQueue,
+        running: list[Req],
+        prompt_logprobs: PromptLogprobs,
+    ) -> None:
+        self.step = 0
+        self.retractions = 0
+        self.admission = Admission(limits.conservativeness)
+        self._parts, self._limits, self._cache = parts, limits, parts.cache
+        self._waiting, self._running = waiting, running
+        self._prompt_logprobs = prompt_logprobs
+        self._slices: list[Slice] = []
+        self._busy: set[int] = set()  # arrival numbers of requests with a slice in this step
+        self._budget = 0
+        self._chunk = 0
+
+    def plan(self) -> tuple[Slice, ...]:
+        """Choose the next step's slices: decoding first, then prompts under way, then new ones."""
+        self.step += 1
+        self._slices, self._busy = [], set()
+        self._budget, self._chunk = self._limits.max_batch_tokens, self._limits.chunk_tokens
+        retractions = self.retractions
+        prompts: list[Req] = []
+        for req in tuple(self._running):
+            if req.lacking > 1:
+                prompts.append(req)
+            elif req.lacking == 1:
+                self._go_on(req)
+        for req in prompts:
+            self._go_on(req)
+        if self.retractions == retractions:
+            self.admission.on_step()
+            self._admit()
+        return tuple(self._slices)
+
+    def cached_tokens(self, req: Req) -> int:
+        """Tokens of `req` that the prefix cache holds now."""
+        return self._cache.peek(_key(req), self._match_limit(req))
+
+    def drop(self, req: Req) -> None:
+        """Give back the memory of `req`, sharing what of it is known and computed."""
+        assert req.kv is not None
+        known = min(req.computed, len(req.tokens))
+        self._cache.release(
+            req.kv,
+            known,
+            req.tokens.view(0, known),
+            step=self.step,
+            priority=req.request.priority,
+        )
+        req.kv, req.computed = None, 0
+
+    def retract(self, req: Req) -> None:
+        """Take the memory of a running request; it waits until there is some again."""
+        self._running.remove(req)
+        req.retractions += 1
+        self.retractions += 1
+        self.drop(req)
+        self._waiting.add(req)
+
+    # ---- running requests
+
+    def _go_on(self, req: Req) -> None:
+        if req.kv is None or not self._may_run(req):
+            return
+        want, draft = self._want(req)
+        guesses = len(draft.tokens) if draft else 0
+        while want and req.kv and not self._cache.extend(req.kv, req.computed + want + guesses):
+            victim = self._victim()
+            if victim is req and len(self._running) == 1:
+                return  # memory is held elsewhere for a moment
+            self.admission.on_retract(self._running)
+            self.retract(victim)
+        if want and req.kv:
+            self._take(req, want, draft)
+
+    def _want(self, req: Req) -> tuple[int, Draft | None]:
+        """How many tokens to compute, and guesses to verify after them."""
+        room = self._budget if req.lacking == 1 else min(self._budget, self._chunk)
+        if self._is_whole(req):
+            return (req.lacking if req.lacking <= room or not self._slices else 0), None
+        if req.pending or req.lacking >= room:
+            return min(req.lacking, room), None
+        draft = next((d for f in self._parts.features if (d := f.draft(req))), None)
+        if draft and len(draft.tokens) > room - req.lacking:
+            draft = None
+        return req.lacking, draft
+
+    def _victim(self) -> Req:
+        """Who gives way: least urgent, then fewest outputs, then longest prompt, then newest."""
+        free = [r for r in self._running if r.order not in self._busy]
+        return min(free, key=lambda r: (r.request.priority, r.num_outputs, -r.prompt_len, -r.order))
+
+    # ---- waiting requests
+
+    def _admit(self) -> None:
+        if not len(self._waiting) or self._budget <= 0 or self._chunk <= 0:
+            return
+        if len(self._running) >= self._limits.max_running_reqs and not self._may_preempt():
+            return
+        reserved = self.admission.reserved_tokens(self._running)
+        for req in self._waiting.candidates():
+            if self._budget <= 0 or self._chunk <= 0:
+                return
+            if req.pending or not self._may_run(req) or self._should_follow(req):
+                continue
+            if not self._make_room(req, reserved) or not self._start(req):
+                return
+            reserved += self.admission.expected_outputs(req)
+
+    def _make_room(self, req: Req, reserved: float) -> bool:
+        """Whether `req` fits beside those running, retracting less urgent ones if need be."""
+        need = req.num_tokens + self.admission.expected_outputs(req) + self._cache.page_size
+        while not self._fits(req, need, reserved):
+            less_urgent = [r for r in self._running if self._yields(r, req)]
+            if not less_urgent:
+                return False
+            victim = min(less_urgent, key=lambda r: (r.request.priority, -r.order))
+            reserved -= self.admission.expected_outputs(victim)
+            self.retract(victim)
+        return True
+
+    def _fits(self, req: Req, need: float, reserved: float) -> bool:
+        if not self._running:
+            return True
+        if len(self._running) >= self._limits.max_running_reqs:
+            return False
+        free = self._cache.available_tokens - reserved
+        return need <= free or need - self.cached_tokens(req) <= free
+
+    def _yields(self, running: Req, to: Req) -> bool:
+        threshold = self._limits.preemption_threshold
+        return (
+            threshold is not None
+            and to.request.priority - running.request.priority >= threshold
+            and running.order not in self._busy
+        )
+
+    def _may_preempt(self) -> bool:
+        if self._limits.preemption_threshold is None:
+            return False
+        best = max(r.request.priority for r in self._waiting)
+        worst = min(r.request.priority for r in self._running)
+        return best - worst >= self._limits.preemption_threshold
+
+    def _should_follow(self, req: Req) -> bool:
+        """Whether a running prompt is computing a start that `req` shares and does not have yet."""
+        if self._waiting.is_aged(req) or not isinstance(req.request, GenerateRequest):
+            return False
+        known, shortest = None, max(MIN_SHARED_TOKENS, self._cache.page_size)
+        for leader in self._running:
+            if (
+                leader.computed >= leader.prompt_len
+                or _key(leader).namespace != _key(req).namespace
+            ):
+                continue
+            n = min(leader.prompt_len, req.prompt_len)
+            shared = common_prefix_len(leader.tokens.view(0, n), req.tokens.view(0, n))
+            known = self.cached_tokens(req) if known is None else known
+            if shared - known >= shortest:
+                return True
+        return False
+
+    def _start(self, req: Req) -> bool:
+        limit = self._match_limit(req)
+        kv = self._cache.acquire(
+            _key(req),
+            limit,
+            step=self.step if self._limits.share_in_batch else 0,
+            priority=req.request.priority,
+        )
+        req.kv, req.computed = kv, kv.cached
+        want = self._want(req)[0]
+        if not want or not self._cache.extend(kv, req.computed + want):
+            self._cache.release(kv, 0, req.tokens.view(0, 0), step=self.step)
+            req.kv, req.computed = None, 0
+            return False
+        if not req.started_s:
+            req.started_s = self._parts.clock()
+            req.cached_tokens = min(kv.cached, req.prompt_len)
+        self._waiting.remove(req)
+        self._running.append(req)
+        self._take(req, want, None)
+        return True
+
+    # ---- both
+
+    def _take(self, req: Req, count: int, draft: Draft | None) -> None:
+        """Mark the next `count` tokens of `req` as scheduled and share its prompt so far."""
+        assert req.kv is not None
+        stop = req.computed + count
+        piece = Slice(
+            req, req.computed, stop, stop == req.num_tokens, draft, whole=self._is_whole(req)
+        )
+        is_prompt = req.computed < req.prompt_len
+        guesses = len(draft.tokens) if draft else 0
+        req.computed, req.pending = stop + guesses, req.pending + piece.samples
+        self._slices.append(piece)
+        self._busy.add(req.order)
+        self._budget -= count + guesses
+        self._chunk -= count if count > 1 else 0
+        if is_prompt and self._limits.share_in_batch:
+            done = min(stop, len(req.tokens))
+            self._cache.publish(
+                req.kv,
+                done,
+                req.tokens.view(0, done),
+                step=self.step,
+                priority=req.request.priority,
+            )
+
+    def _may_run(self, req: Req) -> bool:
+        for feature in self._parts.features:
+            verdict = feature.gate(req)
+            if verdict is Verdict.WAIT or (verdict is Verdict.SETTLE and req.pending):
+                return False
+        return True
+
+    def _match_limit(self, req: Req) -> int:
+        """Longest prefix that may come from the cache: one token is always computed."""
+        limit = req.num_tokens - 1
+        start = self._prompt_logprobs.wanted(req)
+        return limit if start is None else min(limit, start)
+
+    def _is_whole(self, req: Req) -> bool:
+        return self._limits.whole_prompts and isinstance(req.request, EmbedRequest)
+
+
+def _key(req: Req) -> CacheKey:
+    request = req.request
+    tokens = req.tokens.view(0, len(req.tokens))
+    if isinstance(request, EmbedRequest):
+        return CacheKey(tokens, f"embed:{request.tenant}")
+    return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}")

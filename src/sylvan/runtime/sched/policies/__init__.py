@@ -1,0 +1,17 @@
+"""Order in which waiting requests are considered: one file a policy, by name."""
+
+from __future__ import annotations
+
+import sys
+
+from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+from sylvan.utils import plugins
+
+
+def schedule_policy(name: str, context: PolicyContext) -> SchedulePolicy:
+    """The policy of that name (dashes and underscores are the same).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return plugins.load(sys.modules[__name__], name.replace("-", "_")).build(context)

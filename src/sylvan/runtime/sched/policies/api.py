@@ -1,0 +1,32 @@
+"""What a policy is and what it may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sylvan.runtime.core.req import Req
+from sylvan.utils.clock import Clock, monotonic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyContext:
+    """What policies may look at.
+
+    `cached_tokens(req)` is how many tokens of a waiting request the prefix cache holds now.
+    `tenant_weights` are shares for fair policies; 1 where not given.
+    """
+
+    cached_tokens: Callable[[Req], int]
+    clock: Clock = monotonic
+    seed: int = 0
+    tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class SchedulePolicy(Protocol):
+    """Ranks waiting requests of equal priority."""
+
+    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
+        """Return the same requests, most urgent first; `waiting` is in arrival order."""
+        ...

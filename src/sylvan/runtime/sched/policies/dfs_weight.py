@@ -1,0 +1,40 @@
+"""Depth-first order of the prefix tree, heaviest subtree first (RadixAttention, s3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+
+BRANCH_TOKENS = 16  # requests that share fewer tokens than this are not of one branch
+
+
+class DepthFirstWeight:
+    """Requests of one branch run together, the branch most of them share first.
+
+    The tree is that of the waiting prompts themselves: sorting them by token ids lists it in depth
+    first order, whatever the cache holds now; for offline batches this order has the best hit rate
+    there is (RadixAttention, theorem 3.1).
+    """
+
+    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
+        """See `SchedulePolicy.order`."""
+        weights: dict[bytes, int] = {}
+        keys = {r.order: _bytes(r) for r in waiting}
+        branches = {order: key[: 4 * BRANCH_TOKENS] for order, key in keys.items()}
+        for branch in branches.values():
+            weights[branch] = weights.get(branch, 0) + 1
+        return sorted(
+            waiting,
+            key=lambda r: (-weights[branches[r.order]], branches[r.order], keys[r.order]),
+        )
+
+
+def _bytes(req: Req) -> bytes:
+    return req.tokens.view(0, len(req.tokens)).tobytes()
+
+
+def build(context: PolicyContext) -> SchedulePolicy:
+    """See `schedule_policy`."""
+    return DepthFirstWeight()

@@ -1,0 +1,21 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+
+
+class Fcfs:
+    """Arrival order."""
+
+    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
+        """See `SchedulePolicy.order`."""
+        return waiting
+
+
+def build(context: PolicyContext) -> SchedulePolicy:
+    """See `schedule_policy`."""
+    return Fcfs()

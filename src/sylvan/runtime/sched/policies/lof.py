@@ -1,0 +1,27 @@
+"""Longest output first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+
+
+def _output_len(req: Req) -> int:
+    request = req.request
+    return (request.sampling.max_new_tokens or 0) if isinstance(request, GenerateRequest) else 0
+
+
+class LongestOutputFirst:
+    """Requests that may generate most go first, so that none of them is left alone at the end."""
+
+    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
+        """See `SchedulePolicy.order`."""
+        return sorted(waiting, key=_output_len, reverse=True)
+
+
+def build(context: PolicyContext) -> SchedulePolicy:
+    """See `schedule_policy`."""
+    return LongestOutputFirst()

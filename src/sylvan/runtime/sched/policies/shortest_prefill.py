@@ -1,0 +1,24 @@
+"""Shortest prefill first: fewest tokens to compute before the first output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+
+
+class ShortestPrefill:
+    """Shortest remaining processing time of the prompt, counting cached tokens as done."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._cached_tokens = context.cached_tokens
+
+    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
+        """See `SchedulePolicy.order`."""
+        return sorted(waiting, key=lambda r: r.num_tokens - self._cached_tokens(r))
+
+
+def build(context: PolicyContext) -> SchedulePolicy:
+    """See `schedule_policy`."""
+    return ShortestPrefill(context)

@@ -1,0 +1,70 @@
+"""Requests that wait, and the order in which they are considered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.sched.policies.api import SchedulePolicy
+from sylvan.utils.clock import Clock
+
+WINDOW = 128  # requests a policy ranks at a time; later arrivals follow in order
+
+
+class WaitingQueue:
+    """Priority first, then those that waited too long or lost their memory, then the policy.
+
+    Every request is therefore considered before all of its priority that arrived later, at the
+    latest `age_limit_s` after its arrival: the bound on starvation, whatever the policy.
+    """
+
+    def __init__(self, policy: SchedulePolicy, clock: Clock, age_limit_s: float) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._age_limit_s = age_limit_s
+        self._reqs: dict[int, Req] = {}  # by arrival number
+        self._in_order = True
+
+    def __len__(self) -> int:
+        return len(self._reqs)
+
+    def __iter__(self) -> Iterator[Req]:
+        return iter(self._reqs.values())
+
+    def add(self, req: Req) -> None:
+        """Queue a new request, or one that lost its memory."""
+        self._in_order = self._in_order and not req.retractions
+        self._reqs[req.order] = req
+
+    def remove(self, req: Req) -> None:
+        """Take a request out; it must be here."""
+        del self._reqs[req.order]
+
+    def candidates(self) -> Sequence[Req]:
+        """All waiting requests, most urgent first."""
+        if not self._in_order:
+            self._reqs = dict(sorted(self._reqs.items()))
+            self._in_order = True
+        reqs: Sequence[Req] = list(self._reqs.values())
+        if len(reqs) < 2:
+            return reqs
+        if all(r.request.priority == reqs[0].request.priority for r in reqs):
+            return self._ranked(reqs)
+        by_priority = sorted(reqs, key=_priority, reverse=True)
+        return [r for _, group in groupby(by_priority, _priority) for r in self._ranked([*group])]
+
+    def is_aged(self, req: Req) -> bool:
+        """Whether `req` goes before the policy's choice."""
+        return req.retractions > 0 or self._clock() - req.arrived_s > self._age_limit_s
+
+    def _ranked(self, reqs: Sequence[Req]) -> Sequence[Req]:
+        aged = [r for r in reqs if self.is_aged(r)]
+        if len(aged) == len(reqs):
+            return aged
+        fresh = [r for r in reqs if not self.is_aged(r)] if aged else reqs
+        return [*aged, *self._policy.order(fresh[:WINDOW]), *fresh[WINDOW:]]
+
+
+def _priority(req: Req) -> int:
+    return req.request.priority

@@ -1,0 +1,334 @@
+"""The control loop: choose the next batch, launch it, take in the results of earlier ones."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from sylvan.protocol.errors import CapacityError, ExecutorError, RequestError
+from sylvan.protocol.messages import Finish, Load, TokenOutput
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput
+from sylvan.runtime.executor.api import Pending
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.outputs import PromptLogprobs, finish_reason, head, output
+from sylvan.runtime.sched.planner import Planner
+from sylvan.runtime.sched.queue import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+CLIENT_ABORT = Finish(type="abort", message="aborted by the client")
+
+
+class Scheduler:
+    """Owns every request from `add` to its last output.
+
+    A live request is in exactly one place: waiting, running, or closing (it has ended, but whether
+    its text was to end earlier is not confirmed yet). Not thread-safe: one thread drives it.
+    """
+
+    def __init__(self, parts: Parts, limits: Limits) -> None:
+        self.running: list[Req] = []
+        self.waiting = WaitingQueue(parts.policy, parts.clock, limits.age_limit_s)
+        self._parts, self._limits = parts, limits
+        self._prompt_logprobs = PromptLogprobs()
+        self._planner = Planner(parts, limits, self.waiting, self.running, self._prompt_logprobs)
+        self._live: dict[str, Req] = {}
+        self._closing: dict[str, Req] = {}
+        self._held: dict[str, Req] = {}
+        self._inflight: deque[tuple[Batch, Pending]] = deque()
+        self._outbox: list[TokenOutput] = []
+        self._ended: list[str] = []
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._arrivals = 0
+        self._paused = False
+        self._totals = {"computed": 0, "cached": 0, "generated": 0, "steps": 0}
+
+    # ---- requests come and go
+
+    def add(self, request: GenerateRequest | EmbedRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never fit into memory, or its rid is taken.
+            CapacityError: the queue is full.
+        """
+        if request.rid in self._live or request.rid in self._closing:
+            raise RequestError(f"rid {request.rid!r} is in use", param="rid")
+        if len(self.waiting) >= self._limits.max_waiting_reqs:
+            raise CapacityError(f"{len(self.waiting)} requests wait already; try again later")
+        self._refuse_oversized(request)
+        now = self._parts.clock()
+        self._arrivals += 1
+        req = Req(request, arrived_s=now, order=self._arrivals)
+        self._live[request.rid] = req
+        self.waiting.add(req)
+        limits = [request.deadline_s, self._limits.queue_timeout_s]
+        for seconds in (s for s in limits if s is not None):
+            heapq.heappush(self._deadlines, (now + seconds, req.order, request.rid))
+
+    def abort(self, rid: str, finish: Finish = CLIENT_ABORT) -> None:
+        """End a request in whatever state it is; unknown rids are ignored."""
+        if req := self._live.get(rid):
+            self._finish(req, finish)
+            self._tell(req)
+        if req := self._closing.pop(rid, None):
+            self._release(req)
+
+    def abort_all(self, finish: Finish = CLIENT_ABORT) -> None:
+        """End all requests."""
+        for rid in (*self._live, *self._closing):
+            self.abort(rid, finish)
+
+    def stop_at(self, rid: str, num_tokens: int, matched: str | None) -> None:
+        """The text of `rid` ends after `num_tokens` outputs; the client knows that already.
+
+        `matched` None confirms that no stop was found in all of a request that has ended.
+        """
+        req = self._live.get(rid) or self._closing.get(rid)
+        if req is None:
+            return
+        if matched is not None:
+            req.tokens.truncate(req.prompt_len + num_tokens)
+            req.computed = min(req.computed, len(req.tokens))
+            if rid in self._live:
+                self._finish(req, Finish(type="stop", matched=matched))
+        if self._closing.pop(rid, None):
+            self._release(req)
+
+    def release(self, rid: str) -> None:
+        """A feature that held the memory of a finished request lets go of it."""
+        if req := self._held.pop(rid, None):
+            self._planner.drop(req)
+
+    # ---- steps
+
+    def step(self) -> bool:
+        """Run one iteration; False if there was nothing to do."""
+        for feature in self._parts.features:
+            feature.poll()
+        self._expire()
+        settled = False
+        while len(self._inflight) >= self._limits.inflight:
+            settled = self._settle()
+        batch = Batch(()) if self._paused else self._next_batch()
+        for feature in self._parts.features:
+            feature.on_batch(batch)
+        if batch.slices or batch.ended or self._parts.executor.caps.lockstep:
+            self._launch(batch)
+        elif self._inflight:
+            settled = self._settle()
+        elif not self._live:
+            self._planner.admission.on_idle()
+        self._flush()
+        return settled or bool(batch.slices)
+
+    def pause(self, mode: Literal["abort", "retract", "in_place"]) -> int:
+        """Stop scheduling; returns how many requests are affected."""
+        self._paused = True
+        while self._inflight:
+            self._settle()
+        count = len(self._live)
+        if mode == "abort":
+            self.abort_all(Finish(type="abort", message="generation was paused", status=503))
+        if mode == "retract":
+            for req in tuple(self.running):
+                self._planner.retract(req)
+        self._flush()
+        return count
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._paused = False
+
+    def flush_cache(self) -> bool:
+        """Forget all cached prefixes; False, changing nothing, while requests are alive."""
+        if self._live or self._closing or self._held:
+            return False
+        self._parts.cache.clear()
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether `step` has nothing to do until a request arrives."""
+        return not (self.running or len(self.waiting) or self._inflight or self._ended)
+
+    def cached_tokens(self, req: Req) -> int:
+        """Tokens of a waiting request that the prefix cache holds now."""
+        return self._planner.cached_tokens(req)
+
+    def load(self) -> Load:
+        """Counts for health checks, balancing and metrics."""
+        cache = self._parts.cache
+        return Load(
+            num_running_reqs=len(self.running),
+            num_waiting_reqs=len(self.waiting),
+            num_used_tokens=cache.used_tokens,
+            num_cached_tokens=cache.cached_tokens,
+            max_total_num_tokens=cache.total_tokens,
+            steps=self._totals["steps"],
+            computed_tokens=self._totals["computed"],
+            cached_prompt_tokens=self._totals["cached"],
+            generated_tokens=self._totals["generated"],
+            retractions=self._planner.retractions,
+        )
+
+    # ---- inside
+
+    def _next_batch(self) -> Batch:
+        slices = self._planner.plan()
+        self._totals["computed"] += sum(s.stop - s.start for s in slices)
+        self._totals["steps"] += bool(slices)
+        ended, self._ended = tuple(self._ended), []
+        return Batch(slices, self._parts.cache.take_copies(), ended)
+
+    def _launch(self, batch: Batch) -> None:
+        self._inflight.append((batch, self._parts.executor.launch(batch)))
+
+    def _settle(self) -> bool:
+        """Take in the results of the oldest step in flight."""
+        batch, pending = self._inflight.popleft()
+        try:
+            outputs = pending.wait().outputs
+        except ExecutorError as error:
+            logger.exception("step failed; its requests are ended")
+            self._fail(batch, str(error))
+            return True
+        for piece, out in zip(batch.slices, outputs, strict=True):
+            self._accept(piece, out)
+        return bool(batch.slices)
+
+    def _fail(self, batch: Batch, reason: str) -> None:
+        """The KV of a failed step cannot be trusted, nor what was shared of it."""
+        for piece in batch.slices:
+            piece.req.pending -= piece.samples
+            piece.req.computed = 0
+            self.abort(piece.req.rid, Finish(type="abort", message=reason, status=500))
+        self._parts.cache.clear()
+
+    def _accept(self, piece: Slice, out: SliceOutput) -> None:
+        req = piece.req
+        req.pending -= piece.samples
+        if piece.draft and req.kv:  # rejected guesses have no place in the cache
+            req.computed -= len(piece.draft.tokens) + 1 - len(out.token_ids)
+        if req.finish:
+            return  # it ended while this was in flight
+        if out.error:
+            self.abort(req.rid, Finish(type="abort", message=out.error, status=500))
+            return
+        if out.prompt_logprobs is not None and self._prompt_logprobs.wanted(req) is not None:
+            self._prompt_logprobs.add(req, piece.start, out.prompt_logprobs)
+        if not piece.samples:
+            return  # a chunk that is not the last
+        now = self._parts.clock()
+        if not req.first_token_s:
+            req.first_token_s = now
+            self._totals["cached"] += req.cached_tokens
+        if isinstance(req.request, EmbedRequest):
+            self._finish(req, Finish(type="stop"))
+            self._outbox.append(output(req, now_s=now, embedding=out.vector))
+        else:
+            self._accept_tokens(req, out, now)
+
+    def _accept_tokens(self, req: Req, out: SliceOutput, now: float) -> None:
+        finish, tokens = None, []
+        if req.request.sampling.max_new_tokens == 0:  # prefill only: nothing is given out
+            finish = Finish(type="length", length=0)
+        for token in () if finish else out.token_ids:
+            req.tokens.append(token)
+            tokens.append(token)
+            if finish := finish_reason(req, token):
+                break
+        self._totals["generated"] += len(tokens)
+        self._ask(lambda: [f.on_tokens(req, tokens) for f in self._parts.features], req)
+        if finish and not req.finish:
+            self._finish(req, finish)
+        self._outbox.append(
+            output(
+                req,
+                tokens,
+                now_s=now,
+                logprobs=head(out.logprobs, len(tokens)),
+                prompt_logprobs=self._prompt_logprobs.take(req),
+            )
+        )
+
+    def _finish(self, req: Req, finish: Finish) -> None:
+        req.finish = finish
+        del self._live[req.rid]
+        if req.kv:
+            self.running.remove(req)
+        else:
+            self.waiting.remove(req)
+        self._ended.append(req.rid)
+        self._prompt_logprobs.forget(req.rid)
+        for feature in self._parts.features:
+            feature.on_finish(req)
+        if _text_may_end_earlier(req):
+            self._closing[req.rid] = req
+        else:
+            self._release(req)
+
+    def _release(self, req: Req) -> None:
+        if req.kv is None:
+            return
+        if any(feature.holds(req) for feature in self._parts.features):
+            self._held[req.rid] = req
+        else:
+            self._planner.drop(req)
+
+    def _tell(self, req: Req) -> None:
+        self._outbox.append(output(req, now_s=self._parts.clock()))
+
+    def _flush(self) -> None:
+        if self._outbox:
+            outputs, self._outbox = self._outbox, []
+            self._parts.emit(outputs)
+
+    def _ask(self, hook: Callable[[], object], req: Req) -> None:
+        """Call a feature; a request that it refuses ends alone."""
+        try:
+            hook()
+        except RequestError as error:
+            finish = Finish(
+                type="abort", message=str(error), status=error.status, param=error.param
+            )
+            self._finish(req, finish)
+
+    def _expire(self) -> None:
+        now = self._parts.clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, order, rid = heapq.heappop(self._deadlines)
+            req = self._live.get(rid)
+            if req is None or req.order != order:
+                continue
+            deadline = req.request.deadline_s
+            late = deadline is not None and now - req.arrived_s >= deadline
+            if late or not req.started_s:
+                message = f"not done after {now - req.arrived_s:.1f} s"
+                self.abort(rid, Finish(type="abort", message=message, status=503))
+
+    def _refuse_oversized(self, request: GenerateRequest | EmbedRequest) -> None:
+        new, field = 0, "input_ids"
+        if isinstance(request, GenerateRequest):
+            new = request.sampling.max_new_tokens or 0
+            field = "max_new_tokens" if new else field
+        need, room = len(request.input_ids) + new, self._parts.cache.total_tokens
+        if need > room:
+            raise RequestError(
+                f"{len(request.input_ids)} prompt tokens and up to {new} new ones need {need}"
+                f" tokens of KV memory; {room} would fit",
+                param=field,
+            )
+
+
+def _text_may_end_earlier(req: Req) -> bool:
+    """Whether the detokenizer may yet find a stop in text that was generated before the end."""
+    request, finish = req.request, req.finish
+    if not isinstance(request, GenerateRequest) or finish is None:
+        return False
+    has_stops = bool(request.sampling.stop or request.sampling.stop_regex)
+    return has_stops and finish.type != "abort" and not isinstance(finish.matched, str)

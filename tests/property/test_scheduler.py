@@ -1,0 +1,225 @@
+"""The whole scheduler over checked memory: whatever happens, results equal those alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sylvan.protocol.messages import Finish
+from sylvan.protocol.sampling import SamplingParams
+from tests.support.kv import World, alone, request
+
+POLICIES = ["fcfs", "lpm", "lof", "random", "shortest_prefill", "hrrn", "dfs_weight"]
+
+
+def workload(rng: random.Random, count: int, longest: int):
+    shared = [[rng.randrange(40) for _ in range(longest)] for _ in range(3)]
+    for number in range(count):
+        start = rng.choice(shared)[: rng.randrange(longest)]
+        own = [rng.randrange(40) for _ in range(rng.randrange(1, longest))]
+        yield request(
+            str(number),
+            start + own,
+            sampling=SamplingParams(
+                max_new_tokens=rng.randrange(0, 14),
+                sampling_seed=rng.randrange(3),
+                ignore_eos=rng.random() < 0.3,
+            ),
+            eos_ids=(7,),
+            priority=rng.choice([0, 0, 0, 20]),
+            cache_salt=rng.choice(["", "", "tenant"]),
+        )
+
+
+def expected(req) -> list[int]:
+    tokens = alone(req)
+    return tokens if not req.sampling.ignore_eos else _without_eos(req)
+
+
+def _without_eos(req) -> list[int]:
+    plain = request(
+        req.rid,
+        req.input_ids,
+        sampling=req.sampling,
+        cache_salt=req.cache_salt,
+    )
+    return alone(plain)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    pages=st.sampled_from([12, 20, 60, 200]),
+    page_size=st.sampled_from([1, 2, 4, 16]),
+    inflight=st.sampled_from([1, 2, 3]),
+    chunk=st.sampled_from([1, 3, 16]),
+    policy=st.sampled_from(POLICIES),
+    prefix=st.booleans(),
+    share=st.booleans(),
+)
+def test_every_request_ends_as_if_alone(
+    seed, pages, page_size, inflight, chunk, policy, prefix, share
+):
+    rng = random.Random(seed)
+    if page_size == 1:
+        pages *= 4
+    world = World(
+        pages=pages,
+        page_size=page_size,
+        policy=policy,
+        eviction=rng.choice(["lru", "lfu", "priority"]),
+        prefix=prefix,
+        inflight=inflight,
+        chunk_tokens=chunk,
+        share_in_batch=share,
+        age_limit_s=rng.choice([0.0, 0.2, 10.0]),
+    )
+    longest = min(14, pages * page_size // 3)
+    todo = [r for r in workload(rng, 24, longest) if _fits(r, world)]
+    aborted, alive = set(), list(todo)
+    for _ in range(3000):
+        world.clock.advance(0.01)
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            if alive:
+                world.scheduler.add(alive.pop())
+        if rng.random() < 0.05 and todo:
+            victim = rng.choice(todo).rid
+            if victim not in world.finish and all(r.rid != victim for r in alive):
+                world.scheduler.abort(victim)
+                aborted.add(victim)
+        busy = world.scheduler.step()
+        world.check()
+        if not busy and not alive and world.scheduler.idle:
+            break
+    else:
+        raise AssertionError("some request never ends")
+
+    assert set(world.finish) == {r.rid for r in todo}
+    for req in todo:
+        got, want = world.tokens[req.rid], expected(req)
+        if req.rid in aborted and world.finish[req.rid].type == "abort":
+            assert got == want[: len(got)]
+        else:
+            assert got == want
+    world.check_empty()
+
+
+def _fits(req, world: World) -> bool:
+    need = len(req.input_ids) + req.sampling.max_new_tokens
+    return need <= world.cache.total_tokens
+
+
+@pytest.mark.parametrize("inflight", [1, 2])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_each_token_is_computed_once_when_memory_suffices(inflight, page_size):
+    world = World(pages=2000, page_size=page_size, inflight=inflight, prefix=False)
+    lengths = {str(i): 5 * i + 1 for i in range(10)}
+    for rid, length in lengths.items():
+        world.scheduler.add(request(rid, range(length), new=4))
+    world.run()
+
+    for rid, length in lengths.items():
+        pieces = sorted((a, b) for r, a, b in world.executor.computed if r == rid)
+        assert pieces[0][0] == 0
+        assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+        # the last output needs no KV; with a step in flight it may have been computed all the same
+        assert pieces[-1][1] - length in ((3,) if inflight == 1 else (3, 4))
+
+
+@pytest.mark.parametrize("chunk", [8, 1000])
+def test_shared_prompt_is_computed_once_even_when_all_arrive_together(chunk):
+    world = World(
+        pages=4000, page_size=4, chunk_tokens=chunk, max_batch_tokens=4000, max_running_reqs=64
+    )
+    shared = list(range(40)) * 5
+    for i in range(32):
+        world.scheduler.add(request(str(i), [*shared, 100 + i, 7, 7], new=2))
+    world.run()
+
+    computed = sum(b - a for _, a, b in world.executor.computed)
+    assert computed == 200 + 32 * 3 + 32 * 1
+    assert world.scheduler.load().computed_tokens == computed
+    world.check_empty()
+
+
+def test_next_turn_reuses_prompt_and_output_inside_a_page():
+    world = World(pages=100, page_size=16)
+    world.scheduler.add(request("a", range(10), new=5))
+    world.run()
+    turn = [*range(10), *world.tokens["a"], 30, 31]
+    world.scheduler.add(request("b", turn, new=3))
+    world.run()
+
+    out = world.outputs["b"][-1]
+    assert out.usage.cached_tokens == 14  # the last output of the first turn has no KV
+    assert world.tokens["b"] == alone(request("b", turn, new=3))
+    world.check_empty()
+
+
+def test_retraction_happens_and_changes_nothing():
+    world = World(pages=12, page_size=2, max_running_reqs=8, conservativeness=0.0)
+    reqs = [request(str(i), [i, i + 1, i + 2], new=12) for i in range(6)]
+    for req in reqs:
+        world.scheduler.add(req)
+    world.run()
+
+    assert world.scheduler.load().retractions > 0
+    assert any(o[-1].usage.retractions for o in world.outputs.values())
+    for req in reqs:
+        assert world.tokens[req.rid] == alone(req)
+    world.check_empty()
+
+
+@pytest.mark.parametrize("inflight", [1, 2])
+def test_stop_found_in_the_text_keeps_later_tokens_out_of_the_cache(inflight):
+    world = World(pages=100, page_size=1, inflight=inflight)
+    stops = SamplingParams(max_new_tokens=20, sampling_seed=1, stop=("x",))
+    world.scheduler.add(request("a", [1, 2, 3], sampling=stops))
+    for _ in range(9):
+        world.scheduler.step()
+    world.scheduler.stop_at("a", 4, "x")
+    world.run()
+
+    out = alone(request("a", [1, 2, 3], sampling=stops))
+    world.scheduler.add(request("b", [1, 2, 3, *out, 9], new=1))
+    world.run()
+    assert world.outputs["b"][0].usage.cached_tokens == 3 + 4
+    world.check_empty()
+
+
+def test_request_with_stops_keeps_its_memory_until_its_text_is_confirmed():
+    world = World(pages=100, page_size=1)
+    stops = SamplingParams(max_new_tokens=3, sampling_seed=1, stop=("x",))
+    world.scheduler.add(request("a", [1, 2, 3], sampling=stops))
+    world.run()
+    assert world.finish["a"] == Finish(type="length", length=3)
+    assert world.scheduler.load().num_used_tokens > 0
+
+    world.scheduler.stop_at("a", 3, None)
+    world.check_empty()
+
+
+def test_replayed_request_continues_where_it_was():
+    world = World(page_size=4)
+    whole = alone(request("a", [5, 6, 7], new=10))
+    world.scheduler.add(request("a", [5, 6, 7], new=10, output_ids=whole[:4]))
+    world.run()
+
+    assert world.tokens["a"] == whole[4:]
+    assert world.outputs["a"][-1].usage.completion_tokens == 10
+    assert world.outputs["a"][-1].usage.prompt_tokens == 3
+
+
+def test_max_new_tokens_zero_fills_the_cache_and_gives_nothing():
+    world = World(page_size=1)
+    world.scheduler.add(request("a", [1, 2, 3, 4], new=0))
+    world.run()
+    assert world.tokens["a"] == []
+    assert world.finish["a"].type == "length"
+
+    world.scheduler.add(request("b", [1, 2, 3, 4, 5], new=1))
+    world.run()
+    assert world.outputs["b"][0].usage.cached_tokens == 4

@@ -1,0 +1,235 @@
+"""An executor that checks memory: every slot holds a digest of the history it stands for."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.cache.eviction import eviction_policy
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.pages import PageAllocator
+from sylvan.runtime.cache.prefix import NoPrefixCache
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
+from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.runtime.sched.policies.api import PolicyContext
+from sylvan.runtime.sched.scheduler import Scheduler
+from sylvan.utils.clock import VirtualClock
+
+VOCAB = 50
+
+
+def digest(history: int, token: int, namespace: str) -> int:
+    return zlib.crc32(f"{history},{token},{namespace}".encode())
+
+
+def next_token(history: int, seed: int) -> int:
+    """Depends on the whole history, so a wrong slot anywhere changes the output."""
+    return zlib.crc32(f"{history}/{seed}".encode()) % VOCAB
+
+
+def alone(request: GenerateRequest) -> list[int]:
+    """What `request` generates when nothing else is there."""
+    out, history, space = [], 0, request.cache_salt
+    for token in request.input_ids.tolist():
+        history = digest(history, token, space)
+    for _ in range(request.sampling.max_new_tokens):
+        token = next_token(history, request.sampling.sampling_seed)
+        out.append(token)
+        if token in request.eos_ids:
+            break
+        history = digest(history, token, space)
+    return out
+
+
+class Later:
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> StepResult:
+        return self._result
+
+
+class CheckingExecutor:
+    """Runs slices in order over a real page table; asserts that every slot read is right."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.caps = ExecutorCaps(max_batch_tokens=10**6, max_running_reqs=10**6)
+        self.page_size = page_size
+        self.memory = np.full(num_pages * page_size, -1, np.int64)
+        self.sampled: dict[tuple[str, int], int] = {}
+        self.computed: list[tuple[str, int, int]] = []
+        self.steps = 0
+        self.watch: Callable[[Batch], None] = lambda batch: None
+
+    def launch(self, batch: Batch) -> Later:
+        self.watch(batch)
+        self.steps += bool(batch.slices)
+        size = self.page_size
+        for source, target, count in batch.copies:
+            assert count < size
+            self.memory[target * size : target * size + count] = self.memory[
+                source * size : source * size + count
+            ]
+        ids = [self._ids(s) for s in batch.slices]
+        for piece, tokens in zip(batch.slices, ids, strict=True):
+            self._store(piece, tokens)
+        return Later(StepResult([self._output(s) for s in batch.slices]))
+
+    def close(self) -> None:
+        pass
+
+    def _ids(self, piece: Slice) -> list[int]:
+        return self._history(piece)[piece.start :]
+
+    def _history(self, piece: Slice) -> list[int]:
+        """All ids up to the end of the slice; those not known to the scheduler were sampled here."""
+        req = piece.req
+        known = min(piece.stop, len(req.tokens))
+        ids = req.tokens.view(0, known).tolist()
+        return ids + [self.sampled[req.rid, at] for at in range(known, piece.stop)]
+
+    def _slot(self, req: Req, position: int) -> int:
+        pages = req.kv.view()
+        return int(pages[position // self.page_size]) * self.page_size + position % self.page_size
+
+    def _store(self, piece: Slice, ids: list[int]) -> None:
+        req = piece.req
+        assert req.kv is not None
+        assert len(set(req.kv.view().tolist())) == req.kv.num_pages
+        assert 0 not in req.kv.view()
+        history = int(self.memory[self._slot(req, piece.start - 1)]) if piece.start else 0
+        for position, token in enumerate(ids, piece.start):
+            history = digest(history, token, req.request.cache_salt)
+            self.memory[self._slot(req, position)] = history
+        self.computed.append((req.rid, piece.start, piece.stop))
+
+    def _output(self, piece: Slice) -> SliceOutput:
+        if not piece.samples:
+            return SliceOutput()
+        req, history = piece.req, 0
+        for position, token in enumerate(self._history(piece)):
+            history = digest(history, token, req.request.cache_salt)
+            assert self.memory[self._slot(req, position)] == history, "a slot holds other KV"
+        token = next_token(history, req.request.sampling.sampling_seed)
+        self.sampled[req.rid, piece.stop] = token
+        return SliceOutput((token,))
+
+
+class World:
+    """A scheduler over checked memory, and what it told its clients."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 100,
+        page_size: int = 4,
+        policy: str = "fcfs",
+        eviction: str = "lru",
+        prefix: bool = True,
+        features: tuple = (),
+        **limits,
+    ) -> None:
+        self.allocator = PageAllocator(pages + 1, page_size)
+        tree = RadixCache(page_size, eviction_policy(eviction))
+        self.tree = tree if prefix else NoPrefixCache()
+        self.cache = KVCacheManager(self.allocator, self.tree)
+        self.executor = CheckingExecutor(pages + 1, page_size)
+        self.clock = VirtualClock()
+        self.tokens: dict[str, list[int]] = {}
+        self.finish: dict[str, object] = {}
+        self.outputs: dict[str, list] = {}
+        context = PolicyContext(
+            cached_tokens=lambda r: self.scheduler.cached_tokens(r), clock=self.clock
+        )
+        parts = Parts(
+            cache=self.cache,
+            executor=self.executor,
+            policy=schedule_policy(policy, context),
+            emit=self._emit,
+            features=features,
+            clock=self.clock,
+        )
+        limits = {"max_batch_tokens": 16, "chunk_tokens": 16, "max_running_reqs": 4} | limits
+        self.scheduler = Scheduler(parts, Limits(**limits))
+
+    def _emit(self, outputs) -> None:
+        for out in outputs:
+            assert out.rid not in self.finish, "an output after the finish"
+            self.tokens.setdefault(out.rid, []).extend(out.token_ids)
+            self.outputs.setdefault(out.rid, []).append(out)
+            if out.finish:
+                self.finish[out.rid] = out.finish
+
+    def run(self, steps: int = 5000) -> None:
+        for _ in range(steps):
+            self.clock.advance(0.01)
+            if not self.scheduler.step() and self.scheduler.idle:
+                return
+        raise AssertionError(f"not done after {steps} steps")
+
+    def check(self) -> None:
+        """Each page has exactly one owner; the tree keeps its promises."""
+        owners = np.zeros(self.allocator.num_pages + 1, np.int64)
+        owners += self.allocator.free_mask()
+        assert owners[0] == 1
+        for req in self.scheduler.running:
+            assert req.kv is not None
+            owners[req.kv.pages[req.kv.shared : req.kv.num_pages]] += 1
+        if isinstance(self.tree, RadixCache):
+            check_tree(self.tree, owners)
+        assert (owners == 1).all(), "a page is lost or has two owners"
+
+    def check_empty(self) -> None:
+        """Nothing is held once all requests are done."""
+        self.check()
+        free = self.allocator.free_pages + self.tree.evictable_pages
+        assert free == self.allocator.num_pages
+        assert self.scheduler.load().num_used_tokens == 0
+
+
+def check_tree(tree: RadixCache, owners: np.ndarray | None = None) -> None:
+    """The invariants of `RadixCache`, by its own words."""
+    evictable = total = nodes = 0
+    stack = list(tree.roots().values())
+    for root in stack:
+        assert root.children
+    while stack:
+        node = stack.pop()
+        assert list(node.children) != [] or node.parent is not None
+        assert sorted(node.children) == node.order
+        for name, child in node.children.items():
+            assert name
+            assert child.parent is node
+            assert child.start == node.stop
+            assert node.locks >= child.locks or node.parent is None
+            assert len(child.pages) == -(-len(child.tokens) // tree.page_size)
+            assert not child.children or len(child.tokens) % tree.page_size == 0
+            evictable += 0 if child.locks else len(child.pages)
+            total, nodes = total + len(child.pages), nodes + 1
+            if owners is not None:
+                owners[child.pages] += 1
+            stack.append(child)
+    assert (evictable, total, nodes) == (tree.evictable_pages, tree.total_pages, tree.num_nodes)
+
+
+def request(rid: str, ids, new: int = 4, **fields) -> GenerateRequest:
+    sampling = fields.pop("sampling", None) or SamplingParams(
+        max_new_tokens=new, sampling_seed=fields.pop("seed", 0)
+    )
+    return GenerateRequest(
+        rid=rid,
+        input_ids=np.array(ids, np.int32),
+        output_ids=np.array(fields.pop("output_ids", ()), np.int32),
+        sampling=sampling,
+        **fields,
+    )
