@@ -24,16 +24,12 @@ from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer, 
 
 @dataclass(slots=True)
 class _Text:
-    """State of one sample.
-
-    `given` counts the output tokens passed on. `end` is set once the text has ended but the
-    scheduler does not know yet: whatever it still sends is cut away.
-    """
+    """State of one sample; `given` counts the output tokens passed on."""
 
     text: IncrementalDetokenizer
     no_stop_trim: bool
+    has_stops: bool
     given: int = 0
-    end: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +61,11 @@ class DetokenizerManager:
     def handle(self, message: ToDetokenizer) -> Answer:
         """Take in a message."""
         if isinstance(message, OpenText):
-            stop = self._open(message)
-            return Answer(stops=(stop,) if stop else ())
+            self._open(message)
+            return Answer()
         return self._push_all(message)
 
-    def _open(self, message: OpenText) -> StopFound | None:
+    def _open(self, message: OpenText) -> None:
         self._forget_before(epoch_of(message.rid))
         text = IncrementalDetokenizer(
             self._vocabulary,
@@ -82,17 +78,9 @@ class DetokenizerManager:
             ),
             prompt_tail_ids=message.prompt_tail_ids,
         )
-        state = _Text(text, message.no_stop_trim)
-        self._texts[message.rid] = state
-        if not message.output_ids:
-            return None
-        delta = text.push(message.output_ids)
-        state.given = delta.kept_tokens
-        if delta.stop is None:
-            return None
-        # the process was lost between finding the stop and the scheduler's answer to it
-        state.end = Finish(type="stop", matched=delta.stop)
-        return StopFound(rid=message.rid, num_tokens=state.given, matched=delta.stop)
+        given = text.push(message.output_ids).kept_tokens
+        has_stops = bool(message.stop or message.stop_regex)
+        self._texts[message.rid] = _Text(text, message.no_stop_trim, has_stops, given)
 
     def _forget_before(self, epoch: int) -> None:
         if epoch > self._epoch:
@@ -105,55 +93,51 @@ class DetokenizerManager:
         for output in batch.outputs:
             state = self._texts.get(output.rid)
             if state is None:
+                continue  # its text ended before the scheduler knew, or it is of an earlier epoch
+            part, matched = _push(state, output)
+            texts.append(part)
+            if part.output.finish is None:
                 continue
-            if output.finish is not None:
-                del self._texts[output.rid]
-            text, stop = _push(state, output)
-            if text is not None:
-                texts.append(text)
-            if stop is not None and output.finish is None:
+            del self._texts[output.rid]
+            if state.has_stops:
+                stop = StopFound(rid=output.rid, num_tokens=state.given, matched=matched)
                 stops.append(stop)
         return Answer(TextBatch(outputs=tuple(texts)) if texts else None, tuple(stops))
 
 
-def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput | None, StopFound | None]:
-    if state.end is not None:
-        if output.finish is None:
-            return None, None
-        return TextOutput(rid=output.rid, text="", output=_cut(output, 0, state)), None
+def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput, str | None]:
+    """The text of an output, and the stop it reached."""
     try:
         delta = state.text.push(_visible(state, output), final=output.finish is not None)
     except RequestError as error:  # a stop pattern that takes too long
-        state.end = Finish(type="abort", message=str(error), status=400, param=error.param)
-        text = TextOutput(rid=output.rid, text="", output=_cut(output, 0, state))
-        return text, StopFound(rid=output.rid, num_tokens=state.given, matched="")
+        finish = Finish(type="abort", message=str(error), status=400, param=error.param)
+        return TextOutput(rid=output.rid, text="", output=_cut(output, 0, state, finish)), ""
     if delta.stop is None:
         state.given += len(output.token_ids)
         return TextOutput(rid=output.rid, text=delta.text, output=output), None
-    kept = delta.kept_tokens - state.given
+    kept = max(0, delta.kept_tokens - state.given)
     state.given = delta.kept_tokens
-    state.end = Finish(type="stop", matched=delta.stop)
-    text = TextOutput(rid=output.rid, text=delta.text, output=_cut(output, kept, state))
-    return text, StopFound(rid=output.rid, num_tokens=state.given, matched=delta.stop)
+    finish = Finish(type="stop", matched=delta.stop)
+    cut = _cut(output, kept, state, finish)
+    return TextOutput(rid=output.rid, text=delta.text, output=cut), delta.stop
 
 
 def _visible(state: _Text, output: TokenOutput) -> tuple[int, ...]:
     """Ids whose text the client is to see: all but a matched stop token."""
     finish, ids = output.finish, output.token_ids
-    hides = finish is not None and finish.type == "stop" and not state.no_stop_trim
-    if hides and ids and finish is not None and finish.matched == ids[-1]:
-        return ids[:-1]
-    return ids
+    if finish is None or finish.type != "stop" or state.no_stop_trim:
+        return ids
+    return ids[:-1] if ids and finish.matched == ids[-1] else ids
 
 
-def _cut(output: TokenOutput, kept: int, state: _Text) -> TokenOutput:
-    """The output without the tokens after the first `kept`, ended by the text if it has ended."""
+def _cut(output: TokenOutput, kept: int, state: _Text, finish: Finish) -> TokenOutput:
+    """The output without the tokens after the first `kept`, ended by its text."""
     return msgspec.structs.replace(
         output,
         token_ids=output.token_ids[:kept],
         logprobs=_first(output.logprobs, kept) if output.logprobs and kept else None,
         usage=msgspec.structs.replace(output.usage, completion_tokens=state.given),
-        finish=state.end if output.finish is not None else None,
+        finish=finish,
     )
 
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -87,9 +87,7 @@ class TokenizerManager:
         self._control_ids = itertools.count(1)
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
 
-    # ------------------------------------------------------------------ for servers
-
-    async def generate(self, inp: GenerateInput) -> AsyncIterator[SampleDelta]:
+    async def generate(self, inp: GenerateInput) -> AsyncGenerator[SampleDelta, None]:
         """Yield what is new of each of the `n` samples, interleaved, until all have finished.
 
         Closing the iterator (or cancelling the task that reads it) aborts the request. Deltas that
@@ -196,8 +194,6 @@ class TokenizerManager:
         """Requests that have not finished, or whose end was not read; samples are not counted."""
         return len(self._live)
 
-    # ------------------------------------------------------------------ for the runtime
-
     def connect(self, send: Callable[[ToScheduler], None], facts: ModelFacts) -> None:
         """A scheduler is there: replay what is live to it, and admit requests.
 
@@ -267,8 +263,6 @@ class TokenizerManager:
             future = self._controls.get(message.id)
             if future is not None and not future.done():
                 future.set_result(message)
-
-    # ------------------------------------------------------------------ inside
 
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
         self._check_admission(inp)
