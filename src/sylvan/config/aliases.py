@@ -186,7 +186,7 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
     "disable_radix_cache": ("cache.prefix", "none"),
     "disable_overlap_schedule": ("scheduler.overlap", "off"),
     "disable_cuda_graph": ("runner", "eager"),
-    "enable_priority_scheduling": ("scheduler.policy", "priority"),
+    "disable_priority_preemption": ("scheduler.preempt_threshold", None),
     "enable_deterministic_inference": ("deterministic", True),
     "incremental_streaming_output": ("text.incremental_stream", True),
     "enable_metrics": ("observe.metrics", True),
@@ -253,6 +253,8 @@ _NEEDLESS = {
     "disable_custom_all_reduce": "there is no such all-reduce",
     "disable_cuda_graph_padding": "there is no such padding",
     "enable_p2p_check": "there is nothing to check",
+    "enable_priority_scheduling": "priorities of requests always count",
+    "enable_cache_report": "usage always names cached tokens",
 }
 
 _NEEDLESS_VALUES = {

@@ -50,6 +50,11 @@ def preset(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get(PRESET_VARIABLE)
 
 
+def without_settings() -> dict[str, str]:
+    """This process's environment less our variables, for a child that is configured by a file."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+
+
 def cache_dir() -> Path:
     """Where files that can be made again are kept; not created here."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -1,0 +1,137 @@
+"""Finds the command, runs it, and turns errors into messages and exit codes.
+
+Exit codes: 0 done, 1 it failed, 2 the command line or configuration is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Protocol
+
+from sylvan.cli.help import command_help
+from sylvan.config.fields import nearest
+from sylvan.config.flags import CONFIG_OPTIONS, HELP, Option, Parsed, parse_flags
+from sylvan.protocol.errors import ConfigError, SylvanError
+
+DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. `module` defines `SPEC` and `run`; `doc` is its line in the list."""
+
+    module: str
+    doc: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """How a command is called.
+
+    Attributes:
+        usage: What follows `sylvan`.
+        doc: What it does, in a few sentences.
+        options: Its own flags.
+        tree: Whether every field of the configuration is a flag of it.
+        max_positions: How many words without a dash it takes.
+    """
+
+    usage: str
+    doc: str
+    options: tuple[Option, ...] = ()
+    tree: bool = True
+    max_positions: int = 1
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        """Its own flags and those that it shares with others."""
+        return (*self.options, *(CONFIG_OPTIONS if self.tree else ()), HELP)
+
+
+class CommandModule(Protocol):
+    """What a module of a command defines."""
+
+    SPEC: Spec
+
+    def run(self, args: Parsed) -> int:
+        """Do it; returns the exit code. `SylvanError` becomes a message."""
+        ...
+
+
+COMMANDS: Mapping[str, Command] = {
+    "serve": Command("sylvan.cli.serve", "Serve a model over HTTP."),
+    "chat": Command("sylvan.cli.chat", "Talk to a model in the terminal."),
+    "generate": Command("sylvan.cli.generate", "Continue a prompt and print the text."),
+    "config": Command("sylvan.cli.config", "Show every setting: value, origin and reason."),
+    "check": Command("sylvan.cli.check", "Check this machine, or a model directory."),
+}
+
+EXAMPLES = """\
+examples:
+  sylvan serve                                   serve the built-in model on port 30000
+  sylvan serve ~/models/Qwen3-0.6B --port 8000   serve a Hugging Face model directory
+  sylvan chat                                    talk to the built-in model"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (without the program's name); returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except ConfigError as error:
+        return _complain(error, WRONG)
+    except SylvanError as error:
+        return _complain(error, FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return DONE
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return DONE
+    if words[0] in ("--version", "-V", "version"):
+        print(f"sylvan {version('sylvan')}")
+        return DONE
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        raise ConfigError(
+            f"there is no command {name!r}{nearest(name, COMMANDS)}; see sylvan --help"
+        )
+    module: CommandModule = importlib.import_module(COMMANDS[name].module)  # pyright: ignore[reportAssignmentType]
+    spec = module.SPEC
+    if {"-h", "--help"} & set(rest):
+        print(command_help(spec.usage, spec.doc, spec.all_options, tree=spec.tree))
+        return DONE
+    args = parse_flags(rest, spec.all_options, tree=spec.tree)
+    if len(args.positions) > spec.max_positions:
+        extra = args.positions[spec.max_positions]
+        raise ConfigError(f"unexpected argument {extra!r}; usage: sylvan {spec.usage}")
+    return module.run(args)
+
+
+def overview() -> str:
+    """The text of a bare `sylvan`."""
+    width = max(len(name) for name in COMMANDS)
+    commands = "\n".join(f"  {name:{width}}  {c.doc}" for name, c in COMMANDS.items())
+    return (
+        "Sylvan serves language models, and programs them.\n\n"
+        "usage: sylvan COMMAND [flags]\n\n"
+        f"commands:\n{commands}\n\n{EXAMPLES}\n\n"
+        "`sylvan COMMAND --help` lists its flags; `sylvan --version` prints the version."
+    )
+
+
+def _complain(error: SylvanError, code: int) -> int:
+    lines = str(error).splitlines() or [type(error).__name__]
+    print(f"sylvan: error: {lines[0]}", file=sys.stderr)
+    for line in lines[1:]:
+        print(f"               {line}", file=sys.stderr)
+    return code

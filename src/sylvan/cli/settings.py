@@ -1,0 +1,49 @@
+"""From a parsed command line to a resolved and checked configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sylvan.config.check import check
+from sylvan.config.flags import Parsed
+from sylvan.config.load import Loaded, Setting
+from sylvan.config.resolve import Resolved, resolve
+from sylvan.config.sources import Given, combined, gather
+from sylvan.runtime.engine.facts import gather_facts
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was given, and what it became."""
+
+    loaded: Loaded
+    resolved: Resolved
+
+
+def load_settings(args: Parsed, *, position: str | None = "model") -> Loaded:
+    """Read all sources.
+
+    Args:
+        args: The command line.
+        position: Path that the first word without a dash sets, if any.
+
+    Raises:
+        ConfigError: something given is unknown, malformed or contradictory.
+    """
+    given = args.given
+    if position and args.positions:
+        word = Setting(position, args.positions[0], "flag", f"argument {args.positions[0]!r}")
+        given = combined([given, Given((word,))])
+    return gather(given, file=args.options.get("config"), preset=args.options.get("preset"))
+
+
+def resolve_settings(loaded: Loaded) -> Settings:
+    """Fill what is `auto` and check the whole.
+
+    Raises:
+        ConfigError: there is no such model, or rules are broken.
+    """
+    facts = gather_facts(loaded.config)
+    resolved = resolve(loaded.config, facts)
+    check(resolved, facts)
+    return Settings(loaded, resolved)
