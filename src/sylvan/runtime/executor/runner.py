@@ -6,8 +6,10 @@ from typing import Protocol
 
 import torch
 
+from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.models.registry import Model
 
 
 class GraphRunner(Protocol):
@@ -27,3 +29,29 @@ class GraphRunner(Protocol):
     def hidden(self, rows: IntArray) -> torch.Tensor:
         """Hidden vectors after the final norm, of rows of the step just run: float32 (n, D)."""
         ...
+
+
+class EagerRunner:
+    """Runs the model's Python on tensors, op by op: the reference for every other runner."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._hidden_TD = torch.empty(0)
+
+    def run(self, batch: ForwardBatch) -> torch.Tensor:
+        """See `GraphRunner.run`."""
+        batch.attention.plan(batch)
+        self._hidden_TD = self._model.forward(self._model.embed(batch), batch)
+        return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
+
+    def logits(self, rows: IntArray) -> torch.Tensor:
+        """See `GraphRunner.logits`."""
+        return self._model.head(self._take(rows))
+
+    def hidden(self, rows: IntArray) -> torch.Tensor:
+        """See `GraphRunner.hidden`."""
+        return self._take(rows).float()
+
+    def _take(self, rows: IntArray) -> torch.Tensor:
+        index = torch.from_numpy(rows).to(self._hidden_TD.device)
+        return ops.take_rows(self._hidden_TD, index)

@@ -1,0 +1,137 @@
+"""Draws one token a row: softmax, top-k, top-p, min-p, then the inverse of the distribution.
+
+The definition, row by row and independent of all other rows: probabilities p; ids ordered by
+(p falling, id rising). top-k keeps the first k. top-p keeps those before which less than top_p has
+been collected; of p itself, or of p renormalised after top-k where min-p is used as well. min-p
+keeps p >= min_p * max(p). With u in [0, 1) from (seed, sample, position), the draw is the first id,
+in id order, at which the kept probabilities sum to more than u times their total.
+
+Shapes: R rows, V vocabulary, C candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sylvan.runtime.sampling.params import NO_TOP_K, SamplingBatch
+from sylvan.runtime.sampling.philox import uniform
+
+CANDIDATES = 1024
+"""Most likely ids that are looked at before a row's whole vocabulary is sorted.
+
+A constant: a number that depended on the batch would make rows depend on each other.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Parameters of rows that drop improbable tokens, as columns (R, 1)."""
+
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+    def rows(self, chosen: torch.Tensor) -> Filter:
+        """The same for some rows only."""
+        return Filter(self.top_k[chosen], self.top_p[chosen], self.min_p[chosen])
+
+
+def draw(logits_RV: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """Token ids int64 (R,) of rows whose logits are final but for temperature."""
+    params, slots = batch.params, batch.slots
+    device = logits_RV.device
+    out_R = logits_RV.argmax(-1)  # the first of equals
+    random = np.flatnonzero(~params.greedy[slots])
+    if not len(random):
+        return out_R
+    mine = slots[random]
+    index = torch.from_numpy(random).to(device)
+    temperature = torch.from_numpy(params.temperature[mine])[:, None].to(device)
+    logits = logits_RV[index]
+    # Less the maximum first: a large logit over a tiny temperature must not overflow.
+    probs_RV = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, -1)
+    u = uniform(params.seed[mine], params.sample[mine], batch.positions[random])
+    u_R = torch.from_numpy(u).to(device)
+    out = torch.empty_like(index)
+    filtered = _filtered(batch, mine)
+    plain = torch.from_numpy(np.flatnonzero(~filtered)).to(device)
+    if len(plain):
+        out[plain] = _invert(probs_RV[plain], u_R[plain])
+    chosen = np.flatnonzero(filtered)
+    if len(chosen):
+        rows = torch.from_numpy(chosen).to(device)
+        columns = (
+            torch.from_numpy(x[mine[chosen]])[:, None].to(device)
+            for x in (params.top_k, params.top_p, params.min_p)
+        )
+        out[rows] = _draw_filtered(probs_RV[rows], u_R[rows], Filter(*columns))
+    out_R[index] = out
+    return out_R
+
+
+def _filtered(batch: SamplingBatch, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+    params = batch.params
+    return (
+        (params.top_k[slots] < NO_TOP_K) | (params.top_p[slots] < 1.0) | (params.min_p[slots] > 0.0)
+    )
+
+
+def _invert(probs_RC: torch.Tensor, u_R: torch.Tensor) -> torch.Tensor:
+    """First column where the running sum exceeds u times the total. Shape: (R,)."""
+    sums_RC = probs_RC.cumsum(-1, dtype=torch.float64)
+    total_R = sums_RC[:, -1]
+    below = torch.nextafter(total_R, torch.zeros_like(total_R))
+    target_R = torch.minimum(u_R * total_R, below)
+    place_R = torch.searchsorted(sums_RC, target_R[:, None], right=True)[:, 0]
+    return place_R.clamp_max(probs_RC.shape[1] - 1)  # NaN is found nowhere; the sampler reports it
+
+
+def _draw_filtered(probs_RV: torch.Tensor, u_R: torch.Tensor, filters: Filter) -> torch.Tensor:
+    size = min(CANDIDATES, probs_RV.shape[1])
+    out, sure = _draw_among(probs_RV, u_R, filters, size)
+    unsure = torch.nonzero(~sure)[:, 0]
+    if len(unsure):
+        whole = probs_RV.shape[1]
+        part = probs_RV[unsure], u_R[unsure], filters.rows(unsure)
+        out[unsure], _ = _draw_among(*part, whole)
+    return out
+
+
+def _draw_among(
+    probs_RV: torch.Tensor, u_R: torch.Tensor, filters: Filter, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw, looking at the `size` most likely ids; also which rows needed no more than those."""
+    p_RC, ids_RC = _ordered(probs_RV, size)
+    kept_RC = _keep(p_RC, filters)
+    # ---- a row is sure if nothing beyond the candidates, nor an equal of the last, is kept
+    sure = torch.ones(len(p_RC), dtype=torch.bool, device=p_RC.device)
+    if size < probs_RV.shape[1]:
+        ties = p_RC == p_RC[:, -1:]
+        sure = ~(kept_RC & ties).any(-1)
+    by_id = ids_RC.argsort(-1)
+    kept = torch.where(kept_RC, p_RC, 0.0).gather(-1, by_id)
+    place = _invert(kept, u_R)
+    return ids_RC.gather(-1, by_id).gather(-1, place[:, None])[:, 0], sure
+
+
+def _ordered(probs_RV: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `size` most likely ids of each row, by probability falling, then id rising."""
+    if size == probs_RV.shape[1]:
+        return torch.sort(probs_RV, -1, descending=True, stable=True)
+    p_RC, ids_RC = probs_RV.topk(size, -1, sorted=False)
+    by_id = ids_RC.argsort(-1)
+    p_RC, order = torch.sort(p_RC.gather(-1, by_id), -1, descending=True, stable=True)
+    return p_RC, ids_RC.gather(-1, by_id).gather(-1, order)
+
+
+def _keep(p_RC: torch.Tensor, filters: Filter) -> torch.Tensor:
+    rank = torch.arange(p_RC.shape[1], device=p_RC.device)
+    first_k = rank < filters.top_k
+    before = p_RC.cumsum(-1, dtype=torch.float64) - p_RC
+    within = torch.where(first_k, p_RC, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+    whole = torch.where(filters.min_p > 0, within, torch.ones_like(within))
+    return first_k & (before < filters.top_p * whole) & (p_RC >= filters.min_p * p_RC[:, :1])

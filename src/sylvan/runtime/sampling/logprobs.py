@@ -1,0 +1,63 @@
+"""Log probabilities of chosen and likely tokens. Shapes: P positions, V vocabulary."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+
+
+def token_logprobs(
+    logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
+) -> TokenLogprobs:
+    """Log probability of `token_ids` (P,), the most likely ids, and the ids asked for.
+
+    Args:
+        logits_PV: float32, already divided by the temperature where that is wanted.
+        token_ids: The token of each position.
+        options: Numbers beyond the vocabulary were refused at the edge; here they are cut.
+    """
+    logprobs_PV = torch.log_softmax(logits_PV, -1)
+    ids = torch.from_numpy(token_ids.astype(np.int64)).to(logits_PV.device)
+    own = logprobs_PV.gather(-1, ids[:, None])[:, 0]
+    top_ids = top = chosen = None
+    if options.top:
+        values, where = _largest(logprobs_PV, min(options.top, logits_PV.shape[1]))
+        top_ids, top = where.cpu().numpy().astype(np.int32), values.cpu().numpy()
+    if options.token_ids:
+        wanted = torch.tensor(options.token_ids, device=logits_PV.device)
+        chosen = logprobs_PV[:, wanted.clamp(0, logits_PV.shape[1] - 1)].cpu().numpy()
+    return TokenLogprobs(
+        token_ids=token_ids,
+        logprobs=own.cpu().numpy(),
+        top_ids=top_ids,
+        top_logprobs=top,
+        chosen_logprobs=chosen,
+    )
+
+
+def join(parts: list[TokenLogprobs]) -> TokenLogprobs:
+    """Consecutive runs of positions as one; at least one."""
+
+    def rows(name: str) -> np.ndarray | None:
+        arrays = [getattr(part, name) for part in parts]
+        return None if arrays[0] is None else np.concatenate(arrays)
+
+    return TokenLogprobs(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        top_ids=rows("top_ids"),
+        top_logprobs=rows("top_logprobs"),
+        chosen_logprobs=rows("chosen_logprobs"),
+    )
+
+
+def _largest(x_PV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest values and their ids, equals by rising id."""
+    values, ids = x_PV.topk(count, -1)
+    by_id = ids.argsort(-1)
+    values, order = torch.sort(values.gather(-1, by_id), -1, descending=True, stable=True)
+    return values, ids.gather(-1, by_id).gather(-1, order)

@@ -1,0 +1,116 @@
+"""What changes logits before a token is drawn, in the order of `ORDER`.
+
+Each works in place on all rows at once and touches only rows that ask for it. Shapes: R rows to
+sample, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.sampling.params import SamplingBatch
+
+LogitsProcessor = Callable[[torch.Tensor, SamplingBatch], None]
+"""(logits_RV float32, batch) -> None; changes the logits in place, each row by itself."""
+
+
+class GrammarMasks(Protocol):
+    """Which tokens a grammar allows; a feature supplies it where grammars are on."""
+
+    def fill(self, batch: SamplingBatch) -> tuple[IntArray, torch.Tensor] | None:
+        """Rows (n,) that are constrained, and their bit masks int32 (n, ceil(V / 32)).
+
+        Bit i of a row allows id i. None if no row is constrained.
+        """
+        ...
+
+
+def penalise(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
+    """Frequency, presence and repetition penalty, over output tokens only."""
+    params = batch.params
+    rows = np.flatnonzero(params.has_penalty[batch.slots])
+    if not len(rows):
+        return
+    slots = batch.slots[rows]
+    index = torch.from_numpy(rows).to(logits_RV.device)
+    counts = params.counts.of(slots).to(logits_RV.device)
+    frequency, presence, repetition = (
+        torch.from_numpy(x[slots])[:, None].to(logits_RV.device)
+        for x in (params.frequency, params.presence, params.repetition)
+    )
+    seen = counts > 0
+    logits = logits_RV[index] - frequency * counts - presence * seen
+    scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits_RV[index] = torch.where(seen, scaled, logits)
+
+
+def forbid_early_stops(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
+    """No end-of-sequence or stop token before `min_new_tokens`."""
+    params = batch.params
+    early = np.flatnonzero(batch.positions < params.min_position[batch.slots])
+    if not len(early):
+        return
+    stops = [params.stops[slot] for slot in batch.slots[early]]
+    rows = np.repeat(early, [len(s) for s in stops])
+    ids = np.concatenate(stops).astype(np.int64)
+    _at(logits_RV, rows, ids, float("-inf"))
+
+
+def add_bias(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
+    """`logit_bias`."""
+    biased = np.flatnonzero(batch.params.has_bias[batch.slots])
+    if not len(biased):
+        return
+    pairs = [batch.params.bias[slot] for slot in batch.slots[biased]]
+    rows = np.repeat(biased, [len(ids) for ids, _ in pairs])
+    ids = np.concatenate([ids for ids, _ in pairs]).astype(np.int64)
+    values = torch.from_numpy(np.concatenate([values for _, values in pairs]))
+    index = torch.from_numpy(rows).to(logits_RV.device), torch.from_numpy(ids).to(logits_RV.device)
+    logits_RV[index] += values.to(logits_RV.device)
+
+
+def clean(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
+    """NaN can never win; infinities become the largest finite numbers, so that sums stay finite.
+
+    Minus infinity is how a token is forbidden, and stays.
+    """
+    torch.nan_to_num(
+        logits_RV,
+        nan=float("-inf"),
+        posinf=torch.finfo(torch.float32).max,
+        neginf=float("-inf"),
+        out=logits_RV,
+    )
+
+
+def apply_masks(logits_RV: torch.Tensor, batch: SamplingBatch, masks: GrammarMasks) -> None:
+    """Forbid what a grammar does not allow."""
+    found = masks.fill(batch)
+    if found is None:
+        return
+    rows, bits = found
+    index = torch.from_numpy(rows.astype(np.int64)).to(logits_RV.device)
+    shifts = torch.arange(32, dtype=torch.int32)
+    allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits_RV.shape[1]]
+    logits = logits_RV[index]
+    logits_RV[index] = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
+
+
+def in_order(
+    masks: GrammarMasks | None, custom: Sequence[LogitsProcessor] = ()
+) -> tuple[LogitsProcessor, ...]:
+    """All processors in the contract's order; `custom` ones come after the bias."""
+    grammar: tuple[LogitsProcessor, ...] = ()
+    if masks is not None:
+        grammar = (lambda logits, batch: apply_masks(logits, batch, masks),)
+    return (penalise, forbid_early_stops, *grammar, add_bias, *custom, clean)
+
+
+def _at(logits_RV: torch.Tensor, rows: np.ndarray, ids: np.ndarray, value: float) -> None:
+    index = tuple(torch.from_numpy(x).to(logits_RV.device) for x in (rows, ids))
+    logits_RV[index] = value

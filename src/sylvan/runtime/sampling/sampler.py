@@ -1,0 +1,74 @@
+"""From the logits of a step to its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.runtime.sampling.draw import draw
+from sylvan.runtime.sampling.logprobs import token_logprobs
+from sylvan.runtime.sampling.params import SamplingBatch
+from sylvan.runtime.sampling.processors import GrammarMasks, LogitsProcessor, in_order
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """One token a row, log probabilities where asked for, and what went wrong, by row."""
+
+    token_ids: IntArray
+    logprobs: dict[int, TokenLogprobs]
+    errors: dict[int, str]
+
+
+class Sampler:
+    """Applies the processors in their fixed order, then draws. A row never sees another row."""
+
+    def __init__(
+        self, masks: GrammarMasks | None = None, custom: Sequence[LogitsProcessor] = ()
+    ) -> None:
+        self._processors = in_order(masks, custom)
+        self._always = masks is not None or bool(custom)
+
+    def sample(self, logits_RV: torch.Tensor, batch: SamplingBatch) -> SampleOutput:
+        """Choose one token for each row; overwrites the logits."""
+        if batch.plain and not self._always:
+            clean = logits_RV if _finite(logits_RV) else logits_RV.nan_to_num(float("-inf"))
+            ids = clean.argmax(-1).cpu().numpy().astype(np.int32)
+            return SampleOutput(ids, {}, _hopeless(clean, ids))
+        for process in self._processors:
+            process(logits_RV, batch)
+        ids = draw(logits_RV, batch).cpu().numpy().astype(np.int32)
+        errors = _hopeless(logits_RV, ids)
+        return SampleOutput(ids, self._logprobs(logits_RV, ids, batch), errors)
+
+    def _logprobs(
+        self, logits_RV: torch.Tensor, ids: IntArray, batch: SamplingBatch
+    ) -> dict[int, TokenLogprobs]:
+        found: dict[int, TokenLogprobs] = {}
+        params = batch.params
+        for row in np.flatnonzero(params.has_logprobs[batch.slots]).tolist():
+            slot = batch.slots[row]
+            options = params.logprobs[slot]
+            assert options is not None
+            logits = logits_RV[row : row + 1] / float(params.temperature[slot])
+            found[row] = token_logprobs(logits, ids[row : row + 1], options)
+        return found
+
+
+def _finite(logits_RV: torch.Tensor) -> bool:
+    return not bool(torch.isnan(logits_RV.amax())) if logits_RV.numel() else True
+
+
+def _hopeless(logits_RV: torch.Tensor, ids: IntArray) -> dict[int, str]:
+    """Rows where every token is forbidden or not a number."""
+    if not len(ids):
+        return {}
+    index = torch.from_numpy(ids.astype(np.int64)).to(logits_RV.device)
+    best = logits_RV.gather(-1, index[:, None])[:, 0]
+    bad = torch.nonzero(torch.isinf(best) & (best < 0))[:, 0].tolist()
+    return dict.fromkeys(bad, "no token is possible: all logits are forbidden or not a number")
