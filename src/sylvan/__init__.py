@@ -1,1 +1,30 @@
-"""Sylvan: serve language models, and program them."""
+"""Sylvan: serve language models, and program them.
+
+`import sylvan as sgl` gives the frontend language; `sylvan.Engine` embeds a runtime. Names are
+imported when first used, so that `import sylvan` stays instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_ENGINE = {"Engine": "sylvan.runtime.engine.engine"}
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    module = importlib.import_module(_ENGINE.get(name, "sylvan.lang"))
+    try:
+        value = getattr(module, name)
+    except AttributeError:
+        raise AttributeError(f"module 'sylvan' has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    lang = importlib.import_module("sylvan.lang")
+    return sorted({"__version__", *_ENGINE, *getattr(lang, "__all__", ())})

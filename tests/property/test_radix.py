@@ -27,7 +27,7 @@ def test_match_finds_the_longest_cached_prefix(seqs, page, with_tail):
     tree, fresh = RadixCache(page, eviction_policy("lru")), itertools.count(1)
     known: set[tuple[int, ...]] = set()
     for step, seq in enumerate(seqs, 1):
-        best = max((n for n in range(len(seq) + 1) if tuple(seq[:n]) in known or n == 0))
+        best = max(n for n in range(len(seq) + 1) if tuple(seq[:n]) in known or n == 0)
 
         found = tree.match(key(seq), len(seq), step=step)
         assert tree.peek(key(seq), len(seq)) == best

@@ -92,7 +92,7 @@ class CheckingExecutor:
         return self._history(piece)[piece.start :]
 
     def _history(self, piece: Slice) -> list[int]:
-        """All ids up to the end of the slice; those not known to the scheduler were sampled here."""
+        """All ids up to the end of the slice; the scheduler may not know the last ones yet."""
         req = piece.req
         known = min(piece.stop, len(req.tokens))
         ids = req.tokens.view(0, known).tolist()
@@ -148,9 +148,7 @@ class World:
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, object] = {}
         self.outputs: dict[str, list] = {}
-        context = PolicyContext(
-            cached_tokens=lambda r: self.scheduler.cached_tokens(r), clock=self.clock
-        )
+        context = PolicyContext(cached_tokens=self._cached_tokens, clock=self.clock)
         parts = Parts(
             cache=self.cache,
             executor=self.executor,
@@ -169,6 +167,9 @@ class World:
             self.outputs.setdefault(out.rid, []).append(out)
             if out.finish:
                 self.finish[out.rid] = out.finish
+
+    def _cached_tokens(self, req: Req) -> int:
+        return self.scheduler.cached_tokens(req)
 
     def run(self, steps: int = 5000) -> None:
         for _ in range(steps):

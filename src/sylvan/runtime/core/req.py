@@ -38,9 +38,9 @@ class TokenBuffer:
         assert stop <= self._len
         return self._ids[start:stop]
 
-    def last(self) -> int:
-        """The newest id."""
-        return int(self._ids[self._len - 1])
+    def truncate(self, length: int) -> None:
+        """Forget all ids from `length` on."""
+        self._len = min(self._len, length)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,45 @@
+# Two commands do everything: `make serve` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+ARGS   ?=
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help serve test check bench docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+# torch comes first and pinned: left to the resolver, a newer one would bring gigabytes of CUDA.
+$(VENV)/.runtime: pyproject.toml $(wildcard hatch_build.py)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH)
+	$(PIP) install -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP) install -e ".[dev]"
+	touch $@
+
+serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 31000 ..." passes flags on
+	$(BIN)/sylvan serve $(ARGS)
+
+test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(VENV)/.dev  ## format, lint, types, import contracts, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/basedpyright
+	$(BIN)/codespell src tests docs README.md CHANGELOG.md CONTRIBUTING.md
+
+bench: $(VENV)/.dev  ## run the benchmarks on a quiet machine; results go to benchmarks/results
+	for b in benchmarks/*/bench_*.py; do $(BIN)/python $$b || exit 1; done
+
+docs: $(VENV)/.dev  ## regenerate the generated parts of docs/
+	$(BIN)/python scripts/generate_docs.py
+
+clean:  ## remove the environment and build products
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,0 +1,41 @@
+"""Write the generated parts of docs/: `python scripts/generate_docs.py [--check]`."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- packages: generated -->\n", "<!-- /packages -->\n"
+LEVELS = 3  # sylvan, sylvan.x, sylvan.runtime.x
+
+
+def packages() -> str:
+    """The package table, from the first sentence of each package's docstring."""
+    rows = ["| package | what |", "|---|---|"]
+    for init in sorted((ROOT / "src" / "sylvan").rglob("__init__.py")):
+        parts = init.parent.relative_to(ROOT / "src").parts
+        if len(parts) > LEVELS or (len(parts) == LEVELS and parts[1] != "runtime"):
+            continue
+        doc = ast.get_docstring(ast.parse(init.read_text())) or ""
+        rows.append(f"| `{'.'.join(parts)}` | {' '.join(doc.split(chr(10) * 2)[0].split())} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    """Rewrite the page, or with --check only say whether it would change."""
+    text = PAGE.read_text()
+    start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
+    wanted = text[:start] + packages() + text[stop:]
+    if "--check" in sys.argv:
+        if wanted != text:
+            sys.stderr.write(f"{PAGE.name} is out of date: run `make docs`\n")
+        return int(wanted != text)
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
