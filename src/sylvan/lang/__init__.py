@@ -1,0 +1,104 @@
+"""Frontend language: programs that call language models, with control flow and shared prefixes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from sylvan.lang.api import (
+    Engine,
+    Runtime,
+    assistant,
+    assistant_begin,
+    assistant_end,
+    flush_cache,
+    function,
+    gen,
+    gen_int,
+    gen_string,
+    get_server_info,
+    image,
+    select,
+    separate_reasoning,
+    set_default_backend,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+    video,
+)
+from sylvan.lang.backends.runtime_endpoint import RuntimeEndpoint
+from sylvan.lang.choices import (
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from sylvan.lang.errors import (
+    BackendError,
+    ProgramCancelledError,
+    ProgramError,
+    ProgramTimeoutError,
+)
+from sylvan.lang.settings import global_config
+from sylvan.lang.state import ProgramState, ProgramStateGroup
+
+# Loaded on first use: the modules import little, but there is no need for them in most programs.
+_BACKENDS = {
+    "Anthropic": "anthropic",
+    "Crusoe": "crusoe",
+    "LiteLLM": "litellm",
+    "OpenAI": "openai",
+    "Scripted": "scripted",
+    "VertexAI": "vertexai",
+}
+
+__all__ = [
+    "Anthropic",
+    "BackendError",
+    "Crusoe",
+    "Engine",
+    "LiteLLM",
+    "OpenAI",
+    "ProgramCancelledError",
+    "ProgramError",
+    "ProgramState",
+    "ProgramStateGroup",
+    "ProgramTimeoutError",
+    "Runtime",
+    "RuntimeEndpoint",
+    "Scripted",
+    "VertexAI",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "global_config",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "separate_reasoning",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The backends of other providers, imported when first used."""
+    if name not in _BACKENDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"sylvan.lang.backends.{_BACKENDS[name]}"), name)

@@ -1,0 +1,1 @@
+"""Model services that programs run on: one module each."""

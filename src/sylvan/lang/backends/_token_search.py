@@ -1,0 +1,71 @@
+"""`select` for services that take a logit bias but do not score text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+FORCE = 100  # a bias that leaves the biased tokens alone
+MAX_BIASED = 300  # limit of the OpenAI API
+
+
+class Encoding(Protocol):
+    """A tokenizer, as `tiktoken` has them."""
+
+    n_vocab: int
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text."""
+        ...
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of tokens."""
+        ...
+
+
+def integer_bias(encoding: Encoding) -> dict[int, int]:
+    """A bias that allows digits and a space only."""
+    texts = [str(n) for n in range(1000)] + [f"0{n}" for n in range(10)] + [" "]
+    found: dict[int, int] = {}
+    for text in texts:
+        tokens = encoding.encode(text)
+        if len(tokens) == 1 and len(found) < MAX_BIASED:
+            found[tokens[0]] = FORCE
+    found[encoding.encode(" ")[0]] = FORCE
+    return found
+
+
+def search_choice(
+    encoding: Encoding,
+    prompt: str,
+    choices: Sequence[str],
+    next_token: Callable[[list[int], dict[int, int]], str],
+) -> list[int]:
+    """Let the service walk down the tree of the choices' tokens.
+
+    Args:
+        encoding: The model's tokenizer.
+        prompt: Text before the choice.
+        choices: What to choose from.
+        next_token: Asks for one token after a prompt of tokens, under a bias.
+
+    Returns:
+        How many tokens of each choice the service took.
+    """
+    tokens = [encoding.encode(choice) for choice in choices]
+    scores = [0] * len(choices)
+    alive = [i for i, row in enumerate(tokens) if row]
+    prefix = encoding.encode(prompt)
+    step = 0
+    while alive:
+        bias = {tokens[i][step]: FORCE for i in alive}
+        taken = encoding.encode(next_token(prefix, bias))[0]
+        hits = [i for i in alive if tokens[i][step] == taken]
+        for i in hits:
+            scores[i] += 1
+        step += 1
+        if len(hits) <= 1:
+            break
+        prefix = [*prefix, taken]
+        alive = [i for i in hits if step < len(tokens[i])]
+    return scores

@@ -1,0 +1,98 @@
+"""What the interpreter asks of a model service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sylvan.lang.chat_templates import ChatTemplate, get_chat_template
+from sylvan.lang.choices import ChoicesDecision, ChoicesMethod, token_length_normalized
+from sylvan.lang.context import Context
+from sylvan.lang.sampling import GenParams
+
+Meta = dict[str, Any]
+StreamItem = tuple[str, Meta] | tuple[str, Meta, int]  # (delta, meta so far[, sample])
+
+
+class BaseBackend:
+    """A model service. Called from many threads at once; calls block.
+
+    Subclasses override what their service can do: `generate` at least. `s` is read, never
+    changed. What is optional does nothing here, as it only saves work.
+    """
+
+    is_chat_model = False  # messages in, one message out; the text cannot be continued
+    support_concate_and_append = False
+
+    def __init__(self) -> None:
+        self.chat_template: ChatTemplate = get_chat_template("default")
+
+    def get_model_name(self) -> str:
+        """Name or path of the model."""
+        raise NotImplementedError(f"{type(self).__name__} does not know its model")
+
+    def get_chat_template(self) -> ChatTemplate:
+        """How the roles of a program are spelt for the model."""
+        return self.chat_template
+
+    def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
+        """Continue `s`: text and meta info, or a list of each if `n` is above 1.
+
+        Raises:
+            BackendError: the service refused.
+            ProgramCancelledError, ProgramTimeoutError: `s.scope` ended meanwhile.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot generate")
+
+    def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
+        """Continue `s` piece by piece. See `generate`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot stream")
+
+    def select(
+        self,
+        s: Context,
+        choices: Sequence[str],
+        temperature: float,
+        choices_method: ChoicesMethod = token_length_normalized,
+    ) -> ChoicesDecision:
+        """The best continuation of `s` among `choices`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot select among choices")
+
+    def concatenate_and_append(self, src_rids: Sequence[str], dst_rid: str) -> None:
+        """Join the caches of forked states; only if `support_concate_and_append`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot join caches")
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        """Compute and keep a text that many programs begin with."""
+
+    def uncache_prefix(self, rid: str) -> None:
+        """Give up a prefix kept."""
+
+    def commit_lazy_operations(self, s: Context) -> None:
+        """Compute and keep the text of `s`, which is about to fork."""
+
+    def fork_program(
+        self, src: Context, dst: Sequence[Context], position_ids_offset: Sequence[int] | None = None
+    ) -> None:
+        """`src` was copied to `dst`."""
+
+    def fill_image(self, s: Context) -> None:
+        """Compute and keep the pictures of `s`."""
+
+    def begin_program(self, s: Context) -> None:
+        """A program starts."""
+
+    def end_program(self, s: Context) -> None:
+        """A program, or a fork of it, ended."""
+
+    def end_request(self, rid: str | Sequence[str]) -> None:
+        """A request is not needed any longer."""
+
+    def flush_cache(self) -> Any:
+        """Empty the prefix cache."""
+
+    def get_server_info(self) -> Any:
+        """What the service says about itself."""
+
+    def shutdown(self) -> None:
+        """Let go of connections and processes."""

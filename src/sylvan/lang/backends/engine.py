@@ -1,0 +1,70 @@
+"""An engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sylvan.lang.backends._native import Body, NativeBackend
+from sylvan.lang.cancel import CancelScope
+from sylvan.lang.chat_templates import get_chat_template, get_chat_template_by_model_path
+
+
+class EngineBackend(NativeBackend):
+    """A `sylvan.Engine`, or any object with its `generate`.
+
+    Args:
+        engine: `generate(prompt=..., sampling_params=..., stream=...)` must be safe to call from
+            many threads, and return an object, a list, or with `stream` an iterator of chunks
+            with cumulative text.
+        chat_template_name: Template of the language's registry; by the model's path if not given.
+    """
+
+    def __init__(self, engine: Any, chat_template_name: str | None = None) -> None:
+        super().__init__()
+        self._engine = engine
+        self.chat_template = (
+            get_chat_template(chat_template_name)
+            if chat_template_name
+            else get_chat_template_by_model_path(self.get_model_name())
+        )
+
+    def get_model_name(self) -> str:
+        """See `BaseBackend.get_model_name`."""
+        info = getattr(self._engine, "get_model_info", None)
+        found = info() if callable(info) else {}
+        path = found.get("model_path") if isinstance(found, dict) else None
+        return str(path or "")
+
+    def send(self, body: Body, scope: CancelScope | None = None) -> Any:
+        """See `NativeBackend.send`."""
+        answer = self._engine.generate(**_arguments(body))
+        if scope is not None:
+            scope.check()
+        return answer
+
+    def send_stream(self, body: Body, scope: CancelScope) -> Iterator[Body]:
+        """See `NativeBackend.send_stream`."""
+        for chunk in self._engine.generate(**_arguments(body)):
+            scope.check()
+            yield chunk
+
+    def flush_cache(self) -> Any:
+        """See `BaseBackend.flush_cache`."""
+        return self._engine.flush_cache()
+
+    def get_server_info(self) -> Any:
+        """See `BaseBackend.get_server_info`."""
+        return self._engine.get_server_info()
+
+    def shutdown(self) -> None:
+        """Stop the engine."""
+        self._engine.shutdown()
+
+
+def _arguments(body: Body) -> Body:
+    """A request body as arguments of `generate`, where the text is called `prompt`."""
+    arguments = dict(body)
+    if "text" in arguments:
+        arguments["prompt"] = arguments.pop("text")
+    return arguments

@@ -1,0 +1,84 @@
+"""Reads a growing text piece by piece, from a thread or from an event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sylvan.lang.executor import StreamExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text, and the meta info of the gen it is of."""
+
+    text: str
+    meta: Any = None
+
+
+class TextCursor:
+    """A reader's place in the text of a state, or in one of its variables.
+
+    Without streaming there is one piece: the whole, when it is complete.
+    """
+
+    def __init__(self, executor: StreamExecutor, name: str | None) -> None:
+        self._executor = executor
+        self._name = name
+        self._position = 0
+        self._over = False
+
+    def next(self) -> Piece | None:
+        """Wait for the next piece; None at the end.
+
+        Raises:
+            ProgramError: the state failed, after its last piece.
+        """
+        if self._over:
+            return None
+        stream = self._executor.context.stream
+        self._executor.wait(self._ready, helping=not stream)
+        return self._take()
+
+    async def next_async(self) -> Piece | None:
+        """See `next`."""
+        if self._over:
+            return None
+        await self._executor.wait_async(self._ready)
+        return self._take()
+
+    def _ready(self) -> bool:
+        if not self._executor.context.stream:
+            return self._complete()
+        return len(self._value()) > self._position or self._complete()
+
+    def _complete(self) -> bool:
+        executor = self._executor
+        if self._name is None:
+            return executor.is_finished if executor.context.stream else executor.is_idle()
+        if executor.was_announced(self._name):
+            return executor.is_set(self._name)
+        return executor.is_finished or not executor.context.stream
+
+    def _value(self) -> str:
+        context = self._executor.context
+        if self._name is None:
+            return context.text_
+        value = context.variables.get(self._name, "")
+        return value if isinstance(value, str) else str(value[0] if value else "")
+
+    def _take(self) -> Piece | None:
+        with_error = self._executor.check(lambda: self._executor.has_failed)
+        text = self._value()[self._position :]
+        meta = self._executor.context.meta_info.get(self._name or "")
+        if text:
+            self._position += len(text)
+            return Piece(text, meta)
+        if with_error:
+            self._over = True
+            self._executor.raise_error()
+        if self._executor.check(self._complete):
+            self._over = True
+            if self._name is not None and not self._executor.context.stream:
+                self._executor.read_var(self._name)
+        return None

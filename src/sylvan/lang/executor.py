@@ -1,0 +1,379 @@
+"""Runs the nodes of one program state, in order, on whichever thread has time for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from sylvan.lang import ir
+from sylvan.lang.backends.api import BaseBackend
+from sylvan.lang.context import Context
+from sylvan.lang.errors import ProgramCancelledError, ProgramError, Where
+from sylvan.lang.interpreter import Interpreter
+from sylvan.lang.pool import WorkerPool
+from sylvan.lang.sampling import GenParams
+
+logger = logging.getLogger(__name__)
+
+Ready = Callable[[], bool]
+Item = tuple[ir.Expr, Where | None]
+
+_LANG = str(Path(__file__).parent)
+_EFFECTS = (ir.Gen, ir.Select, ir.CommitLazy, ir.Variable, ir.ConcatenateAndAppend)
+
+
+class StreamExecutor:
+    """A queue of nodes and at most one thread that executes them: the actor of a state.
+
+    Nodes with effects are given to the shared pool at once, so a program runs ahead of the
+    model. A thread that waits for this state executes its nodes itself if no worker has begun:
+    so nobody waits for a thread of a full pool, and a program that reads each result at once
+    pays no thread switch. Invariants:
+
+    * `_draining` is True while one thread, the only one, changes `context`;
+    * `_pending[name]` counts the appended nodes that have yet to set variable `name`;
+    * after an error no node is executed, and whoever waits gets the error.
+
+    Args:
+        context: The state; owned by this executor.
+        backend: Where gens go.
+        defaults: Sampling parameters that gens start from.
+        pool: Runs the nodes; None executes them as they are appended.
+    """
+
+    def __init__(
+        self, context: Context, backend: BaseBackend, defaults: GenParams, pool: WorkerPool | None
+    ) -> None:
+        self.context = context
+        self.backend = backend
+        self.defaults = defaults
+        self._pool = pool
+        self._interpreter = Interpreter(context, backend, defaults, self)
+        self._contextvars = contextvars.copy_context()
+        self._changed = threading.Condition()
+        self._queue: deque[Item] = deque()
+        self._submitted = self._done = 0
+        self._pending: dict[str, int] = {}
+        self._draining = self._scheduled = False
+        self._ended = False
+        self._error: BaseException | None = None
+        self._watchers: list[Callable[[], None]] = []
+        context.scope.listen(self._on_cancel)
+
+    @property
+    def sid(self) -> str:
+        """Identity of the state."""
+        return self.context.sid
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the program ended and all nodes were executed, or one failed."""
+        idle = self._done == self._submitted
+        return self._error is not None or (self._ended and idle)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a node failed or the state was cancelled."""
+        return self._error is not None
+
+    # Appending
+
+    def submit(self, expr: ir.Expr) -> None:
+        """Append nodes. Does not wait, unless there is no pool.
+
+        Raises:
+            ProgramError: without a pool, what the node failed with.
+        """
+        where = _program_line()
+        items = [(node, where) for node in ir.flatten(expr)]
+        with self._changed:
+            if self._error is not None:
+                return
+            for node, _ in items:
+                for name in _names(node):
+                    self._pending[name] = self._pending.get(name, 0) + 1
+            self._queue.extend(items)
+            self._submitted += len(items)
+            wake = self._wants_worker()
+        if self._pool is None:
+            self._help(lambda: False)
+            self.raise_error()
+        elif wake:
+            self._pool.submit(self._work)
+
+    def _wants_worker(self) -> bool:
+        """Whether to ask the pool now; text alone can wait. Called with the lock held."""
+        if self._draining or self._scheduled or self._pool is None:
+            return False
+        self._scheduled = any(isinstance(node, _EFFECTS) for node, _ in self._queue)
+        return self._scheduled
+
+    # Executing
+
+    def _work(self) -> None:
+        """A worker's task."""
+        with self._changed:
+            self._scheduled = False
+        with suppress(BaseException):  # kept as the state's error; the worker goes on
+            self._help(lambda: False)
+
+    def _help(self, enough: Ready) -> None:
+        """Execute nodes on this thread, if no other does, until `enough` or none is left."""
+        with self._changed:
+            if self._draining:
+                return
+            self._draining = True
+        try:
+            while (item := self._next(enough)) is not None:
+                self._run(*item)
+        finally:
+            with self._changed:
+                self._draining = False
+                wake = self._wants_worker()
+                self._notify()
+        if wake and self._pool is not None:
+            self._pool.submit(self._work)
+
+    def _next(self, enough: Ready) -> Item | None:
+        with self._changed:
+            if self._queue and self._error is None and not enough():
+                return self._queue.popleft()
+        return None
+
+    def _run(self, node: ir.Expr, where: Where | None) -> None:
+        """Execute one node."""
+        try:
+            self.context.scope.check()
+            self._contextvars.run(self._interpreter.execute, node)
+        except BaseException as error:  # whatever a backend raises belongs to the program
+            self._fail(node, where, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        with self._changed:
+            self._done += 1
+            self._notify()
+
+    def _fail(self, node: ir.Expr, where: Where | None, error: BaseException) -> None:
+        kind = ProgramError
+        if isinstance(error, ProgramError):
+            kind = type(error)
+        elif self.context.scope.cancelled:
+            kind = ProgramCancelledError  # the call broke because its connection was closed
+        text = str(error) if error.args else ""
+        failed = kind(f"{node!r} failed: {type(error).__name__}: {text}", where)
+        failed.__cause__ = error
+        if kind is ProgramError:
+            logger.warning("program failed sid=%s: %s", self.sid, failed)
+        self.fail(failed)
+
+    def fail(self, error: BaseException) -> None:
+        """End the state: no further node is executed; whoever waits gets `error`."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
+            self._queue.clear()
+            self._notify()
+
+    def end(self) -> None:
+        """No more nodes will be appended by the program."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._notify()
+        self.backend.end_program(self.context)
+
+    # Results of the interpreter (see `interpreter.Sink`)
+
+    def publish(self, name: str) -> None:
+        """See `Sink.publish`."""
+        with self._changed:
+            left = self._pending.get(name, 0) - 1
+            if left > 0:
+                self._pending[name] = left
+            else:
+                self._pending.pop(name, None)
+            self._notify()
+
+    def progress(self) -> None:
+        """See `Sink.progress`."""
+        with self._changed:
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for watcher in self._watchers:
+            watcher()
+
+    # Waiting
+
+    def wait(self, ready: Ready, timeout: float | None = None, *, helping: bool = True) -> None:
+        """Return when `ready()`, or when the state failed.
+
+        Args:
+            ready: Called with the lock held, after every change.
+            timeout: Seconds; with it this thread does not execute nodes itself.
+            helping: Whether this thread may execute nodes meanwhile.
+
+        Raises:
+            TimeoutError: not ready in time.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._changed:
+                if self._settled(ready):
+                    return
+                idle = not self._draining and bool(self._queue)
+                if not (idle and helping and deadline is None):
+                    if idle and self._ask_worker() and self._pool is not None:
+                        self._pool.submit(self._work)
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if not self._changed.wait(left) and deadline is not None:
+                        raise TimeoutError(f"not ready within {timeout} s")
+                    continue
+            self._help(lambda: self._settled(ready))
+
+    async def wait_async(self, ready: Ready) -> None:
+        """Like `wait`, without a blocked thread."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def watcher() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._watchers.append(watcher)
+            wake = bool(self._queue) and self._ask_worker()
+        try:
+            if wake and self._pool is not None:
+                self._pool.submit(self._work)
+            while not self.check(lambda: self._settled(ready)):
+                await changed.wait()
+                changed.clear()
+        finally:
+            with self._changed:
+                self._watchers.remove(watcher)
+
+    def check(self, condition: Ready) -> bool:
+        """Evaluate `condition` with the lock held."""
+        with self._changed:
+            return condition()
+
+    def _settled(self, ready: Ready) -> bool:
+        return self._error is not None or ready()
+
+    def _ask_worker(self) -> bool:
+        """Whether the pool is to be asked, even for text. Called with the lock held."""
+        if self._draining or self._scheduled:
+            return False
+        self._scheduled = True
+        return True
+
+    # Reading
+
+    def is_set(self, name: str) -> bool:
+        """Whether all appended nodes that set `name` have done so."""
+        return name not in self._pending
+
+    def is_idle(self) -> bool:
+        """Whether all appended nodes were executed."""
+        return self._done == self._submitted
+
+    def was_announced(self, name: str) -> bool:
+        """Whether `name` is set, being set, or will be."""
+        return name in self._pending or name in self.context.variables
+
+    def raise_error(self) -> None:
+        """Raise what the state failed with, if it did."""
+        if self._error is not None:
+            raise self._error
+
+    def error(self) -> BaseException | None:
+        """What the state failed with; waits for all nodes."""
+        self.sync()
+        return self._error
+
+    def sync(self, timeout: float | None = None) -> None:
+        """Wait for all nodes appended so far; errors stay in `error()`."""
+        self.wait(self.is_idle, timeout)
+
+    def get_var(self, name: str, timeout: float | None = None) -> Any:
+        """Value of a variable.
+
+        Raises:
+            KeyError: no node sets it.
+            ProgramError: the state failed before it was set.
+        """
+        self.wait(lambda: self.is_set(name), timeout)
+        return self.read_var(name)
+
+    def read_var(self, name: str) -> Any:
+        """Value of a variable that was waited for. See `get_var`."""
+        if not self.is_set(name):
+            self.raise_error()
+        if name not in self.context.variables:
+            self.raise_error()
+            raise KeyError(name)
+        return self.context.variables[name]
+
+    def fork(self, size: int) -> list[StreamExecutor]:
+        """Copies of the state that go on by themselves.
+
+        With more than one, the backend first caches the text, so that the copies share it.
+
+        Raises:
+            ProgramError: the state failed.
+        """
+        if size > 1:
+            self.sync()
+            if self.context.text_:
+                self.submit(ir.CommitLazy())
+        self.sync()
+        self.raise_error()
+        contexts = [self.context.forked() for _ in range(size)]
+        self.backend.fork_program(self.context, contexts)
+        return [StreamExecutor(c, self.backend, self.defaults, self._pool) for c in contexts]
+
+    def cancel(self) -> None:
+        """Stop this state and those forked from it.
+
+        Calls in flight are broken off, nodes not begun are dropped, whoever waits gets
+        `ProgramCancelledError`.
+        """
+        self.context.scope.cancel()
+
+    def _on_cancel(self) -> None:
+        if not self.is_finished:
+            self.fail(ProgramCancelledError("the program was cancelled"))
+
+
+def _names(node: ir.Expr) -> tuple[str, ...]:
+    """Variables that executing `node` sets."""
+    if isinstance(node, ir.Gen | ir.Select):
+        return (node.name,) if node.name is not None else ()
+    if isinstance(node, ir.VarScopeEnd):
+        return (node.name,)
+    if isinstance(node, ir.SeparateReasoning):
+        names = node.names()
+        return (*names, *(ir.reasoning_name(name) for name in names))
+    return ()
+
+
+def _program_line() -> Where | None:
+    """The innermost line that is not of this package."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_LANG):
+        frame = frame.f_back
+    return None if frame is None else Where(frame.f_code, frame.f_lineno)

@@ -1,0 +1,186 @@
+"""Runs programs: one, or a batch on a bounded number of threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sylvan.lang.backends.api import BaseBackend
+from sylvan.lang.cancel import CancelScope
+from sylvan.lang.context import Context
+from sylvan.lang.errors import ProgramError
+from sylvan.lang.executor import StreamExecutor
+from sylvan.lang.progress import ProgressBar
+from sylvan.lang.sampling import GenParams
+from sylvan.lang.settings import global_config
+from sylvan.lang.state import ProgramState
+
+MIN_BATCH_THREADS = 96
+BATCH_THREADS_PER_CPU = 16
+GENERATOR_WINDOW = 200  # programs of a generator-style batch that are under way at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program with everything to run it but its arguments."""
+
+    function: Callable[..., Any]
+    backend: BaseBackend
+    defaults: GenParams
+    num_api_spec_tokens: int | None = None
+    timeout_s: float | None = None
+    stream: bool = False
+    use_thread: bool = True
+    bound: Mapping[str, Any] = field(default_factory=dict)
+
+    def start(self, arguments: Mapping[str, Any]) -> ProgramState:
+        """A state with nothing in it yet."""
+        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        context = Context(
+            chat_template=self.backend.get_chat_template(),
+            arguments=arguments,
+            stream=self.stream,
+            num_api_spec_tokens=self.num_api_spec_tokens,
+            scope=CancelScope(deadline),
+        )
+        self.backend.begin_program(context)
+        pool = global_config.workers if self.use_thread else None
+        return ProgramState(StreamExecutor(context, self.backend, self.defaults, pool))
+
+
+def run_program(job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramState:
+    """Run a program; with `job.stream` it goes on in a thread of its own.
+
+    Raises:
+        ProgramError: the program read a result that failed.
+        Exception: what the program itself raises.
+    """
+    kwargs = {**kwargs, **job.bound}
+    state = job.start(kwargs)
+    if not job.stream:
+        _call(job, state, args, kwargs)
+        return state
+
+    def follow() -> None:
+        try:
+            _call(job, state, args, kwargs)
+        except Exception as error:  # reaches whoever reads the stream
+            state.stream_executor.fail(error)
+
+    run = contextvars.copy_context().run
+    threading.Thread(target=run, args=(follow,), name="sylvan-program", daemon=True).start()
+    return state
+
+
+async def run_program_async(
+    job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> ProgramState:
+    """Run a program without blocking the event loop; it may be an `async def`. See above."""
+    kwargs = {**kwargs, **job.bound}
+    if not inspect.iscoroutinefunction(job.function):
+        return await asyncio.to_thread(run_program, job, args, kwargs)
+    state = job.start(kwargs)
+    try:
+        state.ret_value = await job.function(state, *args, **kwargs)
+    finally:
+        state.stream_executor.end()
+    await state.async_sync()
+    return state
+
+
+def _call(job: Job, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    try:
+        result = job.function(state, *args, **kwargs)
+        state.ret_value = asyncio.run(result) if inspect.iscoroutine(result) else result
+    finally:
+        state.stream_executor.end()
+    if not job.stream:
+        state.sync()
+    if global_config.verbosity >= 2:
+        sys.stdout.write(state.text() + "\n")
+
+
+def batch_threads(num_threads: int | Literal["auto"], num_programs: int) -> int:
+    """How many programs run at a time.
+
+    Raises:
+        ValueError: `num_threads` is neither "auto" nor a positive number.
+    """
+    if num_threads == "auto":
+        num_threads = max(MIN_BATCH_THREADS, BATCH_THREADS_PER_CPU * (os.cpu_count() or 1))
+    if not isinstance(num_threads, int) or num_threads < 1:
+        raise ValueError(f"num_threads must be 'auto' or at least 1, not {num_threads!r}")
+    return min(num_threads, num_programs)
+
+
+def run_batch(
+    job: Job,
+    batch: Sequence[Mapping[str, Any]],
+    num_threads: int | Literal["auto"],
+    *,
+    progress_bar: bool,
+    window: int | None = None,
+) -> Iterator[ProgramState]:
+    """Run the program with each of the arguments; states in the order of `batch`.
+
+    A program whose backend failed does not end the others: its state has the error, and raises it
+    when it is read. At most `window` programs are under way beyond the last state taken.
+
+    Raises:
+        Exception: what a program itself raises.
+    """
+    threads = batch_threads(num_threads, len(batch))
+    bar = ProgressBar(len(batch)) if progress_bar else None
+    try:
+        if threads == 1:
+            for arguments in batch:
+                yield _run_one(job, arguments, bar)
+        else:
+            yield from _run_parallel(job, batch, threads, bar, window or len(batch))
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def _run_parallel(
+    job: Job,
+    batch: Sequence[Mapping[str, Any]],
+    threads: int,
+    bar: ProgressBar | None,
+    window: int,
+) -> Iterator[ProgramState]:
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="sylvan-batch")
+    futures: deque[Future[ProgramState]] = deque()
+    waiting = iter(batch)
+    try:
+        for arguments in waiting:
+            futures.append(executor.submit(_run_one, job, arguments, bar))
+            if len(futures) >= window:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _run_one(job: Job, arguments: Mapping[str, Any], bar: ProgressBar | None) -> ProgramState:
+    kwargs = {**arguments, **job.bound}
+    state = job.start(kwargs)
+    try:
+        _call(job, state, (), kwargs)
+    except ProgramError as error:
+        state.stream_executor.fail(error)
+    finally:
+        if bar is not None:
+            bar.update()
+    return state

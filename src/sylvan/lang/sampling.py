@@ -1,0 +1,197 @@
+"""Sampling parameters of a `gen`: those of the runtime's protocol, as the program gave them.
+
+`sylvan.protocol.sampling.SamplingParams` defines names, types and ranges. The language adds only
+what is not sampling: which log probabilities to return, and a data type. Values travel as one
+mapping from `gen` and `run` to the backend, so none can be dropped on the way.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.sampling import SamplingParams
+
+LOGPROB_OPTIONS = (
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+)
+SAMPLING_NAMES = SamplingParams.__struct_fields__
+NAMES = frozenset((*SAMPLING_NAMES, *LOGPROB_OPTIONS, "dtype"))
+
+# Names that `run` and `run_batch` take for themselves; anything else is the program's argument.
+RUN_NAMES = (
+    "max_new_tokens",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+    *LOGPROB_OPTIONS,
+)
+
+# What SGLang's client sends with every `gen`, given or not, with its defaults.
+_SENT: Mapping[str, Any] = MappingProxyType({
+    "max_new_tokens": 128,
+    "min_new_tokens": 0,
+    "n": 1,
+    "stop": (),
+    "stop_token_ids": (),
+    "stop_regex": (),
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "ignore_eos": False,
+    "regex": None,
+    "json_schema": None,
+})  # fmt: skip
+_LISTS = ("stop", "stop_token_ids", "stop_regex")
+
+_DTYPES: Mapping[Any, str] = MappingProxyType({
+    int: "int", "int": "int", float: "float", "float": "float",
+    str: "str", "str": "str", "string": "str", bool: "bool", "bool": "bool",
+})  # fmt: skip
+_DTYPE_REGEX: Mapping[str, str] = MappingProxyType({
+    "int": r"[-+]?[0-9]+[ \n]*",
+    "float": r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
+    "bool": r"(True|False)",
+    "str": r"\"[\w\d\s]*\"",
+})  # fmt: skip
+NUMBER_STOPS = (" ", "\n")
+
+
+def given(values: Mapping[str, Any], caller: str) -> Mapping[str, Any]:
+    """The values that are not None, with names checked.
+
+    Raises:
+        TypeError: a name is no sampling parameter.
+        RequestError: an unknown `dtype`.
+    """
+    for name in values:
+        if name not in NAMES:
+            close = difflib.get_close_matches(name, NAMES, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+    kept = {name: value for name, value in values.items() if value is not None}
+    if "dtype" in kept:
+        dtype = kept["dtype"]
+        known = _DTYPES.get(dtype) if isinstance(dtype, type | str) else None
+        if known is None:
+            raise RequestError(
+                f"dtype must be int, float, str or bool, not {dtype!r}", param="dtype"
+            )
+        kept["dtype"] = known
+    return MappingProxyType(kept)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A scalar or sequence as a list; None as an empty one."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+@dataclass(frozen=True, slots=True)
+class GenParams:
+    """The parameters of one generation. Every name of `SamplingParams` is an attribute."""
+
+    values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __getattr__(self, name: str) -> Any:
+        """The value in force: as given, else SGLang's default, else the protocol's."""
+        if name in self.values:
+            return self.values[name]
+        if name in _SENT:
+            return _SENT[name]
+        if name in SAMPLING_NAMES:
+            return getattr(_PROTOCOL_DEFAULTS, name)
+        if name in NAMES:
+            return None
+        raise AttributeError(name)
+
+    def override(self, values: Mapping[str, Any], template_stops: tuple[str, ...]) -> GenParams:
+        """These, with the values of a `gen` on top, ended also by the chat template's stops.
+
+        Raises:
+            RequestError: a value is out of range; names the parameter.
+        """
+        merged = {**self.values, **values}
+        if template_stops:
+            merged["stop"] = [*as_list(merged.get("stop")), *template_stops]
+        result = GenParams(MappingProxyType(merged))
+        result.to_protocol()
+        return result
+
+    def with_values(self, **values: Any) -> GenParams:
+        """These with some values replaced, as they are."""
+        return replace(self, values=MappingProxyType({**self.values, **values}))
+
+    def typed(self) -> GenParams:
+        """These with `dtype` turned into a regular expression and stop strings."""
+        dtype = self.values.get("dtype")
+        if dtype is None:
+            return self
+        values: dict[str, Any] = {"regex": _DTYPE_REGEX[dtype], "dtype": None}
+        if dtype in ("int", "float"):
+            values["stop"] = [*as_list(self.stop), *NUMBER_STOPS]
+        return self.with_values(**values)
+
+    def to_protocol(self) -> SamplingParams:
+        """The runtime's sampling parameters.
+
+        Raises:
+            RequestError: a value is of the wrong type or out of range; names the parameter.
+        """
+        values = {
+            name: as_list(value) if name in _LISTS else value
+            for name, value in self.values.items()
+            if name in SAMPLING_NAMES and value is not None
+        }
+        try:
+            return msgspec.convert(values, SamplingParams)
+        except msgspec.ValidationError as error:
+            text, _, path = str(error).partition(" - at `$.")
+            name = path.rstrip("`").split("[")[0]
+            raise RequestError(f"{name or 'sampling'}: {text}", param=name or None) from error
+
+    def to_wire(self) -> dict[str, Any]:
+        """The `sampling_params` object of a `/generate` request, as SGLang's client sends it."""
+        typed = self.typed()
+        wire = {name: typed.values.get(name, default) for name, default in _SENT.items()}
+        extra = {k: v for k, v in typed.values.items() if k in SAMPLING_NAMES and v is not None}
+        return {**wire, **extra}
+
+    def logprob_options(self) -> dict[str, Any]:
+        """Those fields beside `sampling_params` that were given."""
+        return {k: self.values[k] for k in LOGPROB_OPTIONS if self.values.get(k) is not None}
+
+
+_PROTOCOL_DEFAULTS = SamplingParams()
+
+
+def run_defaults(options: Mapping[str, Any]) -> GenParams:
+    """Defaults of a program's `gen` calls, from the arguments of `run`.
+
+    Raises:
+        RequestError: a value is of the wrong type or out of range; names the parameter.
+    """
+    result = GenParams(given(options, "run"))
+    result.to_protocol()
+    return result
