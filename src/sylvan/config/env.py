@@ -64,3 +64,8 @@ def cache_dir() -> Path:
 def runtime_dir() -> Path:
     """Parent for private directories with sockets: short, and on a local file system."""
     return Path(os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("TMPDIR") or "/tmp")
+
+
+def variable(name: str) -> str | None:
+    """A variable that belongs to another program's settings, such as a provider's key."""
+    return os.environ.get(name)
