@@ -125,12 +125,20 @@ class Planner:
             self._leave(req.rid)
             leaves.append(found.slot)
         if not self._free:
-            raise ExecutorError(f"no request slot is free for rid={req.rid}")
+            leaves.append(self._evict())
         found = self._by_rid[req.rid] = _Occupant(self._free.pop(), req)
         if isinstance(req.request, GenerateRequest):
             outputs = req.tokens.view(min(req.prompt_len, len(req.tokens)), len(req.tokens))
             joins.append(Join(found.slot, req.request, outputs.copy()))
         return found
+
+    def _evict(self) -> int:
+        """Free the slot of a request without memory: it waits, and joins anew when it returns."""
+        for rid, occupant in self._by_rid.items():
+            if occupant.req.kv is None:
+                self._leave(rid)
+                return occupant.slot
+        raise ExecutorError("more requests run than there are request slots")
 
     def _leave(self, rid: str) -> int | None:
         occupant = self._by_rid.pop(rid, None)

@@ -1,0 +1,121 @@
+"""The real scheduler, cache and executor around a checkpoint, in one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sylvan.protocol.messages import Finish, TokenOutput
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.cache.eviction import eviction_policy
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.pages import PageAllocator
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.executor.build import LocalOptions, build_executor
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.runtime.sched.policies.api import PolicyContext
+from sylvan.runtime.sched.scheduler import Scheduler
+
+
+class Serving:
+    """`generate` runs requests to their end; nothing is shared between instances."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        pages: int = 200,
+        page_size: int = 8,
+        overlap: bool = False,
+        options: dict[str, object] | None = None,
+        **limits: object,
+    ) -> None:
+        self.limits = Limits(
+            **{"max_running_reqs": 8, "max_batch_tokens": 512, "inflight": 1 + overlap} | limits
+        )
+        self.executor, self.facts = build_executor(
+            model_dir,
+            LocalOptions(
+                **{
+                    "page_size": page_size,
+                    "num_pages": pages + 1,
+                    "max_batch_tokens": self.limits.max_batch_tokens,
+                    "max_running_reqs": self.limits.max_running_reqs,
+                    "overlap": overlap,
+                    "runner": "eager",
+                }
+                | (options or {})
+            ),
+        )
+        tree = RadixCache(page_size, eviction_policy("lru"))
+        self.cache = KVCacheManager(PageAllocator(pages + 1, page_size), tree)
+        context = PolicyContext(cached_tokens=self._cached_tokens)
+        self.scheduler = Scheduler(
+            Parts(
+                cache=self.cache,
+                executor=self.executor,
+                policy=schedule_policy("fcfs", context),
+                emit=self._emit,
+            ),
+            self.limits,
+        )
+        self.tokens: dict[str, list[int]] = {}
+        self.outputs: dict[str, list[TokenOutput]] = {}
+        self.finish: dict[str, Finish] = {}
+        self._count = 0
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        outputs: Sequence[int] = (),
+        logprobs: LogprobOptions | None = None,
+        sample: int = 0,
+        eos_ids: tuple[int, ...] = (),
+        **sampling: object,
+    ) -> str:
+        self._count += 1
+        rid = f"r{self._count}"
+        params = {"temperature": 0.0, "max_new_tokens": 16, "sampling_seed": 1} | sampling
+        self.scheduler.add(
+            GenerateRequest(
+                rid=rid,
+                input_ids=np.array(prompt, np.int32),
+                output_ids=np.array(outputs, np.int32),
+                sampling=SamplingParams(**params),
+                sample=sample,
+                eos_ids=eos_ids,
+                logprobs=logprobs,
+            )
+        )
+        return rid
+
+    def run(self) -> None:
+        for _ in range(5000):
+            if not self.scheduler.step() and self.scheduler.idle:
+                return
+        raise AssertionError("not done after 5000 steps")
+
+    def generate(self, prompts: Sequence[Sequence[int]], **sampling: object) -> list[list[int]]:
+        rids = [self.add(prompt, **sampling) for prompt in prompts]
+        self.run()
+        assert not {r: f for r in rids if (f := self.finish[r]).type == "abort"}
+        return [self.tokens[rid] for rid in rids]
+
+    def _cached_tokens(self, req: Req) -> int:
+        return self.scheduler.cached_tokens(req)
+
+    def _emit(self, outputs: Sequence[TokenOutput]) -> None:
+        for out in outputs:
+            self.tokens.setdefault(out.rid, []).extend(out.token_ids)
+            self.outputs.setdefault(out.rid, []).append(out)
+            if out.finish:
+                self.finish[out.rid] = out.finish
