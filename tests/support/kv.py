@@ -144,7 +144,7 @@ class World:
         self.tree = tree if prefix else NoPrefixCache()
         self.cache = KVCacheManager(self.allocator, self.tree)
         self.executor = CheckingExecutor(pages + 1, page_size)
-        self.clock = VirtualClock()
+        self.clock = VirtualClock(100.0)
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, object] = {}
         self.outputs: dict[str, list] = {}

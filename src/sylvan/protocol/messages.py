@@ -202,6 +202,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     cached_prompt_tokens: int = 0
     generated_tokens: int = 0
     retractions: int = 0
+    targets_set: int = 0  # finished requests that had a latency target
+    targets_met: int = 0  # and met it: goodput
+    repaired_pages: int = 0  # lost by a bug of ours, found and taken back
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):

@@ -43,6 +43,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     cache_salt: str = ""  # isolates the prefix cache; derived from tenant, extra_key, cache_salt
     priority: int = 0  # larger is more urgent
     deadline_s: float | None = None  # seconds after arrival at which the request is ended
+    ttft_ms: float | None = None  # targets for the first token and for each later one; the
+    tpot_ms: float | None = None  # request is served all the same when they are missed
     thinking_end_ids: tuple[int, ...] = ()  # a grammar starts after these, if not empty
     custom_params: dict[str, str | int | float | bool | None] | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
@@ -119,6 +121,24 @@ class KVCacheManager:
     def clear(self) -> None:
         """Forget all cached prefixes that no request uses."""
         self._allocator.free(self._tree.clear())
+
+    def audit(self, handles: Sequence[KVHandle]) -> int:
+        """Take back pages that neither the allocator, nor the tree, nor one of `handles` owns.
+
+        Returns how many. Cheap unless the counts disagree: free + tree + handles = total.
+        """
+        held = sum(kv.num_pages - kv.shared for kv in handles)
+        free = self._allocator.free_pages
+        if free + self._tree.total_pages + held == self._allocator.num_pages:
+            return 0
+        owned = self._allocator.free_mask()
+        for kv in handles:
+            owned[kv.pages[kv.shared : kv.num_pages]] = True
+        for pages in self._tree.all_pages():
+            owned[pages] = True
+        lost = np.flatnonzero(~owned).astype(np.int32)
+        self._allocator.free(lost)
+        return len(lost)
 
     def _insert(
         self, kv: KVHandle, tokens: IntArray, *, step: int, priority: int, with_tail: bool

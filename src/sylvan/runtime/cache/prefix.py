@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
@@ -32,6 +33,10 @@ class PrefixCache(Protocol):
 
     def pages(self, node: Node) -> IntArray:
         """Pages of the whole prefix ending at `node`."""
+        ...
+
+    def all_pages(self) -> Iterator[IntArray]:
+        """The pages it owns, in any order."""
         ...
 
     def lock(self, node: Node) -> None:
@@ -77,6 +82,10 @@ class NoPrefixCache:
     def pages(self, node: Node) -> IntArray:
         """See `PrefixCache.pages`."""
         return EMPTY_IDS
+
+    def all_pages(self) -> Iterator[IntArray]:
+        """See `PrefixCache.all_pages`."""
+        return iter(())
 
     def lock(self, node: Node) -> None:
         """See `PrefixCache.lock`."""

@@ -101,6 +101,14 @@ class RadixCache:
         parts = [n.pages for n in self._path(node)]
         return np.concatenate(parts[::-1]) if parts else EMPTY_IDS
 
+    def all_pages(self) -> Iterator[IntArray]:
+        """The pages the tree owns, node by node."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node.pages
+
     def roots(self) -> dict[str, Node]:
         """Namespace -> root. Read only."""
         return self._roots

@@ -64,6 +64,23 @@ def output(
     )
 
 
+def met_targets(req: Req, now_s: float) -> bool | None:
+    """Whether `req`, which ended now, met its latency targets; None if it had none."""
+    request = req.request
+    if (
+        not isinstance(request, GenerateRequest)
+        or (request.ttft_ms, request.tpot_ms) == (None,) * 2
+    ):
+        return None
+    if not req.first_token_s:
+        return False
+    first_ms = (req.first_token_s - req.arrived_s) * 1e3
+    each_ms = (now_s - req.first_token_s) * 1e3 / max(1, req.num_outputs - 1)
+    late = request.ttft_ms is not None and first_ms > request.ttft_ms
+    slow = request.tpot_ms is not None and each_ms > request.tpot_ms
+    return not late and not slow
+
+
 class PromptLogprobs:
     """Collects the prompt log probabilities of requests whose prompt is computed in pieces."""
 

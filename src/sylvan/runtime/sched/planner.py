@@ -46,6 +46,7 @@ class Planner:
         self.step += 1
         self._slices, self._busy = [], set()
         self._budget, self._chunk = self._limits.max_batch_tokens, self._limits.chunk_tokens
+        self._make_way()
         retractions = self.retractions
         prompts: list[Req] = []
         for req in tuple(self._running):
@@ -123,7 +124,7 @@ class Planner:
     def _admit(self) -> None:
         if not len(self._waiting) or self._budget <= 0 or self._chunk <= 0:
             return
-        if len(self._running) >= self._limits.max_running_reqs and not self._may_preempt():
+        if len(self._running) >= self._limits.max_running_reqs:
             return
         reserved = self.admission.reserved_tokens(self._running)
         for req in self._waiting.candidates():
@@ -134,6 +135,14 @@ class Planner:
             if not self._make_room(req, reserved) or not self._start(req):
                 return
             reserved += self.admission.expected_outputs(req)
+
+    def _make_way(self) -> None:
+        """Retract for the most urgent request that waits, before anybody gets a slice."""
+        if not len(self._waiting) or not self._running or not self._may_preempt():
+            return
+        urgent = max(self._waiting, key=lambda r: (r.request.priority, -r.order))
+        if not urgent.pending and self._may_run(urgent):
+            self._make_room(urgent, self.admission.reserved_tokens(self._running))
 
     def _make_room(self, req: Req, reserved: float) -> bool:
         """Whether `req` fits beside those running, retracting less urgent ones if need be."""

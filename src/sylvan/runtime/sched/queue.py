@@ -9,8 +9,6 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.policies.api import SchedulePolicy
 from sylvan.utils.clock import Clock
 
-WINDOW = 128  # requests a policy ranks at a time; later arrivals follow in order
-
 
 class WaitingQueue:
     """Priority first, then those that waited too long or lost their memory, then the policy.
@@ -63,7 +61,7 @@ class WaitingQueue:
         if len(aged) == len(reqs):
             return aged
         fresh = [r for r in reqs if not self.is_aged(r)] if aged else reqs
-        return [*aged, *self._policy.order(fresh[:WINDOW]), *fresh[WINDOW:]]
+        return [*aged, *self._policy.order(fresh)]
 
 
 def _priority(req: Req) -> int:

@@ -9,6 +9,9 @@ from typing import Protocol
 from sylvan.runtime.core.req import Req
 from sylvan.utils.clock import Clock, monotonic
 
+WINDOW = 128
+"""Requests whose cached prefix is looked up in a step; later arrivals follow in order."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
 TOKENS_PER_SECOND = 2000.0  # turns prompt tokens into seconds; only the order of size matters
 
@@ -25,7 +25,7 @@ class HighestResponseRatioNext:
             service = max(1, req.num_tokens - self._cached_tokens(req)) / TOKENS_PER_SECOND
             return (now - req.arrived_s) / service
 
-        return sorted(waiting, key=ratio, reverse=True)
+        return [*sorted(waiting[:WINDOW], key=ratio, reverse=True), *waiting[WINDOW:]]
 
 
 def build(context: PolicyContext) -> SchedulePolicy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
 
 class LongestPrefixMatch:
@@ -16,7 +16,8 @@ class LongestPrefixMatch:
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         """See `SchedulePolicy.order`."""
-        return sorted(waiting, key=self._cached_tokens, reverse=True)
+        ranked = sorted(waiting[:WINDOW], key=self._cached_tokens, reverse=True)
+        return [*ranked, *waiting[WINDOW:]]
 
 
 def build(context: PolicyContext) -> SchedulePolicy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
 
 class ShortestPrefill:
@@ -16,7 +16,11 @@ class ShortestPrefill:
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         """See `SchedulePolicy.order`."""
-        return sorted(waiting, key=lambda r: r.num_tokens - self._cached_tokens(r))
+
+        def uncached(req: Req) -> int:
+            return req.num_tokens - self._cached_tokens(req)
+
+        return [*sorted(waiting[:WINDOW], key=uncached), *waiting[WINDOW:]]
 
 
 def build(context: PolicyContext) -> SchedulePolicy:

@@ -1,0 +1,70 @@
+"""Fair sharing between tenants by virtual token counters (VTC, arXiv:2401.00588)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+
+OUTPUT_WEIGHT = 2.0  # an output token costs as much as two prompt tokens (the paper's choice)
+
+
+class VirtualTokenCounter(Feature):
+    """The tenant that was served least, for its weight, goes first.
+
+    Charged are tokens that were computed: what came from the prefix cache is free. A tenant that
+    was idle starts level with the least served of those that were not, so idling earns no credit.
+    While two tenants both have requests waiting, what they were charged (for their weights) stays
+    within twice the cost of the largest request.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._served: dict[str, float] = {}
+        self._waiting: set[str] = set()  # tenants that had requests waiting when last asked
+
+    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
+        """See `SchedulePolicy.order`."""
+        queues: dict[str, list[Req]] = {}
+        for req in reversed(waiting):
+            queues.setdefault(req.request.tenant, []).append(req)
+        self._level(queues)
+        counters = {tenant: self._served[tenant] for tenant in queues}
+        ordered: list[Req] = []
+        while queues:
+            tenant = min(counters, key=lambda t: (counters[t], t))
+            req = queues[tenant].pop()
+            ordered.append(req)
+            counters[tenant] += self._price(tenant, req.prompt_len)
+            if not queues[tenant]:
+                del queues[tenant], counters[tenant]
+        return ordered
+
+    def on_batch(self, batch: Batch) -> None:
+        """Charge what this step computes."""
+        for piece in batch.slices:
+            tenant = piece.req.request.tenant
+            prompt = max(0, min(piece.stop, piece.req.prompt_len) - piece.start)
+            cost = prompt + OUTPUT_WEIGHT * piece.samples
+            self._served[tenant] = self._served.get(tenant, 0.0) + self._price(tenant, cost)
+
+    def served(self, tenant: str) -> float:
+        """What the tenant was charged so far, for its weight."""
+        return self._served.get(tenant, 0.0)
+
+    def _level(self, queues: Mapping[str, Sequence[Req]]) -> None:
+        busy = [self._served[t] for t in queues if t in self._waiting]
+        floor = min(busy, default=min(self._served.values(), default=0.0))
+        for tenant in queues.keys() - self._waiting:
+            self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
+        self._waiting = set(queues)
+
+    def _price(self, tenant: str, cost: float) -> float:
+        return cost / self._weights.get(tenant, 1.0)
+
+
+def build(context: PolicyContext) -> SchedulePolicy:
+    """See `schedule_policy`."""
+    return VirtualTokenCounter(context.tenant_weights)
