@@ -1,0 +1,178 @@
+"""`sylvan check`: what this machine or a model directory has, and what each lack costs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from sylvan.cli.listen import free_port
+from sylvan.cli.main import DONE, FAILED, Spec
+from sylvan.cli.settings import load_settings, resolve_settings
+from sylvan.config.checkpoint import model_dir, model_facts
+from sylvan.config.fields import size_text
+from sylvan.config.flags import Option, Parsed
+from sylvan.config.tree import ServerConfig
+from sylvan.protocol.errors import ConfigError
+from sylvan.utils.machine import Machine, inspect_machine
+
+SPEC = Spec(
+    usage="check [model DIR] [flags]",
+    doc="Check this machine, or whether a model directory can be served here. The exit code is 1 "
+    "if something is missing that serving needs.",
+    options=(Option("json", "Print one JSON object per finding, in a list."),),
+    max_positions=2,
+)
+
+Status = Literal["ok", "slow", "missing"]
+_MARKS = {"ok": "ok     ", "slow": "slower ", "missing": "MISSING"}
+_MIN_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `cost` is what its lack costs, and what to do."""
+
+    status: Status
+    what: str
+    detail: str
+    cost: str = ""
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    findings = list(_findings(args))
+    if args.has("json"):
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{_MARKS[finding.status]}  {finding.what:14} {finding.detail}".rstrip())
+            if finding.status != "ok" and finding.cost:
+                print(f"{'':25}{finding.cost}")
+    return FAILED if any(finding.status == "missing" for finding in findings) else DONE
+
+
+def _findings(args: Parsed) -> Iterable[Finding]:
+    match args.positions:
+        case []:
+            server = load_settings(args, position=None).config.server
+            return check_machine(inspect_machine(), server)
+        case ["model", directory]:
+            return check_model(directory, args)
+        case [other, *_]:
+            raise ConfigError(f"unexpected argument {other!r}; usage: sylvan {SPEC.usage}")
+
+
+def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:
+    """Look at what a server needs, and at what makes it fast."""
+    yield Finding("ok", "Python", platform.python_version())
+    yield _torch()
+    yield Finding("ok", "CPU", f"{machine.cpu_name}, {machine.cores} cores usable")
+    yield from _instructions(machine)
+    yield _compiler()
+    yield _memory(machine)
+    yield _port(server)
+    yield from _libraries()
+
+
+def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
+    """Look at a model directory: its files, its architecture, and its memory here."""
+    path = model_dir(directory)
+    yield Finding("ok", "directory", str(path))
+    facts = model_facts(directory)
+    yield Finding("ok", "size", f"{facts.num_params:,} parameters in {facts.dtype}")
+    weights = list(path.glob("*.safetensors"))
+    yield Finding(
+        "ok" if weights else "missing",
+        "weights",
+        f"{len(weights)} safetensors files",
+        "only *.safetensors are read; --load-format dummy makes weights up",
+    )
+    for name, needed in (("tokenizer.json", True), ("generation_config.json", False)):
+        yield _file(name, needed=needed, there=(path / name).is_file())
+    yield _outcome("architecture", lambda: _architecture(directory))
+    yield _outcome("fits", lambda: _fits(directory, args))
+
+
+def _instructions(machine: Machine) -> Iterable[Finding]:
+    wanted = {
+        "avx2": "kernels fall back to portable code, several times slower",
+        "avx512f": "kernels use 256-bit registers, up to two times slower",
+        "avx512_bf16": "bfloat16 models run in float32: twice the memory, and slower prefill",
+        "avx512_vnni": "8-bit models are computed without VNNI, slower",
+    }
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return
+    for name, cost in wanted.items():
+        there = name in machine.features
+        yield Finding("ok" if there else "slow", name, "" if there else "not there", cost)
+
+
+def _torch() -> Finding:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("missing", "torch", "not installed", "nothing can be served: install torch")
+    build = "CPU build" if version.endswith("+cpu") else "build for GPUs, or of unknown kind"
+    return Finding("ok", "torch", f"{version} ({build})")
+
+
+def _compiler() -> Finding:
+    found = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), "")
+    cost = "native kernels cannot be built; models run on plain torch, several times slower"
+    return Finding("ok" if found else "slow", "C++ compiler", found or "none found", cost)
+
+
+def _memory(machine: Machine) -> Finding:
+    free = f"{size_text(machine.available_bytes)} free of {size_text(machine.total_bytes)}"
+    low = machine.available_bytes < _MIN_BYTES
+    return Finding("slow" if low else "ok", "memory", free, "only very small models fit")
+
+
+def _port(server: ServerConfig) -> Finding:
+    port = server.port
+    if port == 0 or free_port(server.host, port - 1) == port:
+        return Finding("ok", "port", f"{port} is free")
+    return Finding("slow", "port", f"{port} is taken", f"--port {free_port(server.host, port)}")
+
+
+def _libraries() -> Iterable[Finding]:
+    optional = {
+        "triton": "needed for GPUs only: pip install 'sylvan[gpu]'",
+        "transformers": "odd tokenizers are refused: pip install 'sylvan[transformers]'",
+    }
+    for name, cost in optional.items():
+        try:
+            yield Finding("ok", name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("slow", name, "not installed", cost)
+
+
+def _file(name: str, *, needed: bool, there: bool) -> Finding:
+    if there:
+        return Finding("ok", name, "")
+    if needed:
+        return Finding("missing", name, "not there", "texts cannot be encoded")
+    return Finding("slow", name, "not there", "OpenAI's sampling defaults are used")
+
+
+def _outcome(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding("ok", what, look())
+    except ConfigError as error:
+        return Finding("missing", what, "no", str(error))
+
+
+def _architecture(directory: str) -> str:
+    from sylvan.runtime.models.registry import load_config  # needs torch
+
+    return load_config(model_dir(directory)).architecture
+
+
+def _fits(directory: str, args: Parsed) -> str:
+    words = Parsed(positions=[directory], options=args.options, given=args.given)
+    return resolve_settings(load_settings(words)).resolved.plan.describe()

@@ -1,0 +1,62 @@
+"""`sylvan generate`: continue one prompt."""
+
+from __future__ import annotations
+
+import sys
+
+from sylvan.cli.local import CLIENT_OPTIONS, connect
+from sylvan.cli.main import DONE, Spec
+from sylvan.config.flags import Option, Parsed
+from sylvan.protocol.errors import ConfigError
+
+SPEC = Spec(
+    usage="generate PROMPT [flags]",
+    doc="Continue PROMPT and print the text as it comes. PROMPT may be `-` for standard input. "
+    "Starts the model for this one text, unless --url names a server.",
+    options=(
+        Option("chat", "Send PROMPT as a message of a user, instead of continuing it."),
+        Option("max_tokens", "Stop after so many tokens (default: 128).", metavar="N"),
+        Option("temperature", "0 always takes the most likely token (default: 0).", metavar="T"),
+        Option("top_p", "Choose among tokens of this share.", metavar="P"),
+        Option("stop", "Stop at this text.", metavar="TEXT"),
+        *CLIENT_OPTIONS,
+    ),
+)
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    if not args.positions:
+        raise ConfigError(f"PROMPT is missing; usage: sylvan {SPEC.usage}")
+    prompt = sys.stdin.read() if args.positions[0] == "-" else args.positions[0]
+    fields = request_fields(args)
+    with connect(args, position=None) as client:
+        fields["model"] = client.model()
+        if args.has("chat"):
+            pieces = client.chat([{"role": "user", "content": prompt}], **fields)
+        else:
+            pieces = client.complete(prompt, **fields)
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print()
+    return DONE
+
+
+def request_fields(args: Parsed) -> dict[str, object]:
+    """Fields of the request that the command line names.
+
+    Raises:
+        ConfigError: a value is no number.
+    """
+    fields: dict[str, object] = {"max_tokens": 128, "temperature": 0.0}
+    kinds = {"max_tokens": int, "temperature": float, "top_p": float, "stop": str}
+    for name, kind in kinds.items():
+        if name not in args.options:
+            continue
+        text = args.options[name]
+        try:
+            fields[name] = kind(text)
+        except ValueError as error:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag}: expected a number, got {text!r}") from error
+    return fields

@@ -1,0 +1,143 @@
+"""Runs an ASGI application on the event loop that is there, and signals that stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from sylvan.cli.main import INTERRUPTED
+from sylvan.config.tree import ServerConfig
+from sylvan.protocol.errors import ConfigError
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CLOSE_S = 5
+_POLL_S = 0.01
+
+
+class Stop:
+    """Becomes set by the first SIGTERM or Ctrl-C; the second ends this process at once.
+
+    Args:
+        at_eof: Becomes set when standard input ends, too.
+    """
+
+    def __init__(self, *, at_eof: bool = False) -> None:
+        self._event = asyncio.Event()
+        self._at_eof = at_eof
+        self._kill: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signalled)
+        if self._at_eof:
+            loop.add_reader(sys.stdin.fileno(), self._readable)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        if self._at_eof:
+            loop.remove_reader(sys.stdin.fileno())
+
+    def before_exit(self, kill: Callable[[], None]) -> None:
+        """What the second signal does before it ends this process."""
+        self._kill = kill
+
+    async def wait(self) -> None:
+        """Return when it is set."""
+        await self._event.wait()
+
+    async def unless_stopped(self, work: Awaitable[T]) -> T | None:
+        """The result of `work`; None if it was cancelled because this became set first."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._event.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        return None if task.cancelled() else task.result()
+
+    def _signalled(self) -> None:
+        if self._event.is_set():
+            self._kill()
+            os._exit(INTERRUPTED)
+        self._event.set()
+
+    def _readable(self) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._at_eof = False
+            self._event.set()
+
+
+class HttpServer:
+    """An application behind a socket; use it as an async context.
+
+    Attributes:
+        port: Where it listens; 0 for a unix socket.
+    """
+
+    def __init__(self, app: ASGIApp, server: ServerConfig, sock: socket.socket | None) -> None:
+        config = uvicorn.Config(
+            app,
+            uds=server.uds,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_CLOSE_S,
+            ssl_certfile=server.ssl_certfile,
+            ssl_keyfile=server.ssl_keyfile,
+            ssl_keyfile_password=(
+                server.ssl_keyfile_password.reveal() if server.ssl_keyfile_password else None
+            ),
+            server_header=False,
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"server.ssl_certfile, server.ssl_keyfile: {error}") from error
+        self._server = _Server(config)
+        self._sock = sock
+        self._task: asyncio.Task[None] | None = None
+        self.port: int = sock.getsockname()[1] if sock else 0
+
+    async def __aenter__(self) -> Self:
+        sockets = [self._sock] if self._sock else None
+        self._task = asyncio.create_task(self._server.serve(sockets))
+        while not (self._server.started or self._task.done()):
+            await asyncio.sleep(_POLL_S)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.should_exit = True
+        assert self._task is not None, "entered before it is left"
+        await self._task
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `Stop`."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

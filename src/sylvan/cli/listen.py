@@ -1,0 +1,82 @@
+"""The listening socket, taken before anything slow starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+from sylvan.config.tree import ServerConfig
+from sylvan.protocol.errors import ConfigError
+
+_BACKLOG = 2048
+_PORTS_TRIED = 100
+
+
+def bind(server: ServerConfig) -> socket.socket | None:
+    """Listen on host and port; None with `server.uds`, whose path is only made free.
+
+    Raises:
+        ConfigError: the address cannot be used; says what can.
+    """
+    if server.uds is not None:
+        _free_path(Path(server.uds))
+        return None
+    try:
+        return _listen(server.host, server.port)
+    except socket.gaierror as error:
+        raise ConfigError(f"server.host: {server.host!r} is no address of a machine") from error
+    except OSError as error:
+        raise ConfigError(_explain(server, error)) from error
+
+
+def free_port(host: str, after: int) -> int | None:
+    """The next port above `after` that can be listened on."""
+    for port in range(after + 1, min(after + 1 + _PORTS_TRIED, 65536)):
+        try:
+            _listen(host, port).close()
+        except OSError:
+            continue
+        return port
+    return None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _explain(server: ServerConfig, error: OSError) -> str:
+    host, port = server.host, server.port
+    match error.errno:
+        case errno.EADDRINUSE:
+            free = free_port(host, port)
+            way = f"port {free} is free: --port {free}" if free else "--port 0 takes a free one"
+            return f"server.port: port {port} of {host} is taken; {way}"
+        case errno.EACCES:
+            return f"server.port: port {port} is reserved for the administrator; take one over 1023"
+        case errno.EADDRNOTAVAIL:
+            return f"server.host: {host!r} is no address of this machine; 0.0.0.0 means all of them"
+        case _:
+            return f"cannot listen on {host}:{port}: {error.strerror}"
+
+
+def _free_path(path: Path) -> None:
+    """Remove a socket that a dead server left; refuse to touch anything else."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"server.uds: there is no directory {str(path.parent)!r}")
+    if len(os.fsencode(path)) > 100:
+        raise ConfigError(f"server.uds: {str(path)!r} is too long for a socket; 100 bytes at most")
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"server.uds: {str(path)!r} exists and is no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise ConfigError(f"server.uds: another server listens on {str(path)!r}")

@@ -1,0 +1,107 @@
+"""A server of our own for one command, on a private socket; it ends with this process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from sylvan.cli.banner import loading
+from sylvan.cli.client import ApiClient, ServerError
+from sylvan.cli.settings import load_settings, resolve_settings
+from sylvan.config.env import runtime_dir, without_settings
+from sylvan.config.flags import Option, Parsed
+from sylvan.config.load import dump
+from sylvan.protocol.errors import ConfigError
+
+CLIENT_OPTIONS = (
+    Option("url", "Use a server that runs already.", metavar="URL"),
+    Option("key", "API key of the server at --url.", metavar="KEY"),
+)
+_POLL_S = 0.05
+_STOP_S = 10.0
+
+
+@contextmanager
+def connect(args: Parsed, *, position: str | None) -> Iterator[ApiClient]:
+    """A client of the server at `--url`, or of one that is started with the settings given.
+
+    Args:
+        args: The command line.
+        position: Path that the first word without a dash sets, if any.
+
+    Raises:
+        ConfigError: the settings cannot work, or are given together with `--url`.
+        ServerError: the server could not start.
+    """
+    url = args.options.get("url")
+    if url is not None:
+        spelled = [s.spelled for s in args.given.settings]
+        spelled += args.positions if position else []
+        if spelled:
+            raise ConfigError(f"--url: the server is set up already; leave out {spelled[0]}")
+        with ApiClient(url, api_key=args.options.get("key")) as client:
+            yield client
+        return
+    for setting in args.given.settings:
+        if setting.path.startswith("server."):
+            raise ConfigError(f"{setting.spelled}: the server of this command is private")
+    loaded = load_settings(args, position=position)
+    resolve_settings(loaded)  # complain here, where the flags were given
+    tree = dump(loaded.config, defaults=False)
+    tree.pop("server", None)
+    with (
+        tempfile.TemporaryDirectory(prefix="sylvan-", dir=runtime_dir()) as folder,
+        _server(Path(folder), tree) as socket_path,
+        ApiClient("http://localhost", uds=str(socket_path)) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def _server(folder: Path, tree: Mapping[str, object]) -> Iterator[Path]:
+    socket_path, config, log = folder / "http", folder / "config.json", folder / "log"
+    config.write_text(json.dumps(tree))
+    command = [sys.executable, "-m", "sylvan", "serve", "--quiet", "--until-eof"]
+    command += ["--config", str(config), "--server.uds", str(socket_path)]
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=without_settings(),
+            start_new_session=True,  # Ctrl-C ends an answer, not the server
+        ) as process,
+    ):
+        try:
+            with loading("starting the model"):
+                _wait_ready(process, socket_path, log)
+            yield socket_path
+        finally:
+            _stop(process)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], socket_path: Path, log: Path) -> None:
+    with ApiClient("http://localhost", uds=str(socket_path)) as client:
+        while not client.is_ready():
+            try:
+                process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+            text = log.read_text(errors="replace").strip() or f"exit code {process.returncode}"
+            raise ServerError(f"the server did not start:\n{text}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None, "opened with a pipe"
+    process.stdin.close()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -1,0 +1,104 @@
+"""`sylvan serve`: start the runtime and put HTTP in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sylvan.cli.banner import address, decisions_text, greeting, loading
+from sylvan.cli.listen import bind
+from sylvan.cli.main import DONE, Spec
+from sylvan.cli.settings import Settings, load_settings, resolve_settings
+from sylvan.config.flags import Option, Parsed
+from sylvan.config.load import dump
+from sylvan.utils import logs
+from sylvan.utils.clock import monotonic
+
+SPEC = Spec(
+    usage="serve [MODEL] [flags]",
+    doc="Serve a model over HTTP: the APIs of OpenAI and SGLang. MODEL is a "
+    "directory in the Hugging Face layout; without one the built-in model is served.",
+    options=(
+        Option("until_eof", "Stop when standard input ends: for programs that start a server."),
+        Option("quiet", "Print nothing but warnings and errors."),
+    ),
+)
+
+logger = logging.getLogger(__name__)
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    started_s = monotonic()
+    settings = resolve_settings(load_settings(args))
+    config = settings.resolved.config
+    quiet = args.has("quiet")
+    logs.set_up("warning" if quiet else config.observe.log_level, config.observe.log_format)
+    for note in settings.loaded.notes:
+        logger.warning("%s", note)
+    sock = bind(config.server)
+    if not quiet:
+        print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        runner.run(_serve(Job(settings, sock, started_s, quiet, args.has("until_eof"))))
+    return DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one life of a server is made from. `sock` is None with `server.uds`."""
+
+    settings: Settings
+    sock: socket.socket | None
+    started_s: float
+    quiet: bool
+    until_eof: bool
+
+
+async def _serve(job: Job) -> None:
+    """Start, serve until told to stop, drain, close."""
+    from sylvan.cli.http import HttpServer, Stop
+    from sylvan.runtime.engine.runtime import Runtime
+    from sylvan.runtime.server.app import create_app
+    from sylvan.runtime.server.settings import ServerSettings
+
+    config = job.settings.resolved.config
+    with Stop(at_eof=job.until_eof) as stop:
+        with loading(f"loading {config.model}"):
+            runtime = await stop.unless_stopped(Runtime.start(config))
+        if runtime is None:
+            return
+        stop.before_exit(runtime.kill)
+        try:
+            face = ServerSettings.from_config(config, shown=dump(config))
+            async with HttpServer(
+                create_app(runtime.manager, face), config.server, job.sock
+            ) as http:
+                _greet(job, http.port)
+                await stop.wait()
+                logger.info("stopping: running requests may take %g s", config.server.drain_s)
+                await runtime.drain(config.server.drain_s)
+        finally:
+            await runtime.close()
+
+
+def _greet(job: Job, port: int) -> None:
+    config = job.settings.resolved.config
+    seconds = monotonic() - job.started_s
+    logger.info("ready after %.1f s", seconds)
+    if not job.quiet:
+        name = config.served_model_name or Path(config.model).name
+        text = greeting(config, name, address(config.server, port), seconds)
+        print(f"\n{text}\n", flush=True)
+
+
+def _fast_loop() -> type[asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop  # not made for Windows
+
+    return uvloop.new_event_loop  # pyright: ignore[reportReturnType]
