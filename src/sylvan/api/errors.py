@@ -1,0 +1,164 @@
+"""Error bodies, one function a family of routes."""
+
+from __future__ import annotations
+
+from enum import Enum
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class Family(Enum):
+    """Who defined a route, and so the shape of its errors."""
+
+    NATIVE = "native"
+    OPENAI = "openai"
+    RESPONSES = "responses"
+    ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
+
+
+class NativeErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+    retryable: bool
+
+
+class NativeError(BaseModel):
+    """Error of the native routes."""
+
+    error: NativeErrorDetail
+
+
+class OpenAIErrorDetail(BaseModel):
+    """What went wrong, as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class OpenAIError(BaseModel):
+    """Error of the OpenAI routes: the flat and the nested shape in one body."""
+
+    object: str = Field(default="error", json_schema_extra={"const": "error"})
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+    error: OpenAIErrorDetail
+
+
+class ResponsesError(BaseModel):
+    """Error of `/v1/responses` and of a model that is not there: nested only."""
+
+    error: OpenAIErrorDetail
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What went wrong, as Anthropic's clients read it."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """Error of the Anthropic routes."""
+
+    type: str = Field(default="error", json_schema_extra={"const": "error"})
+    error: AnthropicErrorDetail
+
+
+class PlainError(BaseModel):
+    """Error of the Ollama routes, and of refused credentials."""
+
+    error: str
+
+
+ERROR_MODELS: dict[Family, type[BaseModel]] = {
+    Family.NATIVE: NativeError,
+    Family.OPENAI: OpenAIError,
+    Family.RESPONSES: ResponsesError,
+    Family.ANTHROPIC: AnthropicError,
+    Family.OLLAMA: PlainError,
+}
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_FLAT_TYPES = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
+RETRYABLE = frozenset({408, 429, 503})
+
+
+def error_body(
+    family: Family,
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    kind: str | None = None,
+    code: str | None = None,
+) -> dict[str, Any]:
+    """The JSON body that tells a client of `family` what went wrong.
+
+    Args:
+        family: Whose shape.
+        status: HTTP status.
+        message: One sentence.
+        param: The offending field, if one is to blame.
+        kind: `type` of the flat OpenAI shape, where the usual one does not say enough.
+        code: `code` of the nested OpenAI shape, such as "model_not_found".
+    """
+    if family is Family.OLLAMA:
+        return {"error": message}
+    if family is Family.ANTHROPIC:
+        default = "invalid_request_error" if status < 500 else "api_error"
+        detail = {"type": _ANTHROPIC_TYPES.get(status, default), "message": message}
+        return {"type": "error", "error": detail}
+    if family is Family.NATIVE:
+        kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+        return {
+            "error": {
+                "message": message,
+                "type": kind,
+                "param": param,
+                "code": status,
+                "retryable": status in RETRYABLE,
+            }
+        }
+    default = "invalid_request_error" if status < 500 else "server_error"
+    nested = {
+        "message": message,
+        "type": _OPENAI_TYPES.get(status, default),
+        "param": param,
+        "code": code,
+    }
+    if family is Family.RESPONSES:
+        return {"error": nested}
+    flat = kind or _FLAT_TYPES.get(status) or HTTPStatus(status).phrase
+    return {
+        "object": "error",
+        "message": message,
+        "type": flat,
+        "param": param,
+        "code": status,
+        "error": nested,
+    }

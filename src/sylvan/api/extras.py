@@ -1,0 +1,78 @@
+"""Fields that a body's model does not list: harmless, refused, or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from sylvan.protocol.errors import RequestError
+
+MAX_NAMED = 16
+
+_NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
+
+HARMLESS = frozenset({
+    "background", "conversation_id", "custom_labels", "data_parallel_rank",
+    "external_trace_header", "kv_hints", "log_metrics", "metadata", "no_logs", "received_time",
+    "routed_dp_rank", "routed_experts_start_len", "routing_key", "safety_identifier",
+    "service_tier", "session_id", "store", "user", "verbosity", "prompt_cache_key",
+    "prompt_cache_retention", "sampling_logprobs_mode", "modalities",
+    "return_flat_raw_top_logprobs_b64",
+})  # fmt: skip
+"""Names with a meaning that holds here whatever their value is."""
+
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "image_data", "video_data", "audio_data", "mm_hashes", "mm_content_hashes",
+            "use_audio_in_video", "video_config", "images_config", "mm_processor_kwargs",
+            "max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch",
+            "video_max_dynamic_patch", "images", "audio",
+        ),
+        "this model takes text only",
+    ),
+    **dict.fromkeys(
+        (
+            "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
+            "decode_tp_size", "disagg_prefill_dp_rank",
+        ),
+        "this server does not split prefill from decode",
+    ),
+    **dict.fromkeys(
+        (
+            "input_embeds", "positional_embed_overrides", "embed_overrides",
+            "embed_override_token_id", "query_embed_overrides", "item_embed_overrides",
+            "multi_item_delimiter_indices", "token_indices_to_pool", "session_params",
+            "return_hidden_states", "return_routed_experts", "return_indexer_topk",
+            "return_sampling_mask", "return_entropy", "return_bytes",
+            "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs",
+            "return_spec_tokens_details", "return_pooled_hidden_states", "watermark",
+            "max_thinking_tokens", "score_extraction_token", "task", "web_search_options",
+            "prediction", "functions", "function_call",
+        ),
+        "this server does not support it",
+    ),
+    "custom_logit_processor": "this server runs no code of clients",
+    "lora_id": "name the adapter with lora_path",
+}  # fmt: skip
+"""Known names that cannot be honoured unless their value asks for nothing, and why."""
+
+
+def unknown_fields(body: BaseModel) -> list[str]:
+    """Names of a body that nobody knows; to be named in the answer.
+
+    Raises:
+        RequestError: A name is known, but what it asks for cannot be done.
+    """
+    unknown: list[str] = []
+    for name, value in (body.model_extra or {}).items():
+        if name in HARMLESS:
+            continue
+        reason = REFUSED.get(name)
+        if reason is None:
+            unknown.append(name)
+        elif not any(value is n or (value == n and type(value) is type(n)) for n in _NEUTRAL):
+            raise RequestError(f"{name} cannot be honoured: {reason}.", param=name)
+    return unknown

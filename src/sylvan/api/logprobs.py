@@ -1,0 +1,111 @@
+"""Log probabilities in the shapes of the native and the OpenAI routes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sylvan.protocol.messages import TokenLogprobs
+
+TokenText = Callable[[int], str]
+TokenBytes = Callable[[int], bytes]
+Entry = list[Any]  # [logprob or null, token id, text or null]
+
+
+def token_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[Entry]:
+    """`[[logprob, id, text], ...]`: null for the first prompt token, and for texts not wanted."""
+    ids = part.token_ids.tolist()
+    return [
+        [None if math.isnan(logprob) else logprob, token, text_of(token) if text_of else None]
+        for logprob, token in zip(part.logprobs.tolist(), ids, strict=True)
+    ]
+
+
+def top_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[list[Entry] | None]:
+    """Alternatives of every position, the most likely first; null where there are none."""
+    if part.top_ids is None or part.top_logprobs is None:
+        return [None] * len(part.token_ids)
+    return [
+        None
+        if not ids or ids[0] < 0
+        else [
+            [logprob, token, text_of(token) if text_of else None]
+            for logprob, token in zip(logprobs, ids, strict=True)
+        ]
+        for ids, logprobs in zip(part.top_ids.tolist(), part.top_logprobs.tolist(), strict=True)
+    ]
+
+
+def chosen_entries(
+    part: TokenLogprobs, wanted: Sequence[int], text_of: TokenText | None
+) -> list[list[Entry] | None]:
+    """Log probabilities of the ids asked for, at every position."""
+    if part.chosen_logprobs is None:
+        return [None] * len(part.token_ids)
+    return [
+        None
+        if row and math.isnan(row[0])
+        else [
+            [logprob, token, text_of(token) if text_of else None]
+            for logprob, token in zip(row, wanted, strict=True)
+        ]
+        for row in part.chosen_logprobs.tolist()
+    ]
+
+
+def chat_content(part: TokenLogprobs, bytes_of: TokenBytes) -> list[dict[str, Any]]:
+    """`logprobs.content` of a chat choice."""
+    tops = top_entries(part, None)
+    content: list[dict[str, Any]] = []
+    for (logprob, token, _), top in zip(token_entries(part, None), tops, strict=True):
+        alternatives = [_chat_token(alt, lp, bytes_of) for lp, alt, _ in top or ()]
+        entry = _chat_token(token, logprob, bytes_of)
+        content.append({**entry, "top_logprobs": alternatives})
+    return content
+
+
+def _chat_token(token: int, logprob: float, bytes_of: TokenBytes) -> dict[str, Any]:
+    data = bytes_of(token)
+    return {"token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": logprob}
+
+
+class CompletionLogprobs:
+    """`logprobs` of a completion choice; text offsets go on from part to part."""
+
+    def __init__(self, text_of: TokenText, top: int, offset: int = 0) -> None:
+        self._text_of = text_of
+        self._top = top
+        self._offset = offset
+
+    def add(self, part: TokenLogprobs) -> dict[str, Any]:
+        """The object for one more part."""
+        tokens, values, offsets = [], [], []
+        for logprob, _, text in token_entries(part, self._text_of):
+            tokens.append(text)
+            values.append(logprob)
+            offsets.append(self._offset)
+            self._offset += len(text)
+        # Two ids may have the same text; the more likely one comes first and stays.
+        tops = [
+            {text: lp for lp, _, text in reversed(top)} if top else None
+            for top in top_entries(part, self._text_of)
+        ]
+        return {
+            "text_offset": offsets,
+            "token_logprobs": values,
+            "tokens": tokens,
+            "top_logprobs": tops if self._top else None,
+        }
+
+
+def joined_logprobs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Completion logprobs of several parts as one object."""
+    joined: dict[str, Any] = {}
+    for part in parts:
+        for name, values in part.items():
+            if values is None:
+                joined.setdefault(name, None)
+            else:
+                joined[name] = [*(joined.get(name) or ()), *values]
+    return joined

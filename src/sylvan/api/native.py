@@ -1,0 +1,304 @@
+"""Wire models of the native routes, and `/generate` bodies taken apart into single prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, Field
+
+from sylvan.api.sampling import read_sampling
+from sylvan.api.validation import WireModel
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+
+MAX_NAME_CHARS = 256
+MAX_LOGPROB_IDS = 1024
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = list[TokenId]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+Rid = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+
+
+def _sampling_schema() -> dict[str, Any]:
+    schema = msgspec.json.schema_components([SamplingParams])[1]["SamplingParams"]
+    for name in ("stop", "stop_regex"):  # one string stands for a list of one
+        listed = schema["properties"][name]
+        schema["properties"][name] = {"anyOf": [{"type": "string"}, listed]}
+    for name, field in schema["properties"].items():  # null means "not given"
+        schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+    return schema
+
+
+_SAMPLING_SCHEMA = _sampling_schema()
+
+
+class GenerateBody(WireModel):
+    """One prompt, or a list of prompts, to continue."""
+
+    text: str | list[str] | None = None
+    """The prompt."""
+    input_ids: TokenIds | list[TokenIds] | None = None
+    """The prompt as token ids; ignored if `text` is given."""
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = Field(
+        None,
+        json_schema_extra={
+            "anyOf": [
+                _SAMPLING_SCHEMA,
+                {"type": "array", "items": _SAMPLING_SCHEMA},
+                {"type": "null"},
+            ]
+        },
+    )
+    """How to pick tokens and when to stop; a list has one item per prompt."""
+    rid: Rid | list[Rid] | None = None
+    """Name of the request; in a batch a string becomes `<rid>_<i>`."""
+    stream: bool | None = None
+    """Answer with server-sent events."""
+    return_logprob: bool | list[bool] | None = None
+    """Return log probabilities."""
+    logprob_start_len: int | list[int] | None = None
+    """First prompt position whose log probability is returned; -1: output only."""
+    top_logprobs_num: int | list[int] | None = None
+    """Most likely alternatives returned per position."""
+    token_ids_logprob: TokenIds | list[TokenIds | None] | None = None
+    """Ids whose log probability is returned at every position."""
+    return_text_in_logprobs: bool | None = None
+    """Return the text of tokens in log probabilities."""
+    return_prompt_token_ids: bool | None = None
+    """Return the ids of the prompt."""
+    lora_path: Name | list[Name | None] | None = None
+    """Name of the adapter."""
+    priority: Priority | None = None
+    """Larger is more urgent."""
+    extra_key: Name | list[Name | None] | None = None
+    """Namespace of the prefix cache."""
+    cache_salt: Name | list[Name | None] | None = None
+    """Isolates the prefix cache."""
+    require_reasoning: bool | None = None
+    """A grammar waits for the end of the reasoning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One prompt of a `/generate` body."""
+
+    text: str | None
+    input_ids: tuple[int, ...] | None
+    sampling: SamplingParams
+    rid: str | None
+    logprobs: LogprobOptions | None
+    lora: str | None
+    cache_salt: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bounds on one body."""
+
+    max_samples: int
+    max_top_logprobs: int
+
+
+def read_prompts(
+    body: GenerateBody, defaults: Mapping[str, Any], limits: Limits
+) -> tuple[list[Prompt], bool]:
+    """The prompts of a body, and whether it was a batch.
+
+    Raises:
+        RequestError: Names the field and the limit.
+    """
+    prompts, is_batch = _inputs(body)
+    size = len(prompts)
+    if size > limits.max_samples:
+        field = "text" if body.text is not None else "input_ids"
+        message = f"{field}: {size} prompts are more than {limits.max_samples}."
+        raise RequestError(message, param=field)
+    samplings = _samplings(body, size, is_batch, defaults)
+    total = sum(s.n for s in samplings)
+    if total > limits.max_samples:
+        message = f"sampling_params.n: {total} samples are more than {limits.max_samples}."
+        raise RequestError(message, param="sampling_params.n")
+    rids = _rids(body.rid, size, is_batch)
+    logprobs = _logprobs(body, size, is_batch, limits)
+    loras = _spread(body.lora_path, "lora_path", size, is_batch)
+    keys = _spread(body.extra_key, "extra_key", size, is_batch)
+    salts = _spread(body.cache_salt, "cache_salt", size, is_batch)
+    return [
+        Prompt(
+            text=item if isinstance(item, str) else None,
+            input_ids=None if isinstance(item, str) else tuple(item),
+            sampling=samplings[i],
+            rid=rids[i],
+            logprobs=logprobs[i],
+            lora=loras[i] or None,
+            cache_salt=join_salt(keys[i], salts[i]),
+        )
+        for i, item in enumerate(prompts)
+    ], is_batch
+
+
+def join_salt(extra_key: str | None, cache_salt: str | None) -> str:
+    """One salt of two, such that different pairs give different salts."""
+    if not extra_key and not cache_salt:
+        return ""
+    return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"
+
+
+def _inputs(body: GenerateBody) -> tuple[list[str] | list[TokenIds], bool]:
+    """The prompts, and whether they came as a list."""
+    field = "text" if body.text is not None else "input_ids"
+    value: Any = body.text if body.text is not None else body.input_ids
+    if value is None:
+        raise RequestError("One of text and input_ids must be given.", param="text")
+    if not value:
+        raise RequestError(f"{field} must not be empty.", param=field)
+    if isinstance(value, str) or isinstance(value[0], int):
+        return [value], False
+    for i, item in enumerate(value):
+        if not item:
+            raise RequestError(f"{field}[{i}] must not be empty.", param=f"{field}[{i}]")
+    return value, True
+
+
+def _spread(value: Any, field: str, size: int, is_batch: bool) -> list[Any]:
+    """A scalar for all prompts, or one value a prompt."""
+    if not isinstance(value, list):
+        return [value] * size
+    if not is_batch:
+        raise RequestError(f"{field}: a list needs a list of prompts.", param=field)
+    if len(value) != size:
+        message = f"{field} has {len(value)} items for {size} prompts."
+        raise RequestError(message, param=field)
+    return value
+
+
+def _samplings(
+    body: GenerateBody, size: int, is_batch: bool, defaults: Mapping[str, Any]
+) -> list[SamplingParams]:
+    given = body.sampling_params
+    if not isinstance(given, list):
+        return [read_sampling(given or {}, defaults)] * size
+    spread = _spread(given, "sampling_params", size, is_batch)
+    read = [read_sampling(p, defaults, f"sampling_params[{i}]") for i, p in enumerate(spread)]
+    if len({s.n for s in read}) > 1:
+        message = "sampling_params: all prompts of a batch must have the same n."
+        raise RequestError(message, param="sampling_params")
+    return read
+
+
+def _rids(given: str | list[str] | None, size: int, is_batch: bool) -> list[str | None]:
+    if isinstance(given, str):
+        return [f"{given}_{i}" for i in range(size)] if is_batch else [given]
+    rids = _spread(given, "rid", size, is_batch)
+    if given is not None and len(set(rids)) < size:
+        raise RequestError("rid: the names of a batch must differ.", param="rid")
+    return rids
+
+
+def _logprobs(
+    body: GenerateBody, size: int, is_batch: bool, limits: Limits
+) -> list[LogprobOptions | None]:
+    wanted = _spread(body.return_logprob, "return_logprob", size, is_batch)
+    starts = _spread(body.logprob_start_len, "logprob_start_len", size, is_batch)
+    tops = _spread(body.top_logprobs_num, "top_logprobs_num", size, is_batch)
+    for start in starts:
+        if start is not None and start < -1:
+            message = f"logprob_start_len: expected at least -1, not {start}."
+            raise RequestError(message, param="logprob_start_len")
+    for top in tops:
+        if top is not None and not 0 <= top <= limits.max_top_logprobs:
+            message = f"top_logprobs_num: expected 0 to {limits.max_top_logprobs}, not {top}."
+            raise RequestError(message, param="top_logprobs_num")
+    ids = _logprob_ids(body, size, is_batch)
+    return [
+        LogprobOptions(
+            start=None if starts[i] in (None, -1) else starts[i],
+            top=tops[i] or 0,
+            token_ids=ids[i],
+        )
+        if wanted[i]
+        else None
+        for i in range(size)
+    ]
+
+
+def _logprob_ids(body: GenerateBody, size: int, is_batch: bool) -> list[tuple[int, ...]]:
+    value = body.token_ids_logprob
+    if value is None or not value or isinstance(value[0], int):
+        spread: list[Any] = [value] * size
+    else:
+        spread = _spread(value, "token_ids_logprob", size, is_batch)
+    if any(len(ids or ()) > MAX_LOGPROB_IDS for ids in spread):
+        message = f"token_ids_logprob: more than {MAX_LOGPROB_IDS} ids."
+        raise RequestError(message, param="token_ids_logprob")
+    return [tuple(ids or ()) for ids in spread]
+
+
+class AbortBody(WireModel):
+    """Which requests to end."""
+
+    rid: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = ""
+    """Name of one request."""
+    abort_all: bool | None = False
+    """End all of them."""
+
+
+class PauseBody(WireModel):
+    """How to stop scheduling."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+    """`abort` ends all requests, `retract` frees their memory, `in_place` keeps it."""
+
+
+class ContinueBody(WireModel):
+    """Go on scheduling."""
+
+    torch_empty_cache: bool | None = True
+    """Accepted; has no effect here."""
+
+
+class FlushQuery(WireModel):
+    """Query of `/flush_cache`."""
+
+    timeout: Annotated[float, Field(ge=0, le=600)] = 0.0
+    """Seconds to wait until nothing runs."""
+
+
+class LoadsQuery(WireModel):
+    """Query of `/v1/loads`."""
+
+    include: str = "all"
+    """Comma-separated sections: core, memory, queues, all."""
+    format: Literal["json", "prometheus"] = "json"
+    """Form of the answer."""
+    dp_rank: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Only this replica."""
+
+
+class ControlReplyBody(BaseModel):
+    """Outcome of a control command."""
+
+    message: str
+    status: Literal["ok"] = "ok"
+
+
+class GenerateReply(BaseModel):
+    """One sample."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: dict[str, Any]
+    index: int | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class GenerateReplies(BaseModel):
+    """What `/generate` answers: an object for one sample, else a list, prompt by prompt."""
+
+    reply: GenerateReply | list[GenerateReply]

@@ -1,0 +1,136 @@
+"""Answers of `/generate`, one sample at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sylvan.api.logprobs import TokenText, chosen_entries, token_entries, top_entries
+from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyOptions:
+    """What a client wants to see.
+
+    Attributes:
+        logprobs: Log probabilities at all.
+        top: Alternatives per position were asked for.
+        wanted_ids: Ids whose log probabilities were asked for.
+        text_of: Text of a token, if log probabilities are to name it.
+        prompt_ids: Ids of the prompt, if they are to be returned.
+        index: Place in the batch, if streams name it.
+        weight_version: Label of the weights.
+    """
+
+    logprobs: bool = False
+    top: bool = False
+    wanted_ids: Sequence[int] = ()
+    text_of: TokenText | None = None
+    prompt_ids: Sequence[int] | None = None
+    index: int | None = None
+    weight_version: str = "default"
+
+
+@dataclass(slots=True)
+class ReplyState:
+    """What one sample has said; `cumulative` keeps all of it, otherwise only what is new."""
+
+    options: ReplyOptions
+    cumulative: bool = True
+    text: str = ""
+    output_ids: list[int] = field(default_factory=list)
+    num_logprobs: int = 0
+    keys: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: TokenLogprobs | None,
+        prompt_logprobs: TokenLogprobs | None,
+    ) -> None:
+        """Take in a delta."""
+        if not self.cumulative:
+            self.text, self.output_ids = "", []
+            for name, values in self.keys.items():
+                if name.startswith("output_"):
+                    values.clear()
+        self.text += text
+        self.output_ids.extend(token_ids)
+        if prompt_logprobs is not None:
+            self._add_logprobs("input", prompt_logprobs)
+        if logprobs is not None:
+            self.num_logprobs += len(logprobs.token_ids)
+            self._add_logprobs("output", logprobs)
+
+    def _add_logprobs(self, side: str, part: TokenLogprobs) -> None:
+        options = self.options
+        entries = token_entries(part, options.text_of)
+        self.keys.setdefault(f"{side}_token_logprobs", []).extend(entries)
+        if options.top:
+            tops = top_entries(part, options.text_of)
+            self.keys.setdefault(f"{side}_top_logprobs", []).extend(tops)
+        if options.wanted_ids:
+            chosen = chosen_entries(part, options.wanted_ids, options.text_of)
+            self.keys.setdefault(f"{side}_token_ids_logprobs", []).extend(chosen)
+
+    def reply(
+        self, rid: str, usage: Usage, finish: Finish | None, timing: dict[str, float]
+    ) -> dict[str, Any]:
+        """The object for the client."""
+        meta: dict[str, Any] = {
+            "id": rid,
+            "finish_reason": None if finish is None else finish_reason(finish),
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "reasoning_tokens": 0,
+            "weight_version": self.options.weight_version,
+            "num_retractions": usage.retractions,
+            **timing,
+        }
+        if self.options.logprobs:
+            meta["input_token_logprobs"] = self.keys.get("input_token_logprobs", [])
+            meta["output_token_logprobs"] = self.keys.get("output_token_logprobs", [])
+            meta.update(self.keys)
+            meta["output_token_logprobs_length"] = self.num_logprobs
+        reply: dict[str, Any] = {
+            "text": self.text,
+            "output_ids": self.output_ids,
+            "meta_info": meta,
+        }
+        if self.options.prompt_ids is not None:
+            reply["prompt_token_ids"] = self.options.prompt_ids
+        if self.options.index is not None:
+            reply["index"] = self.options.index
+        return reply
+
+
+def finish_reason(finish: Finish) -> dict[str, Any]:
+    """`meta_info.finish_reason`."""
+    if finish.type == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    if finish.type == "length":
+        return {"type": "length", "length": finish.length}
+    reason: dict[str, Any] = {"type": "abort", "message": finish.message}
+    if finish.status is not None:
+        reason["status_code"] = finish.status
+        reason["err_type"] = "BadRequestError" if finish.status < 500 else "ServiceUnavailable"
+    return reason
+
+
+def timing_keys(timing: Timing | None, e2e_s: float, sent_at: float, tokens: int) -> dict[str, Any]:
+    """Times of a finished sample, in seconds; points in time are relative to its arrival."""
+    keys: dict[str, Any] = {"e2e_latency": e2e_s, "response_sent_to_client_ts": sent_at}
+    if timing is None:
+        return keys
+    if timing.received and timing.started:
+        keys["queue_time"] = timing.started - timing.received
+    if timing.received and timing.first_token:
+        keys["first_token_latency"] = timing.first_token - timing.received
+        decode_s = timing.finished - timing.first_token
+        if tokens > 1 and decode_s > 0:
+            keys["decode_throughput"] = (tokens - 1) / decode_s
+    return keys

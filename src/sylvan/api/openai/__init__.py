@@ -1,0 +1,1 @@
+"""Wire models of the OpenAI API, and their conversion."""

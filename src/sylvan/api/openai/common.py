@@ -1,0 +1,238 @@
+"""What the OpenAI bodies share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.native import Name, Priority, Rid, join_salt
+from sylvan.api.sampling import OBJECT_SCHEMA, SamplingDefaults, read_sampling
+from sylvan.api.validation import WireModel
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import Usage
+from sylvan.protocol.sampling import SamplingParams
+
+MAX_STRINGS = 2048
+
+
+class JsonSchema(WireModel):
+    """A schema that the answer must follow."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(WireModel):
+    """Form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+
+
+class StreamOptions(WireModel):
+    """What a stream brings beside the text."""
+
+    include_usage: bool | None = False
+    """End with a chunk that holds the usage."""
+    continuous_usage_stats: bool | None = False
+    """Usage so far in every chunk."""
+
+
+class GenerationBody(WireModel):
+    """Fields of completions and chat completions."""
+
+    model: Name | None = None
+    """Name of the model; any name is served, `base:adapter` selects an adapter."""
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    """Token id to a number from -100 to 100."""
+    n: int | None = None
+    """Number of choices."""
+    presence_penalty: float | None = None
+    seed: int | None = None
+    """The same seed gives the same answer."""
+    stop: str | list[str] | None = None
+    """Up to 32 strings at which the answer ends."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    response_format: ResponseFormat | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int | None] | None = None
+    stop_regex: str | list[str] | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    custom_params: dict[str, Any] | None = None
+    lora_path: Name | None = None
+    rid: Rid | None = None
+    extra_key: Name | None = None
+    cache_salt: Name | None = None
+    priority: Priority | None = None
+    return_cached_tokens_details: bool | None = None
+
+
+_SAME_NAME = (
+    "frequency_penalty",
+    "logit_bias",
+    "n",
+    "presence_penalty",
+    "stop",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "regex",
+    "ebnf",
+    "repetition_penalty",
+    "stop_token_ids",
+    "stop_regex",
+    "no_stop_trim",
+    "ignore_eos",
+    "skip_special_tokens",
+    "stream_interval",
+    "custom_params",
+)
+
+
+def openai_sampling(
+    body: GenerationBody,
+    defaults: SamplingDefaults,
+    max_tokens: int | None,
+    max_tokens_name: str = "max_tokens",
+    overrides: Mapping[str, Any] | None = None,
+) -> SamplingParams:
+    """Sampling parameters of an OpenAI body.
+
+    Args:
+        body: The body.
+        defaults: Values for what it leaves out.
+        max_tokens: Longest answer; None: the rest of the context.
+        max_tokens_name: How the client spelt it.
+        overrides: Values that the route decides.
+
+    Raises:
+        RequestError: Names the field as the client spelt it, and the limit.
+    """
+    params: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
+    params["max_new_tokens"] = max_tokens
+    params["min_new_tokens"] = body.min_tokens
+    params["sampling_seed"] = body.seed
+    params.update(_grammar(body))
+    params.update(overrides or {})
+    spelt = {
+        "max_new_tokens": max_tokens_name,
+        "min_new_tokens": "min_tokens",
+        "sampling_seed": "seed",
+    }
+    try:
+        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
+    except RequestError as error:
+        raise _respelt(error, spelt) from error
+
+
+def _respelt(error: RequestError, spelt: Mapping[str, str]) -> RequestError:
+    message, param = str(error), error.param or ""
+    for ours, theirs in spelt.items():
+        if param == ours:
+            param = theirs
+        message = message.replace(ours, theirs)
+    return RequestError(message, param=param or None, status=error.status)
+
+
+def _grammar(body: GenerationBody) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("json_schema", "structural_tag"):
+        value = getattr(body, name)
+        if value:
+            found[name] = value if isinstance(value, str) else json.dumps(value)
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return found
+    if wanted.type == "json_object":
+        found["json_schema"] = OBJECT_SCHEMA
+    elif wanted.type == "structural_tag":
+        found["structural_tag"] = json.dumps(wanted.model_dump(by_alias=True, exclude_none=True))
+    elif wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        path = "response_format.json_schema.schema"
+        raise RequestError(f"{path} must be given.", param=path)
+    else:
+        found["json_schema"] = json.dumps(wanted.json_schema.schema_)
+    return found
+
+
+def salt_of(body: GenerationBody) -> str:
+    """The salt that isolates the request's cached prefixes."""
+    return join_salt(body.extra_key, body.cache_salt)
+
+
+def adapter_of(body: GenerationBody) -> str | None:
+    """The adapter that the body asks for, as `lora_path` or as `model: "base:adapter"`."""
+    if body.lora_path:
+        return body.lora_path
+    _, colon, adapter = (body.model or "").partition(":")
+    return adapter if colon and adapter else None
+
+
+class PromptTokensDetails(BaseModel):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    """What output tokens were for."""
+
+    reasoning_tokens: int
+
+
+class UsageReply(BaseModel):
+    """Counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    reasoning_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+def usage_reply(
+    usages: list[Usage], n: int, *, cached: bool, reasoning_tokens: int = 0
+) -> dict[str, Any]:
+    """`usage` of an answer; the prompt of `n` samples counts once.
+
+    Args:
+        usages: One per sample, prompt by prompt.
+        n: Samples per prompt.
+        cached: Whether to say how many prompt tokens came from the cache.
+        reasoning_tokens: How many output tokens were thinking.
+    """
+    firsts = usages[::n]
+    prompt = sum(usage.prompt_tokens for usage in firsts)
+    completion = sum(usage.completion_tokens for usage in usages)
+    reply: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "reasoning_tokens": reasoning_tokens,
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+    if cached:
+        hits = sum(usage.cached_tokens for usage in firsts)
+        reply["prompt_tokens_details"] = {"cached_tokens": hits}
+    return reply

@@ -1,0 +1,77 @@
+"""Wire models of `/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.native import TokenIds
+from sylvan.api.openai.common import GenerationBody, UsageReply
+from sylvan.protocol.errors import RequestError
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionBody(GenerationBody):
+    """A prompt, or several, to be continued."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    """The prompt: text or token ids; or a list of prompts."""
+    max_tokens: int | None = None
+    """Longest answer, in tokens; 16 if not given."""
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    """Generate so many and return the `n` most likely ones."""
+    echo: bool | None = None
+    """Return the prompt in front of the answer."""
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Log probabilities, with so many alternatives per position."""
+    suffix: str | None = None
+    """Text that follows the answer, for models made to fill in."""
+    user: str | None = None
+    return_token_ids: bool | None = None
+    """Return the ids of the answer."""
+    return_prompt_token_ids: bool | None = None
+    """Return the ids of the prompt."""
+
+
+def prompts_of(body: CompletionBody) -> list[str | tuple[int, ...]]:
+    """The prompts of a body.
+
+    Raises:
+        RequestError: One of them is empty.
+    """
+    prompt: Any = body.prompt
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        prompt = [prompt]
+    if not prompt:
+        raise RequestError("prompt must not be empty.", param="prompt")
+    for i, item in enumerate(prompt):
+        if not item:
+            path = "prompt" if len(prompt) == 1 else f"prompt[{i}]"
+            raise RequestError(f"{path} must not be empty.", param=path)
+    return [item if isinstance(item, str) else tuple(item) for item in prompt]
+
+
+class CompletionChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None = None
+    finish_reason: Literal["stop", "length", "content_filter", "abort"] | None
+    matched_stop: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionReply(BaseModel):
+    """All answers."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageReply
+    metadata: dict[str, Any]

@@ -1,0 +1,138 @@
+"""Sampling parameters, from what clients write to the one definition of `protocol.sampling`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sylvan.api.validation import json_type, parse_struct, unknown_name
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.sampling import SamplingParams
+
+ANY_JSON = "$$ANY$$"
+OBJECT_SCHEMA = '{"type": "object"}'
+MAX_LOGIT_BIAS_VALUE = 100.0
+
+_FIELDS = frozenset(SamplingParams.__struct_fields__)
+_LISTED = ("stop", "stop_regex")
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_UNSUPPORTED = {
+    "beam_width": (None, 1),
+    "watermark": (None, {}),
+}
+_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingDefaults:
+    """Values for fields that a request leaves out.
+
+    Attributes:
+        preferred: The operator's, for every route.
+        model: The checkpoint's `generation_config.json`, for all routes but the native ones.
+    """
+
+    preferred: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+
+def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `generation_config.json` that are defaults for requests."""
+    found = {
+        name: value
+        for name in _MODEL_DEFAULTS
+        if isinstance(value := generation_config.get(name), int | float)
+        and not isinstance(value, bool)
+    }
+    if found.get("top_k") == 0:
+        found["top_k"] = -1
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
+
+
+def read_sampling(
+    params: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "sampling_params"
+) -> SamplingParams:
+    """Sampling parameters of a request.
+
+    Args:
+        params: What the client wrote; null means "not given".
+        defaults: Values for what is not given.
+        where: Path of `params` in the body, for errors; "" if they are the body's own fields.
+
+    Raises:
+        RequestError: An unknown name, or a value that cannot be honoured.
+    """
+    given = {name: value for name, value in params.items() if value is not None}
+    _refuse_unsupported(given, params, where)
+    for name in given:
+        if name not in _FIELDS:
+            raise unknown_name(name, _FIELDS, where)
+    if "max_new_tokens" in params and params["max_new_tokens"] is None:
+        given["max_new_tokens"] = None
+    merged = {**{k: v for k, v in defaults.items() if v is not None}, **given}
+    for name in _LISTED:
+        if isinstance(merged.get(name), str):
+            merged[name] = [merged[name]] if merged[name] else []
+    if isinstance(ids := merged.get("stop_token_ids"), list):
+        merged["stop_token_ids"] = [i for i in ids if i is not None]
+    for name in _GRAMMARS:
+        if merged.get(name) == "":
+            del merged[name]
+    sampling: SamplingParams = parse_struct(SamplingParams, merged, where)
+    _check(sampling, where)
+    return sampling
+
+
+def _refuse_unsupported(given: dict[str, Any], params: Mapping[str, Any], where: str) -> None:
+    for name, neutral in _UNSUPPORTED.items():
+        if name in params and params[name] not in neutral:
+            path = _join(where, name)
+            raise RequestError(f"{path} is not supported by this server.", param=path)
+        given.pop(name, None)
+
+
+def _check(sampling: SamplingParams, where: str) -> None:
+    """What the types alone cannot say."""
+    if sampling.top_k == 0:
+        path = _join(where, "top_k")
+        raise RequestError(f"{path}: expected -1 (off) or at least 1.", param=path)
+    limit = sampling.max_new_tokens
+    if limit is not None and sampling.min_new_tokens > limit:
+        path = _join(where, "min_new_tokens")
+        message = f"{path}: {sampling.min_new_tokens} is more than max_new_tokens ({limit})."
+        raise RequestError(message, param=path)
+    grammars = [name for name in _GRAMMARS if getattr(sampling, name)]
+    if len(grammars) > 1:
+        path = _join(where, grammars[1])
+        message = f"At most one of {', '.join(_GRAMMARS)} can be set, not {' and '.join(grammars)}."
+        raise RequestError(message, param=path)
+    if sampling.json_schema is not None:
+        check_schema(sampling.json_schema, _join(where, "json_schema"))
+    for token, bias in sampling.logit_bias.items():
+        path = f"{_join(where, 'logit_bias')}.{token[:20]}"
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise RequestError(f"{path}: the key must be a token id.", param=path)
+        if not abs(bias) <= MAX_LOGIT_BIAS_VALUE:
+            message = f"{path}: expected a number from -100 to 100."
+            raise RequestError(message, param=path)
+
+
+def check_schema(text: str, path: str) -> None:
+    """Refuse a schema that is no JSON; its meaning is checked where it is compiled."""
+    if text == ANY_JSON:
+        return
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path} is not valid JSON.", param=path) from error
+    if not isinstance(schema, dict | bool):
+        message = f"{path} must be a JSON schema, not {json_type(schema)}."
+        raise RequestError(message, param=path)
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name

@@ -1,0 +1,129 @@
+"""Bodies checked against their models; the first fault is named as the client spelt it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sylvan.protocol.errors import RequestError
+
+MAX_SHOWN = 80  # characters of a client's value or name that an error repeats
+
+
+class WireModel(BaseModel):
+    """An object that came over the wire.
+
+    Values are never converted ("5" is no number), and unknown names are kept aside, to be
+    counted and named in the answer.
+    """
+
+    model_config = ConfigDict(
+        extra="allow", strict=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
+
+
+class ClosedModel(WireModel):
+    """An object in which an unknown name is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], value: Any) -> Model:
+    """Check `value`, as decoded from JSON.
+
+    Raises:
+        RequestError: Names the field, and the limit it breaks.
+    """
+    if not isinstance(value, dict):
+        raise RequestError(f"The body must be a JSON object, not {json_type(value)}.")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error, value) from error
+
+
+def parse_struct(kind: type[msgspec.Struct], value: Any, where: str) -> Any:
+    """Check `value` against a msgspec struct; `where` is its own path in the body.
+
+    Raises:
+        RequestError: Names the field and the limit; for an unknown name, the nearest known one.
+    """
+    if not isinstance(value, dict):
+        raise RequestError(f"{where} must be an object, not {json_type(value)}.", param=where)
+    known = kind.__struct_fields__
+    for name in value:
+        if name not in known:
+            raise unknown_name(name, known, where)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        param = (where + path.rstrip("`")).lstrip(".")
+        raise RequestError(f"{param}: {_lower(message)}.", param=param) from error
+
+
+def unknown_name(name: str, known: Iterable[str], where: str) -> RequestError:
+    """The error for a name that an object does not have."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    shown = name[:MAX_SHOWN]
+    path = f"{where}.{shown}" if where else shown
+    return RequestError(f"{where or 'The body'} has no field {shown!r}{hint}", param=path)
+
+
+def unknown_names(body: BaseModel) -> list[str]:
+    """Top-level names of a body that its model does not know."""
+    return list(body.model_extra or ())
+
+
+def json_type(value: Any) -> str:
+    """What JSON calls the type of `value`."""
+    if value is None:
+        return "null"
+    kinds = {bool: "a boolean", str: "a string", dict: "an object", list: "an array"}
+    return kinds.get(type(value), "a number")
+
+
+def field_path(parts: Sequence[str | int]) -> str:
+    """`("messages", 0, "role")` as `messages[0].role`."""
+    path = ""
+    for part in parts:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _explain(error: ValidationError, body: Any) -> RequestError:
+    # Of a union every branch reports; the fault that lies deepest is in the branch that was meant.
+    details = error.errors(include_url=False, include_context=False)
+    paths = [_real_path(detail["loc"], body) for detail in details]
+    best = max(range(len(details)), key=lambda i: (len(paths[i]), -i))
+    same = [i for i in range(len(details)) if paths[i] == paths[best]]
+    path = field_path(paths[best])[: 2 * MAX_SHOWN]
+    messages = list(dict.fromkeys(_lower(details[i]["msg"]) for i in same))
+    return RequestError(f"{path or 'body'}: {'; or '.join(messages[:4])}.", param=path or None)
+
+
+def _real_path(loc: tuple[str | int, ...], body: Any) -> tuple[str | int, ...]:
+    """The parts of a location that lead into the body: those naming union branches are dropped."""
+    path: list[str | int] = []
+    value = body
+    for i, part in enumerate(loc):
+        inside = isinstance(value, dict) and part in value
+        inside = inside or (isinstance(value, list) and isinstance(part, int) and part < len(value))
+        if inside:
+            value = value[part]
+            path.append(part)
+        elif i == len(loc) - 1 and isinstance(value, dict) and isinstance(part, str):
+            path.append(part)  # a required name that is missing
+    return tuple(path)
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]

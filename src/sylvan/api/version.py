@@ -1,0 +1,7 @@
+"""The version that answers name."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+VERSION = version("sylvan")

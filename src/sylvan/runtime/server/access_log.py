@@ -1,0 +1,43 @@
+"""One line per call, with 499 for clients that left."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sylvan.runtime.server.endpoint import CLIENT_GONE
+from sylvan.runtime.server.streaming import GONE
+from sylvan.utils.clock import Clock
+
+log = logging.getLogger("sylvan.access")
+
+
+class AccessLog:
+    """Logs method, path, status and duration of each call."""
+
+    def __init__(self, app: ASGIApp, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        began = self._clock()
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            shown = CLIENT_GONE if scope.get(GONE) else status
+            ms = (self._clock() - began) * 1000
+            path = scope["path"].encode("unicode_escape").decode("ascii")[:200]
+            log.info("%s %s %d %.1f ms", scope["method"], path, shown, ms)

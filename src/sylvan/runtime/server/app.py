@@ -1,0 +1,93 @@
+"""The HTTP application: a table of routes, and what is wrapped around all of them."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from sylvan.api.errors import Family, error_body
+from sylvan.api.version import VERSION
+from sylvan.runtime.server.access_log import AccessLog
+from sylvan.runtime.server.context import Context, make_context
+from sylvan.runtime.server.endpoint import json_response, serve
+from sylvan.runtime.server.openapi import describe
+from sylvan.runtime.server.routes import ENDPOINTS
+from sylvan.runtime.server.security import Gate
+from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.tokenizer.manager import TokenizerManager
+
+_FAMILIES = (
+    ("/v1/messages", Family.ANTHROPIC),
+    ("/v1/responses", Family.RESPONSES),
+    ("/v1/", Family.OPENAI),
+    ("/api/", Family.OLLAMA),
+)
+
+
+def create_app(engine: TokenizerManager, settings: ServerSettings) -> ASGIApp:
+    """The application that serves `engine`; it neither starts nor stops it.
+
+    Raises:
+        ConfigError: A setting names something that does not exist.
+    """
+    return app_of(make_context(engine, settings))
+
+
+def app_of(context: Context) -> ASGIApp:
+    """The application over given parts."""
+    settings = context.settings
+    api = FastAPI(
+        title="Sylvan",
+        version=VERSION,
+        root_path=settings.root_path,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    document = describe(ENDPOINTS)
+    api.openapi = lambda: document  # type: ignore[method-assign]
+    api.state.openapi = document
+    gate = Gate(settings, context.keyring)
+    for endpoint in ENDPOINTS:
+        api.add_route(endpoint.path, serve(endpoint, context, gate), methods=list(endpoint.methods))
+    api.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+    api.add_exception_handler(Exception, _crash)
+    app: ASGIApp = api
+    if settings.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
+    return AccessLog(app, context.clock) if settings.access_log else app
+
+
+def _http_error(request: Request, error: HTTPException) -> Response:
+    """No such path, or no such method."""
+    status = error.status_code
+    kind = str(status) if _family(request.url.path) is Family.OPENAI else None
+    message = f"{HTTPStatus(status).phrase}: {request.method} {request.url.path[:200]}"
+    content = error_body(_family(request.url.path), status, message, kind=kind)
+    return json_response(content, status=status, headers=dict(error.headers or {}))
+
+
+def _crash(request: Request, error: Exception) -> Response:
+    """A fault of our own; the log has it, the client only hears that it happened."""
+    content: Any = error_body(
+        _family(request.url.path), 500, "Internal error; see the server's log."
+    )
+    return json_response(content, status=500)
+
+
+def _family(path: str) -> Family:
+    return next((family for prefix, family in _FAMILIES if path.startswith(prefix)), Family.NATIVE)

@@ -1,0 +1,69 @@
+"""Request bodies: bounded while they stream in, JSON only, strictly decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from sylvan.api.strict_json import decode_json
+from sylvan.protocol.errors import RequestError
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; nobody reads an answer."""
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body, if it is not larger than `max_bytes`.
+
+    Raises:
+        RequestError: With status 413, as soon as the limit is passed, or is announced to be.
+        ClientGoneError: The client left before the end.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_json(request: Request, max_bytes: int, *, typed: bool) -> Any:
+    """The body as JSON; `typed` asks for a JSON content type.
+
+    Raises:
+        RequestError: The body is too large (413), of another type, or not strict JSON.
+        ClientGoneError: The client left before the end.
+    """
+    if typed:
+        check_content_type(request)
+    return decode_json(await read_body(request, max_bytes))
+
+
+def check_content_type(request: Request) -> None:
+    """Refuse a body that is not announced as JSON.
+
+    Raises:
+        RequestError: With status 400.
+    """
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    main, _, sub = kind.partition("/")
+    if main != "application" or not (sub == "json" or sub.endswith("+json")):
+        shown = f"not {given[:80]!r}" if given else "but is missing"
+        raise RequestError(f"Content-Type must be application/json, {shown}.")
+
+
+def _too_large(max_bytes: int) -> RequestError:
+    shown = f"{max_bytes / 2**20:g} MiB"
+    message = f"The body is larger than {shown} ({max_bytes} bytes), the limit of this server."
+    return RequestError(message, status=413)

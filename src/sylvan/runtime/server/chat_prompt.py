@@ -1,0 +1,36 @@
+"""Conversations to prompts, off the event loop where that takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sylvan.runtime.server.context import Context
+from sylvan.text.chat_template import ChatRequest, RenderedPrompt
+
+INLINE_CHARS = 8192  # rendering and tokenising as much takes under 2 ms
+
+
+async def render_chat(context: Context, request: ChatRequest) -> RenderedPrompt:
+    """Render and tokenise a conversation.
+
+    Raises:
+        RequestError: The template refuses the messages, or there is no template.
+    """
+    if _size(request.messages) + _size(request.tools) <= INLINE_CHARS:
+        return context.template.render(request)
+    return await asyncio.to_thread(context.template.render, request)
+
+
+def _size(items: Sequence[Mapping[str, Any]] | None) -> int:
+    """About how many characters; contents that are no plain strings count as long."""
+    total = 0
+    for item in items or ():
+        for value in item.values():
+            total += len(value) if isinstance(value, str) else 256
+            if isinstance(value, list):
+                total += sum(
+                    len(str(part.get("text", ""))) for part in value if isinstance(part, dict)
+                )
+    return total

@@ -1,0 +1,94 @@
+"""What every route is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sylvan.api.native import Limits
+from sylvan.api.sampling import SamplingDefaults, model_defaults
+from sylvan.runtime.server.keyring import Keyring, read_key_file
+from sylvan.runtime.server.parsers import Parsers, make_parsers
+from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.text.chat_template import ChatTemplate
+from sylvan.utils.clock import Clock, monotonic
+
+
+def wall_clock() -> float:
+    """Seconds since 1970, for the time stamps that clients read."""
+    return datetime.now(tz=UTC).timestamp()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """The parts that routes work with.
+
+    Attributes:
+        engine: Where requests go.
+        settings: What the operator decided.
+        keyring: Keys and budgets of clients.
+        defaults: Sampling parameters for fields that a request leaves out.
+        template: Conversations to prompts.
+        parsers: Output to reasoning, answer and tool calls.
+        clock: Monotonic; for durations.
+        wall: Seconds since 1970; for time stamps.
+        started: Time stamp of the start.
+    """
+
+    engine: TokenizerManager
+    settings: ServerSettings
+    keyring: Keyring
+    defaults: SamplingDefaults
+    template: ChatTemplate
+    parsers: Parsers
+    clock: Clock = monotonic
+    wall: Callable[[], float] = wall_clock
+    started: float = 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds on one body."""
+        return Limits(
+            max_samples=self.settings.max_batch_samples,
+            max_top_logprobs=self.settings.max_top_logprobs,
+        )
+
+
+def make_context(engine: TokenizerManager, settings: ServerSettings) -> Context:
+    """Everything that routes need.
+
+    Raises:
+        ConfigError: A setting names something that does not exist, or cannot be read.
+    """
+    entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
+    return Context(
+        engine=engine,
+        settings=settings,
+        keyring=Keyring(settings.api_keys, entries, monotonic),
+        defaults=sampling_defaults(settings, engine.facts.model_path),
+        template=ChatTemplate(engine.tokenizer),
+        parsers=make_parsers(settings, engine.tokenizer),
+        started=wall_clock(),
+    )
+
+
+def read_generation_config(model_path: str) -> Mapping[str, Any]:
+    """The checkpoint's `generation_config.json`; empty if there is none."""
+    try:
+        value = json.loads((Path(model_path) / "generation_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def sampling_defaults(settings: ServerSettings, model_path: str) -> SamplingDefaults:
+    """Defaults of the operator and of the checkpoint."""
+    model: dict[str, Any] = {}
+    if settings.sampling_defaults == "model":
+        model = model_defaults(read_generation_config(model_path))
+    return SamplingDefaults(preferred=dict(settings.preferred_sampling_params), model=model)

@@ -1,0 +1,254 @@
+"""A route as data: who may call it, what goes in and out, what its errors look like.
+
+One wrapper around every handler does what all routes share, in this order: credentials, budget,
+body, query; then the handler; then errors in the shape of the route's family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sylvan.api.errors import Family, error_body
+from sylvan.api.extras import MAX_NAMED, unknown_fields
+from sylvan.api.strict_json import decode_json
+from sylvan.api.validation import WireModel, parse
+from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.runtime.server.body import ClientGoneError, check_content_type, read_body
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.keyring import Tenant
+from sylvan.runtime.server.security import Gate, Level, Refusal
+from sylvan.runtime.server.streaming import GONE
+
+CLIENT_GONE = 499  # never sent; what the access log says of a client that left
+IGNORED_HEADER = "x-sylvan-ignored-fields"
+IGNORED_COUNT_HEADER = "x-sylvan-ignored-count"
+
+Body = TypeVar("Body", bound=WireModel | None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call(Generic[Body]):
+    """One call of a route: the request, checked.
+
+    Attributes:
+        request: The raw request.
+        body: The body, or None where the route takes none.
+        query: The query, if the route declares one.
+        tenant: Who calls.
+        context: The server's parts.
+        ignored: Names in the body that nobody knows.
+        gate: Checks further credentials.
+    """
+
+    request: Request
+    body: Body
+    query: Any
+    tenant: Tenant
+    context: Context
+    ignored: list[str]
+    gate: Gate
+
+    def demand(self, level: Level) -> None:
+        """Ask for more than the route does.
+
+        Raises:
+            RequestError: With status 401 or 403.
+        """
+        found = self.gate.check(level, self.request.headers)
+        if isinstance(found, Refusal):
+            raise RequestError(found.message, status=found.status)
+
+
+Handler = Callable[[Call[Any]], Awaitable[Response]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """A route.
+
+    Attributes:
+        path: As FastAPI spells it.
+        handler: What it does.
+        methods: HTTP methods.
+        family: Shape of its errors.
+        level: Whom it is for.
+        body: Model of its body; None: a body is not read.
+        body_optional: An empty body stands for an object without fields.
+        typed: The body must be announced as JSON.
+        query: Model of its query.
+        reply: Model of its answer; None: `media_type` says what it is.
+        media_type: Type of an answer that is no JSON.
+        stream: Type of the answer if the client asks for a stream.
+        statuses: Statuses of its errors beyond the usual ones.
+        tag: Section of the documentation.
+        summary: One line for the documentation.
+        plain_statuses: Errors of these statuses have the media type of the answer.
+        budgeted: Counts against the budgets of a tenant.
+    """
+
+    path: str
+    handler: Handler
+    methods: tuple[str, ...] = ("POST",)
+    family: Family = Family.NATIVE
+    level: Level = Level.NORMAL
+    body: type[WireModel] | None = None
+    body_optional: bool = False
+    typed: bool = False
+    query: type[WireModel] | None = None
+    reply: type[BaseModel] | None = None
+    media_type: str = "application/json"
+    stream: Literal["text/event-stream", "application/x-ndjson"] | None = None
+    statuses: tuple[int, ...] = ()
+    tag: str = "Native"
+    summary: str = ""
+    budgeted: bool = False
+    plain_statuses: tuple[int, ...] = ()
+
+
+def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awaitable[Response]]:
+    """The handler as FastAPI calls it."""
+
+    async def handle(request: Request) -> Response:
+        tenant = gate.check(endpoint.level, request.headers)
+        if isinstance(tenant, Refusal):
+            return _refuse(endpoint.family, tenant)
+        checked = False
+        try:
+            if endpoint.budgeted:
+                context.keyring.admit(tenant)
+            call = await _read(endpoint, request, tenant, context, gate)
+            checked = True
+            response = await endpoint.handler(call)
+        except ClientGoneError:
+            request.scope[GONE] = True
+            return Response(status_code=CLIENT_GONE)
+        except SylvanError as error:
+            response = error_response(endpoint.family, error, checked=checked)
+        else:
+            _name_ignored(response, call.ignored)
+        return response
+
+    return handle
+
+
+def error_response(family: Family, error: SylvanError, *, checked: bool = True) -> Response:
+    """The answer that an error stands for; `checked` is False while the body is still read."""
+    status, message, param = error_parts(error)
+    kind = "Bad Request" if not checked and status == 400 and family is Family.OPENAI else None
+    content = error_body(family, status, message, param=param, kind=kind, code=error_code(error))
+    headers: dict[str, str] = {}
+    if isinstance(error, CapacityError):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return json_response(content, status=status, headers=headers)
+
+
+def error_parts(error: SylvanError) -> tuple[int, str, str | None]:
+    """Status, message and blamed field of an error."""
+    if isinstance(error, RequestError):
+        return error.status, str(error), error.param
+    if isinstance(error, CapacityError):
+        return error.status, str(error), None
+    return 500, f"The model failed: {error}", None
+
+
+def error_code(error: SylvanError) -> str | None:
+    """The `code` by which OpenAI's clients tell errors apart."""
+    return getattr(error, "code", None)
+
+
+class NotFoundError(RequestError):
+    """A named thing does not exist; `code` says what kind of thing."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, status=404)
+        self.code = code
+
+
+def json_response(
+    content: Any, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """An answer in JSON."""
+    data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    return Response(data, status, headers, "application/json")
+
+
+def text_response(content: str, *, status: int = 200) -> Response:
+    """An answer in plain text."""
+    return Response(content, status, None, "text/plain; charset=utf-8")
+
+
+async def _read(
+    endpoint: Endpoint, request: Request, tenant: Tenant, context: Context, gate: Gate
+) -> Call[Any]:
+    body, ignored = None, []
+    if endpoint.body is not None:
+        raw = await read_body(request, context.settings.max_body_bytes)
+        if raw or not endpoint.body_optional:
+            if endpoint.typed:
+                check_content_type(request)
+            body = parse(endpoint.body, decode_json(raw))
+        else:
+            body = endpoint.body()
+        ignored = unknown_fields(body)
+    query = None
+    if endpoint.query is not None:
+        query = _read_query(endpoint.query, request.query_params)
+    return Call(
+        request=request,
+        body=body,
+        query=query,
+        tenant=tenant,
+        context=context,
+        ignored=ignored,
+        gate=gate,
+    )
+
+
+def _read_query(model: type[WireModel], params: QueryParams) -> WireModel:
+    """A query is text, so that its numbers are read leniently."""
+    values: dict[str, Any] = {}
+    for name, text in params.items():
+        kind = model.model_fields[name].annotation if name in model.model_fields else str
+        numeric = kind is not None and kind is not str and "str" not in str(kind)
+        values[name] = _number(name, text) if numeric and "Literal" not in str(kind) else text
+    return parse(model, values)
+
+
+def _number(name: str, text: str) -> float | int | bool | str:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text) if text.lstrip("-").isdigit() and len(text) < 20 else float(text)
+    except ValueError as error:
+        message = f"{name}: expected a number, not {text[:40]!r}."
+        raise RequestError(message, param=name) from error
+
+
+def _refuse(family: Family, refusal: Refusal) -> Response:
+    if family is Family.ANTHROPIC:
+        content = error_body(family, refusal.status, refusal.message)
+    else:
+        content = {"error": refusal.message}
+    headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+    return json_response(content, status=refusal.status, headers=headers)
+
+
+def _name_ignored(response: Response, ignored: list[str]) -> None:
+    if ignored:
+        names = ", ".join(_ascii(name) for name in ignored[:MAX_NAMED])
+        response.headers[IGNORED_HEADER] = names
+        response.headers[IGNORED_COUNT_HEADER] = str(len(ignored))
+
+
+def _ascii(name: str) -> str:
+    """A client's name, fit for a header."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-.") else "?" for c in name[:64])

@@ -1,0 +1,61 @@
+"""Routes that steer the server."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from sylvan.api.native import AbortBody, ContinueBody, FlushQuery, PauseBody
+from sylvan.protocol.errors import CapacityError
+from sylvan.protocol.messages import Command, FlushCache, Pause, Resume
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.endpoint import Call, json_response, text_response
+from sylvan.runtime.server.security import Level
+
+FLUSH_POLL_S = 0.05
+
+
+async def abort_request(call: Call[AbortBody]) -> Response:
+    """End one request, or all; 200 whether or not there was one."""
+    if call.body.abort_all:
+        call.demand(Level.ADMIN_OPTIONAL)
+        call.context.engine.abort_all()
+    elif call.body.rid:
+        call.context.engine.abort(call.body.rid)
+    return Response()
+
+
+async def flush_cache(call: Call[None]) -> Response:
+    """Empty the prefix cache; 400 if requests still run after the time given."""
+    query: FlushQuery = call.query
+    context = call.context
+    deadline = context.clock() + query.timeout
+    while True:
+        reply = await context.engine.control(FlushCache())
+        if reply.ok:
+            return text_response("Cache flushed.\n")
+        if context.clock() >= deadline:
+            why = reply.message or "requests are waiting or running"
+            return text_response(f"The cache was not flushed: {why}.\n", status=400)
+        await asyncio.sleep(FLUSH_POLL_S)
+
+
+async def pause_generation(call: Call[PauseBody]) -> Response:
+    """Stop scheduling."""
+    if call.body.mode == "abort":
+        call.context.engine.abort_all()
+    await _control(call.context, Pause(mode=call.body.mode))
+    return json_response({"message": "Generation is paused.", "status": "ok"})
+
+
+async def continue_generation(call: Call[ContinueBody]) -> Response:
+    """Go on scheduling."""
+    await _control(call.context, Resume())
+    return json_response({"message": "Generation goes on.", "status": "ok"})
+
+
+async def _control(context: Context, command: Command) -> None:
+    reply = await context.engine.control(command)
+    if not reply.ok:
+        raise CapacityError(reply.message or "The scheduler refused the command.")

@@ -1,0 +1,140 @@
+"""`/generate`: one prompt or many, whole answers or streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.errors import Family, error_body
+from sylvan.api.native import GenerateBody, Prompt, read_prompts
+from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
+from sylvan.protocol.errors import SylvanError
+from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.samples import Sample, collect, stream
+from sylvan.runtime.server.sse import DONE, event
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
+
+
+async def generate(call: Call[GenerateBody]) -> Response:
+    """Continue one prompt, or a list of prompts."""
+    job = _Job(call)
+    if call.body.stream:
+        chunks = await primed(call.request, job.events(), native_error_event)
+        return EventStream(chunks)
+    return json_response(await unless_gone(call.request, job.replies()))
+
+
+class _Job:
+    """One `/generate` call under way."""
+
+    def __init__(self, call: Call[GenerateBody]) -> None:
+        body, context = call.body, call.context
+        self._context = context
+        self._body = body
+        self._prompts, self._batch = read_prompts(body, context.defaults.preferred, context.limits)
+        self._tenant = call.tenant.name
+        self._charge = lambda tokens: context.keyring.charge(call.tenant, tokens)
+        self._n = self._prompts[0].sampling.n
+        self._began = context.clock()
+
+    async def replies(self) -> Any:
+        """The object, or the list of objects, of a call without streaming."""
+        inputs, prompt_ids = await self._inputs()
+        samples = await collect(self._context.engine, inputs)
+        replies = [
+            self._whole(sample, self._options(i, prompt_ids))
+            for i, of_prompt in enumerate(samples)
+            for sample in of_prompt
+        ]
+        return replies if self._batch or self._n > 1 else replies[0]
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events of a streaming call."""
+        inputs, prompt_ids = await self._inputs()
+        many = self._batch or self._n > 1
+        cumulative = not self._context.settings.incremental_streaming_output
+        states = [
+            ReplyState(self._options(i, prompt_ids, j if many else None), cumulative)
+            for j, i in enumerate(i for i in range(len(inputs)) for _ in range(self._n))
+        ]
+        started = False
+        async with aclosing(stream(self._context.engine, inputs)) as deltas:
+            async for prompt, delta in deltas:
+                if not started and (error := error_of(delta.finish)) is not None:
+                    raise error
+                started = True
+                state = states[prompt * self._n + delta.index]
+                state.add(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
+                yield event(self._reply(state, delta))
+        yield DONE
+
+    async def _inputs(self) -> tuple[list[GenerateInput], Sequence[Sequence[int]] | None]:
+        """What goes to the engine, and the ids of the prompts if the client wants them."""
+        prompt_ids: list[Sequence[int]] | None = None
+        if self._body.return_prompt_token_ids:
+            tokenize = self._context.engine.tokenize
+            prompt_ids = [
+                p.input_ids if p.text is None else await tokenize(p.text) for p in self._prompts
+            ]  # type: ignore[assignment]
+        return [
+            self._input(p, prompt_ids[i] if prompt_ids else None)
+            for i, p in enumerate(self._prompts)
+        ], prompt_ids
+
+    def _input(self, prompt: Prompt, ids: Sequence[int] | None) -> GenerateInput:
+        given = ids if ids is not None else prompt.input_ids
+        return GenerateInput(
+            text=prompt.text if given is None else None,
+            input_ids=given,
+            sampling=prompt.sampling,
+            rid=prompt.rid,
+            stream=bool(self._body.stream),
+            logprobs=prompt.logprobs,
+            lora=prompt.lora,
+            tenant=self._tenant,
+            cache_salt=prompt.cache_salt,
+            priority=self._body.priority or 0,
+        )
+
+    def _options(
+        self, i: int, prompt_ids: Sequence[Sequence[int]] | None, index: int | None = None
+    ) -> ReplyOptions:
+        logprobs = self._prompts[i].logprobs
+        with_text = bool(self._body.return_text_in_logprobs) and logprobs is not None
+        return ReplyOptions(
+            logprobs=logprobs is not None,
+            top=logprobs is not None and logprobs.top > 0,
+            wanted_ids=logprobs.token_ids if logprobs is not None else (),
+            text_of=self._context.engine.tokenizer.token_text if with_text else None,
+            prompt_ids=prompt_ids[i] if prompt_ids else None,
+            index=index,
+        )
+
+    def _whole(self, sample: Sample, options: ReplyOptions) -> dict[str, Any]:
+        state = ReplyState(options)
+        state.add(sample.text, sample.token_ids, None, sample.prompt_logprobs)
+        for part in sample.logprobs:
+            state.add("", (), part, None)
+        delta = SampleDelta(
+            rid=sample.rid, usage=sample.usage, finish=sample.finish, timing=sample.timing
+        )
+        return self._reply(state, delta)
+
+    def _reply(self, state: ReplyState, delta: SampleDelta) -> dict[str, Any]:
+        timing: dict[str, float] = {}
+        if delta.finish is not None:
+            context, tokens = self._context, delta.usage.completion_tokens
+            elapsed_s = context.clock() - self._began
+            timing = timing_keys(delta.timing, elapsed_s, context.wall(), tokens)
+            self._charge(delta.usage.prompt_tokens + tokens)
+        return state.reply(delta.rid, delta.usage, delta.finish, timing)
+
+
+def native_error_event(error: SylvanError) -> bytes:
+    """The end of a native stream that failed."""
+    status, message, param = error_parts(error)
+    return event(error_body(Family.NATIVE, status, message, param=param)) + DONE

@@ -1,0 +1,138 @@
+"""What is served, with which settings, and how busy it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Gauge
+from starlette.responses import Response
+
+from sylvan.api.native import LoadsQuery
+from sylvan.api.version import VERSION
+from sylvan.config.values import Secret
+from sylvan.protocol.messages import GetState
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.endpoint import Call, json_response
+
+_HIDDEN = "key", "password", "secret", "token_file"
+
+
+async def model_info(call: Call[None]) -> Response:
+    """Which model this is."""
+    settings, facts = call.context.settings, call.context.engine.facts
+    return json_response(
+        {
+            "model_path": facts.model_path,
+            "served_model_name": settings.served_model_name,
+            "tokenizer_path": facts.model_path,
+            "is_generation": facts.is_generation,
+            "preferred_sampling_params": dict(settings.preferred_sampling_params) or None,
+            "weight_version": "default",
+            "load_format": "auto",
+            "reasoning_parser": call.context.parsers.reasoning_name,
+            "tool_call_parser": call.context.parsers.tool_name,
+            "disaggregation_mode": "null",
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": facts.model_type,
+            "architectures": [facts.architecture] if facts.architecture else [],
+            "max_model_len": facts.context_len,
+        }
+    )
+
+
+async def server_info(call: Call[None]) -> Response:
+    """Resolved settings and the state of the scheduler; never a secret."""
+    context = call.context
+    facts = context.engine.facts
+    reply = await context.engine.control(GetState())
+    state = {**(reply.body or {}), **_load(context)}
+    return json_response(
+        {
+            **public(dict(context.settings.shown)),
+            "model_path": facts.model_path,
+            "served_model_name": context.settings.served_model_name,
+            "host": context.settings.host,
+            "port": context.settings.port,
+            "version": VERSION,
+            "frontend": "python",
+            "startup_time": context.started,
+            "state": context.engine.state,
+            "scheduler_info": {
+                "max_total_num_tokens": facts.max_total_tokens,
+                "max_req_input_len": facts.max_request_tokens - 1,
+                "context_length": facts.context_len,
+                "page_size": facts.page_size,
+                "max_running_requests": facts.max_running_reqs,
+            },
+            "internal_states": [state],
+        }
+    )
+
+
+async def loads(call: Call[None]) -> Response:
+    """How busy the scheduler was at its last heartbeat."""
+    query: LoadsQuery = call.query
+    row = {"timestamp": call.context.wall(), "dp_rank": 0, **_load(call.context)}
+    wanted = {name.strip() for name in query.include.split(",")}
+    if wanted & {"queues", "all"}:
+        row["queues"] = {"waiting": row["num_waiting_reqs"], "grammar": 0, "paused": 0}
+    if query.format == "prometheus":
+        return Response(_as_metrics(row), media_type="text/plain; version=0.0.4")
+    body = {
+        "timestamp": row["timestamp"],
+        "version": VERSION,
+        "accelerator": str(call.context.engine.facts.extra.get("device", "cpu")),
+        "num_accelerators": 1,
+        "loads": [row] if query.dp_rank in (None, 0) else [],
+    }
+    return json_response(body)
+
+
+def public(value: Any) -> Any:
+    """A copy of `value` in which nothing secret is left."""
+    if isinstance(value, Secret):
+        return None
+    if isinstance(value, dict):
+        return {
+            name: None if any(part in str(name) for part in _HIDDEN) else public(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [public(item) for item in value]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def _load(context: Context) -> dict[str, Any]:
+    load, facts = context.engine.load(), context.engine.facts
+    capacity = load.max_total_num_tokens or facts.max_total_tokens
+    seen = load.cached_prompt_tokens + load.computed_tokens
+    return {
+        "num_running_reqs": load.num_running_reqs,
+        "num_waiting_reqs": load.num_waiting_reqs,
+        "num_used_tokens": load.num_used_tokens,
+        "num_cached_tokens": load.num_cached_tokens,
+        "num_total_tokens": load.num_used_tokens,
+        "max_total_num_tokens": capacity,
+        "max_running_requests": facts.max_running_reqs,
+        "token_usage": load.num_used_tokens / capacity if capacity else 0.0,
+        "cache_hit_rate": load.cached_prompt_tokens / seen if seen else 0.0,
+        "utilization": (
+            load.num_running_reqs / facts.max_running_reqs if facts.max_running_reqs else 0.0
+        ),
+        "steps": load.steps,
+        "computed_tokens": load.computed_tokens,
+        "cached_prompt_tokens": load.cached_prompt_tokens,
+        "generated_tokens": load.generated_tokens,
+        "num_retractions": load.retractions,
+    }
+
+
+def _as_metrics(row: dict[str, Any]) -> bytes:
+    registry = CollectorRegistry()
+    for name, value in row.items():
+        if isinstance(value, int | float):
+            gauge = Gauge(f"sylvan_load_{name}", f"{name} at the last heartbeat", registry=registry)
+            gauge.set(value)
+    return prometheus_client.generate_latest(registry)

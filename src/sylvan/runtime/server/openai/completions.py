@@ -1,0 +1,257 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+from starlette.responses import Response
+
+from sylvan.api.errors import Family, error_body
+from sylvan.api.logprobs import CompletionLogprobs, joined_logprobs
+from sylvan.api.openai.common import adapter_of, openai_sampling, salt_of
+from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, prompts_of
+from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.messages import Finish, TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
+from sylvan.runtime.server.samples import Sample, collect, stream
+from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
+
+
+async def completions(call: Call[CompletionBody]) -> Response:
+    """Continue one prompt, or several."""
+    job = _Job(call)
+    if call.body.stream:
+        chunks = await primed(call.request, job.events(), openai_error_event)
+        return EventStream(chunks)
+    return json_response(await unless_gone(call.request, job.reply()))
+
+
+class _Job:
+    """One call under way."""
+
+    def __init__(self, call: Call[CompletionBody]) -> None:
+        body, context = call.body, call.context
+        self._call, self._body, self._context = call, body, context
+        self._prompts = prompts_of(body)
+        self._best_of = self._check(body)
+        self._sampling = openai_sampling(
+            body,
+            context.defaults,
+            DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+            overrides={"n": self._best_of} if self._best_of else None,
+        )
+        self._samples = self._sampling.n
+        total = len(self._prompts) * self._samples
+        if total > context.limits.max_samples:
+            message = f"prompt: {total} samples are more than {context.limits.max_samples}."
+            raise RequestError(message, param="prompt")
+        self._id = body.rid or uuid4().hex
+        self._created = int(context.wall())
+        self._model = model_name(context, body)
+        self._meter = Meter(call, len(self._prompts), self._samples)
+        self._prompt_ids: list[tuple[int, ...]] = []
+        self._prompt_texts: list[str] = []
+
+    def _check(self, body: CompletionBody) -> int:
+        """How many samples are made if more than are returned; else 0."""
+        limit = self._context.limits.max_top_logprobs
+        if body.logprobs is not None and body.logprobs > limit:
+            raise RequestError(f"logprobs: expected at most {limit}.", param="logprobs")
+        if body.suffix:
+            message = "suffix cannot be honoured: this model was not made to fill in."
+            raise RequestError(message, param="suffix")
+        n = 1 if body.n is None else body.n
+        if body.best_of is None or body.best_of == n:
+            return 0
+        if body.best_of < n:
+            message = f"best_of: {body.best_of} is less than n ({n})."
+            raise RequestError(message, param="best_of")
+        if body.stream:
+            raise RequestError("best_of cannot be streamed.", param="best_of")
+        return body.best_of
+
+    async def reply(self) -> dict[str, Any]:
+        """The answer of a call without streaming."""
+        results = await collect(self._context.engine, await self._inputs())
+        choices: list[dict[str, Any]] = []
+        for prompt, samples in enumerate(results):
+            for i, sample in enumerate(samples):
+                delta = SampleDelta(
+                    rid=sample.rid, index=i, usage=sample.usage, finish=sample.finish
+                )
+                self._meter.see(prompt, delta)
+            choices += [
+                self._choice(len(choices) + i, prompt, s)
+                for i, s in enumerate(self._chosen(samples))
+            ]
+        return {**self._frame(choices), "usage": self._meter.reply()}
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Events of a streaming call."""
+        usage_at_end, usage_always = stream_usage(self._context, self._body.stream_options)
+        inputs = await self._inputs()
+        writers = [_Writer(self, i // self._samples, i) for i in range(len(inputs) * self._samples)]
+        started = False
+        async with aclosing(stream(self._context.engine, inputs)) as deltas:
+            async for prompt, delta in deltas:
+                if (error := error_of(delta.finish)) is not None:
+                    raise error
+                self._meter.see(prompt, delta)
+                usage = self._meter.reply() if usage_always else None
+                writer = writers[prompt * self._samples + delta.index]
+                chunk = writer.write(delta, usage)
+                if chunk or not started:
+                    started = True
+                    yield chunk
+        if usage_at_end:
+            yield event({**self._frame([]), "usage": self._meter.reply()})
+        yield DONE
+
+    async def _inputs(self) -> list[GenerateInput]:
+        body, engine = self._body, self._context.engine
+        if body.return_prompt_token_ids or body.echo:
+            for prompt in self._prompts:
+                is_text = isinstance(prompt, str)
+                ids = tuple(await engine.tokenize(prompt)) if is_text else prompt
+                self._prompt_ids.append(ids)
+                text = prompt if is_text else await engine.detokenize(ids)
+                self._prompt_texts.append(text)
+        return [self._input(i) for i in range(len(self._prompts))]
+
+    def _input(self, i: int) -> GenerateInput:
+        body, prompt = self._body, self._prompts[i]
+        wanted = body.logprobs is not None or self._best_of
+        options = LogprobOptions(
+            start=0 if body.echo and body.logprobs is not None else None, top=body.logprobs or 0
+        )
+        ids = self._prompt_ids[i] if self._prompt_ids else prompt
+        return GenerateInput(
+            text=ids if isinstance(ids, str) else None,
+            input_ids=None if isinstance(ids, str) else ids,
+            sampling=self._sampling,
+            rid=self._id if len(self._prompts) == 1 else f"{self._id}_{i}",
+            stream=bool(body.stream),
+            logprobs=options if wanted else None,
+            lora=adapter_of(body),
+            tenant=self._call.tenant.name,
+            cache_salt=salt_of(body),
+            priority=body.priority or 0,
+        )
+
+    def _chosen(self, samples: list[Sample]) -> list[Sample]:
+        if not self._best_of:
+            return samples
+        ranked = sorted(samples, key=_mean_logprob, reverse=True)
+        return ranked[: 1 if self._body.n is None else self._body.n]
+
+    def _choice(self, index: int, prompt: int, sample: Sample) -> dict[str, Any]:
+        parts = [sample.prompt_logprobs, *sample.logprobs]
+        logprobs = None
+        if (maker := self.logprob_maker()) is not None:
+            logprobs = joined_logprobs([maker.add(part) for part in parts if part is not None])
+        echo = self._prompt_texts[prompt] if self._body.echo else ""
+        choice = choice_of(index, echo + sample.text, logprobs, sample.finish)
+        if self._body.return_token_ids:
+            choice["token_ids"] = sample.token_ids
+        if self._body.return_prompt_token_ids:
+            choice["prompt_token_ids"] = self._prompt_ids[prompt]
+        return choice
+
+    def logprob_maker(self) -> CompletionLogprobs | None:
+        """Makes the logprobs of one choice, if the client wants any."""
+        if self._body.logprobs is None:
+            return None
+        return CompletionLogprobs(self._context.engine.tokenizer.token_text, self._body.logprobs)
+
+    def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            "metadata": {"weight_version": "default"},
+        }
+
+    def frame_event(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
+        """One chunk of a stream."""
+        frame = self._frame([choice])
+        return event({**frame, "usage": usage} if usage is not None else frame)
+
+    def plain_frame(self, index: int) -> Framed:
+        """Chunks of choice `index` that bring nothing but text."""
+        return Framed(self._frame([choice_of(index, HOLE, None, None)]))
+
+    def echo_of(self, prompt: int) -> str:
+        """What is put in front of the answer."""
+        return self._prompt_texts[prompt] if self._body.echo else ""
+
+    @property
+    def return_token_ids(self) -> bool:
+        """Whether chunks name the ids."""
+        return bool(self._body.return_token_ids)
+
+
+class _Writer:
+    """Chunks of one choice."""
+
+    def __init__(self, job: _Job, prompt: int, index: int) -> None:
+        self._job = job
+        self._index = index
+        self._echo = job.echo_of(prompt)
+        self._logprobs = job.logprob_maker()
+        self._plain = job.plain_frame(index)
+
+    def write(self, delta: SampleDelta, usage: dict[str, Any] | None) -> bytes:
+        """The chunk for a delta; nothing, if it brings nothing."""
+        text, self._echo = self._echo + delta.text, ""
+        special = self._logprobs is not None or self._job.return_token_ids
+        if delta.finish is None and usage is None and not special:
+            return self._plain.fill(text) if text else b""
+        choice = choice_of(self._index, text, self._new_logprobs(delta), delta.finish)
+        if self._job.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return self._job.frame_event(choice, usage)
+
+    def _new_logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
+        if self._logprobs is None:
+            return None
+        parts: list[TokenLogprobs] = [
+            part for part in (delta.prompt_logprobs, delta.logprobs) if part is not None
+        ]
+        return joined_logprobs([self._logprobs.add(part) for part in parts]) or None
+
+
+def choice_of(
+    index: int, text: str, logprobs: dict[str, Any] | None, finish: Finish | None
+) -> dict[str, Any]:
+    """One entry of `choices`."""
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": finish.type if finish else None,
+        "matched_stop": finish.matched if finish else None,
+    }
+
+
+def openai_error_event(error: SylvanError) -> bytes:
+    """The end of an OpenAI stream that failed."""
+    status, message, param = error_parts(error)
+    flat = error_body(Family.OPENAI, status, message, param=param)
+    del flat["error"]
+    return event({"error": flat}) + DONE
+
+
+def _mean_logprob(sample: Sample) -> float:
+    total = sum(float(part.logprobs.sum()) for part in sample.logprobs)
+    count = sum(len(part.logprobs) for part in sample.logprobs)
+    return total / count if count else -math.inf

@@ -1,0 +1,55 @@
+"""Usage of an answer while it comes, and what a tenant is charged for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sylvan.api.openai.common import GenerationBody, StreamOptions, usage_reply
+from sylvan.protocol.messages import Usage
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.endpoint import Call
+from sylvan.runtime.tokenizer.types import SampleDelta
+
+
+class Meter:
+    """Counts of all samples of one call."""
+
+    def __init__(self, call: Call[Any], num_prompts: int, n: int) -> None:
+        self._context: Context = call.context
+        self._tenant = call.tenant
+        self._n = n
+        self._usages = [Usage()] * (num_prompts * n)
+        self._charged = [False] * num_prompts
+        self.reasoning_tokens = 0
+
+    def see(self, prompt: int, delta: SampleDelta) -> None:
+        """Take in the counts of a delta; a finished sample is charged to the tenant."""
+        self._usages[prompt * self._n + delta.index] = delta.usage
+        if delta.finish is not None:
+            tokens = delta.usage.completion_tokens
+            if not self._charged[prompt]:
+                self._charged[prompt] = True
+                tokens += delta.usage.prompt_tokens
+            self._context.keyring.charge(self._tenant, tokens)
+
+    def reply(self) -> dict[str, Any]:
+        """`usage` so far."""
+        return usage_reply(
+            self._usages,
+            self._n,
+            cached=self._context.settings.enable_cache_report,
+            reasoning_tokens=self.reasoning_tokens,
+        )
+
+
+def stream_usage(context: Context, options: StreamOptions | None) -> tuple[bool, bool]:
+    """Whether a stream ends with usage, and whether every chunk has it."""
+    at_end = context.settings.stream_include_usage
+    if options is None:
+        return at_end, False
+    return at_end or bool(options.include_usage), bool(options.continuous_usage_stats)
+
+
+def model_name(context: Context, body: GenerationBody) -> str:
+    """The model's name in an answer: as the client called it."""
+    return body.model or context.settings.served_model_name

@@ -1,0 +1,84 @@
+"""The few pages for people: what runs here, and the documentation of every route, offline."""
+
+from __future__ import annotations
+
+import html
+from importlib.resources import files
+
+from starlette.responses import Response
+
+from sylvan.api.version import VERSION
+from sylvan.runtime.server.endpoint import Call, json_response, text_response
+
+_LINKS = (
+    ("/docs", "every route, with its fields"),
+    ("/ui", "playground and live load"),
+    ("/openapi.json", "the same for programs"),
+    ("/metrics", "numbers for Prometheus"),
+)
+_HOME = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Sylvan</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="stylesheet" href="/docs/style.css"></head>
+<body><main><h1>Sylvan {version}</h1>
+<p>This server runs and serves <b>{model}</b>.</p><ul>{links}</ul>
+<pre>{example}</pre></main></body></html>
+"""
+
+
+async def home(call: Call[None]) -> Response:
+    """What runs here."""
+    request, settings = call.request, call.context.settings
+    example = _example(str(request.base_url).rstrip("/"), settings.served_model_name)
+    if "text/html" not in request.headers.get("accept", ""):
+        lines = "".join(f"  {path:14} {what}\n" for path, what in _LINKS)
+        head = f"Sylvan {VERSION} runs and serves {settings.served_model_name}.\n\n"
+        return text_response(f"{head}{lines}\n{example}\n")
+    links = "".join(f'<li><a href="{path}">{path}</a>: {what}</li>' for path, what in _LINKS)
+    page = _HOME.format(
+        version=VERSION,
+        model=html.escape(settings.served_model_name),
+        links=links,
+        example=html.escape(example),
+    )
+    return _page(page, "text/html")
+
+
+async def openapi_json(call: Call[None]) -> Response:
+    """The description of every route, in OpenAPI's form."""
+    return json_response(call.request.app.state.openapi)
+
+
+async def docs(call: Call[None]) -> Response:
+    """The description of every route, for people; needs nothing from the network."""
+    return _page(_asset("docs.html"), "text/html")
+
+
+async def docs_script(call: Call[None]) -> Response:
+    """Renders `/openapi.json`."""
+    return _page(_asset("docs.js"), "text/javascript")
+
+
+async def docs_style(call: Call[None]) -> Response:
+    """Style of the pages."""
+    return _page(_asset("style.css"), "text/css")
+
+
+def _page(content: str, kind: str) -> Response:
+    headers = {
+        "content-security-policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+        "x-content-type-options": "nosniff",
+    }
+    return Response(content, 200, headers, f"{kind}; charset=utf-8")
+
+
+def _asset(name: str) -> str:
+    return (files("sylvan.runtime.server") / "assets" / name).read_text("utf-8")
+
+
+def _example(base: str, model: str) -> str:
+    return (
+        f"curl {base}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f'  -d \'{{"model": "{model}", "messages": '
+        '[{"role": "user", "content": "Hello! Who are you?"}]}\''
+    )

@@ -1,0 +1,121 @@
+"""Samples collected from the engine: whole ones, or several prompts as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from sylvan.protocol.errors import SylvanError
+from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
+from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
+
+
+@dataclass(slots=True)
+class Sample:
+    """All that is known of one sample so far."""
+
+    rid: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: TokenLogprobs | None = None
+    usage: Usage = field(default_factory=Usage)
+    finish: Finish | None = None
+    timing: Timing | None = None
+
+    def add(self, delta: SampleDelta) -> None:
+        """Append what is new."""
+        self.rid = delta.rid
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.logprobs.append(delta.logprobs)
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        self.usage = delta.usage
+        self.finish = delta.finish or self.finish
+        self.timing = delta.timing or self.timing
+
+
+async def collect(engine: TokenizerManager, inputs: Sequence[GenerateInput]) -> list[list[Sample]]:
+    """The samples of every prompt, finished.
+
+    Raises:
+        RequestError: One of the prompts cannot be served; the others are aborted.
+        CapacityError: Likewise, for now.
+    """
+    if len(inputs) == 1:
+        return [await _collect_one(engine, inputs[0])]
+    tasks = [asyncio.create_task(_collect_one(engine, inp)) for inp in inputs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def _collect_one(engine: TokenizerManager, inp: GenerateInput) -> list[Sample]:
+    samples = [Sample() for _ in range(inp.sampling.n)]
+    async with aclosing(engine.generate(inp)) as deltas:
+        async for delta in deltas:
+            samples[delta.index].add(delta)
+            if (error := error_of(delta.finish)) is not None:
+                raise error
+    return samples
+
+
+async def stream(
+    engine: TokenizerManager, inputs: Sequence[GenerateInput]
+) -> AsyncGenerator[tuple[int, SampleDelta], None]:
+    """Deltas of all prompts as they come, each with the index of its prompt.
+
+    Closing it aborts what has not finished.
+
+    Raises:
+        RequestError: One of the prompts cannot be served; the others are aborted.
+        CapacityError: Likewise, for now.
+    """
+    if len(inputs) == 1:
+        async with aclosing(engine.generate(inputs[0])) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+        return
+    queue: asyncio.Queue[_Item] = asyncio.Queue(2 * len(inputs))
+    running = len(inputs)
+    tasks = [asyncio.create_task(_feed(engine, i, inp, queue)) for i, inp in enumerate(inputs)]
+    try:
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, SylvanError):
+                raise item
+            else:
+                yield item
+        await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+_Item = tuple[int, SampleDelta] | SylvanError | None
+
+
+async def _feed(
+    engine: TokenizerManager, index: int, inp: GenerateInput, queue: asyncio.Queue[_Item]
+) -> None:
+    try:
+        async with aclosing(engine.generate(inp)) as deltas:
+            async for delta in deltas:
+                await queue.put((index, delta))
+    except SylvanError as error:
+        await queue.put(error)
+    finally:
+        await queue.put(None)
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

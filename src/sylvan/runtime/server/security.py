@@ -1,0 +1,91 @@
+"""Who may call what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from sylvan.runtime.server.keyring import Keyring, Tenant
+from sylvan.runtime.server.settings import ServerSettings
+
+_LOOPBACK_NAMES = frozenset({"localhost", "::1", ""})
+
+
+class Level(Enum):
+    """Whom a route is for."""
+
+    OPEN = "open"  # everyone: liveness, metrics, pages without content of their own
+    NORMAL = "normal"  # clients: an API key, if any is configured
+    ADMIN_OPTIONAL = "admin_optional"  # the operator; clients too where no admin key is configured
+    ADMIN_FORCE = "admin_force"  # the operator only
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call is refused."""
+
+    status: int
+    message: str
+
+
+class Gate:
+    """Checks the credentials of a call. Comparisons take the same time whatever is presented."""
+
+    def __init__(self, settings: ServerSettings, keyring: Keyring) -> None:
+        self._admin = settings.admin_api_key
+        self._keyring = keyring
+        self._loopback = settings.loopback
+        self._origins = settings.cors_origins
+
+    def check(self, level: Level, headers: Headers) -> Tenant | Refusal:
+        """The tenant that calls, or why nobody may."""
+        if level is Level.OPEN:
+            return Tenant()
+        presented = _credential(headers)
+        if level is Level.NORMAL:
+            return self._check_client(presented)
+        if self._admin:
+            good = presented is not None and self._admin.matches(presented)
+            return Tenant(admin=True) if good else _refusal(presented)
+        if level is Level.ADMIN_OPTIONAL and not self._keyring.empty:
+            return self._check_client(presented)
+        # With no key at all only this machine's own programs may steer the server: not other
+        # machines, and not web pages that a browser of this machine has loaded.
+        good = level is Level.ADMIN_OPTIONAL and self._loopback and self._from_here(headers)
+        return Tenant(admin=True) if good else Refusal(403, "Forbidden")
+
+    def _from_here(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is not None and origin not in self._origins:
+            return _is_loopback(origin.partition("://")[2])
+        return _is_loopback(headers.get("host", "localhost"))
+
+    def _check_client(self, presented: str | None) -> Tenant | Refusal:
+        if self._keyring.empty:
+            return Tenant()
+        if presented is None:
+            return Refusal(401, "Unauthorized")
+        tenant = self._keyring.find(presented)
+        if tenant is None and self._admin and self._admin.matches(presented):
+            tenant = Tenant(admin=True)
+        return tenant or Refusal(401, "Unauthorized")
+
+
+def _credential(headers: Headers) -> str | None:
+    """`Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key") or None
+
+
+def _refusal(presented: str | None) -> Refusal:
+    return Refusal(401, "Unauthorized") if presented is None else Refusal(403, "Forbidden")
+
+
+def _is_loopback(host_port: str) -> bool:
+    name = urlsplit(f"//{host_port}").hostname or ""
+    return name in _LOOPBACK_NAMES or name.startswith("127.")

@@ -1,0 +1,104 @@
+"""What the operator decides about the HTTP face."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sylvan.config.tree import Config
+from sylvan.config.values import Secret
+
+DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """Settings of the HTTP face.
+
+    Attributes:
+        host: Where the server listens; decides whether optional-admin routes may be open.
+        port: Where the server listens.
+        root_path: Path prefix under which a proxy shows the server.
+        access_log: Log one line per call.
+        served_model_name: The name of the model in every answer.
+        api_keys: Keys of ordinary clients; without any, everyone is one.
+        api_key_file: JSON file of hashed keys with tenants and budgets.
+        admin_api_key: Key of the operator.
+        cors_origins: Web origins whose pages may call the server; "*" for all.
+        max_body_bytes: Largest request body.
+        incremental_streaming_output: Native streams carry deltas rather than the text so far.
+        enable_cache_report: Usage always names cached tokens.
+        stream_include_usage: Streams end with usage even if the client did not ask.
+        sampling_defaults: Whether `generation_config.json` fills fields that a request lacks.
+        preferred_sampling_params: Defaults of the operator, below the request's own.
+        default_chat_template_kwargs: Variables for every chat template rendering.
+        tool_parser: Name of the parser of tool calls; "auto" asks the model; None: none.
+        reasoning_parser: Likewise for reasoning.
+        max_batch_samples: Largest number of prompts times samples in one request.
+        max_top_logprobs: Largest number of alternatives per position.
+        response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
+        data_dir: Where files and batches live; None: those routes answer 501.
+        shown: Resolved configuration for `/server_info`, free of secrets.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    served_model_name: str = "default"
+    api_keys: tuple[Secret, ...] = ()
+    api_key_file: str | None = None
+    admin_api_key: Secret | None = None
+    cors_origins: tuple[str, ...] = ()
+    root_path: str = ""
+    access_log: bool = False
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    incremental_streaming_output: bool = False
+    enable_cache_report: bool = True
+    stream_include_usage: bool = False
+    sampling_defaults: Literal["model", "openai"] = "model"
+    preferred_sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_parser: str | None = "auto"
+    reasoning_parser: str | None = "auto"
+    max_batch_samples: int = 4096
+    max_top_logprobs: int = 128
+    response_store_size: int = 1024
+    data_dir: str | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: Config, shown: Mapping[str, Any] | None = None) -> ServerSettings:
+        """The settings that a resolved configuration means; `shown` is for `/server_info`."""
+        server, text = config.server, config.text
+        return cls(
+            host=server.host if server.uds is None else "localhost",
+            port=server.port,
+            served_model_name=config.served_model_name or Path(config.model).name,
+            api_keys=(server.api_key,) if server.api_key else (),
+            admin_api_key=server.admin_api_key,
+            cors_origins=server.cors_origins,
+            root_path=server.root_path,
+            access_log=server.access_log,
+            max_body_bytes=server.max_body_bytes,
+            incremental_streaming_output=text.incremental_stream,
+            sampling_defaults=text.sampling_defaults,
+            tool_parser=_parser(text.tool_parser),
+            reasoning_parser=_parser(text.reasoning_parser),
+            shown=shown or {},
+        )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only programs of this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def _parser(name: str | None) -> str | None:
+    return None if name == "none" else name

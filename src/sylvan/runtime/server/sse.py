@@ -1,0 +1,47 @@
+"""Server-sent events and lines of JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+HOLE = "\x00hole\x00"
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS
+
+
+def event(content: Any) -> bytes:
+    """One event."""
+    return b"data: " + orjson.dumps(content, option=_OPTIONS) + b"\n\n"
+
+
+def named_event(name: str, content: Any) -> bytes:
+    """One event with a name, as Anthropic's and the Responses API's clients expect."""
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(content) + b"\n\n"
+
+
+def line(content: Any) -> bytes:
+    """One line of JSON, as Ollama's clients expect."""
+    return orjson.dumps(content) + b"\n"
+
+
+class Framed:
+    """An event of which only one string changes: the rest is encoded once.
+
+    Args:
+        content: The event, in which `hole` stands where the string goes.
+        hole: A string that occurs once in `content`.
+    """
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(self, content: Any, hole: str = HOLE) -> None:
+        encoded = event(content)
+        self._head, found, self._tail = encoded.partition(orjson.dumps(hole))
+        assert found, "the hole is missing"
+
+    def fill(self, text: str) -> bytes:
+        """The event with `text` in the hole."""
+        return self._head + orjson.dumps(text) + self._tail
