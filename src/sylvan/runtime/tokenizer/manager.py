@@ -79,6 +79,7 @@ class TokenizerManager:
         self._state: State = "starting"
         self._live: dict[str, LiveRequest] = {}
         self._samples: dict[str, tuple[LiveRequest, Sample]] = {}
+        self._emptied = asyncio.Event()
         self._epoch = 0
         self._reserved = 0
         self._load = Load()
@@ -233,9 +234,20 @@ class TokenizerManager:
         self._count_loss()
         self.connect(send, self.facts)
 
+    def interrupt(self) -> None:
+        """The detokenizer is gone; `reconnect` follows."""
+        if self._state == "up":
+            self._state = "recovering"
+
     def drain(self) -> None:
         """Admit no more requests."""
         self._state = "draining"
+
+    async def drained(self) -> None:
+        """Wait until no request is live."""
+        while self._live:
+            self._emptied.clear()
+            await self._emptied.wait()
 
     def close(self) -> None:
         """End everything; nothing may be called afterwards."""
@@ -356,6 +368,8 @@ class TokenizerManager:
         """Forget a request; what still runs of it is aborted."""
         if self._live.get(live.rid) is live:
             del self._live[live.rid]
+            if not self._live:
+                self._emptied.set()
         for sample in live.unfinished():
             if self._samples.pop(sample.name, None) is not None:
                 self._tell(Abort(rid=sample.name))

@@ -1,0 +1,162 @@
+"""From a configuration to a scheduler with all its parts: the composition root."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sylvan.config import Config
+from sylvan.config.check import check
+from sylvan.config.checkpoint import model_dir
+from sylvan.config.load import dump
+from sylvan.config.resolve import resolve
+from sylvan.runtime.cache.eviction import eviction_policy
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.pages import PageAllocator
+from sylvan.runtime.cache.prefix import NoPrefixCache, PrefixCache
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.engine.composition import Composition, Emit
+from sylvan.runtime.engine.facts import gather_facts
+from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.executor.build import LocalOptions, build_executor
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.runtime.sched.policies.api import PolicyContext
+from sylvan.runtime.sched.scheduler import Scheduler
+from sylvan.utils.clock import Clock, monotonic
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_S = 2.0
+
+
+def resolved(config: Config) -> Config:
+    """The configuration without `auto`, checked; one that is resolved already stays as it is.
+
+    Raises:
+        ConfigError: the model cannot be read, or rules are broken.
+    """
+    if config.cache.max_tokens != "auto":
+        return config
+    facts = gather_facts(config)
+    result = resolve(config, facts)
+    check(result, facts)
+    return result.config
+
+
+def build_scheduler(config: Config, emit: Emit) -> Composition:
+    """Load the model and wire everything that serves it.
+
+    Args:
+        config: May still hold `auto`.
+        emit: Takes the outputs of each step.
+
+    Raises:
+        ConfigError: something cannot be served; one clear sentence.
+    """
+    config = resolved(config)
+    torch.set_num_threads(_number(config.threads))
+    executor, model = build_executor(
+        model_dir(config.model), _options(config), progress=_LoggedProgress()
+    )
+    scheduler = compose_scheduler(config, executor, emit)
+    num_tokens = _number(config.cache.max_tokens)
+    return Composition(
+        scheduler,
+        facts={
+            "context_len": _number(config.context_len),
+            "vocab_size": model.vocab_size,
+            "max_total_tokens": num_tokens,
+            "page_size": _number(config.cache.page_size),
+            "max_running_reqs": _number(config.scheduler.max_running_reqs),
+            "architecture": model.architecture,
+            "dtype": model.dtype,
+            "num_parameters": model.num_parameters,
+            "weight_bytes": model.weight_bytes,
+            "kv_bytes": num_tokens * model.kv_bytes_per_token,
+        },
+        state=lambda: _state(config),
+        close=executor.close,
+    )
+
+
+def compose_scheduler(config: Config, executor: Executor, emit: Emit) -> Scheduler:
+    """The scheduler of a resolved configuration over an executor that is there already."""
+    schedulers: list[Scheduler] = []  # filled below; policies ask only while it runs
+
+    def cached_tokens(req: Req) -> int:
+        return schedulers[0].cached_tokens(req)
+
+    settings, size = config.scheduler, _number(config.cache.page_size)
+    pages = PageAllocator(_number(config.cache.max_tokens) // size + 1, size)
+    tree: PrefixCache = (
+        RadixCache(size, eviction_policy(config.cache.eviction))
+        if config.cache.prefix == "radix"
+        else NoPrefixCache()
+    )
+    context = PolicyContext(cached_tokens=cached_tokens, seed=config.seed or 0)
+    parts = Parts(
+        cache=KVCacheManager(pages, tree),
+        executor=executor,
+        policy=schedule_policy(settings.policy, context),
+        emit=emit,
+    )
+    max_batch_tokens = _number(settings.max_batch_tokens)
+    chunk_tokens = _number(settings.chunk_tokens)
+    limits = Limits(
+        max_batch_tokens=max_batch_tokens,
+        chunk_tokens=chunk_tokens or max_batch_tokens,
+        max_running_reqs=_number(settings.max_running_reqs),
+        max_waiting_reqs=settings.max_waiting_reqs,
+        inflight=settings.inflight,
+        queue_timeout_s=settings.queue_timeout_s,
+        conservativeness=settings.conservativeness,
+        preemption_threshold=settings.preempt_threshold,
+        whole_prompts=chunk_tokens == 0,
+    )
+    schedulers.append(Scheduler(parts, limits))
+    return schedulers[0]
+
+
+def _options(config: Config) -> LocalOptions:
+    size = _number(config.cache.page_size)
+    return LocalOptions(
+        page_size=size,
+        num_pages=_number(config.cache.max_tokens) // size + 1,
+        max_batch_tokens=_number(config.scheduler.max_batch_tokens),
+        max_running_reqs=_number(config.scheduler.max_running_reqs),
+        context_len=_number(config.context_len),
+        dtype=config.dtype,
+        device=config.device,
+        attention=config.attention,
+        runner=config.runner,
+        load_format="dummy" if config.load_format == "dummy" else "safetensors",
+        overlap=config.scheduler.overlap == "on",
+        seed=config.seed or 0,
+    )
+
+
+def _state(config: Config) -> Mapping[str, Any]:
+    return {"config": dump(config)}
+
+
+def _number(value: int | str) -> int:
+    assert isinstance(value, int), "a resolved configuration has no auto"
+    return value
+
+
+class _LoggedProgress:
+    """Says how far loading is, now and then, so that a long start is not a silent one."""
+
+    def __init__(self, clock: Clock = monotonic) -> None:
+        self._clock = clock
+        self._due_s = clock() + PROGRESS_S
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._clock() >= self._due_s:
+            self._due_s = self._clock() + PROGRESS_S
+            logger.info("loading weights: %d of %d MiB", done >> 20, total >> 20)

@@ -1,0 +1,59 @@
+"""Runs a detokenizer on messages."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from sylvan.protocol.messages import StopFound, TextBatch, ToDetokenizer
+from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
+from sylvan.transport.api import MessageError, Receiver, Sender
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextPorts:
+    """The ends that a detokenizer process holds."""
+
+    inbox: Receiver[ToDetokenizer]
+    texts: Sender[TextBatch]
+    stops: Sender[StopFound]
+
+    def close(self) -> None:
+        """Let go of all ends."""
+        self.inbox.close()
+        self.texts.close()
+        self.stops.close()
+
+
+class DetokenizerLoop:
+    """The detokenizer process without the process."""
+
+    def __init__(self, detokenizer: DetokenizerManager, ports: TextPorts) -> None:
+        self._detokenizer = detokenizer
+        self._ports = ports
+
+    def run(self) -> None:
+        """Serve until the process ends."""
+        while True:
+            self.pump(_WAIT_S)
+
+    def pump(self, timeout_s: float = 0.0) -> bool:
+        """Handle the next message, if one comes in time; returns whether it did."""
+        try:
+            message = self._ports.inbox.receive(timeout_s)
+        except MessageError:
+            logger.exception("message dropped")
+            return True
+        if message is None:
+            return False
+        answer = self._detokenizer.handle(message)
+        # stops first: when the client reads the end, the scheduler is about to know it too
+        for stop in answer.stops:
+            self._ports.stops.send(stop)
+        if answer.texts is not None:
+            self._ports.texts.send(answer.texts)
+        return True

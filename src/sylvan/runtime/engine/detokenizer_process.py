@@ -1,0 +1,38 @@
+"""`python -m sylvan.runtime.engine.detokenizer_process`: started by the supervisor."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+from sylvan.protocol.messages import Ready, ToDetokenizer
+from sylvan.runtime.engine.child import Child, report
+from sylvan.runtime.engine.detokenizer_loop import DetokenizerLoop, TextPorts
+from sylvan.runtime.engine.text import load_tokenizer
+from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
+from sylvan.text.tokenizer import Tokenizer
+
+
+def main() -> int:
+    """Serve until the parent ends this process; returns the exit code."""
+    child = Child.start()
+    texts = cast(Any, child.sender("texts"))
+    tokenizer: Tokenizer | None = None
+
+    def start() -> None:
+        nonlocal tokenizer
+        tokenizer = load_tokenizer(child.config)
+
+    code = report(texts, start)
+    if tokenizer is not None:
+        inbox = cast(Any, child.receiver(ToDetokenizer, "inbox"))
+        ports = TextPorts(inbox, texts, cast(Any, child.sender("stops")))
+        texts.send(Ready(facts={}))
+        DetokenizerLoop(DetokenizerManager(tokenizer), ports).run()
+    texts.close()
+    child.finish()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

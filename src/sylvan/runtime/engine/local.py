@@ -1,0 +1,131 @@
+"""Everything in one process: scheduler and detokenizer share a thread beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from sylvan.config import Config
+from sylvan.protocol.messages import (
+    Control,
+    FromScheduler,
+    Shutdown,
+    StopFound,
+    TextBatch,
+    ToDetokenizer,
+    ToScheduler,
+)
+from sylvan.runtime.engine.composition import Build, Composition, Scalar
+from sylvan.runtime.engine.detokenizer_loop import DetokenizerLoop, TextPorts
+from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
+from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
+from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.text.tokenizer import Tokenizer
+from sylvan.transport.inproc import AsyncPipe, Pipe
+
+logger = logging.getLogger(__name__)
+
+
+class LocalEngine:
+    """The same objects and messages as with processes, over pipes inside this one."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, build: Build) -> None:
+        self._config, self._tokenizer, self._build = config, tokenizer, build
+        self._loop = asyncio.get_running_loop()
+        # the event loop never waits: a full pipe is an error at once
+        self._inbox: Pipe[ToScheduler | StopFound] = Pipe(send_timeout_s=0.0)
+        self._text: Pipe[ToDetokenizer] = Pipe()
+        self._out: AsyncPipe[FromScheduler | TextBatch] = AsyncPipe(self._loop)
+        self._built: asyncio.Future[Composition] = self._loop.create_future()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._main, name="sylvan-engine", daemon=True)
+        self._reader: asyncio.Task[None] | None = None
+        self._manager: TokenizerManager | None = None
+
+    async def start(
+        self, manager: TokenizerManager, facts_of: Callable[[Mapping[str, Scalar]], ModelFacts]
+    ) -> None:
+        """Load the model in the thread, then connect the manager.
+
+        Raises:
+            ConfigError: it cannot be served; says why.
+        """
+        self._manager = manager
+        self._thread.start()
+        built = await self._built
+        self._reader = self._loop.create_task(self._read(manager))
+        manager.connect(self._inbox.send, facts_of(dict(built.facts)))
+
+    async def close(self) -> None:
+        """End the thread; idempotent."""
+        if self._thread.ident is not None and self._thread.is_alive():
+            self._inbox.send(Control(id=0, command=Shutdown()))
+            await self._ended.wait()
+            await asyncio.to_thread(self._thread.join)
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+            self._reader = None
+        for pipe in (self._inbox, self._text, self._out):
+            pipe.close()
+
+    def kill(self) -> None:
+        """Nothing outlives this process, and the thread does not keep it alive."""
+        for pipe in (self._inbox, self._text, self._out):
+            pipe.close()
+
+    def _main(self) -> None:
+        ports = Ports(self._inbox, self._text, self._out)
+        try:
+            built = self._build(self._config, ports.emit)
+        except BaseException as error:  # handed to whoever awaits the start
+            self._tell(self._fail, error)
+            return
+        self._tell(self._set_built, built)
+        scheduler = SchedulerLoop(built.scheduler, ports, built.state)
+        text_ports = TextPorts(self._text, self._out, self._inbox)
+        detokenizer = DetokenizerLoop(DetokenizerManager(self._tokenizer), text_ports)
+        try:
+            while scheduler.pump():
+                while detokenizer.pump():
+                    pass
+        except Exception:
+            logger.exception("the engine failed")
+            self._tell(self._lose)
+        finally:
+            built.close()
+            self._tell(self._ended.set)
+
+    def _tell(self, call: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _set_built(self, built: Composition) -> None:
+        if not self._built.done():
+            self._built.set_result(built)
+
+    def _fail(self, error: BaseException) -> None:
+        self._ended.set()
+        if not self._built.done():
+            self._built.set_exception(error)
+
+    def _lose(self) -> None:
+        if self._manager is not None:
+            self._manager.disconnect("lost")
+
+    async def _read(self, manager: TokenizerManager) -> None:
+        turn = 0
+        while True:
+            message = await self._out.receive()
+            if isinstance(message, TextBatch):
+                manager.on_texts(message)
+            else:
+                manager.on_reply(message)
+            turn += 1
+            if turn % 64 == 0:
+                await asyncio.sleep(0)

@@ -1,0 +1,53 @@
+"""`python -m sylvan.runtime.engine.scheduler_process`: started by the supervisor."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, cast
+
+from sylvan.protocol.errors import ExecutorError
+from sylvan.protocol.messages import Ready, ToScheduler
+from sylvan.runtime.engine.build import build_scheduler
+from sylvan.runtime.engine.child import Child, report
+from sylvan.runtime.engine.composition import Build, Composition
+from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
+
+logger = logging.getLogger(__name__)
+
+
+def main(build: Build = build_scheduler) -> int:
+    """Serve until the parent ends or says so; returns the exit code."""
+    child = Child.start()
+    replies = cast(Any, child.sender("replies"))
+    ports: Ports | None = None
+    built: Composition | None = None
+
+    def start() -> None:
+        nonlocal ports, built
+        inbox = cast(Any, child.receiver(ToScheduler, "inbox", "stops"))
+        ports = Ports(inbox, cast(Any, child.sender("text")), replies)
+        built = build(child.config, ports.emit)
+
+    code = report(replies, start)
+    if ports is not None and built is not None:
+        replies.send(Ready(facts=dict(built.facts)))
+        code = _serve(SchedulerLoop(built.scheduler, ports, built.state))
+        built.close()
+        ports.close()
+    replies.close()
+    child.finish()
+    return code
+
+
+def _serve(loop: SchedulerLoop) -> int:
+    try:
+        loop.run()
+    except ExecutorError:
+        logger.exception("the executor is lost; this process ends")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
