@@ -31,6 +31,8 @@ class Slot:
     attribute: str
     name: str
     sources: tuple[str, ...]
+    shape: torch.Size
+    dtype: torch.dtype
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -41,13 +43,14 @@ class Slot:
 def slots(model: nn.Module) -> Iterator[Slot]:
     """Every parameter once; of tied ones the first."""
     fused = getattr(model, "fused", {})
-    for name, _ in model.named_parameters():
+    for name, parameter in model.named_parameters():
         path, _, attribute = name.rpartition(".")
         head, _, last = path.rpartition(".")
         parts = fused.get(last, (last,))
         stem = f"{head}." if head else ""
         sources = tuple(f"{stem}{part}.{attribute}" for part in parts)
-        yield Slot(model.get_submodule(path), attribute, name, sources)
+        module, shape = model.get_submodule(path), parameter.shape
+        yield Slot(module, attribute, name, sources, shape, parameter.dtype)
 
 
 class WeightReader:
@@ -83,8 +86,7 @@ class WeightReader:
     def read(self, name: str) -> torch.Tensor:
         """The parameter `name`, joined, converted and checked; a new tensor."""
         slot = self._slots[name]
-        like = slot.parameter
-        out = torch.empty(like.shape, dtype=like.dtype)
+        out = torch.empty(slot.shape, dtype=slot.dtype)
         row = 0
         for source, rows in zip(slot.sources, _rows(slot), strict=True):
             target = out[row : row + rows]
@@ -180,7 +182,7 @@ class _Meter:
 
     def deferred(self, slot: Slot) -> DeferredWeight:
         name = slot.name
-        return DeferredWeight(slot.parameter.shape, lambda: self.read(name), name)
+        return DeferredWeight(slot.shape, lambda: self.read(name), name)
 
 
 def _replace(model: nn.Module, parameter: torch.Tensor, weight: DeferredWeight) -> None:
@@ -203,7 +205,7 @@ def _rows(slot: Slot) -> tuple[int, ...]:
     if isinstance(slot.module, Linear) and len(slot.module.parts) == len(slot.sources):
         return slot.module.parts
     assert len(slot.sources) == 1
-    return (len(slot.parameter),)
+    return (slot.shape[0],)
 
 
 def _check_finite(name: str, tensor: torch.Tensor) -> None:
