@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -261,7 +261,9 @@ class Scheduler:
             self._accept_tokens(req, out, now)
 
     def _accept_tokens(self, req: Req, out: SliceOutput, now: float) -> None:
-        finish, tokens = None, []
+        assert isinstance(req.request, GenerateRequest)
+        finish: Finish | None = None
+        tokens: list[int] = []
         if req.request.sampling.max_new_tokens == 0:  # prefill only: nothing is given out
             finish = Finish(type="length", length=0)
         for token in () if finish else out.token_ids:
@@ -271,7 +273,7 @@ class Scheduler:
                 break
         self._totals["generated"] += len(tokens)
         prompt = self._prompt_logprobs.take(req)  # before the finish, which forgets them
-        self._ask(lambda: [f.on_tokens(req, tokens) for f in self._parts.features], req)
+        self._follow(req, tokens)
         if finish and not req.finish:
             self._finish(req, finish)
         self._outbox.append(
@@ -319,10 +321,11 @@ class Scheduler:
             outputs, self._outbox = self._outbox, []
             self._parts.emit(outputs)
 
-    def _ask(self, hook: Callable[[], object], req: Req) -> None:
-        """Call a feature; a request that it refuses ends alone."""
+    def _follow(self, req: Req, tokens: Sequence[int]) -> None:
+        """Tell the features of new tokens; a request that one of them refuses ends alone."""
         try:
-            hook()
+            for feature in self._parts.features:
+                feature.on_tokens(req, tokens)
         except RequestError as error:
             finish = Finish(
                 type="abort", message=str(error), status=error.status, param=error.param
