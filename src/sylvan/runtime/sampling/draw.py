@@ -107,11 +107,13 @@ def _draw_among(
     """Draw, looking at the `size` most likely ids; also which rows needed no more than those."""
     p_RC, ids_RC = _ordered(probs_RV, size)
     kept_RC = _keep(p_RC, filters)
-    # ---- a row is sure if nothing beyond the candidates, nor an equal of the last, is kept
+    # ---- a row is sure if nothing beyond the candidates, nor an equal of the last, is kept, and
+    #      the mass of its first k, where that matters, is that of candidates
     sure = torch.ones(len(p_RC), dtype=torch.bool, device=p_RC.device)
     if size < probs_RV.shape[1]:
         ties = p_RC == p_RC[:, -1:]
-        sure = ~(kept_RC & ties).any(-1)
+        beyond = (filters.min_p > 0) & (filters.top_p < 1) & (filters.top_k > size)
+        sure = ~((kept_RC & ties).any(-1) | beyond[:, 0])
     by_id = ids_RC.argsort(-1)
     kept = torch.where(kept_RC, p_RC, 0.0).gather(-1, by_id)
     place = _invert(kept, u_R)
@@ -121,10 +123,10 @@ def _draw_among(
 def _ordered(probs_RV: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `size` most likely ids of each row, by probability falling, then id rising."""
     if size == probs_RV.shape[1]:
-        return torch.sort(probs_RV, -1, descending=True, stable=True)
+        return torch.sort(probs_RV, dim=-1, descending=True, stable=True)
     p_RC, ids_RC = probs_RV.topk(size, -1, sorted=False)
     by_id = ids_RC.argsort(-1)
-    p_RC, order = torch.sort(p_RC.gather(-1, by_id), -1, descending=True, stable=True)
+    p_RC, order = torch.sort(p_RC.gather(-1, by_id), dim=-1, descending=True, stable=True)
     return p_RC, ids_RC.gather(-1, by_id).gather(-1, order)
 
 

@@ -59,5 +59,5 @@ def _largest(x_PV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
     """Largest values and their ids, equals by rising id."""
     values, ids = x_PV.topk(count, -1)
     by_id = ids.argsort(-1)
-    values, order = torch.sort(values.gather(-1, by_id), -1, descending=True, stable=True)
+    values, order = torch.sort(values.gather(-1, by_id), dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, by_id).gather(-1, order)
