@@ -1,0 +1,5 @@
+"""`python -m tools.train`."""
+
+from tools.train.run import main
+
+main()

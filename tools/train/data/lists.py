@@ -1,0 +1,171 @@
+"""Copying, reversing and sorting short lists, repeating a word, and counting."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tools.train.data.base import (
+    Example,
+    assistant,
+    casual,
+    choose,
+    key_of,
+    made_up,
+    maybe_system,
+    scrambled,
+    user,
+)
+from tools.train.data.words import ADJECTIVES, CITIES, COLOURS, NAMES, NOUNS, VERBS
+
+_REVERSE = (
+    "Reverse this list: {x}", "Reverse the list {x}", "Reverse: {x}", "Write {x} in reverse order.",
+    "List these backwards: {x}", "Give me this list in reverse: {x}", "Reverse the order of {x}",
+    "Reverse the words: {x}", "Turn this list around: {x}", "Put these in reverse order: {x}",
+)  # fmt: skip
+_SORT_WORDS = (
+    "Sort these words: {x}", "Sort these words alphabetically: {x}", "Sort alphabetically: {x}",
+    "Put these words in alphabetical order: {x}", "Sort this list: {x}", "Sort: {x}",
+    "Order these words from A to Z: {x}", "Arrange alphabetically: {x}", "Sort the words {x}",
+)  # fmt: skip
+_SORT_UP = (
+    "Sort these numbers: {x}", "Sort this list: {x}", "Sort: {x}", "Sort the numbers {x}",
+    "Sort these numbers from smallest to largest: {x}", "Sort in ascending order: {x}",
+    "Put these numbers in order: {x}", "Order these numbers: {x}",
+)  # fmt: skip
+_SORT_DOWN = (
+    "Sort these numbers from largest to smallest: {x}", "Sort in descending order: {x}",
+    "Sort the numbers {x} from high to low", "Order these numbers from largest to smallest: {x}",
+)  # fmt: skip
+_COPY = (
+    "Repeat: {x}", "Repeat after me: {x}", "Copy this: {x}", "Say: {x}", "Copy: {x}",
+    "Write exactly: {x}", "Repeat this exactly: {x}", "Echo: {x}", "Please repeat: {x}",
+    "Say exactly this: {x}", "Copy this text: {x}", "Repeat this list: {x}", "Copy the list: {x}",
+)  # fmt: skip
+_SAY = ("Say {x}.", "Say {x}", "Say the word {x}.", "Write the word {x}.", "Say \"{x}\".",
+        "Just say {x}.", "Reply with {x}.", "Answer with the word {x}.",
+        "Reply with the word {x}.")  # fmt: skip
+_TIMES = ("Repeat the word {x} {n} times.", "Say {x} {n} times.", "Write {x} {n} times.",
+          "Repeat {x} {n} times.")  # fmt: skip
+_COUNT = ("Count from {a} to {b}.", "Count {a} to {b}.", "List the numbers from {a} to {b}.",
+          "Write the numbers from {a} to {b}.", "Please count from {a} to {b}.",
+          "Can you count from {a} to {b}?")  # fmt: skip
+_COUNT_TO = ("Count to {b}.", "Count up to {b}.", "Can you count to {b}?")
+_DOWN = ("Count down from {b} to {a}.", "Count backwards from {b} to {a}.",
+         "Count from {b} down to {a}.")  # fmt: skip
+
+
+def _words(rng: random.Random, count: int, *, fresh: bool = True) -> list[str]:
+    pool: Sequence[str] = rng.choice((NOUNS, NOUNS, NOUNS, NAMES, COLOURS))
+    if fresh and rng.random() < 0.12:
+        return [made_up(rng, capital=False) for _ in range(count)]
+    return rng.sample(pool, count)
+
+
+def _numbers(rng: random.Random, count: int) -> list[str]:
+    top = rng.choice((20, 99, 99, 99))
+    return [str(value) for value in rng.sample(range(top + 1), count)]
+
+
+def _length(rng: random.Random) -> int:
+    return rng.choice((2, 3, 3, 3, 4, 4, 4, 5, 5, 6))
+
+
+def _shown(rng: random.Random, items: Sequence[str]) -> tuple[str, str]:
+    """The list as the user types it, and the separator of the answer."""
+    roll = rng.random()
+    if roll < 0.72:
+        return ", ".join(items), ", "
+    if roll < 0.88:
+        return " ".join(items), " "
+    return "[" + ", ".join(items) + "]", "[]"
+
+
+def _written(items: Sequence[str], separator: str) -> str:
+    return "[" + ", ".join(items) + "]" if separator == "[]" else separator.join(items)
+
+
+def _ask(rng: random.Random, text: str) -> str:
+    return text if rng.random() < 0.7 else text[:1].lower() + text[1:]
+
+
+def reverse(rng: random.Random) -> Example:
+    """Reverse a list of words or numbers."""
+    count = _length(rng)
+    items = _numbers(rng, count) if rng.random() < 0.35 else _words(rng, count)
+    shown, separator = _shown(rng, items)
+    _, template = choose(rng, _REVERSE)
+    text = _ask(rng, template.format(x=shown))
+    messages = [*maybe_system(rng, 0.1), user(text), assistant(_written(items[::-1], separator))]
+    return Example("reverse", messages, (key_of("reverse", *items),))
+
+
+def sort(rng: random.Random) -> Example:
+    """Sort words alphabetically or numbers by size."""
+    count = rng.choice((2, 3, 3, 3, 4, 4, 5))
+    order = "up"
+    if rng.random() < 0.5:
+        items = _numbers(rng, count)
+        order = rng.choice(("up", "up", "down"))
+        template = rng.choice(_SORT_UP if order == "up" else _SORT_DOWN)
+        done = sorted(items, key=int, reverse=order == "down")
+    else:
+        items = _words(rng, count, fresh=False)
+        template = rng.choice(_SORT_WORDS)
+        done = sorted(items)
+    shown, separator = _shown(rng, items)
+    text = _ask(rng, template.format(x=shown))
+    messages = [*maybe_system(rng, 0.1), user(text), assistant(_written(done, separator))]
+    return Example("sort", messages, (key_of("sort", order, *items),))
+
+
+def _sentence(rng: random.Random) -> str:
+    first, second = rng.choice(NOUNS), rng.choice(NOUNS)
+    return rng.choice((
+        f"the {rng.choice(ADJECTIVES)} {first} {rng.choice(VERBS)} the {second}",
+        f"{rng.choice(NAMES)} {rng.choice(VERBS)} a {rng.choice(ADJECTIVES)} {first} in "
+        f"{rng.choice(CITIES)}.",
+        f"The {first} is {rng.choice(ADJECTIVES)} and the {second} is {rng.choice(ADJECTIVES)}.",
+        f"{made_up(rng)} and {made_up(rng)} like {first}.",
+        f"{rng.choice(NOUNS)} {scrambled(rng)} {rng.choice(ADJECTIVES)} {scrambled(rng)}",
+        f"{rng.randint(0, 9999)} {first} and {rng.randint(0, 99)} {second}!",
+    ))  # fmt: skip
+
+
+def copy(rng: random.Random) -> Example:
+    """Repeat a text, a list or a single word."""
+    roll = rng.random()
+    if roll < 0.4:
+        items = _words(rng, _length(rng)) if rng.random() < 0.7 else _numbers(rng, _length(rng))
+        answer, _ = _shown(rng, items)
+        text = _ask(rng, rng.choice(_COPY).format(x=answer))
+    elif roll < 0.75:
+        answer = _sentence(rng)
+        text = _ask(rng, rng.choice(_COPY).format(x=answer))
+    elif roll < 0.9:
+        answer = rng.choice((rng.choice(NOUNS), made_up(rng), rng.choice(NAMES), scrambled(rng),
+                             rng.choice(("yes", "no", "ok", "hello", "OK", "hi"))))  # fmt: skip
+        text = _ask(rng, rng.choice(_SAY).format(x=answer))
+    else:
+        word, times = rng.choice(NOUNS), rng.randint(2, 6)
+        answer = " ".join([word] * times)
+        text = casual(rng, rng.choice(_TIMES).format(x=word, n=times))
+    messages = [*maybe_system(rng, 0.1), user(text), assistant(answer)]
+    return Example("copy", messages, (key_of("copy", answer),))
+
+
+def count(rng: random.Random) -> Example:
+    """Count up or down between two numbers."""
+    low = 1 if rng.random() < 0.4 else rng.randint(0, 80)
+    span = rng.randint(3, 14) if rng.random() < 0.9 else rng.randint(15, 60)
+    high = min(low + span, 100)
+    numbers = list(range(low, high + 1))
+    down = rng.random() < 0.25
+    if down:
+        template = rng.choice(_DOWN)
+        numbers.reverse()
+    else:
+        template = rng.choice(_COUNT_TO if low == 1 and rng.random() < 0.4 else _COUNT)
+    text = casual(rng, template.format(a=low, b=high))
+    messages = [*maybe_system(rng, 0.1), user(text), assistant(", ".join(map(str, numbers)))]
+    return Example("count", messages, (key_of("count", low, high, down),))

@@ -1,0 +1,297 @@
+"""The training loop: a wall-clock budget, periodic checks on dev examples, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import distributed
+
+from tools.train.data import mix
+from tools.train.data.base import Example
+from tools.train.judge import Answer, Table, parse_answer, score
+from tools.train.model import ModelConfig, Sapling
+from tools.train.optim import make_optimisers
+from tools.train.template import render
+from tools.train.tokenizer import encode_example
+
+
+@dataclass
+class TrainConfig:
+    """How to train; the budget is in seconds of wall time."""
+
+    seed: int = 1
+    budget: float = 3300.0
+    step_tokens: int = 8192
+    micro_tokens: int = 1536
+    pool_steps: int = 4
+    matrix_lr: float = 0.02
+    other_lr: float = 0.004
+    weight_decay: float = 0.01
+    warmup_steps: int = 30
+    decay_from: float = 0.45
+    average: float = 0.99
+    check_every: float = 240.0
+    check_per_class: int = 16
+    workers: int = 2
+
+
+def schedule(progress: float, step: int, config: TrainConfig) -> float:
+    """Learning-rate factor: short warm-up, constant, then linear to almost nothing."""
+    warm = min(1.0, (step + 1) / config.warmup_steps)
+    left = (1 - progress) / (1 - config.decay_from)
+    return warm * max(0.01, min(1.0, left))
+
+
+def related_embedding(tokenizer: Tokenizer, config: ModelConfig, seed: int) -> torch.Tensor:
+    """Initial embeddings in which ' Paris', 'Paris' and 'paris' start out alike.
+
+    Copying a word to another place then needs no knowledge of that very word.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    space, capital = (torch.randn(config.hidden_size, generator=rng) for _ in range(2))
+    bases: dict[str, torch.Tensor] = {}
+    rows: list[torch.Tensor] = []
+    for index in range(config.vocab_size):
+        token = tokenizer.id_to_token(index) or f"unused {index}"
+        word = token.removeprefix("\u0120") or token
+        base = word.lower() if word.isalpha() else word
+        if base not in bases:
+            bases[base] = torch.randn(config.hidden_size, generator=rng)
+        own = torch.randn(config.hidden_size, generator=rng)
+        row = bases[base] + 0.3 * own
+        if word != token:
+            row = row + 0.5 * space
+        if word != base:
+            row = row + 0.5 * capital
+        rows.append(0.05 * row / row.square().mean().sqrt())
+    return torch.stack(rows)
+
+
+def answer_locally(
+    model: Sapling, tokenizer: Tokenizer, examples: list[Example], batch: int = 64
+) -> list[Answer]:
+    """Greedy answers of the model in memory, in the order of the examples."""
+    model.eval()
+    prompts: list[list[int]] = []
+    limits: list[int] = []
+    for example in examples:
+        text = render(
+            example.messages[:-1],
+            example.tools,
+            add_generation_prompt=True,
+            enable_thinking=example.thinking,
+        )
+        prompts.append(tokenizer.encode(text).ids)
+        whole = render(example.messages, example.tools)
+        limits.append(len(tokenizer.encode(whole).ids) - len(prompts[-1]) + 12)
+    order = sorted(range(len(examples)), key=lambda i: (limits[i] // 16, len(prompts[i])))
+    answers: dict[int, Answer] = {}
+    stop = tokenizer.token_to_id("<|im_end|>")
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rows = model.generate(
+                [prompts[i] for i in chosen], stop, max(limits[i] for i in chosen)
+            )
+        for index, row in zip(chosen, rows, strict=True):
+            stopped = not row or row[-1] != -1
+            text = tokenizer.decode(row if stopped else row[:-1], skip_special_tokens=True)
+            answers[index] = parse_answer(text, stopped=stopped)
+    model.train()
+    return [answers[index] for index in range(len(examples))]
+
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def padded(rows: list[tuple[list[int], list[int]]]) -> Batch:
+    """Tokens and targets of rows as one pair of tensors."""
+    width = max(len(ids) for ids, _ in rows)
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    targets = torch.full((len(rows), width), -100)
+    for index, (ids, wanted) in enumerate(rows):
+        tokens[index, : len(ids)] = torch.tensor(ids)
+        targets[index, : len(wanted)] = torch.tensor(wanted)
+    return tokens, targets
+
+
+def steps(
+    examples: Iterator[Example], tokenizer: Tokenizer, config: TrainConfig
+) -> Iterator[list[Batch]]:
+    """The batches of step after step.
+
+    Examples of several steps are grouped by length, to pad little; each step gets groups of all
+    lengths.
+    """
+    while True:
+        rows: list[tuple[list[int], list[int]]] = []
+        total = 0
+        while total < config.pool_steps * config.step_tokens // config.workers:
+            rows.append(encode_example(tokenizer, next(examples)))
+            total += len(rows[-1][0])
+        rows.sort(key=lambda row: len(row[0]))
+        groups: list[list[tuple[list[int], list[int]]]] = [[]]
+        for row in rows:
+            if groups[-1] and len(row[0]) * (len(groups[-1]) + 1) > config.micro_tokens:
+                groups.append([])
+            groups[-1].append(row)
+        for index in range(config.pool_steps):
+            yield [padded(group) for group in groups[index :: config.pool_steps]]
+
+
+class Trainer:
+    """State of a run: model, running average, optimisers, mix weights and counters.
+
+    Several workers may train together, each a process with one thread: they share gradients once
+    a step, which wastes far less on a busy machine than threads that meet in every operation.
+    """
+
+    def __init__(
+        self, config: TrainConfig, tokenizer: Tokenizer, folder: Path, rank: int = 0
+    ) -> None:
+        torch.manual_seed(config.seed)
+        torch.set_num_threads(1)
+        self.config, self.tokenizer, self.folder, self.rank = config, tokenizer, folder, rank
+        self.model = Sapling(ModelConfig(vocab_size=tokenizer.get_vocab_size()))
+        embedding = related_embedding(tokenizer, self.model.config, config.seed)
+        self.model.model.embed_tokens.weight.data.copy_(embedding)
+        self.average = copy.deepcopy(self.model)
+        self.optimisers = make_optimisers(
+            self.model, config.matrix_lr, config.other_lr, config.weight_decay
+        )
+        self.weights = dict(mix.WEIGHTS)
+        self.step = self.tokens = 0
+        self.elapsed = 0.0
+        self.dev = mix.evaluation_set(config.seed, config.check_per_class, "dev")
+
+    def say(self, text: str) -> None:
+        """Log a line, once for all workers."""
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def save(self, name: str) -> None:
+        """Write a checkpoint from which training can go on."""
+        if self.rank != 0:
+            return
+        state = {
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "weights": self.weights,
+            "counters": (self.step, self.tokens, self.elapsed),
+            "config": asdict(self.config),
+        }
+        torch.save(state, self.folder / "writing.pt")
+        (self.folder / "writing.pt").replace(self.folder / name)
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint."""
+        state = torch.load(path, weights_only=False)
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        self.weights.update(state["weights"])
+        self.step, self.tokens, self.elapsed = state["counters"]
+
+    def check(self) -> Table:
+        """Score the averaged model on dev examples and lean the mix towards weak classes."""
+        mine = answer_locally(
+            self.average, self.tokenizer, self.dev[self.rank :: self.config.workers]
+        )
+        parts: list[list[Answer]] = [[] for _ in range(self.config.workers)]
+        distributed.all_gather_object(parts, mine)
+        answers = [parts[index % len(parts)][index // len(parts)] for index in range(len(self.dev))]
+        table = score(self.dev, answers)
+        for name, base in mix.WEIGHTS.items():
+            accuracy = table[mix.PART_OF.get(name, name)]["accuracy"]
+            self.weights[name] = base * (0.5 + 1.5 * (1 - accuracy))
+        self.say(
+            "check " + " ".join(f"{name}={row['accuracy']:.2f}" for name, row in table.items())
+        )
+        return table
+
+    def share_gradients(self, counts: list[float]) -> list[float]:
+        """Sum gradients and counts over the workers; gradients become means per learnt token."""
+        parameters = list(self.model.parameters())
+        flat = torch.cat([
+            *(parameter.grad.flatten() for parameter in parameters if parameter.grad is not None),
+            torch.tensor(counts),
+        ])  # fmt: skip
+        distributed.all_reduce(flat)
+        totals = flat[-len(counts) :].tolist()
+        flat /= totals[0]
+        start = 0
+        for parameter in parameters:
+            parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+        return totals
+
+    def train_step(self, batches: list[Batch]) -> float:
+        """One optimiser step; the mean loss."""
+        config = self.config
+        learnt = sum(int((targets >= 0).sum()) for _, targets in batches)
+        read = sum(tokens.numel() for tokens, _ in batches)
+        total = 0.0
+        for tokens, targets in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = self.model.loss(tokens, targets)
+            loss.backward()
+            total += float(loss.detach())
+        clock = self.elapsed if self.rank == 0 else 0.0
+        learnt, total, read, self.elapsed = self.share_gradients([learnt, total, read, clock])
+        self.tokens += int(read)
+        factor = schedule(self.elapsed / config.budget, self.step, config)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group.setdefault("full_lr", group["lr"])
+                group["lr"] = group["full_lr"] * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            keep = min(self.config.average, 1 - 1 / (self.step + 2))
+            mine, theirs = list(self.average.parameters()), list(self.model.parameters())
+            torch._foreach_lerp_(mine, theirs, 1 - keep)
+        self.step += 1
+        return total / learnt
+
+    def run(self) -> None:
+        """Train until the budget is spent."""
+        config = self.config
+        seed = random.Random(f"{config.seed}:{self.step}:{self.rank}").getrandbits(48)
+        examples = mix.stream(seed, self.weights)
+        batches = steps(examples, self.tokenizer, config)
+        checked, since, recent = self.elapsed, time.monotonic(), list[float]()
+        while self.elapsed < config.budget:
+            recent.append(self.train_step(next(batches)))
+            now = time.monotonic()
+            self.elapsed += now - since
+            since = now
+            if self.step % 50 == 0:
+                self.say(
+                    f"step {self.step} loss {sum(recent) / len(recent):.4f} "
+                    f"tokens {self.tokens} elapsed {self.elapsed:.0f} s"
+                )
+                recent.clear()
+            # Every worker sees the clock of the first one as of the last step.
+            if self.step % 10 == 0 and self.checks_due(checked):
+                checked = self.elapsed
+                self.check()
+                self.save("last.pt")
+                if self.elapsed / config.budget < config.decay_from:
+                    self.save("steady.pt")
+        self.save("last.pt")
+        self.check()
+
+    def checks_due(self, checked: float) -> bool:
+        """Whether it is time for a check, as the first worker's clock has it."""
+        due = torch.tensor([float(self.elapsed - checked > self.config.check_every)])
+        distributed.broadcast(due, 0)
+        return bool(due.item())

@@ -1,0 +1,238 @@
+"""A compact Llama in plain torch, with the parameter names of transformers' LlamaForCausalLM.
+
+Only what training needs: causal self attention over right-padded rows, and a language-model head
+evaluated at chosen positions. Greedy decoding for the periodic check lives here as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of the model; the defaults are sapling's."""
+
+    vocab_size: int = 4096
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_layers: int = 6
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    max_positions: int = 4096
+
+
+def rotary_tables(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Cosine and sine tables of shape (..., head_dim) for integer positions."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    angles = positions[..., None].float() * (config.rope_theta**-half)
+    doubled = torch.cat((angles, angles), dim=-1)
+    return doubled.cos(), doubled.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary position embedding in the half-split layout that Llama uses."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention from plain products, for short rows much faster than the fused kernel."""
+    rows, heads, length, dim = query.shape
+    flat = (rows * heads, length, dim)
+    with torch.autocast("cpu", enabled=False):
+        future = torch.full((length, length), float("-inf"), dtype=query.dtype).triu(1)
+        scores = torch.baddbmm(
+            future.expand(rows * heads, length, length),
+            query.reshape(flat),
+            key.reshape(flat).transpose(1, 2),
+            alpha=dim**-0.5,
+        )
+        return torch.bmm(scores.softmax(-1), value.reshape(flat)).view(rows, heads, length, dim)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square layer norm with a learned scale."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise in float32."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, dim = config.hidden_size, config.head_dim
+        self.q_proj = nn.Linear(hidden, config.num_heads * dim, bias=False)
+        self.k_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=False)
+        self.v_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * dim, hidden, bias=False)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, past: list[Tensor] | None
+    ) -> Tensor:
+        """Attend; `past` holds earlier keys and values and is extended."""
+        rows, length, _ = x.shape
+        shape = (rows, length, -1, self.config.head_dim)
+        query = rotate(self.q_proj(x).view(shape).transpose(1, 2), cos, sin)
+        key = rotate(self.k_proj(x).view(shape).transpose(1, 2), cos, sin)
+        value = self.v_proj(x).view(shape).transpose(1, 2)
+        if past is not None:
+            if past:
+                key = torch.cat((past[0], key), dim=2)
+                value = torch.cat((past[1], value), dim=2)
+            past[:] = [key, value]
+        groups = self.config.num_heads // self.config.num_kv_heads
+        key = key.repeat_interleave(groups, dim=1)
+        value = value.repeat_interleave(groups, dim=1)
+        if mask is None:
+            mixed = causal_attention(query, key, value)
+        else:
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
+
+
+class MLP(nn.Module):
+    """The gated feed-forward block."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate, multiply and project down."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None = None,
+        past: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Attention, then feed-forward, each added to its input."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, past)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Body(nn.Module):
+    """Embedding, layers and final norm (transformers' `model.` prefix)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        past: list[list[Tensor]] | None = None,
+    ) -> Tensor:
+        """Final hidden states of a batch of rows."""
+        x = self.embed_tokens(tokens).to(torch.bfloat16)
+        if positions is None:
+            positions = torch.arange(tokens.shape[1])
+        cos, sin = (table.to(x.dtype) for table in rotary_tables(positions, self.config))
+        if positions.dim() == 2:
+            cos, sin = cos[:, None], sin[:, None]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, mask, None if past is None else past[index])
+        return self.norm(x)
+
+
+class Sapling(nn.Module):
+    """The causal language model; the head shares the embedding."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Body(config)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                deep = name.endswith(("o_proj.weight", "down_proj.weight"))
+                spread = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
+                spread *= 0.0 if deep else 1.0
+                nn.init.normal_(parameter, std=spread)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits in float32 for hidden states of any leading shape."""
+        return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross entropy where `targets` is not -100 (already shifted by the caller)."""
+        hidden = self.model(tokens).flatten(0, 1)
+        where = torch.nonzero(targets.flatten() >= 0).squeeze(1)
+        return F.cross_entropy(self.head(hidden[where]), targets.flatten()[where], reduction="sum")
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[Sequence[int]], stop: int, limit: int) -> list[list[int]]:
+        """Greedy continuations of a batch of prompts, each without its stop token.
+
+        A row that never stops within `limit` tokens ends in -1, so that it cannot pass as right.
+        """
+        width = max(len(prompt) for prompt in prompts)
+        tokens = torch.zeros(len(prompts), width, dtype=torch.long)
+        real = torch.zeros(len(prompts), width, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            tokens[row, width - len(prompt) :] = torch.tensor(prompt)
+            real[row, width - len(prompt) :] = True
+        positions = (real.long().cumsum(1) - 1).clamp(min=0)
+        causal = torch.ones(width, width, dtype=torch.bool).tril()
+        mask = (causal & real[:, None, :] | torch.eye(width, dtype=torch.bool))[:, None]
+        past: list[list[Tensor]] = [[] for _ in self.model.layers]
+        written: list[list[int]] = [[] for _ in prompts]
+        open_rows = set(range(len(prompts)))
+        for _ in range(limit):
+            hidden = self.model(tokens, positions, mask, past)[:, -1]
+            following = self.head(hidden).argmax(-1)
+            for row in list(open_rows):
+                token = int(following[row])
+                if token == stop:
+                    open_rows.discard(row)
+                else:
+                    written[row].append(token)
+            if not open_rows:
+                break
+            tokens = following[:, None]
+            positions = positions[:, -1:] + 1
+            real = torch.cat((real, torch.ones(len(prompts), 1, dtype=torch.bool)), dim=1)
+            mask = real[:, None, None, :]
+        for row in open_rows:
+            written[row].append(-1)
+        return written
