@@ -40,7 +40,8 @@ def resolved(config: Config) -> Config:
     Raises:
         ConfigError: the model cannot be read, or rules are broken.
     """
-    if config.cache.max_tokens != "auto":
+    needed = (config.device, config.context_len, config.cache.max_tokens, config.scheduler.overlap)
+    if "auto" not in needed:
         return config
     facts = gather_facts(config)
     result = resolve(config, facts)

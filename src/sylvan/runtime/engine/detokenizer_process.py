@@ -29,7 +29,6 @@ def main() -> int:
         ports = TextPorts(inbox, texts, cast(Any, child.sender("stops")))
         texts.send(Ready(facts={}))
         DetokenizerLoop(DetokenizerManager(tokenizer), ports).run()
-    texts.close()
     child.finish()
     return code
 

@@ -34,8 +34,6 @@ def main(build: Build = build_scheduler) -> int:
         replies.send(Ready(facts=dict(built.facts)))
         code = _serve(SchedulerLoop(built.scheduler, ports, built.state))
         built.close()
-        ports.close()
-    replies.close()
     child.finish()
     return code
 

@@ -1,0 +1,268 @@
+"""`sylvan.Engine`: a runtime inside a Python program."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from sylvan.api.native import GenerateBody
+from sylvan.api.validation import parse
+from sylvan.config import Config
+from sylvan.config.check import check
+from sylvan.config.load import Loaded
+from sylvan.config.resolve import resolve
+from sylvan.config.sources import from_keywords, gather
+from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.messages import FlushCache, GetState, Pause, Resume
+from sylvan.runtime.engine.answers import NativeCall, Reply, Style
+from sylvan.runtime.engine.facts import gather_facts
+from sylvan.runtime.engine.runtime import Runtime
+from sylvan.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+_END = object()
+
+
+class Engine:
+    """Serves a model inside this program, without HTTP.
+
+    Keywords are fields of the configuration (`cache__page_size=16`), or the names that SGLang has
+    for them (`model_path=...`, `mem_fraction_static=0.8`). Unless told otherwise (`processes`),
+    all runs in this process, in threads of its own. Any thread may call any method; each `async_`
+    method works on the event loop it is called from.
+
+    Example:
+        >>> with sylvan.Engine() as engine:  # doctest: +SKIP
+        ...     print(engine.generate("2 + 2 =", {"max_new_tokens": 8})["text"])
+
+    Raises:
+        ConfigError: a keyword is unknown, or the model cannot be served; says what to change.
+    """
+
+    def __init__(self, **keywords: object) -> None:
+        self._config = _configuration(gather(from_keywords(keywords)))
+        self._style = Style(defaults={}, cumulative=not self._config.text.incremental_stream)
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sylvan", daemon=True)
+        self._thread.start()
+        self._closed = False
+        try:
+            self._runtime = self._wait(Runtime.start(self._config))
+        except BaseException:
+            self._stop_loop()
+            raise
+        atexit.register(self.shutdown)
+
+    @property
+    def config(self) -> Config:
+        """The configuration, with nothing left to decide."""
+        return self._config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._runtime.manager.tokenizer
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Reply | list[Reply] | Iterator[Reply]:
+        """Continue one prompt, or a list of prompts.
+
+        Args:
+            prompt: Text, or a list of texts.
+            sampling_params: As in the body of `/generate`; a list has one item per prompt.
+            input_ids: Token ids instead of text.
+            stream: Return an iterator of growing answers; closing it aborts the request.
+            **fields: Other fields of the body of `/generate`, such as `return_logprob`.
+
+        Returns:
+            What `/generate` answers: an object with `text`, `output_ids` and `meta_info`, or a
+            list of them for several prompts or samples.
+
+        Raises:
+            RequestError: the request cannot be served; names the field.
+            CapacityError: not now.
+        """
+        call = self._call(prompt, sampling_params, input_ids, stream=stream, **fields)
+        return self._iterate(call.stream()) if stream else self._wait(call.whole())
+
+    async def async_generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Reply | list[Reply] | AsyncIterator[Reply]:
+        """As `generate`, on the caller's event loop; with `stream` an async iterator."""
+        call = self._call(prompt, sampling_params, input_ids, stream=stream, **fields)
+        return self._iterate_async(call.stream()) if stream else await self._bridge(call.whole())
+
+    def encode(self, prompt: str | Sequence[str], **fields: Any) -> Reply | list[Reply]:
+        """Vectors of prompts.
+
+        Raises:
+            RequestError: the model is not one for embeddings.
+        """
+        raise RequestError(f"{self._config.model!r} generates text; it does not make embeddings")
+
+    async def async_encode(self, prompt: str | Sequence[str], **fields: Any) -> Reply | list[Reply]:
+        """As `encode`, on the caller's event loop."""
+        return self.encode(prompt, **fields)
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """End the live request of that name, or all."""
+        manager = self._runtime.manager
+        self._wait(_later(manager.abort_all if abort_all else lambda: manager.abort(rid)))
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache; False while requests are being served."""
+        return self._wait(self._runtime.manager.control(FlushCache())).ok
+
+    def pause_generation(self, mode: str = "abort") -> None:
+        """Stop computing; see `sylvan.protocol.messages.Pause` for the modes."""
+        self._wait(self._runtime.manager.control(msgspec.convert({"mode": mode}, Pause)))
+
+    def continue_generation(self) -> None:
+        """Go on after `pause_generation`."""
+        self._wait(self._runtime.manager.control(Resume()))
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Configuration, limits and load."""
+        reply = self._wait(self._runtime.manager.control(GetState()))
+        return {**self.get_model_info(), **(reply.body or {}), "version": _version()}
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the model is and can hold."""
+        return msgspec.to_builtins(self._runtime.manager.facts)
+
+    def shutdown(self) -> None:
+        """End everything and free the memory; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.shutdown)
+        asyncio.run_coroutine_threadsafe(self._runtime.close(), self._loop).result()
+        self._stop_loop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _call(
+        self, prompt: object, sampling_params: object, input_ids: object, **fields: Any
+    ) -> NativeCall:
+        body = {
+            "text": _listed(prompt),
+            "sampling_params": _listed(sampling_params),
+            "input_ids": _listed(input_ids),
+            **fields,
+        }
+        checked = parse(GenerateBody, body)
+        if checked.model_extra:
+            names = ", ".join(sorted(checked.model_extra))
+            raise RequestError(f"generate takes no {names}", param=names)
+        return NativeCall(self._runtime.manager, checked, self._style)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the engine's loop; an interrupted wait cancels the work."""
+        if self._closed:
+            work.close()
+            raise CapacityError("the engine has been shut down")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _bridge(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _iterate(self, replies: AsyncGenerator[Reply, None]) -> Iterator[Reply]:
+        try:
+            while (reply := self._wait(_next(replies))) is not _END:
+                yield reply
+        finally:
+            if not self._closed:
+                self._wait(_close(replies))
+
+    async def _iterate_async(self, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[Reply]:
+        try:
+            while (reply := await self._bridge(_next(replies))) is not _END:
+                yield reply
+        finally:
+            await self._bridge(_close(replies))
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _configuration(loaded: Loaded) -> Config:
+    config = loaded.config
+    if "processes" not in loaded.given:
+        config = msgspec.structs.replace(config, processes="one")
+    facts = gather_facts(config)
+    result = resolve(config, facts)
+    check(result, facts)
+    return result.config
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # not made for Windows
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _version() -> str:
+    import sylvan  # imports this module
+
+    return sylvan.__version__
+
+
+def _listed(value: object) -> object:
+    """Tuples and arrays as the lists that a JSON body would hold."""
+    if isinstance(value, str | dict) or value is None:
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()  # type: ignore[attr-defined]
+    if isinstance(value, Sequence):
+        return [_listed(item) for item in value]
+    return value
+
+
+async def _next(replies: AsyncGenerator[Reply, None]) -> Any:
+    return await anext(replies, _END)
+
+
+async def _close(replies: AsyncGenerator[Reply, None]) -> None:
+    await replies.aclose()
+
+
+async def _later(call: Callable[[], T]) -> T:
+    return call()
