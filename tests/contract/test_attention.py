@@ -1,0 +1,121 @@
+"""Every attention backend against the definition: kernels.paged.reference over gathered tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import sylvan.runtime.attention
+from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.paged import reference
+from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.pool.mha import KVShape, MHAPool
+from sylvan.utils import plugins
+
+BACKENDS = [n for n in plugins.options(sylvan.runtime.attention) if n != "null"]
+PAGE, N, K, H = 4, 6, 2, 16
+SPECS = {
+    "plain": {},
+    "window": {"window": 5},
+    "wide window": {"window": 1000},
+    "softcap": {"softcap": 3.0},
+    "sinks": {"sinks": torch.linspace(-1, 2, N)},
+    "all": {"window": 7, "softcap": 2.0, "sinks": torch.linspace(-1, 2, N)},
+    "bidirectional": {"causal": False},
+}
+
+
+def layer(**changes) -> AttentionLayer:
+    fields = {"index": 1, "num_heads": N, "num_kv_heads": K, "head_dim": H, "scale": 0.3}
+    return AttentionLayer(**fields | changes)
+
+
+class Scene:
+    """Requests with (computed before, new) tokens on shuffled pages, as one step."""
+
+    def __init__(self, backend: str, requests: list[tuple[int, int]], spec: AttentionLayer) -> None:
+        rng = np.random.default_rng(3)
+        generator = torch.Generator().manual_seed(4)
+        pages = rng.permutation(np.arange(1, 64, dtype=np.int32))
+        self.backend = plugins.load(sylvan.runtime.attention, backend).BACKEND()
+        self.spec = spec
+        shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=H, num_pages=64, page_size=PAGE)
+        self.pool = MHAPool(shape, torch.float32)
+        limits = BatchLimits(max_tokens=128, max_reqs=8, max_pages_per_req=16)
+        self.batch = ForwardBatch(limits, self.pool, self.backend)
+        host, row = self.batch.host, 0
+        self.heads, self.whole = [], []
+        for r, (before, new) in enumerate(requests):
+            total, slot = before + new, 7 - r
+            mine, pages = np.split(pages, [-(-total // PAGE)])
+            host.page_table[slot, : len(mine)] = mine
+            at = np.arange(total)
+            slots = mine[at // PAGE] * PAGE + at % PAGE
+            q, k, v = (torch.randn(total, n, H, generator=generator) for n in (N, K, K))
+            index = torch.from_numpy(slots[:before])
+            self.pool.store(spec.index, index, k[:before], v[:before])
+            host.out_slots[row : row + new] = slots[before:]
+            host.kv_lens[r], host.req_slots[r], host.q_starts[r] = total, slot, row
+            row += new
+            self.heads.append((q[before:], k[before:], v[before:]))
+            self.whole.append((q[before:], k, v))
+        host.q_starts[len(requests)] = row
+        self.batch.ready(row, len(requests), 0)
+
+    def run(self) -> torch.Tensor:
+        self.backend.plan(self.batch)
+        q, k, v = (torch.cat(parts) for parts in zip(*self.heads, strict=True))
+        return self.backend.run(self.spec, q, k, v, self.batch)
+
+    def expected(self) -> torch.Tensor:
+        rows = [reference.attend(*heads, self.spec) for heads in self.whole]
+        return torch.cat(rows).unflatten(1, (N, H))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "requests",
+    [[(0, 9)], [(11, 1)], [(7, 1), (0, 5), (3, 6), (8, 8), (0, 1)], [(4, 4), (15, 1)]],
+    ids=["prompt", "decode", "mixed", "page borders"],
+)
+def test_backend_equals_definition(backend, spec, requests):
+    scene = Scene(backend, requests, layer(**SPECS[spec]))
+
+    torch.testing.assert_close(scene.run(), scene.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_new_keys_are_stored(backend):
+    scene = Scene(backend, [(3, 2)], layer())
+    scene.run()
+
+    keys, values = scene.pool.layer(1)
+    slots = scene.batch.out_slots_T.long()
+    assert keys.flatten(0, 1)[slots].equal(scene.heads[0][1])
+    assert values.flatten(0, 1)[slots].equal(scene.heads[0][2])
+    assert not scene.pool.layer(0)[0].any(), "another layer was written"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batch_invariant_backends_give_the_same_bits_alone(backend):
+    caps = plugins.load(sylvan.runtime.attention, backend).BACKEND.caps
+    if not caps.batch_invariant:
+        pytest.skip("makes no such promise")
+    requests = [(9, 1), (0, 7), (5, 3)]
+    together = Scene(backend, requests, layer()).run()
+
+    scene = Scene(backend, requests, layer())
+    scene.batch.ready(1, 1, 0)
+    scene.heads = scene.heads[:1]
+
+    assert scene.run().equal(together[:1])
+
+
+@pytest.mark.parametrize("backend", plugins.options(sylvan.runtime.attention))
+def test_backend_declares_devices_and_keeps_shapes(backend):
+    scene = Scene(backend, [(0, 3), (2, 1)], layer())
+
+    assert "cpu" in scene.backend.caps.devices
+    assert scene.run().shape == (4, N, H)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sylvan.protocol.errors import ExecutorError
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.cache.types import CacheKey, KVHandle, Node
+from sylvan.runtime.core.req import Batch, Req, Slice
+from sylvan.runtime.executor.plan import Planner
+
+
+def handle(*pages: int) -> KVHandle:
+    ids = np.array([*pages, -1, -1], np.int32)
+    empty = np.empty(0, np.int32)
+    return KVHandle(Node(empty, empty, None), CacheKey(empty), ids, len(pages), 0, 0)
+
+
+def req(rid: str, *ids: int, pages=(5,), outputs=(), logprobs=None) -> Req:
+    made = Req(
+        GenerateRequest(
+            rid=rid,
+            input_ids=np.array(ids, np.int32),
+            output_ids=np.array(outputs, np.int32),
+            sampling=SamplingParams(sampling_seed=1),
+            logprobs=logprobs,
+        )
+    )
+    made.kv = handle(*pages)
+    return made
+
+
+def piece(req: Req, start: int, stop: int, samples: bool = True) -> Slice:
+    return Slice(req, start, stop, samples)
+
+
+def updates(plan) -> list[tuple[int, int, list[int]]]:
+    return [(u.slot, u.start, u.pages.tolist()) for u in plan.pages]
+
+
+def test_new_requests_get_slots_and_tell_all():
+    planner = Planner(4)
+    a, b = req("a", 1, 2, 3, pages=(5, 6)), req("b", 8, 9, pages=(7,), outputs=(4,))
+
+    plan = planner.plan(Batch((piece(a, 0, 2, False), piece(b, 0, 3))))
+
+    assert plan.slots.tolist() == [0, 1]
+    assert plan.input_ids.tolist() == [1, 2, 8, 9, 4]
+    assert plan.samples.tolist() == [1]
+    assert updates(plan) == [(0, 0, [5, 6]), (1, 0, [7])]
+    assert [(j.slot, j.outputs.tolist()) for j in plan.joins] == [(0, []), (1, [4])]
+
+
+def test_only_what_is_new_is_told_later():
+    planner, a = Planner(4), req("a", 1, 2, 3, pages=(5,))
+    planner.plan(Batch((piece(a, 0, 3),)))
+    a.pending = 1
+    a.kv.pages[1], a.kv.num_pages = 6, 2
+
+    plan = planner.plan(Batch((piece(a, 3, 4),)))
+
+    assert updates(plan) == [(0, 1, [6])]
+    assert plan.joins == []
+    assert plan.in_flight.tolist() == [0]
+    assert plan.in_flight_slots.tolist() == [0]
+
+
+@pytest.mark.parametrize("change", ["other handle", "other version"])
+def test_changed_pages_are_told_from_the_start(change):
+    planner, a = Planner(4), req("a", 1, 2, pages=(5, 6))
+    planner.plan(Batch((piece(a, 0, 2),)))
+    if change == "other handle":
+        a.kv = handle(8, 6)
+    else:
+        a.kv.pages[0] = 8
+        a.kv.version += 1
+
+    plan = planner.plan(Batch((piece(a, 0, 2),)))
+
+    assert updates(plan) == [(0, 0, [8, 6])]
+    assert plan.joins == []
+
+
+def test_ended_requests_free_their_slot_at_once():
+    planner, a = Planner(1), req("a", 1)
+    planner.plan(Batch((piece(a, 0, 1),)))
+
+    plan = planner.plan(Batch((piece(req("b", 2), 0, 1),), ended=("a", "unknown")))
+
+    assert plan.leaves == [0]
+    assert [j.request.rid for j in plan.joins] == ["b"]
+
+
+def test_a_rid_may_come_back_as_another_request():
+    planner = Planner(2)
+    planner.plan(Batch((piece(req("a", 1), 0, 1),)))
+
+    plan = planner.plan(Batch((piece(req("a", 9), 0, 1),)))
+
+    assert plan.leaves == [0]
+    assert [j.request.input_ids.tolist() for j in plan.joins] == [[9]]
+
+
+def test_waiting_requests_without_memory_yield_their_slot():
+    planner, a = Planner(1), req("a", 1)
+    planner.plan(Batch((piece(a, 0, 1),)))
+    a.kv = None
+    planner.plan(Batch((piece(req("b", 2), 0, 1),)))
+    a.kv = handle(3)
+    a.tokens.append(77)
+
+    plan = planner.plan(Batch((piece(a, 0, 2),), ended=("b",)))
+
+    assert [j.outputs.tolist() for j in plan.joins] == [[77]]
+
+
+def test_more_requests_than_slots_is_an_error():
+    work = tuple(piece(req(rid, 1), 0, 1) for rid in "ab")
+
+    with pytest.raises(ExecutorError, match="slots"):
+        Planner(1).plan(Batch(work))
+
+
+def test_a_plan_does_not_see_later_changes():
+    planner, a = Planner(1), req("a", 1, 2, 3, pages=(5, 6))
+    plan = planner.plan(Batch((piece(a, 0, 3),)))
+
+    a.tokens.truncate(1)
+    a.tokens.append(50)
+    a.kv.pages[:] = 9
+
+    assert plan.input_ids.tolist() == [1, 2, 3]
+    assert updates(plan) == [(0, 0, [5, 6])]
+
+
+@pytest.mark.parametrize(
+    ("work", "start", "expected"),
+    [
+        ((0, 5, True), 0, ([0, 1, 2, 3], [11, 12, 13, 14])),
+        ((0, 5, True), 2, ([2, 3], [13, 14])),
+        ((2, 4, False), 0, ([0, 1], [13, 14])),
+        ((0, 2, False), 3, None),
+        ((0, 5, True), 4, None),
+        ((0, 5, True), None, None),
+    ],
+)
+def test_prompt_positions_whose_log_probability_is_wanted(work, start, expected):
+    a = req("a", 10, 11, 12, 13, 14, logprobs=LogprobOptions(start=start))
+    a.pending = int(work[2])
+
+    plan = Planner(1).plan(Batch((piece(a, *work),)))
+
+    found = [(w.rows.tolist(), w.token_ids.tolist()) for w in plan.prompt]
+    assert found == ([expected] if expected else [])
+
+
+def test_prompt_is_not_answered_for_twice():
+    a = req("a", 10, 11, 12, outputs=(4,), logprobs=LogprobOptions(start=0))
+    a.pending = 1
+
+    assert Planner(1).plan(Batch((piece(a, 0, 4),))).prompt == []
