@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import pytest
+
+from sylvan.config.aliases import aliases
+from sylvan.config.fields import fields, get, sections
+from sylvan.config.flags import CONFIG_OPTIONS, parse_flags
+from sylvan.config.load import load
+from sylvan.config.sources import from_keywords
+from sylvan.protocol.errors import ConfigError
+
+FLAGS = {
+    "--model-path m": ("model", "m"),
+    "--model m": ("model", "m"),
+    "--tokenizer-path t": ("tokenizer", "t"),
+    "--served-model-name n": ("served_model_name", "n"),
+    "--load-format dummy": ("load_format", "dummy"),
+    "--dtype half": ("dtype", "float16"),
+    "--quantization w8a8": ("quantization", "w8a8"),
+    "--context-length 32k": ("context_len", 32000),
+    "--device cpu": ("device", "cpu"),
+    "--random-seed 3": ("seed", 3),
+    "--attention-backend reference": ("attention", "reference"),
+    "--disable-cuda-graph": ("runner", "eager"),
+    "--enable-deterministic-inference": ("deterministic", True),
+    "--mem-fraction-static 0.8": ("cache.memory", 0.8),
+    "--kv-memory 2GiB": ("cache.memory", 2 << 30),
+    "--max-total-tokens 4Ki": ("cache.max_tokens", 4096),
+    "--page-size 64": ("cache.page_size", 64),
+    "--disable-radix-cache": ("cache.prefix", "none"),
+    "--radix-eviction-policy lfu": ("cache.eviction", "lfu"),
+    "--chunked-prefill-size 512": ("scheduler.chunk_tokens", 512),
+    "--chunked-prefill-size -1": ("scheduler.chunk_tokens", 0),
+    "--max-prefill-tokens 4096": ("scheduler.max_batch_tokens", 4096),
+    "--max-running-requests 8": ("scheduler.max_running_reqs", 8),
+    "--max-queued-requests 9": ("scheduler.max_waiting_reqs", 9),
+    "--schedule-policy dfs-weight": ("scheduler.policy", "dfs_weight"),
+    "--policy fcfs": ("scheduler.policy", "fcfs"),
+    "--schedule-conservativeness 0.5": ("scheduler.conservativeness", 0.5),
+    "--disable-overlap-schedule": ("scheduler.overlap", "off"),
+    "--overlap on": ("scheduler.overlap", "on"),
+    "--priority-scheduling-preemption-threshold 3": ("scheduler.preempt_threshold", 3),
+    "--disable-priority-preemption": ("scheduler.preempt_threshold", None),
+    "--host 0.0.0.0": ("server.host", "0.0.0.0"),
+    "--port 31000": ("server.port", 31000),
+    "--uds /tmp/s": ("server.uds", "/tmp/s"),
+    "--fastapi-root-path /v": ("server.root_path", "/v"),
+    "--ssl-certfile c": ("server.ssl_certfile", "c"),
+    "--ssl-keyfile k": ("server.ssl_keyfile", "k"),
+    "--skip-server-warmup": ("server.warmup", False),
+    "--chat-template f": ("text.chat_template", "f"),
+    "--tool-call-parser hermes": ("text.tool_parser", "hermes"),
+    "--reasoning-parser qwen3": ("text.reasoning_parser", "qwen3"),
+    "--sampling-defaults openai": ("text.sampling_defaults", "openai"),
+    "--incremental-streaming-output": ("text.incremental_stream", True),
+    "--stream-interval 4": ("text.stream_interval", 4),
+    "--grammar-backend xgrammar": ("grammar.backend", "xgrammar"),
+    "--log-level warning": ("observe.log_level", "warning"),
+    "--enable-metrics": ("observe.metrics", True),
+    "--log-requests": ("observe.log_requests", True),
+    "--lora-paths a=/x /y/b": ("lora.adapters", {"a": "/x", "b": "/y/b"}),
+    '--lora-paths {"lora_name":"a","lora_path":"/x"}': ("lora.adapters", {"a": "/x"}),
+    "--enable-lora": ("lora.max_per_batch", 8),
+    "--max-loras-per-batch 4": ("lora.max_per_batch", 4),
+    "--max-lora-rank 16": ("lora.max_rank", 16),
+    "--max-loaded-loras 9": ("lora.max_loaded", 9),
+    "--lora-eviction-policy fifo": ("lora.eviction", "fifo"),
+    "--speculative-algorithm NGRAM": ("speculative.algorithm", "NGRAM"),
+    "--speculative-algorithm E --speculative-draft-model-path d": ("speculative.draft_model", "d"),
+    "--speculative-algorithm E --speculative-draft-model d": ("speculative.draft_model", "d"),
+    "--speculative-algorithm E --speculative-num-steps 3": ("speculative.num_steps", 3),
+    "--speculative-algorithm E --speculative-eagle-topk 4": ("speculative.topk", 4),
+    "--speculative-algorithm E --speculative-num-draft-tokens 8": (
+        "speculative.num_draft_tokens",
+        8,
+    ),
+    "--disaggregation-mode prefill": ("disagg.role", "prefill"),
+    "--disaggregation-mode null": ("disagg", None),
+    "--disaggregation-mode decode --disaggregation-transfer-backend x": ("disagg.transfer", "x"),
+    "--disaggregation-mode decode --disaggregation-bootstrap-port 5": ("disagg.bootstrap_port", 5),
+}
+SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+
+
+def flags(line):
+    return parse_flags(line.split(), CONFIG_OPTIONS)
+
+
+@pytest.mark.parametrize("line", FLAGS)
+def test_flag_sets_its_path(line):
+    path, value = FLAGS[line]
+
+    config = load(flags(line).given.settings).config
+
+    assert get(config, path) == value
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_secret_flag_sets_its_path(name):
+    config = load(flags(f"--{name.replace('_', '-')} k").given.settings).config
+
+    assert get(config, f"server.{name}").reveal() == "k"
+
+
+def test_every_alias_that_sets_something_is_tried_above():
+    tried = {word[2:].replace("-", "_") for line in FLAGS for word in line.split()}
+    untried = {n for n, a in aliases().items() if a.target} - tried - set(SECRETS)
+
+    assert untried == set()
+
+
+@pytest.mark.parametrize("name", [n for n, a in aliases().items() if a.target])
+def test_alias_targets_exist_and_are_not_fields(name):
+    assert aliases()[name].target in {*fields(), *sections()}
+    assert name not in fields()
+
+
+REFUSED = sorted(n for n, a in aliases().items() if not a.target and not a.note)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_flags_of_missing_features_are_refused(name):
+    with pytest.raises(ConfigError, match=r"not supported yet: .") as error:
+        from_keywords({name: "true" if aliases()[name].is_switch else "something"})
+
+    assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--tp-size 1", "--tp 1", "--dp-size=1", "--nnodes 1 --node-rank 0", "--kv-cache-dtype auto"],
+)
+def test_flags_of_missing_features_may_say_that_they_are_not_wanted(line):
+    assert flags(line).given.settings == ()
+
+
+@pytest.mark.parametrize("name", [n for n, a in aliases().items() if a.note])
+def test_flags_without_effect_are_mentioned(name):
+    value = "" if aliases()[name].is_switch else " 3"
+    given = flags(f"--{name.replace('_', '-')}{value}").given
+
+    assert given.settings == ()
+    assert "has no effect" in given.notes[0]
+
+
+@pytest.mark.parametrize("value", ["1", "0", "1.5", "2GiB", "nan", "-0.1"])
+def test_mem_fraction_static_is_a_share(value):
+    with pytest.raises(ConfigError, match="share of memory"):
+        flags(f"--mem-fraction-static {value}")
+
+
+@pytest.mark.parametrize("value", [{"a": "/x"}, {"lora_name": "a", "lora_path": "/x"}, ["a=/x"]])
+def test_lora_paths_takes_tables_and_lists(value):
+    given = from_keywords({"lora_paths": value})
+
+    assert load(given.settings).config.lora.adapters == {"a": "/x"}
+
+
+def test_a_malformed_switch_is_refused():
+    with pytest.raises(ConfigError, match=r"expected true \| false"):
+        from_keywords({"disable_radix_cache": "maybe"})

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from sylvan.config.check import RULES, check
+from sylvan.config.fields import fields, replaced, sections
+from sylvan.config.resolve import resolve
+from sylvan.config.tree import Config, LoraConfig
+from sylvan.protocol.errors import ConfigError
+from tests.support.config_facts import make_facts, make_model
+
+BROKEN = {
+    "feature does not exist yet": ({"lora": LoraConfig()}, "lora: not supported yet: LoRA"),
+    "unknown option": ({"scheduler.policy": "fcsf"}, "did you mean fcfs?"),
+    "no such device": ({"device": "cuda"}, "device=cuda: this machine has no such device"),
+    "runner not on this device": ({"runner": "program"}, "runner=program does not work"),
+    "no attention fits": (
+        {"deterministic": True, "runner": "program"},
+        "no attention backend fits",
+    ),
+    "attention not on this device": ({"attention": "elsewhere"}, "does not run on device=cpu"),
+    "attention not with this runner": (
+        {"attention": "native", "runner": "eager"},
+        "attention=native is not part of runner=eager",
+    ),
+    "attention not with this page size": (
+        {"attention": "paged", "cache.page_size": 32, "deterministic": False},
+        "attention=paged cannot use cache.page_size=32",
+    ),
+    "attention not deterministic": (
+        {"attention": "paged", "deterministic": True},
+        "deterministic=true is impossible with attention=paged",
+    ),
+    "no such quantisation": ({"quantization": "w8a8"}, "quantization=w8a8: not supported yet"),
+    "context too long": ({"context_len": 4096}, "more than tiny was made for, 2048"),
+    "policy without cache": (
+        {"scheduler.policy": "lpm", "cache.prefix": "none"},
+        "scheduler.policy=lpm orders by cached prefixes, but cache.prefix=none",
+    ),
+    "prompts do not fit into a step": (
+        {"scheduler.chunk_tokens": 0, "scheduler.max_batch_tokens": 64},
+        "scheduler.max_batch_tokens=64 must be at least context_len=2048",
+    ),
+    "chunk larger than a step": (
+        {"scheduler.chunk_tokens": 65, "scheduler.max_batch_tokens": 64},
+        "scheduler.chunk_tokens=65 is more than scheduler.max_batch_tokens=64",
+    ),
+    "tokens do not fit into the cache": (
+        {"cache.max_tokens": 1 << 20, "cache.memory": 1 << 20},
+        "give only one of them",
+    ),
+    "memory": ({"cache.memory": 1 << 40}, "too little memory"),
+    "context does not fit into the cache": (
+        {"cache.max_tokens": 64, "context_len": 2048},
+        "context_len=2048 does not fit into a KV cache of 64 tokens",
+    ),
+    "TLS key without certificate": ({"server.ssl_keyfile": "k"}, "needs server.ssl_certfile"),
+}
+
+
+def complaint(values, facts):
+    try:
+        check(resolve(replaced(Config(), values), facts), facts)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def facts_for(name):
+    if name == "no attention fits":
+        attention = {k: v for k, v in make_facts().attention.items() if k != "native"}
+        return make_facts(attention=attention)
+    return make_facts()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_each_rule_can_be_broken(rule):
+    values, words = BROKEN[rule.name]
+
+    assert words in complaint(values, facts_for(rule.name))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_rules_name_fields_that_exist(rule):
+    assert set(rule.fields) <= {*fields(), *sections()}
+
+
+def test_rule_names_are_unique():
+    assert len({rule.name for rule in RULES}) == len(RULES) == len(BROKEN)
+
+
+def test_defaults_break_no_rule(facts):
+    assert complaint({}, facts) == ""
+
+
+def test_all_broken_rules_are_reported_at_once(facts):
+    text = complaint({"lora": LoraConfig(), "quantization": "w8a8", "cache.eviction": "lur"}, facts)
+
+    assert len(text.splitlines()) == 3
+    assert "did you mean lru?" in text
+
+
+def test_too_little_memory_says_how_much_is_missing():
+    facts = make_facts(model=make_model(num_params=4_000_000_000))
+
+    text = complaint({}, facts)
+
+    assert "weights 7.451 GiB" in text
+    assert "GiB missing" in text
+    assert "choose a smaller model" in text
+
+
+def test_a_cache_of_no_use_is_too_little_memory():
+    facts = make_facts(model=make_model(kv_per_token=1 << 25))
+
+    assert "too little memory" in complaint({}, facts)
+
+
+def test_options_that_are_not_known_yet_are_not_judged():
+    facts = make_facts(options={})
+
+    assert complaint({"cache.eviction": "mine"}, facts) == ""

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from sylvan.config.checkpoint import ASSETS, model_dir, model_facts
+from sylvan.protocol.errors import ConfigError
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "tiny-llama"
+    path.mkdir()
+    write_config(path)
+    return path
+
+
+def write_config(path, **changes):
+    (path / "config.json").write_text(json.dumps(CONFIG | changes))
+
+
+def write_weights(path, name="model.safetensors", **shapes):
+    header = {n: {"dtype": "BF16", "shape": s, "data_offsets": [0, 0]} for n, s in shapes.items()}
+    text = json.dumps({"__metadata__": {"format": "pt"}} | header).encode()
+    (path / name).write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_facts_come_from_the_config(folder):
+    facts = model_facts(str(folder))
+
+    assert (facts.context_len, facts.vocab_size, facts.dtype) == (512, 100, "bfloat16")
+    assert facts.kv_per_token == 2 * 2 * 2 * 16
+    layer = 2 * 64 * 16 * (4 + 2) + 3 * 64 * 128
+    assert facts.num_linear_params == 2 * layer
+    assert facts.num_params == 2 * layer + 2 * 100 * 64
+
+
+def test_stored_weights_are_counted_over_all_files(folder):
+    write_weights(folder, "a.safetensors", x=[100, 64], y=[3])
+    write_weights(folder, "b.safetensors", z=[2, 2, 2])
+
+    assert model_facts(str(folder)).num_params == 6400 + 3 + 8
+
+
+def test_text_part_of_a_nested_config_counts(folder):
+    (folder / "config.json").write_text(json.dumps({"text_config": CONFIG}))
+
+    assert model_facts(str(folder)).context_len == 512
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocab_size": 0}, "vocab_size must be a positive integer"),
+        ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
+        ({"num_hidden_layers": None}, "num_hidden_layers must be"),
+        ({"torch_dtype": "float8"}, "unsupported dtype 'float8'"),
+    ],
+)
+def test_impossible_configs_are_refused(folder, change, words):
+    write_config(folder, **change)
+
+    with pytest.raises(ConfigError, match=words):
+        model_facts(str(folder))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{"])
+def test_broken_configs_are_refused(folder, text):
+    (folder / "config.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        model_facts(str(folder))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8, struct.pack("<Q", 4) + b"nope"])
+def test_broken_weights_are_refused(folder, data):
+    (folder / "model.safetensors").write_bytes(data)
+
+    with pytest.raises(ConfigError, match=r"model\.safetensors"):
+        model_facts(str(folder))
+
+
+def test_a_missing_directory_names_the_nearest(folder):
+    with pytest.raises(ConfigError, match="did you mean") as error:
+        model_dir(str(folder.parent / "tiny-lama"))
+
+    assert str(folder) in str(error.value)
+    assert "tokenizer.json" in str(error.value)
+
+
+def test_a_directory_without_config_names_the_model_inside(folder):
+    with pytest.raises(ConfigError, match=r"has no config\.json") as error:
+        model_dir(str(folder.parent))
+
+    assert str(folder) in str(error.value)
+
+
+def test_the_built_in_model_is_found_by_name():
+    assert model_dir("sapling") == ASSETS / "sapling"
