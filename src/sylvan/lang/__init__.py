@@ -6,8 +6,6 @@ import importlib
 from typing import Any
 
 from sylvan.lang.api import (
-    Engine,
-    Runtime,
     assistant,
     assistant_begin,
     assistant_end,
@@ -44,14 +42,16 @@ from sylvan.lang.errors import (
 from sylvan.lang.settings import global_config
 from sylvan.lang.state import ProgramState, ProgramStateGroup
 
-# Loaded on first use: the modules import little, but there is no need for them in most programs.
-_BACKENDS = {
-    "Anthropic": "anthropic",
-    "Crusoe": "crusoe",
-    "LiteLLM": "litellm",
-    "OpenAI": "openai",
-    "Scripted": "scripted",
-    "VertexAI": "vertexai",
+# Loaded on first use: most programs need none of them, and the engine is the whole runtime.
+_LAZY = {
+    "Anthropic": "sylvan.lang.backends.anthropic",
+    "Crusoe": "sylvan.lang.backends.crusoe",
+    "Engine": "sylvan.runtime.engine",
+    "LiteLLM": "sylvan.lang.backends.litellm",
+    "OpenAI": "sylvan.lang.backends.openai",
+    "Runtime": "sylvan.lang.backends.runtime",
+    "Scripted": "sylvan.lang.backends.scripted",
+    "VertexAI": "sylvan.lang.backends.vertexai",
 }
 
 __all__ = [
@@ -98,7 +98,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The backends of other providers, imported when first used."""
-    if name not in _BACKENDS:
+    """Backends that need a provider's SDK, a process or an engine, imported when first used."""
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sylvan.lang.backends.{_BACKENDS[name]}"), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -281,13 +280,3 @@ def get_server_info(backend: Any = None) -> Any:
     if backend is None and global_config.default_backend is None:
         return None
     return resolve_backend(backend).get_server_info()
-
-
-def Runtime(*args: Any, **kwargs: Any) -> Any:  # noqa: N802 - the contract's name
-    """Start a server process. See `sylvan.lang.backends.runtime.Runtime`."""
-    return importlib.import_module("sylvan.lang.backends.runtime").Runtime(*args, **kwargs)
-
-
-def Engine(*args: Any, **kwargs: Any) -> Any:  # noqa: N802 - the contract's name
-    """Serve a model in this process. See `sylvan.runtime.engine.Engine`."""
-    return importlib.import_module("sylvan.runtime.engine").Engine(*args, **kwargs)

@@ -54,11 +54,13 @@ class TextCursor:
 
     def _complete(self) -> bool:
         executor = self._executor
-        if self._name is None:
-            return executor.is_finished if executor.context.stream else executor.is_idle()
-        if executor.was_announced(self._name):
-            return executor.is_set(self._name)
-        return executor.is_finished or not executor.context.stream
+        idle = executor.is_idle()
+        if not executor.context.stream:
+            return idle if self._name is None else executor.is_set(self._name)
+        finished = executor.failure is not None or (executor.ended and idle)
+        if self._name is None or not executor.was_announced(self._name):
+            return finished
+        return executor.is_set(self._name)
 
     def _value(self) -> str:
         context = self._executor.context
@@ -68,17 +70,16 @@ class TextCursor:
         return value if isinstance(value, str) else str(value[0] if value else "")
 
     def _take(self) -> Piece | None:
-        with_error = self._executor.check(lambda: self._executor.has_failed)
-        text = self._value()[self._position :]
-        meta = self._executor.context.meta_info.get(self._name or "")
+        executor = self._executor
+        with executor.signal:
+            text = self._value()[self._position :]
+            meta = executor.context.meta_info.get(self._name or "")
         if text:
             self._position += len(text)
             return Piece(text, meta)
-        if with_error:
-            self._over = True
-            self._executor.raise_error()
-        if self._executor.check(self._complete):
-            self._over = True
-            if self._name is not None and not self._executor.context.stream:
-                self._executor.read_var(self._name)
+        self._over = True
+        if self._name is not None and not executor.context.stream:
+            executor.read_var(self._name)
+        elif self._name is None or not executor.is_set(self._name):
+            executor.raise_error()
         return None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -22,10 +19,10 @@ from sylvan.lang.errors import ProgramCancelledError, ProgramError, Where
 from sylvan.lang.interpreter import Interpreter
 from sylvan.lang.pool import WorkerPool
 from sylvan.lang.sampling import GenParams
+from sylvan.lang.signal import Ready, Signal
 
 logger = logging.getLogger(__name__)
 
-Ready = Callable[[], bool]
 Item = tuple[ir.Expr, Where | None]
 
 _LANG = str(Path(__file__).parent)
@@ -49,6 +46,11 @@ class StreamExecutor:
         backend: Where gens go.
         defaults: Sampling parameters that gens start from.
         pool: Runs the nodes; None executes them as they are appended.
+
+    Attributes:
+        signal: Notified of every change.
+        failure: What a node failed with.
+        ended: Whether the program appends no more.
     """
 
     def __init__(
@@ -60,31 +62,14 @@ class StreamExecutor:
         self._pool = pool
         self._interpreter = Interpreter(context, backend, defaults, self)
         self._contextvars = contextvars.copy_context()
-        self._changed = threading.Condition()
+        self.signal = Signal()
         self._queue: deque[Item] = deque()
         self._submitted = self._done = 0
         self._pending: dict[str, int] = {}
         self._draining = self._scheduled = False
-        self._ended = False
-        self._error: BaseException | None = None
-        self._watchers: list[Callable[[], None]] = []
+        self.ended = False
+        self.failure: BaseException | None = None
         context.scope.listen(self._on_cancel)
-
-    @property
-    def sid(self) -> str:
-        """Identity of the state."""
-        return self.context.sid
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the program ended and all nodes were executed, or one failed."""
-        idle = self._done == self._submitted
-        return self._error is not None or (self._ended and idle)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a node failed or the state was cancelled."""
-        return self._error is not None
 
     # Appending
 
@@ -96,8 +81,8 @@ class StreamExecutor:
         """
         where = _program_line()
         items = [(node, where) for node in ir.flatten(expr)]
-        with self._changed:
-            if self._error is not None:
+        with self.signal:
+            if self.failure is not None:
                 return
             for node, _ in items:
                 for name in _names(node):
@@ -122,14 +107,14 @@ class StreamExecutor:
 
     def _work(self) -> None:
         """A worker's task."""
-        with self._changed:
+        with self.signal:
             self._scheduled = False
         with suppress(BaseException):  # kept as the state's error; the worker goes on
             self._help(lambda: False)
 
     def _help(self, enough: Ready) -> None:
         """Execute nodes on this thread, if no other does, until `enough` or none is left."""
-        with self._changed:
+        with self.signal:
             if self._draining:
                 return
             self._draining = True
@@ -137,16 +122,16 @@ class StreamExecutor:
             while (item := self._next(enough)) is not None:
                 self._run(*item)
         finally:
-            with self._changed:
+            with self.signal:
                 self._draining = False
                 wake = self._wants_worker()
-                self._notify()
+                self.signal.notify()
         if wake and self._pool is not None:
             self._pool.submit(self._work)
 
     def _next(self, enough: Ready) -> Item | None:
-        with self._changed:
-            if self._queue and self._error is None and not enough():
+        with self.signal:
+            if self._queue and self.failure is None and not enough():
                 return self._queue.popleft()
         return None
 
@@ -160,9 +145,9 @@ class StreamExecutor:
             if not isinstance(error, Exception):
                 raise
             return
-        with self._changed:
+        with self.signal:
             self._done += 1
-            self._notify()
+            self.signal.notify()
 
     def _fail(self, node: ir.Expr, where: Where | None, error: BaseException) -> None:
         kind = ProgramError
@@ -174,47 +159,42 @@ class StreamExecutor:
         failed = kind(f"{node!r} failed: {type(error).__name__}: {text}", where)
         failed.__cause__ = error
         if kind is ProgramError:
-            logger.warning("program failed sid=%s: %s", self.sid, failed)
+            logger.warning("program failed sid=%s: %s", self.context.sid, failed)
         self.fail(failed)
 
     def fail(self, error: BaseException) -> None:
         """End the state: no further node is executed; whoever waits gets `error`."""
-        with self._changed:
-            if self._error is None:
-                self._error = error
+        with self.signal:
+            if self.failure is None:
+                self.failure = error
             self._queue.clear()
-            self._notify()
+            self.signal.notify()
 
     def end(self) -> None:
         """No more nodes will be appended by the program."""
-        with self._changed:
-            if self._ended:
+        with self.signal:
+            if self.ended:
                 return
-            self._ended = True
-            self._notify()
+            self.ended = True
+            self.signal.notify()
         self.backend.end_program(self.context)
 
     # Results of the interpreter (see `interpreter.Sink`)
 
     def publish(self, name: str) -> None:
         """See `Sink.publish`."""
-        with self._changed:
+        with self.signal:
             left = self._pending.get(name, 0) - 1
             if left > 0:
                 self._pending[name] = left
             else:
                 self._pending.pop(name, None)
-            self._notify()
+            self.signal.notify()
 
     def progress(self) -> None:
         """See `Sink.progress`."""
-        with self._changed:
-            self._notify()
-
-    def _notify(self) -> None:
-        self._changed.notify_all()
-        for watcher in self._watchers:
-            watcher()
+        with self.signal:
+            self.signal.notify()
 
     # Waiting
 
@@ -231,7 +211,7 @@ class StreamExecutor:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            with self._changed:
+            with self.signal:
                 if self._settled(ready):
                     return
                 idle = not self._draining and bool(self._queue)
@@ -239,40 +219,21 @@ class StreamExecutor:
                     if idle and self._ask_worker() and self._pool is not None:
                         self._pool.submit(self._work)
                     left = None if deadline is None else deadline - time.monotonic()
-                    if not self._changed.wait(left) and deadline is not None:
+                    if not self.signal.wait(left) and deadline is not None:
                         raise TimeoutError(f"not ready within {timeout} s")
                     continue
             self._help(lambda: self._settled(ready))
 
     async def wait_async(self, ready: Ready) -> None:
         """Like `wait`, without a blocked thread."""
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-
-        def watcher() -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(changed.set)
-
-        with self._changed:
-            self._watchers.append(watcher)
+        with self.signal:
             wake = bool(self._queue) and self._ask_worker()
-        try:
-            if wake and self._pool is not None:
-                self._pool.submit(self._work)
-            while not self.check(lambda: self._settled(ready)):
-                await changed.wait()
-                changed.clear()
-        finally:
-            with self._changed:
-                self._watchers.remove(watcher)
-
-    def check(self, condition: Ready) -> bool:
-        """Evaluate `condition` with the lock held."""
-        with self._changed:
-            return condition()
+        if wake and self._pool is not None:
+            self._pool.submit(self._work)
+        await self.signal.until(lambda: self._settled(ready))
 
     def _settled(self, ready: Ready) -> bool:
-        return self._error is not None or ready()
+        return self.failure is not None or ready()
 
     def _ask_worker(self) -> bool:
         """Whether the pool is to be asked, even for text. Called with the lock held."""
@@ -297,16 +258,11 @@ class StreamExecutor:
 
     def raise_error(self) -> None:
         """Raise what the state failed with, if it did."""
-        if self._error is not None:
-            raise self._error
-
-    def error(self) -> BaseException | None:
-        """What the state failed with; waits for all nodes."""
-        self.sync()
-        return self._error
+        if self.failure is not None:
+            raise self.failure
 
     def sync(self, timeout: float | None = None) -> None:
-        """Wait for all nodes appended so far; errors stay in `error()`."""
+        """Wait for all nodes appended so far; errors stay in `failure`."""
         self.wait(self.is_idle, timeout)
 
     def get_var(self, name: str, timeout: float | None = None) -> Any:
@@ -346,16 +302,8 @@ class StreamExecutor:
         self.backend.fork_program(self.context, contexts)
         return [StreamExecutor(c, self.backend, self.defaults, self._pool) for c in contexts]
 
-    def cancel(self) -> None:
-        """Stop this state and those forked from it.
-
-        Calls in flight are broken off, nodes not begun are dropped, whoever waits gets
-        `ProgramCancelledError`.
-        """
-        self.context.scope.cancel()
-
     def _on_cancel(self) -> None:
-        if not self.is_finished:
+        if self._queue or self._draining or not self.ended:
             self.fail(ProgramCancelledError("the program was cancelled"))
 
 

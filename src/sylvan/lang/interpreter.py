@@ -201,9 +201,12 @@ class Interpreter:
     def concatenate(self, node: ir.ConcatenateAndAppend) -> None:
         """Append what forked states added since the fork."""
         if self.backend.support_concate_and_append:
-            self.backend.concatenate_and_append([s.sid for s in node.states], self.context.sid)
+            self.backend.concatenate_and_append(
+                [s.context.sid for s in node.states], self.context.sid
+            )
         for state in node.states:
-            self._append(state.text()[state.context.fork_start_text_pos :])
+            state.sync()
+            self._append(state.context.text_[state.context.fork_start_text_pos :])
 
     def separate_reasoning(self, node: ir.SeparateReasoning) -> None:
         """Move thinking out of variables, and out of the text unless it is being streamed."""

@@ -35,69 +35,16 @@ class Scope:
             self._state.append(self._end)
 
 
-class ProgramState:
-    """The state of a running program: text so far, variables, and what is yet to be done.
+class Results:
+    """The reading half of a state: text, messages, variables.
 
-    Appending returns at once; reading a variable or the text waits for it, and raises
-    `ProgramError`, which names the program's line, if a node failed before.
+    Reading waits for what is read, and raises `ProgramError`, which names the program's line, if a
+    node failed before.
     """
 
     def __init__(self, stream_executor: StreamExecutor) -> None:
         self.stream_executor = stream_executor
         self.ret_value: Any = None
-
-    def append(self, expr: ir.Expr) -> None:
-        """Add nodes."""
-        self.stream_executor.submit(expr)
-
-    def __iadd__(self, other: object) -> ProgramState:
-        self.append(ir.as_expr(other))
-        return self
-
-    def system(self, expr: Any = None) -> Any:
-        """A system message of `expr`; without it, a `with` block for its parts."""
-        return self._role("system", expr)
-
-    def user(self, expr: Any = None) -> Any:
-        """A user message. See `system`."""
-        return self._role("user", expr)
-
-    def assistant(self, expr: Any = None) -> Any:
-        """An assistant message. See `system`."""
-        return self._role("assistant", expr)
-
-    def _role(self, role: str, expr: Any) -> ir.Expr | Scope:
-        begin, end = ir.RoleBegin(role), ir.RoleEnd(role)
-        if expr is None:
-            return Scope(self, begin, end)
-        message = begin + expr + end
-        self.append(message)
-        return message
-
-    def var_scope(self, name: str) -> Scope:
-        """A `with` block whose text becomes the variable `name`."""
-        return Scope(self, ir.VarScopeBegin(name), ir.VarScopeEnd(name))
-
-    def fork(
-        self, size: int = 1, position_ids_offset: Sequence[int] | None = None
-    ) -> ProgramStateGroup:
-        """Copies that run in parallel from here and share what was computed so far.
-
-        Args:
-            size: How many.
-            position_ids_offset: Accepted for SGLang's programs; has no effect there either.
-        """
-        del position_ids_offset
-        return ProgramStateGroup([ProgramState(x) for x in self.stream_executor.fork(size)], self)
-
-    @contextmanager
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
-        """One copy for the length of a `with` block; its variables are gathered as by `join`."""
-        group = self.fork(1, position_ids_offset)
-        try:
-            yield group[0]
-        finally:
-            group.join()
 
     def text(self) -> str:
         """The whole text, once everything is done."""
@@ -121,30 +68,12 @@ class ProgramState:
 
     def error(self) -> BaseException | None:
         """What the program failed with, or None, once everything is done."""
-        return self.stream_executor.error()
-
-    def take_results(self, states: Sequence[ProgramState], mode: JoinMode) -> None:
-        """What `ProgramStateGroup.join` does to the state that was forked."""
-        for state in states:
-            state.stream_executor.raise_error()
-        if mode == "concate_and_append":
-            self.append(ir.ConcatenateAndAppend(tuple(x.stream_executor for x in states)))
-            self.sync()
-            return
-        variables = self.stream_executor.context.variables
-        before = set(variables)
-        for state in states:
-            for name, value in state.stream_executor.context.variables.items():
-                if name not in before:
-                    variables.setdefault(name, []).append(value)
-
-    def end(self) -> None:
-        """Nothing more will be appended."""
-        self.stream_executor.end()
+        self.stream_executor.sync()
+        return self.stream_executor.failure
 
     def cancel(self) -> None:
         """Stop this state and its forks; calls in flight are broken off."""
-        self.stream_executor.cancel()
+        self.stream_executor.context.scope.cancel()
 
     def get_var(self, name: str, timeout: float | None = None) -> Any:
         """Value of a variable, as soon as it is there.
@@ -206,6 +135,85 @@ class ProgramState:
 
     def __contains__(self, name: object) -> bool:
         return name in self.stream_executor.context.variables
+
+
+class ProgramState(Results):
+    """The state of a running program: text so far, variables, and what is yet to be done.
+
+    Appending returns at once. See `Results` for reading.
+    """
+
+    def append(self, expr: ir.Expr) -> None:
+        """Add nodes."""
+        self.stream_executor.submit(expr)
+
+    def __iadd__(self, other: object) -> ProgramState:
+        self.append(ir.as_expr(other))
+        return self
+
+    def system(self, expr: Any = None) -> Any:
+        """A system message of `expr`; without it, a `with` block for its parts."""
+        return self._role("system", expr)
+
+    def user(self, expr: Any = None) -> Any:
+        """A user message. See `system`."""
+        return self._role("user", expr)
+
+    def assistant(self, expr: Any = None) -> Any:
+        """An assistant message. See `system`."""
+        return self._role("assistant", expr)
+
+    def _role(self, role: str, expr: Any) -> ir.Expr | Scope:
+        begin, end = ir.RoleBegin(role), ir.RoleEnd(role)
+        if expr is None:
+            return Scope(self, begin, end)
+        message = begin + expr + end
+        self.append(message)
+        return message
+
+    def var_scope(self, name: str) -> Scope:
+        """A `with` block whose text becomes the variable `name`."""
+        return Scope(self, ir.VarScopeBegin(name), ir.VarScopeEnd(name))
+
+    def fork(
+        self, size: int = 1, position_ids_offset: Sequence[int] | None = None
+    ) -> ProgramStateGroup:
+        """Copies that run in parallel from here and share what was computed so far.
+
+        Args:
+            size: How many.
+            position_ids_offset: Accepted for SGLang's programs; has no effect there either.
+        """
+        del position_ids_offset
+        return ProgramStateGroup([ProgramState(x) for x in self.stream_executor.fork(size)], self)
+
+    @contextmanager
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
+        """One copy for the length of a `with` block; its variables are gathered as by `join`."""
+        group = self.fork(1, position_ids_offset)
+        try:
+            yield group[0]
+        finally:
+            group.join()
+
+    def take_results(self, states: Sequence[ProgramState], mode: JoinMode) -> None:
+        """What `ProgramStateGroup.join` does to the state that was forked."""
+        for state in states:
+            state.stream_executor.raise_error()
+        if mode == "concate_and_append":
+            self.append(ir.ConcatenateAndAppend(tuple(x.stream_executor for x in states)))
+            self.sync()
+            return
+        variables = self.stream_executor.context.variables
+        before = set(variables)
+        for state in states:
+            for name, value in state.stream_executor.context.variables.items():
+                if name not in before:
+                    variables.setdefault(name, []).append(value)
+
+    def end(self) -> None:
+        """Nothing more will be appended."""
+        self.stream_executor.end()
 
     def __repr__(self) -> str:
         return f"ProgramState({self.stream_executor.context.text_!r})"

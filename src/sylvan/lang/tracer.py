@@ -15,7 +15,7 @@ from sylvan.lang.graph import TraceGraph, TraceNode
 from sylvan.lang.state import JoinMode, ProgramState, ProgramStateGroup
 
 
-class StopTracing(Exception):  # noqa: N818 - not an error: the prefix ended
+class UntraceableError(Exception):
     """The program reached something that is not constant text."""
 
 
@@ -88,7 +88,7 @@ class TracerProgramState(ProgramState):
         elif isinstance(node, ir.ConstantText):
             self._add(node)
         elif self._only_prefix:
-            raise StopTracing
+            raise UntraceableError
         else:
             self._add(node)
             self._declare(node)
@@ -131,7 +131,7 @@ class TracerProgramState(ProgramState):
         """States whose nodes follow this one's."""
         del position_ids_offset
         if self._only_prefix:
-            raise StopTracing
+            raise UntraceableError
         fork = self.graph.add(ir.Fork(size), self.last_node, self.pid)
         self.last_node = fork
         self.nodes.append(fork)
@@ -175,11 +175,11 @@ class TracerProgramState(ProgramState):
 
     def text(self) -> str:
         """The constant text so far; a program that reads it cannot be traced further."""
-        raise StopTracing
+        raise UntraceableError
 
     def messages(self) -> list[dict[str, Any]]:
         """See `text`."""
-        raise StopTracing
+        raise UntraceableError
 
     def sync(self, timeout: float | None = None) -> None:
         """Nothing is to be waited for."""

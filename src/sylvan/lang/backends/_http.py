@@ -52,6 +52,8 @@ class HttpClient:
         verify: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[_Kept] = []
         url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"base_url must be http://host:port or https://..., not {base_url!r}")
@@ -62,8 +64,6 @@ class HttpClient:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._kept: list[_Kept] = []
 
     def call(
         self, method: str, path: str, body: Any = None, scope: CancelScope | None = None
@@ -90,8 +90,9 @@ class HttpClient:
                     response.read()
                     return
                 yield json.loads(data)
-                if scope is not None:
-                    scope.check()
+            if scope is not None:
+                scope.check()
+            raise BackendError("the server broke off its answer")
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -99,6 +100,9 @@ class HttpClient:
             kept, self._kept = self._kept, []
         for entry in kept:
             entry.connection.close()
+
+    def __del__(self) -> None:
+        self.close()
 
     @contextmanager
     def _exchange(

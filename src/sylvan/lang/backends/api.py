@@ -14,11 +14,40 @@ Meta = dict[str, Any]
 StreamItem = tuple[str, Meta] | tuple[str, Meta, int]  # (delta, meta so far[, sample])
 
 
-class BaseBackend:
+class ProgramHooks:
+    """What a service may do about the life of programs. Nothing, here: it only saves work."""
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        """Compute and keep a text that many programs begin with."""
+
+    def uncache_prefix(self, rid: str) -> None:
+        """Give up a prefix kept."""
+
+    def commit_lazy_operations(self, s: Context) -> None:
+        """Compute and keep the text of `s`, which is about to fork."""
+
+    def fork_program(
+        self, src: Context, dst: Sequence[Context], position_ids_offset: Sequence[int] | None = None
+    ) -> None:
+        """`src` was copied to `dst`."""
+
+    def fill_image(self, s: Context) -> None:
+        """Compute and keep the pictures of `s`."""
+
+    def begin_program(self, s: Context) -> None:
+        """A program starts."""
+
+    def end_program(self, s: Context) -> None:
+        """A program, or a fork of it, ended."""
+
+    def end_request(self, rid: str | Sequence[str]) -> None:
+        """A request is not needed any longer."""
+
+
+class BaseBackend(ProgramHooks):
     """A model service. Called from many threads at once; calls block.
 
-    Subclasses override what their service can do: `generate` at least. `s` is read, never
-    changed. What is optional does nothing here, as it only saves work.
+    Subclasses override what their service can do: `generate` at least. `s` is read, never changed.
     """
 
     is_chat_model = False  # messages in, one message out; the text cannot be continued
@@ -61,32 +90,6 @@ class BaseBackend:
     def concatenate_and_append(self, src_rids: Sequence[str], dst_rid: str) -> None:
         """Join the caches of forked states; only if `support_concate_and_append`."""
         raise NotImplementedError(f"{type(self).__name__} cannot join caches")
-
-    def cache_prefix(self, prefix_str: str) -> None:
-        """Compute and keep a text that many programs begin with."""
-
-    def uncache_prefix(self, rid: str) -> None:
-        """Give up a prefix kept."""
-
-    def commit_lazy_operations(self, s: Context) -> None:
-        """Compute and keep the text of `s`, which is about to fork."""
-
-    def fork_program(
-        self, src: Context, dst: Sequence[Context], position_ids_offset: Sequence[int] | None = None
-    ) -> None:
-        """`src` was copied to `dst`."""
-
-    def fill_image(self, s: Context) -> None:
-        """Compute and keep the pictures of `s`."""
-
-    def begin_program(self, s: Context) -> None:
-        """A program starts."""
-
-    def end_program(self, s: Context) -> None:
-        """A program, or a fork of it, ended."""
-
-    def end_request(self, rid: str | Sequence[str]) -> None:
-        """A request is not needed any longer."""
 
     def flush_cache(self) -> Any:
         """Empty the prefix cache."""

@@ -1,0 +1,63 @@
+"""Waiting for a state to change, from threads and from event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+Ready = Callable[[], bool]
+
+
+class Signal:
+    """A lock, and everyone who waits for what it guards. Use as a context manager to hold it."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._watchers: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        self._condition.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._condition.release()
+
+    def notify(self) -> None:
+        """Wake all who wait; with the lock held."""
+        self._condition.notify_all()
+        for watcher in self._watchers:
+            watcher()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for `notify`, with the lock held, released meanwhile; False if it took too long."""
+        return self._condition.wait(timeout_s)
+
+    def check(self, ready: Ready) -> bool:
+        """Evaluate `ready` with the lock held."""
+        with self._condition:
+            return ready()
+
+    async def until(self, ready: Ready) -> None:
+        """Return when `ready()`, without a blocked thread."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._watched_by(wake):
+            while not self.check(ready):
+                await changed.wait()
+                changed.clear()
+
+    @contextmanager
+    def _watched_by(self, watcher: Callable[[], None]) -> Iterator[None]:
+        with self._condition:
+            self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._watchers.remove(watcher)
