@@ -93,7 +93,7 @@ def compose_scheduler(config: Config, executor: Executor, emit: Emit) -> Schedul
         return schedulers[0].cached_tokens(req)
 
     settings, size = config.scheduler, _number(config.cache.page_size)
-    pages = PageAllocator(_number(config.cache.max_tokens) // size + 1, size)
+    pages = PageAllocator(-(-_number(config.cache.max_tokens) // size) + 1, size)
     tree: PrefixCache = (
         RadixCache(size, eviction_policy(config.cache.eviction))
         if config.cache.prefix == "radix"
@@ -127,7 +127,7 @@ def _options(config: Config) -> LocalOptions:
     size = _number(config.cache.page_size)
     return LocalOptions(
         page_size=size,
-        num_pages=_number(config.cache.max_tokens) // size + 1,
+        num_pages=-(-_number(config.cache.max_tokens) // size) + 1,
         max_batch_tokens=_number(config.scheduler.max_batch_tokens),
         max_running_reqs=_number(config.scheduler.max_running_reqs),
         context_len=_number(config.context_len),
