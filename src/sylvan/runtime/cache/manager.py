@@ -14,8 +14,6 @@ from sylvan.runtime.cache.types import CacheKey, KVHandle
 Copy = tuple[int, int, int]
 """(source page, destination page, tokens), as in `Batch.copies`."""
 
-MIN_TAIL_TOKENS = 4  # a shorter hit inside a page costs more to copy than to compute
-
 
 class KVCacheManager:
     """Joins the prefix cache and the page allocator. Knows tokens, not requests.
@@ -64,9 +62,8 @@ class KVCacheManager:
         match = self._tree.match(key, limit, step=step, priority=priority)
         self._tree.lock(match.node)
         pages = self._tree.pages(match.node)
-        tail = match.tail if match.tail and match.tail[1] >= MIN_TAIL_TOKENS else None
-        cached = match.length + (tail[1] if tail else 0)
-        return KVHandle(match.node, key, pages, len(pages), len(pages), cached, tail)
+        cached = match.length + (match.tail[1] if match.tail else 0)
+        return KVHandle(match.node, key, pages, len(pages), len(pages), cached, match.tail)
 
     def reserve(self, key: CacheKey, num_tokens: int) -> KVHandle | None:
         """An empty handle with room for `num_tokens`, filled from elsewhere; None if short."""

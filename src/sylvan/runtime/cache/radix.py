@@ -15,6 +15,7 @@ import numpy as np
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.runtime.cache.events import TreeEvent
 from sylvan.runtime.cache.eviction import EvictionPolicy
+from sylvan.runtime.cache.ghosts import Ghosts
 from sylvan.runtime.cache.types import (
     CacheKey,
     MediaSpan,
@@ -64,6 +65,7 @@ class RadixCache:
         self.total_pages = 0
         self.num_nodes = 0
         self.version = 0  # changes whenever a match could change
+        self.ghosts = Ghosts()
         self._eviction = eviction
         self._clock = itertools.count(1)
         self._roots: dict[str, Node] = {}
@@ -266,7 +268,14 @@ class RadixCache:
         taken = leaf.pages[keep:]
         self.evictable_pages -= count
         self.total_pages -= count
-        self._note("evict", leaf, leaf.tokens[keep * self.page_size :])
+        gone = leaf.tokens[keep * self.page_size :]
+        self._note("evict", leaf, gone)
+        self.ghosts.note(
+            leaf.namespace,
+            leaf.stop - len(gone),
+            self._token_before(leaf, keep * self.page_size),
+            gone[: self.page_size].tobytes(),
+        )
         if keep == 0:
             self._detach(leaf)
         else:
@@ -274,6 +283,12 @@ class RadixCache:
             leaf.pages = leaf.pages[:keep].copy()
             self._offer(leaf)
         return taken
+
+    def _token_before(self, node: Node, at: int) -> int:
+        if at:
+            return int(node.tokens[at - 1])
+        above = node.parent
+        return int(above.tokens[-1]) if above is not None and len(above.tokens) else -1
 
     def _drop_subsumed(self, node: Node, rest: IntArray) -> IntArray:
         """Remove the leaf below `node` whose tokens, less than a page, all begin `rest`."""

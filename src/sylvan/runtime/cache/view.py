@@ -1,0 +1,116 @@
+"""The prefix tree as others may see it: bounded, plain data."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.types import CacheKey, Node
+
+HEAD_TOKENS = 16
+MAX_NAMESPACES = 1000
+
+Reason = Literal["all_cached", "never_seen", "evicted", "other_namespace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a prompt left what is cached.
+
+    `ours` are the prompt's own tokens from there on, `theirs` those of the nearest cached branch,
+    up to `HEAD_TOKENS` each.
+    """
+
+    position: int
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
+
+
+def tree_view(
+    tree: RadixCache, *, max_nodes: int, namespace: str | None = None
+) -> Mapping[str, Any]:
+    """The biggest nodes first, breadth first, at most `max_nodes` of them.
+
+    Each node has its id and that of its parent, position, length in tokens, first tokens, pages,
+    locks, hits and last use. `namespace` leaves out all others.
+    """
+    nodes: list[Mapping[str, Any]] = []
+    roots = tree.roots()
+    chosen = roots if namespace is None else {k: v for k, v in roots.items() if k == namespace}
+    level = [(node, -1) for root in chosen.values() for node in root.children.values()]
+    while level and len(nodes) < max_nodes:
+        level.sort(key=lambda pair: -len(pair[0].tokens))
+        below: list[tuple[Node, int]] = []
+        for node, parent in level[: max_nodes - len(nodes)]:
+            below.extend((child, len(nodes)) for child in node.children.values())
+            nodes.append(_node_view(node, len(nodes), parent))
+        level = below
+    return {
+        "page_size": tree.page_size,
+        "num_nodes": tree.num_nodes,
+        "cached_tokens": tree.total_pages * tree.page_size,
+        "evictable_tokens": tree.evictable_pages * tree.page_size,
+        "namespaces": len(roots),
+        "shown_nodes": len(nodes),
+        "nodes": nodes,
+    }
+
+
+def why_missed(tree: RadixCache, key: CacheKey, cached: int, limit: int) -> Reason:
+    """Why `key` found only `cached` tokens, of at most `limit` it could have found."""
+    if cached >= limit:
+        return "all_cached"
+    start = cached // tree.page_size * tree.page_size
+    page = key.tokens[start : start + tree.page_size].tobytes()
+    before = int(key.tokens[start - 1]) if start else -1
+    if tree.ghosts.known(key.namespace, start, before, page):
+        return "evicted"
+    others = [name for name in tree.roots() if name != key.namespace][:MAX_NAMESPACES]
+    for name in others:
+        if tree.peek(CacheKey(key.tokens, name, key.media), limit) > cached:
+            return "other_namespace"
+    return "never_seen"
+
+
+def divergence(tree: RadixCache, key: CacheKey, cached: int) -> Divergence:
+    """Where `key` leaves the tree after `cached` tokens, and what is cached there instead."""
+    ours = tuple(key.tokens[cached : cached + HEAD_TOKENS].tolist())
+    node, pos = tree.roots().get(key.namespace), 0
+    while node is not None:
+        below = node.children.get(key.tokens[pos : pos + tree.page_size].tobytes())
+        if below is None or pos + len(below.tokens) > cached:
+            break
+        node, pos = below, pos + len(below.tokens)
+    theirs: tuple[int, ...] = ()
+    for child in _nearest(node, key, pos, tree.page_size) if node else ():
+        tokens = child.tokens[cached - pos : cached - pos + HEAD_TOKENS].tolist()
+        if tokens and tuple(tokens)[:1] != ours[:1]:
+            theirs = tuple(tokens)
+            break
+    return Divergence(cached, ours, theirs)
+
+
+def _nearest(node: Node, key: CacheKey, pos: int, page_size: int) -> list[Node]:
+    """Children of `node` whose first page is close to that of `key` in sorted order."""
+    at = bisect_left(node.order, key.tokens[pos : pos + page_size].tobytes())
+    names = node.order[max(0, at - 1) : at + 2]
+    return [node.children[name] for name in names]
+
+
+def _node_view(node: Node, number: int, parent: int) -> Mapping[str, Any]:
+    return {
+        "id": number,
+        "parent": parent,
+        "namespace": node.namespace,
+        "start": node.start,
+        "tokens": len(node.tokens),
+        "head": node.tokens[:HEAD_TOKENS].tolist(),
+        "pages": len(node.pages),
+        "locks": node.locks,
+        "hits": node.hits,
+        "last_used": node.last_used,
+        "children": len(node.children),
+    }

@@ -1,0 +1,94 @@
+"""Keeps what is needed to explain recent requests to their senders."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.curve import Hashes, block_hashes
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.types import CacheKey
+from sylvan.runtime.cache.view import Reason, divergence, tree_view, why_missed
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.sched.feature import Feature
+
+MAX_REQUESTS = 1024
+MAX_KEPT_TOKENS = 4 << 20
+MAX_NODES = 10_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A request when it started."""
+
+    key: CacheKey
+    cached: int
+    reason: Reason
+
+
+class CacheExplain(Feature):
+    """Notes the fate of each prompt as it starts; answers questions about the newest ones."""
+
+    def __init__(self, tree: RadixCache) -> None:
+        self._tree = tree
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._kept_tokens = 0
+        self._prompts: deque[Hashes] = deque(maxlen=MAX_REQUESTS)
+        self._running: set[str] = set()
+
+    def on_batch(self, batch: Batch) -> None:
+        """Look at requests that take part for the first time."""
+        for piece in batch.slices:
+            req = piece.req
+            if req.rid not in self._running and req.kv:
+                self._running.add(req.rid)
+                if not req.retractions:
+                    self._keep(req, piece.start)
+
+    def on_finish(self, req: Req) -> None:
+        """See `Feature.on_finish`."""
+        self._running.discard(req.rid)
+
+    def explain(self, rid: str, namespace: str | None = None) -> Mapping[str, Any] | None:
+        """What became of the prompt of `rid`; None if it is not (or no longer) known.
+
+        With a `namespace`, requests of others are not known, and what others hold reads as never
+        seen.
+        """
+        record = self._records.get(rid)
+        if record is None or namespace not in (None, record.key.namespace):
+            return None
+        found = divergence(self._tree, record.key, record.cached)
+        hidden = namespace is not None and record.reason == "other_namespace"
+        return {
+            "rid": rid,
+            "prompt_tokens": len(record.key.tokens),
+            "cached_tokens": record.cached,
+            "reason": "never_seen" if hidden else record.reason,
+            "divergence": asdict(found),
+        }
+
+    def tree(self, max_nodes: int, namespace: str | None = None) -> Mapping[str, Any]:
+        """See `tree_view`; bounded by `MAX_NODES`."""
+        return tree_view(self._tree, max_nodes=min(max_nodes, MAX_NODES), namespace=namespace)
+
+    def prompts(self) -> Sequence[Hashes]:
+        """Block hashes of recent prompts, oldest first: what `hit_curve` takes."""
+        return tuple(self._prompts)
+
+    def _keep(self, req: Req, cached: int) -> None:
+        assert req.kv is not None
+        tokens: IntArray = req.request.input_ids
+        key = CacheKey(tokens, req.kv.key.namespace, req.kv.key.media)
+        cached = min(cached, len(tokens))
+        self._records[req.rid] = Record(
+            key, cached, why_missed(self._tree, key, cached, len(tokens) - 1)
+        )
+        self._prompts.append(block_hashes(tokens))
+        self._kept_tokens += len(tokens)
+        while len(self._records) > MAX_REQUESTS or self._kept_tokens > MAX_KEPT_TOKENS:
+            _, old = self._records.popitem(last=False)
+            self._kept_tokens -= len(old.key.tokens)

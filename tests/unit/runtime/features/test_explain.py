@@ -1,0 +1,135 @@
+"""Why a request hit or missed the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sylvan.runtime.cache.curve import BLOCK_TOKENS, block_hashes, hit_curve
+from sylvan.runtime.features.explain.control import CacheExplain
+from sylvan.runtime.sched.scheduler import Scheduler
+from tests.support.kv import World, request
+
+
+def start(pages: int = 12) -> tuple[World, CacheExplain]:
+    plain = World(pages=pages, page_size=4)
+    explain = CacheExplain(plain.tree)
+    parts = plain.scheduler._parts
+    plain.scheduler = Scheduler(replace(parts, features=(explain,)), plain.scheduler._limits)
+    return plain, explain
+
+
+def run(world: World, rid: str, ids, new: int = 1, **fields) -> None:
+    world.scheduler.add(request(rid, ids, new=new, **fields))
+    world.run()
+
+
+def test_first_prompt_was_never_seen():
+    world, explain = start()
+    run(world, "a", range(10))
+    told = explain.explain("a")
+    assert told["reason"] == "never_seen"
+    assert (told["prompt_tokens"], told["cached_tokens"]) == (10, 0)
+
+
+def test_repeated_prompt_is_all_cached():
+    world, explain = start()
+    run(world, "a", range(10))
+    run(world, "b", range(10))
+    assert explain.explain("b")["reason"] == "all_cached"
+    assert explain.explain("b")["cached_tokens"] == 9
+
+
+def test_divergence_shows_both_branches():
+    world, explain = start(pages=40)
+    run(world, "a", range(20))
+    run(world, "b", [*range(9), 40, 41, 42])
+    told = explain.explain("b")
+    assert told["reason"] == "never_seen"
+    assert told["divergence"]["position"] == 9
+    assert told["divergence"]["ours"] == (40, 41, 42)
+    assert told["divergence"]["theirs"][:2] == (9, 10)
+
+    run(world, "c", [*range(14), 40, 41, 42])
+    told = explain.explain("c")["divergence"]
+    assert told["position"] == 14
+
+
+def test_inside_a_page_the_branches_differ_at_the_very_token():
+    world, explain = start(pages=40)
+    run(world, "a", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
+    world.scheduler.step()
+    assert world.tree.page_size == 4
+    run(world, "b", [1, 2, 3, 4, 5, 6, 7, 8, 30, 31])
+    told = explain.explain("b")["divergence"]
+    assert told == {"position": 8, "ours": (30, 31), "theirs": (9, 10, 11, 12)}
+
+
+def test_evicted_prompt_is_told_from_one_never_seen():
+    world, explain = start(pages=8)
+    run(world, "a", [1] * 16)
+    run(world, "x", [2] * 24, new=4)
+    run(world, "y", [3] * 24, new=4)
+    run(world, "b", [1] * 16)
+    assert explain.explain("b")["reason"] == "evicted"
+
+
+def test_other_namespace_is_named_to_the_operator_and_hidden_from_tenants():
+    world, explain = start(pages=40)
+    run(world, "a", range(16), cache_salt="one")
+    run(world, "b", range(16), cache_salt="two")
+
+    assert explain.explain("b")["reason"] == "other_namespace"
+    assert explain.explain("b", namespace=":two")["reason"] == "never_seen"
+    assert explain.explain("b", namespace=":one") is None
+    assert explain.explain("unknown") is None
+
+
+def test_tree_view_is_bounded_and_keeps_namespaces_apart():
+    world, explain = start(pages=400)
+    for number in range(30):
+        run(world, str(number), [number] * 8, cache_salt="ab"[number % 2])
+
+    whole = explain.tree(1000)
+    assert whole["num_nodes"] == whole["shown_nodes"] == len(whole["nodes"]) == 30
+    assert whole["namespaces"] == 2
+    assert len(explain.tree(7)["nodes"]) == 7
+    mine = explain.tree(1000, namespace=":a")["nodes"]
+    assert len(mine) == 15
+    assert {n["namespace"] for n in mine} == {":a"}
+
+
+def test_curve_equals_a_simulated_lru_cache():
+    rng = np.random.default_rng(0)
+    shared = [rng.integers(0, 99, 4 * BLOCK_TOKENS, np.int32) for _ in range(6)]
+    prompts = []
+    for _ in range(60):
+        own = rng.integers(0, 99, BLOCK_TOKENS, np.int32)
+        prompts.append(block_hashes(np.concatenate([shared[rng.integers(6)], own])))
+
+    sizes = [n * BLOCK_TOKENS for n in (1, 5, 10, 20, 30, 100)]
+    for size, rate in hit_curve(prompts, sizes):
+        assert rate == pytest.approx(_lru(prompts, size // BLOCK_TOKENS))
+    assert hit_curve([], sizes)[0] == (BLOCK_TOKENS, 0.0)
+
+
+def _lru(prompts, room: int) -> float:
+    held, hits, total = [], 0, 0
+    for name in (n for p in prompts for n in p.tolist()):
+        total += 1
+        hits += name in held
+        held = [n for n in held if n != name] + [name]
+        held = held[-room:]
+    return hits / total
+
+
+def test_block_hash_stands_for_the_whole_prefix():
+    a = np.arange(3 * BLOCK_TOKENS, dtype=np.int32)
+    b = a.copy()
+    b[0] = 7
+    one, other = block_hashes(a), block_hashes(b)
+    assert len(one) == 3
+    assert not set(one.tolist()) & set(other.tolist())
+    assert block_hashes(a[: 2 * BLOCK_TOKENS + 5]).tolist() == one[:2].tolist()
