@@ -1,0 +1,268 @@
+"""Real processes: they survive each other's death, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
+from sylvan.protocol.messages import FlushCache, GetState
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.engine.runtime import Runtime
+from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
+from tests.support.tiny import tiny_config, write_model
+
+DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+async def runtime(model: Path) -> AsyncIterator[Runtime]:
+    runtime = await Runtime.start(tiny_config(model))
+    yield runtime
+    await runtime.close()
+
+
+@dataclass(eq=False)
+class Said:
+    """What one sample said, whatever the pieces it came in."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    last: SampleDelta | None = None
+
+    def add(self, delta: SampleDelta) -> None:
+        self.text += delta.text
+        self.ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs += delta.logprobs.logprobs.tolist()
+        self.last = delta
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Said)
+        # near, not equal: a replay computes them in other chunks, and sums may differ by a bit
+        near = other.logprobs == pytest.approx(self.logprobs, abs=1e-5)
+        return near and self.exact() == other.exact()
+
+    def exact(self) -> tuple[object, ...]:
+        assert self.last is not None
+        assert self.last.finish is not None
+        usage = (self.last.usage.prompt_tokens, self.last.usage.completion_tokens)
+        return self.text, self.ids, self.last.finish, usage
+
+
+def inputs(stream: bool = True) -> list[GenerateInput]:
+    """Greedy and sampled, with and without stops, several samples, penalties, log probabilities."""
+    long = {"max_new_tokens": 60, "ignore_eos": True, "sampling_seed": 7}
+    params = [
+        SamplingParams(temperature=0.0, **long),
+        SamplingParams(n=3, **long),
+        SamplingParams(stop=("\u00e9\u00e9\u00e9", "z"), frequency_penalty=0.5, **long),
+        SamplingParams(stop_regex=(r"[a-f][0-9A-F]",), top_k=20, no_stop_trim=True, **long),
+    ]
+    return [
+        GenerateInput(
+            text=f"prompt number {i} " * (1 + 3 * i),
+            sampling=sampling,
+            stream=stream,
+            logprobs=LogprobOptions(top=2) if i < 2 else None,
+        )
+        for i, sampling in enumerate(params)
+    ]
+
+
+async def listen(runtime: Runtime, inp: GenerateInput, heard: asyncio.Semaphore) -> list[Said]:
+    said = [Said() for _ in range(inp.sampling.n)]
+    async with aclosing(runtime.manager.generate(inp)) as deltas:
+        async for delta in deltas:
+            said[delta.index].add(delta)
+            heard.release()
+    return said
+
+
+async def ask(runtime: Runtime, kill: str | None = None, stream: bool = True) -> list[Said]:
+    """What all samples said; `kill` is a child that dies once all streams are under way."""
+    heard = asyncio.Semaphore(0)
+    tasks = [asyncio.create_task(listen(runtime, inp, heard)) for inp in inputs(stream)]
+    if kill is not None:
+        for _ in range(30):
+            await heard.acquire()
+        os.kill(runtime.pids[kill], signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE_S):
+        return [said for samples in await asyncio.gather(*tasks) for said in samples]
+
+
+async def until_idle(runtime: Runtime) -> dict[str, int]:
+    """The load once nothing runs."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            reply = await runtime.manager.control(GetState())
+            assert reply.body is not None
+            load = reply.body["load"]
+            if not load["num_running_reqs"] + load["num_waiting_reqs"]:
+                return load
+
+
+@pytest.mark.parametrize("child", ["scheduler", "detokenizer"])
+async def test_streams_continue_byte_for_byte_after_a_child_is_killed(
+    runtime: Runtime, child: str
+) -> None:
+    undisturbed = await ask(runtime)
+    before = dict(runtime.pids)
+
+    disturbed = await ask(runtime, kill=child)
+
+    assert disturbed == undisturbed
+    other = "detokenizer" if child == "scheduler" else "scheduler"
+    assert runtime.pids[child] != before[child]
+    assert runtime.pids[other] == before[other]
+    assert (await until_idle(runtime))["num_used_tokens"] == 0
+    assert runtime.manager.ready()
+
+
+async def test_requests_that_arrive_while_a_child_is_missing_are_served(runtime: Runtime) -> None:
+    undisturbed = await ask(runtime)
+    os.kill(runtime.pids["scheduler"], signal.SIGKILL)
+    os.kill(runtime.pids["detokenizer"], signal.SIGKILL)
+
+    assert await ask(runtime) == undisturbed
+
+
+async def test_one_process_gives_the_same_answers_as_many(runtime: Runtime, model: Path) -> None:
+    many = await ask(runtime)
+    one = await Runtime.start(tiny_config(model, processes="one"))
+    try:
+        assert await ask(one) == many
+        assert one.pids == {}
+    finally:
+        await one.close()
+
+
+async def test_a_stream_says_what_the_whole_answer_says(runtime: Runtime) -> None:
+    assert await ask(runtime, stream=True) == await ask(runtime, stream=False)
+
+
+async def test_random_disconnects_leave_nothing_running_and_others_right(runtime: Runtime) -> None:
+    draw = random.Random(3)  # noqa: S311
+    sampling = SamplingParams(max_new_tokens=24, ignore_eos=True, sampling_seed=11)
+    prompts = [f"client {i % 20} says {'x' * (i % 7)}" for i in range(200)]
+    leave_after = [draw.choice([None, None, 0, 1, 5, 15]) for _ in prompts]
+
+    async def client(prompt: str, patience: int | None) -> str | None:
+        text, count = "", 0
+        inp = GenerateInput(text=prompt, sampling=sampling)
+        async with aclosing(runtime.manager.generate(inp)) as deltas:
+            if patience == 0:
+                task = asyncio.create_task(anext(deltas))
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait({task})
+                return None
+            async for delta in deltas:
+                text, count = text + delta.text, count + 1
+                if count == patience:
+                    return None
+        return text
+
+    async with asyncio.timeout(DEADLINE_S):
+        texts = await asyncio.gather(*map(client, prompts, leave_after))
+        alone = {p: await client(p, None) for p in sorted(set(prompts))}
+
+    assert [t for t in texts if t is not None] == [
+        alone[p] for p, patience in zip(prompts, leave_after, strict=True) if patience is None
+    ]
+    assert (await until_idle(runtime))["num_used_tokens"] == 0
+    assert runtime.manager.num_live == 0
+    assert (await runtime.manager.control(FlushCache())).ok
+    assert (await until_idle(runtime))["num_cached_tokens"] == 0
+
+
+async def test_abort_ends_all_samples_of_a_request_only(runtime: Runtime) -> None:
+    sampling = SamplingParams(n=2, max_new_tokens=900, ignore_eos=True)
+    finishes = []
+    inp = GenerateInput(text="a", sampling=sampling, rid="mine")
+    async with asyncio.timeout(DEADLINE_S), aclosing(runtime.manager.generate(inp)) as deltas:
+        async for delta in deltas:
+            assert runtime.manager.abort("mine")
+            if delta.finish is not None:
+                finishes.append((delta.index, delta.finish.type, delta.finish.status))
+
+    assert sorted(finishes) == [(0, "abort", None), (1, "abort", None)]
+    assert not runtime.manager.abort("mine")
+
+
+async def test_a_live_rid_cannot_be_taken_twice(runtime: Runtime) -> None:
+    inp = GenerateInput(text="a", sampling=SamplingParams(max_new_tokens=900), rid="twin")
+    async with aclosing(runtime.manager.generate(inp)) as first:
+        await anext(first)
+        with pytest.raises(RequestError, match="twin"):
+            await anext(runtime.manager.generate(inp))
+
+
+async def test_draining_lets_live_requests_end_and_refuses_new_ones(runtime: Runtime) -> None:
+    task = asyncio.create_task(ask(runtime))
+    while runtime.manager.num_live < len(inputs()):
+        await asyncio.sleep(0)
+
+    drained = asyncio.create_task(runtime.drain(DEADLINE_S))
+    await asyncio.sleep(0)
+    assert not runtime.manager.ready()
+    with pytest.raises(CapacityError, match="draining"):
+        await anext(runtime.manager.generate(GenerateInput(text="late")))
+
+    assert await drained
+    assert len(await task) == 6
+
+
+async def test_draining_aborts_what_is_left_at_the_deadline(runtime: Runtime) -> None:
+    sampling = SamplingParams(max_new_tokens=900, ignore_eos=True)
+    inp = GenerateInput(text="a", sampling=sampling)
+    heard = asyncio.Semaphore(0)
+    task = asyncio.create_task(listen(runtime, inp, heard))
+    await heard.acquire()
+
+    assert not await runtime.drain(0.0)
+
+    [said] = await task
+    assert said.last is not None
+    assert said.last.finish is not None
+    assert (said.last.finish.type, said.last.finish.status) == ("abort", 503)
+
+
+async def test_close_leaves_no_process_and_no_file(model: Path) -> None:
+    runtime = await Runtime.start(tiny_config(model))
+    processes = [psutil.Process(pid) for pid in runtime.pids.values()]
+    backend = runtime._backend
+    assert backend.workspace.is_dir()
+
+    await runtime.close()
+    await runtime.close()
+
+    assert not any(process.is_running() for process in processes)
+    assert not backend.workspace.exists()
+
+
+async def test_a_child_that_cannot_start_is_reported_in_a_sentence(model: Path) -> None:
+    config = tiny_config(model, load_format="safetensors")  # there are no weights
+    before = set(psutil.Process().children())
+
+    with pytest.raises(ConfigError) as caught:
+        await Runtime.start(config)
+
+    assert "Traceback" not in str(caught.value)
+    assert set(psutil.Process().children()) == before
