@@ -1,4 +1,4 @@
-"""An engine that says what a script says: the real TokenizerManager over a scheduler made up here."""
+"""An engine that follows a script: the real TokenizerManager over a made-up scheduler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from sylvan.protocol.messages import (
     Abort,
@@ -44,7 +44,7 @@ TEMPLATE = (
     "{%- for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>"
     "{%- endfor %}<|im_end|>\n{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n"
-    "{%- if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}{% endif %}"
+    "{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
 
 Script = Callable[[GenerateRequest, str], str]
@@ -188,7 +188,7 @@ class ScriptedScheduler:
         eos = request.eos_ids[0] if request.eos_ids else 0
         return text, Finish(type="stop", matched=eos)
 
-    def _emit(  # noqa: PLR0913
+    def _emit(
         self,
         rid: str,
         text: str,

@@ -113,7 +113,7 @@ def _explain(error: ValidationError, body: Any) -> RequestError:
 def _real_path(loc: tuple[str | int, ...], body: Any) -> tuple[str | int, ...]:
     """The parts of a location that lead into the body: those naming union branches are dropped."""
     path: list[str | int] = []
-    value = body
+    value: Any = body
     for i, part in enumerate(loc):
         inside = isinstance(value, dict) and part in value
         inside = inside or (isinstance(value, list) and isinstance(part, int) and part < len(value))

@@ -72,7 +72,7 @@ def make_context(engine: TokenizerManager, settings: ServerSettings) -> Context:
         keyring=Keyring(settings.api_keys, entries, monotonic),
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=ChatTemplate(engine.tokenizer),
-        parsers=make_parsers(settings, engine.tokenizer),
+        parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
         started=wall_clock(),
     )
 

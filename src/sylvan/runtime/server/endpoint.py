@@ -7,8 +7,9 @@ body, query; then the handler; then errors in the shape of the route's family.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import orjson
@@ -92,6 +93,7 @@ class Endpoint:
         tag: Section of the documentation.
         summary: One line for the documentation.
         plain_statuses: Errors of these statuses have the media type of the answer.
+        spelling: Names of fields, as the engine spells them, to names that clients know.
         budgeted: Counts against the budgets of a tenant.
     """
 
@@ -110,6 +112,7 @@ class Endpoint:
     statuses: tuple[int, ...] = ()
     tag: str = "Native"
     summary: str = ""
+    spelling: Mapping[str, str] = field(default_factory=dict)
     budgeted: bool = False
     plain_statuses: tuple[int, ...] = ()
 
@@ -132,7 +135,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
             request.scope[GONE] = True
             return Response(status_code=CLIENT_GONE)
         except SylvanError as error:
-            response = error_response(endpoint.family, error, checked=checked)
+            response = error_response(endpoint.family, _spelt(error, endpoint), checked=checked)
         else:
             _name_ignored(response, call.ignored)
         return response
@@ -184,6 +187,16 @@ def json_response(
 def text_response(content: str, *, status: int = 200) -> Response:
     """An answer in plain text."""
     return Response(content, status, None, "text/plain; charset=utf-8")
+
+
+def _spelt(error: SylvanError, endpoint: Endpoint) -> SylvanError:
+    """The error with its field as clients of the route spell it."""
+    param = error.param if isinstance(error, RequestError) else None
+    name = endpoint.spelling.get(param or "")
+    if param is None or name is None:
+        return error
+    message = re.sub(rf"\b{re.escape(param)}\b", name, str(error), count=1)
+    return RequestError(message, param=name)
 
 
 async def _read(

@@ -72,7 +72,7 @@ class Budget:
         refill = (now - self._at) * self._per_minute / 60
         self._level = min(self._per_minute, self._level + refill)
         self._at = now
-        if self._level <= 0:
+        if self._level < 1:
             message = f"The budget of {self._per_minute:g} {self._what} per minute is used up."
             wait_s = max(1.0, math.ceil((1 - self._level) * 60 / self._per_minute))
             raise CapacityError(message, status=429, retry_after_s=wait_s)

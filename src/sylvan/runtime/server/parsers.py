@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sylvan.runtime.server.settings import ServerSettings
-from sylvan.text.reasoning import ReasoningFamily, family
+from sylvan.text import reasoning, tools
+from sylvan.text.reasoning import ReasoningFamily
 from sylvan.text.tokenizer import Tokenizer
+from sylvan.text.tools import ToolFamily
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,45 +18,54 @@ class Parsers:
 
     Attributes:
         reasoning: Where thinking begins and ends.
-        think_is_special: A marker of thinking is a special token, so that they must be shown.
+        tools: How calls are written.
+        special_thinking: A marker of thinking is a special token, which the text must show.
+        special_tools: Likewise for calls.
+        think_end_ids: Ids of the marker that ends thinking.
     """
 
     reasoning: ReasoningFamily | None
-    think_is_special: bool = False
+    tools: ToolFamily | None
+    special_thinking: bool = False
+    special_tools: bool = False
     think_end_ids: tuple[int, ...] = ()
-    tool_name: str | None = None
 
     @property
     def reasoning_name(self) -> str | None:
         """Name of the reasoning parser."""
         return self.reasoning.name if self.reasoning else None
 
+    @property
+    def tool_name(self) -> str | None:
+        """Name of the parser of tool calls."""
+        return self.tools.name if self.tools else None
 
-def make_parsers(settings: ServerSettings, tokenizer: Tokenizer) -> Parsers:
+
+def make_parsers(settings: ServerSettings, tokenizer: Tokenizer, architecture: str) -> Parsers:
     """The parsers that the settings name, or that the model's template calls for.
 
     Raises:
         ConfigError: There is no parser of that name.
     """
-    template = tokenizer.chat_template or ""
-    reasoning = None
+    template = "\n".join(tokenizer.chat_templates.values())
+    thinking = calling = None
     if settings.reasoning_parser is not None:
-        reasoning = family(settings.reasoning_parser, chat_template=template)
+        thinking = reasoning.family(settings.reasoning_parser, chat_template=template)
+    if settings.tool_parser is not None:
+        calling = tools.family(
+            settings.tool_parser, chat_template=template, architecture=architecture
+        )
+    markers = (*thinking.starts, *thinking.ends) if thinking else ()
+    end = thinking.ends[0] if thinking else ""
     return Parsers(
-        reasoning=reasoning,
-        think_is_special=reasoning is not None
-        and _any_special(tokenizer, (*reasoning.starts, *reasoning.ends)),
-        think_end_ids=_end_ids(tokenizer, reasoning),
-        tool_name=None,
+        reasoning=thinking,
+        tools=calling,
+        special_thinking=_any_special(tokenizer, markers),
+        special_tools=calling is not None and _any_special(tokenizer, calling.grammar.markers),
+        think_end_ids=tuple(tokenizer.encode(end, add_special_tokens=False)) if end else (),
     )
 
 
-def _any_special(tokenizer: Tokenizer, markers: tuple[str, ...]) -> bool:
+def _any_special(tokenizer: Tokenizer, markers: Iterable[str]) -> bool:
     specials = [text for text, i in tokenizer.protected.items() if i in tokenizer.special_ids]
     return any(text in marker for marker in markers for text in specials)
-
-
-def _end_ids(tokenizer: Tokenizer, reasoning: ReasoningFamily | None) -> tuple[int, ...]:
-    if reasoning is None:
-        return ()
-    return tuple(tokenizer.encode(reasoning.ends[0], add_special_tokens=False))

@@ -16,15 +16,22 @@ from sylvan.api.native import (
     LoadsQuery,
     PauseBody,
 )
+from sylvan.api.openai.chat import ChatBody, ChatReply, RenderReply
 from sylvan.api.openai.completions import CompletionBody, CompletionReply
 from sylvan.api.openai.models import ModelCard, ModelList
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from sylvan.runtime.server import pages
 from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.native import control, generate, health, info, tokens
-from sylvan.runtime.server.openai import completions, models
+from sylvan.runtime.server.openai import chat, completions, models
 from sylvan.runtime.server.security import Level
 
+_OPENAI_SPELLING = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "top_logprobs_num": "top_logprobs",
+}
 _SSE = "text/event-stream"
 _GET_POST = ("GET", "POST")
 
@@ -47,6 +54,16 @@ def _aliases(endpoint: Endpoint, *paths: str) -> tuple[Endpoint, ...]:
 
 _OPENAI = (
     _openai(
+        "/v1/chat/completions",
+        handler=chat.chat,
+        body=ChatBody,
+        reply=ChatReply,
+        stream=_SSE,
+        typed=True,
+        budgeted=True,
+        spelling={"text": "messages", "input_ids": "messages", **_OPENAI_SPELLING},
+    ),
+    _openai(
         "/v1/completions",
         handler=completions.completions,
         body=CompletionBody,
@@ -54,6 +71,10 @@ _OPENAI = (
         stream=_SSE,
         typed=True,
         budgeted=True,
+        spelling={"text": "prompt", "input_ids": "prompt", **_OPENAI_SPELLING},
+    ),
+    _openai(
+        "/v1/chat/render", handler=chat.render_chat, body=ChatBody, reply=RenderReply, typed=True
     ),
     _openai("/v1/models", handler=models.models, methods=("GET",), reply=ModelList),
     _openai(

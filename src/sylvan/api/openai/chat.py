@@ -1,0 +1,227 @@
+"""Wire models of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.native import TokenIds
+from sylvan.api.openai.common import GenerationBody, UsageReply
+from sylvan.api.validation import WireModel
+from sylvan.protocol.errors import RequestError
+
+MAX_MESSAGES = 65536
+MAX_TOOLS = 1024
+MAX_TOOL_NAME = 256
+
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_DROPPED_PARTS = ("thinking", "reasoning", "redacted_thinking")
+
+
+class ContentPart(WireModel):
+    """A piece of a message; this server takes text."""
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(WireModel):
+    """What an assistant called."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class MessageToolCall(WireModel):
+    """A call in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+    function: CalledFunction
+
+
+class ChatMessage(WireModel):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[str | ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionTool(WireModel):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatTool(WireModel):
+    """A tool."""
+
+    type: Literal["function"] = "function"
+    function: FunctionTool
+
+
+class NamedFunction(WireModel):
+    """The function to call."""
+
+    name: str
+
+
+class NamedChoice(WireModel):
+    """The tool to call."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class Thinking(WireModel):
+    """Switch for thinking."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class ChatBody(GenerationBody):
+    """A conversation to be continued."""
+
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
+    max_tokens: int | None = None
+    """Older name of `max_completion_tokens`."""
+    max_completion_tokens: int | None = None
+    """Longest answer, in tokens; the rest of the context if not given."""
+    logprobs: bool | None = None
+    """Return log probabilities."""
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Most likely alternatives returned per position; needs `logprobs`."""
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    """Functions that the model may call."""
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """Whether several functions may be called at once; yes if not given."""
+    reasoning_effort: str | float | None = None
+    """How much to think: none, minimal, low, medium, high, xhigh, ...; "none" turns it off."""
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None
+    chat_template: str | None = None
+    """Name of one of the model's chat templates."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template."""
+    continue_final_message: bool | None = None
+    """Go on with the last message instead of answering it."""
+    add_generation_prompt: bool | None = None
+    separate_reasoning: bool | None = None
+    """Put thinking into `reasoning_content`; yes if not given."""
+    stream_reasoning: bool | None = None
+    """Stream thinking as it comes; yes if not given."""
+    input_ids: TokenIds | None = None
+    """The prompt as token ids; replaces the rendering of `messages`."""
+    return_prompt_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    return_meta_info: bool | None = None
+    user: str | None = None
+
+
+def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them: plain text contents, known roles.
+
+    Raises:
+        RequestError: A part is something else than text.
+    """
+    return [_template_message(i, message) for i, message in enumerate(messages)]
+
+
+def _template_message(i: int, message: ChatMessage) -> dict[str, Any]:
+    plain = message.model_dump(exclude_none=True)
+    if message.role == "developer":
+        plain["role"] = "system"
+    elif message.role == "function":
+        plain["role"] = "tool"
+    if isinstance(message.content, list):
+        parts = [
+            part
+            for j, given in enumerate(message.content)
+            if (part := _text_part(given, f"messages[{i}].content[{j}]")) is not None
+        ]
+        plain["content"] = parts
+    for call in plain.get("tool_calls") or ():
+        call["function"].setdefault("arguments", "{}")
+    return plain
+
+
+def _text_part(part: str | ContentPart, path: str) -> dict[str, str] | None:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if part.type in _DROPPED_PARTS:
+        return None
+    text = getattr(part, _TEXT_PARTS.get(part.type, ""), None) if part.type in _TEXT_PARTS else None
+    if not isinstance(text, str):
+        if part.type in _TEXT_PARTS:
+            raise RequestError(f"{path}.text must be a string.", param=f"{path}.text")
+        message = f"{path}: this model takes text only, not {part.type[:40]!r}."
+        raise RequestError(message, param=path)
+    return {"type": "text", "text": text}
+
+
+class CallReply(BaseModel):
+    """The function that the model called."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReply(BaseModel):
+    """A call."""
+
+    id: str
+    type: Literal["function"]
+    index: int
+    function: CallReply
+
+
+class MessageReply(BaseModel):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallReply] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: MessageReply
+    logprobs: dict[str, Any] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "abort"] | None
+    matched_stop: int | str | None = None
+
+
+class ChatReply(BaseModel):
+    """All answers."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+    metadata: dict[str, Any]
+
+
+class RenderReply(BaseModel):
+    """What a conversation becomes."""
+
+    text: str
+    """The prompt as text."""
+    input_ids: list[int]
+    """The prompt as token ids."""
+    count: int
+    max_model_len: int

@@ -1,0 +1,199 @@
+"""A conversation on its way to the engine, whatever API it came by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.chat_prompt import render_chat
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.output import OutputRules
+from sylvan.runtime.tokenizer.types import GenerateInput
+from sylvan.text.chat_template import ChatRequest, RenderedPrompt
+from sylvan.text.tools import ToolSpec, calls_schema, structural_tags
+from sylvan.text.tools import family as tool_family
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """Functions of a request.
+
+    Attributes:
+        tools: Definitions in the OpenAI shape.
+        choice: "auto", "none", "required", or the name of the function to call.
+        parallel: Several calls at once are allowed.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    choice: str = "auto"
+    parallel: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestFacts:
+    """What the engine is told beside prompt and sampling."""
+
+    rid: str
+    stream: bool
+    tenant: str = ""
+    logprobs: LogprobOptions | None = None
+    lora: str | None = None
+    cache_salt: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """What a client wants answered, in the terms that all APIs share.
+
+    Attributes:
+        messages: Messages in the OpenAI shape.
+        tool_use: Functions that may or must be called.
+        sampling: How to answer.
+        variables: For the chat template.
+        template: Name of a chat template.
+        add_generation_prompt: Begin a new message.
+        continue_final: Go on with the last message instead.
+        separate_reasoning: Take thinking out of the text.
+        stream_reasoning: Pass thinking on as it comes.
+        input_ids: Replaces the rendering of the messages.
+        request: Everything else that the engine is told.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    sampling: SamplingParams
+    tool_use: ToolUse = field(default_factory=ToolUse)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
+    input_ids: Sequence[int] | None = None
+    request: RequestFacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A conversation that can be given to the engine.
+
+    Attributes:
+        input: For the engine.
+        rules: How its outputs are read.
+        prompt: What the messages became.
+    """
+
+    input: GenerateInput
+    rules: OutputRules
+    prompt: RenderedPrompt
+
+
+def thinking_variables(
+    *, effort: str | float | None = None, enabled: bool | None = None
+) -> dict[str, Any]:
+    """Template variables that switch thinking; both names that templates use are set."""
+    variables: dict[str, Any] = {}
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+        enabled = effort not in ("none", 0) if enabled is None else enabled
+    if enabled is not None:
+        variables["enable_thinking"] = variables["thinking"] = enabled
+    return variables
+
+
+async def prepare(context: Context, conversation: Conversation) -> Prepared:
+    """Render the prompt, and settle how the answer is constrained and read.
+
+    Raises:
+        RequestError: The messages cannot be rendered, or the tool choice is no tool.
+    """
+    prompt = await render(context, conversation)
+    family = context.parsers.reasoning
+    thinks = family is not None and family.starts_in_reasoning(prompt.text, conversation.variables)
+    rules = _rules(context, conversation, starts=thinks)
+    sampling = _constrained(conversation, rules)
+    if (rules.reasoning and context.parsers.special_thinking) or (
+        rules.tools and context.parsers.special_tools
+    ):
+        sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+    facts = conversation.request
+    waits = thinks and sampling.grammar is not None
+    return Prepared(
+        input=GenerateInput(
+            input_ids=prompt.input_ids,
+            sampling=sampling,
+            rid=facts.rid,
+            stream=facts.stream,
+            logprobs=facts.logprobs,
+            lora=facts.lora,
+            tenant=facts.tenant,
+            cache_salt=facts.cache_salt,
+            priority=facts.priority,
+            thinking_end_ids=context.parsers.think_end_ids if waits else (),
+        ),
+        rules=rules,
+        prompt=prompt,
+    )
+
+
+async def render(context: Context, conversation: Conversation) -> RenderedPrompt:
+    """The prompt of a conversation."""
+    if conversation.input_ids is not None:
+        if not conversation.input_ids:
+            raise RequestError("input_ids must not be empty.", param="input_ids")
+        return RenderedPrompt("", list(conversation.input_ids))
+    use = conversation.tool_use
+    shown = use.tools if use.tools and use.choice != "none" else None
+    request = ChatRequest(
+        messages=conversation.messages,
+        tools=shown,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final,
+        template=conversation.template,
+        kwargs={**context.settings.default_chat_template_kwargs, **conversation.variables},
+    )
+    return await render_chat(context, request)
+
+
+def _rules(context: Context, conversation: Conversation, *, starts: bool) -> OutputRules:
+    parsers, use = context.parsers, conversation.tool_use
+    calling = None
+    if use.tools and use.choice == "auto":
+        calling = parsers.tools
+    elif use.choice not in ("auto", "none"):
+        calling = tool_family("json_array")
+    return OutputRules(
+        reasoning=parsers.reasoning if conversation.separate_reasoning else None,
+        starts_in_reasoning=starts,
+        stream_reasoning=conversation.stream_reasoning,
+        tools=calling,
+        specs=ToolSpec.from_openai(use.tools),
+        parallel=use.parallel,
+    )
+
+
+def _constrained(conversation: Conversation, rules: OutputRules) -> SamplingParams:
+    """Sampling parameters that force the calls the client asked for."""
+    use, sampling = conversation.tool_use, conversation.sampling
+    if use.choice == "none":
+        return sampling
+    if use.choice != "auto":
+        if sampling.grammar is not None:
+            message = "tool_choice that forces a call excludes response_format and grammars."
+            raise RequestError(message, param="tool_choice")
+        schema = calls_schema(rules.specs, use.choice, parallel=use.parallel)
+        return msgspec.structs.replace(sampling, json_schema=json.dumps(schema))
+    strict = any(tool.get("function", {}).get("strict") for tool in use.tools)
+    if not strict or rules.tools is None or sampling.grammar is not None:
+        return sampling
+    tags = structural_tags(rules.tools.wrapping, rules.specs)
+    if tags is None:
+        return sampling
+    return msgspec.structs.replace(sampling, structural_tag=json.dumps(tags.to_json()))

@@ -1,0 +1,338 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+from starlette.responses import Response
+
+from sylvan.api.logprobs import chat_content
+from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
+from sylvan.api.openai.common import adapter_of, openai_sampling, salt_of
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import Finish, TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.conversation import (
+    Conversation,
+    Prepared,
+    RequestFacts,
+    ToolUse,
+    prepare,
+    render,
+    thinking_variables,
+)
+from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.server.openai.completions import openai_error_event
+from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
+from sylvan.runtime.server.output import (
+    Answer,
+    CallStart,
+    OutputReader,
+    Piece,
+    ReasoningDelta,
+    TextDelta,
+    read_whole,
+)
+from sylvan.runtime.server.samples import Sample, collect, stream
+from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.thinking import count_reasoning
+from sylvan.runtime.tokenizer.types import SampleDelta, error_of
+
+
+async def chat(call: Call[ChatBody]) -> Response:
+    """Answer a conversation."""
+    job = _Job(call)
+    if call.body.stream:
+        chunks = await primed(call.request, job.events(), openai_error_event)
+        return EventStream(chunks)
+    return json_response(await unless_gone(call.request, job.reply()))
+
+
+async def render_chat(call: Call[ChatBody]) -> Response:
+    """The prompt that a conversation becomes, without answering it."""
+    prompt = await render(call.context, conversation_of(call))
+    ids = prompt.input_ids
+    text = prompt.text or call.context.engine.tokenizer.decode(ids, skip_special_tokens=False)
+    length = call.context.engine.facts.context_len
+    return json_response(
+        {"text": text, "input_ids": ids, "count": len(ids), "max_model_len": length}
+    )
+
+
+def conversation_of(call: Call[ChatBody]) -> Conversation:
+    """What the body asks for, in the terms that all APIs share.
+
+    Raises:
+        RequestError: Names the field and the limit.
+    """
+    body, context = call.body, call.context
+    going_on = bool(body.continue_final_message)
+    start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+    switch = body.enable_thinking
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        switch = body.thinking.type == "enabled"
+    return Conversation(
+        messages=template_messages(body.messages),
+        sampling=_sampling(body, context),
+        tool_use=_tool_use(body),
+        variables={
+            **thinking_variables(effort=body.reasoning_effort, enabled=switch),
+            **(body.chat_template_kwargs or {}),
+        },
+        template=body.chat_template,
+        add_generation_prompt=start,
+        continue_final=going_on,
+        separate_reasoning=body.separate_reasoning is not False,
+        stream_reasoning=body.stream_reasoning is not False,
+        input_ids=body.input_ids,
+        request=RequestFacts(
+            rid=body.rid or uuid4().hex,
+            stream=bool(body.stream),
+            tenant=call.tenant.name,
+            logprobs=_logprobs(body, context),
+            lora=adapter_of(body),
+            cache_salt=salt_of(body),
+            priority=body.priority or 0,
+        ),
+    )
+
+
+def _sampling(body: ChatBody, context: Context) -> SamplingParams:
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return openai_sampling(body, context.defaults, limit, name)
+
+
+def _logprobs(body: ChatBody, context: Context) -> LogprobOptions | None:
+    limit = context.limits.max_top_logprobs
+    top = body.top_logprobs or 0
+    if top > limit:
+        raise RequestError(f"top_logprobs: expected at most {limit}.", param="top_logprobs")
+    if top and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    return LogprobOptions(top=top) if body.logprobs else None
+
+
+def _tool_use(body: ChatBody) -> ToolUse:
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    for tool in tools:
+        tool.setdefault("type", "function")
+    choice = body.tool_choice or "auto"
+    if isinstance(choice, NamedChoice):
+        choice = choice.function.name
+        if not any(tool["function"]["name"] == choice for tool in tools):
+            message = f"tool_choice names {choice[:80]!r}, which is not one of the tools."
+            raise RequestError(message, param="tool_choice")
+    elif choice == "required" and not tools:
+        raise RequestError("tool_choice 'required' needs tools.", param="tool_choice")
+    return ToolUse(tools=tools, choice=choice, parallel=body.parallel_tool_calls is not False)
+
+
+class _Job:
+    """One call under way."""
+
+    def __init__(self, call: Call[ChatBody]) -> None:
+        self._context, self._body = call.context, call.body
+        self._conversation = conversation_of(call)
+        self._n = self._conversation.sampling.n
+        self._meter = Meter(call, 1, self._n)
+        self._frame: dict[str, Any] = {
+            "id": self._conversation.request.rid,
+            "object": "chat.completion.chunk" if call.body.stream else "chat.completion",
+            "created": int(call.context.wall()),
+            "model": model_name(call.context, call.body),
+        }
+
+    async def reply(self) -> dict[str, Any]:
+        """The answer of a call without streaming."""
+        prepared = await prepare(self._context, self._conversation)
+        [samples] = await collect(self._context.engine, [prepared.input])
+        choices = []
+        for i, sample in enumerate(samples):
+            delta = SampleDelta(rid=sample.rid, index=i, usage=sample.usage, finish=sample.finish)
+            self._meter.see(0, delta)
+            choices.append(self._choice(i, sample, prepared))
+        usage = self._meter.reply()
+        metadata = {"weight_version": "default"}
+        return {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
+
+    def _choice(self, index: int, sample: Sample, prepared: Prepared) -> dict[str, Any]:
+        answer = read_whole(prepared.rules, sample.text)
+        thought = count_reasoning(self._context, prepared.rules, sample.token_ids, answer.reasoning)
+        self._meter.reasoning_tokens += thought
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text if answer.text or not answer.calls else None,
+            "reasoning_content": answer.reasoning or None,
+        }
+        if answer.calls:
+            message["tool_calls"] = tool_calls(self._context, answer)
+        choice = {
+            "index": index,
+            "message": message,
+            "logprobs": self.logprobs(sample.logprobs),
+            "finish_reason": finish_name(sample.finish, calls=bool(answer.calls)),
+            "matched_stop": sample.finish.matched if sample.finish else None,
+        }
+        if self._body.return_prompt_token_ids:
+            choice["prompt_token_ids"] = prepared.prompt.input_ids
+        if self._body.return_token_ids:
+            choice["response_token_ids"] = sample.token_ids
+        if self._body.return_meta_info:
+            choice["meta_info"] = {"id": sample.rid, "prompt_tokens": sample.usage.prompt_tokens}
+        return choice
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Events of a streaming call."""
+        at_end, always = stream_usage(self._context, self._body.stream_options)
+        prepared = await prepare(self._context, self._conversation)
+        writers = [_Writer(self, i, prepared) for i in range(self._n)]
+        started = False
+        async with aclosing(stream(self._context.engine, [prepared.input])) as deltas:
+            async for _, delta in deltas:
+                if (error := error_of(delta.finish)) is not None:
+                    raise error
+                self._meter.see(0, delta)
+                chunk = writers[delta.index].write(delta, always)
+                if chunk or not started:
+                    started = True
+                    yield chunk
+        if at_end:
+            yield event({**self._frame, "choices": [], "usage": self._meter.reply()})
+        yield DONE
+
+    def chunk(
+        self, index: int, delta: dict[str, Any], *, usage: bool, **fields: Any
+    ) -> dict[str, Any]:
+        """One chunk of a stream."""
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": None,
+            "matched_stop": None,
+            **fields,
+        }
+        frame = {**self._frame, "choices": [choice]}
+        return {**frame, "usage": self._meter.reply()} if usage else frame
+
+    def logprobs(self, parts: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """`logprobs` of a choice, if the client wants any."""
+        if not self._body.logprobs:
+            return None
+        bytes_of = self._context.engine.tokenizer.token_bytes
+        return {"content": [entry for part in parts for entry in chat_content(part, bytes_of)]}
+
+    def add_reasoning(self, prepared: Prepared, ids: Sequence[int], reasoning: str) -> None:
+        """Count the thinking of a finished sample."""
+        tokens = count_reasoning(self._context, prepared.rules, ids, reasoning)
+        self._meter.reasoning_tokens += tokens
+
+    @property
+    def context(self) -> Context:
+        """The server's parts."""
+        return self._context
+
+
+class _Writer:
+    """Chunks of one choice: its role, what comes, and why it ended."""
+
+    def __init__(self, job: _Job, index: int, prepared: Prepared) -> None:
+        self._job = job
+        self._index = index
+        self._prepared = prepared
+        self._plain = prepared.rules.plain and not self._wants_more()
+        self._frame = Framed(job.chunk(index, _text_delta(HOLE), usage=False))
+        self._reader = OutputReader(prepared.rules)
+        self._begun = False
+        self._ids: list[int] = []
+        self._thinking = ""
+        self._calls: list[str] = []
+
+    def _wants_more(self) -> bool:
+        return self._job.logprobs([]) is not None
+
+    def write(self, delta: SampleDelta, usage: bool) -> bytes:
+        """The chunks for a delta; nothing, if it brings nothing."""
+        if self._plain and self._begun and delta.finish is None and not usage:
+            return self._frame.fill(delta.text) if delta.text else b""
+        chunks = list(self._chunks(delta, usage))
+        return b"".join(event(chunk) for chunk in chunks)
+
+    def _chunks(self, delta: SampleDelta, usage: bool) -> Iterator[dict[str, Any]]:
+        job, index = self._job, self._index
+        if not self._begun:
+            self._begun = True
+            role = {"role": "assistant", **_text_delta("")}
+            yield job.chunk(index, role, usage=usage)
+        pieces = self._reader.feed(delta.text)
+        if delta.finish is not None:
+            pieces += self._reader.finish()
+        logprobs = job.logprobs([delta.logprobs] if delta.logprobs is not None else [])
+        if self._prepared.rules.reasoning is not None:
+            self._ids.extend(delta.token_ids)
+        deltas = [self._delta(piece) for piece in pieces]
+        if not deltas and logprobs and logprobs["content"]:
+            deltas = [_text_delta("")]
+        for content in deltas:
+            yield job.chunk(index, content, usage=usage, logprobs=logprobs)
+            logprobs = None
+        if delta.finish is not None:
+            job.add_reasoning(self._prepared, self._ids, self._thinking)
+            reason = finish_name(delta.finish, calls=self._reader.has_calls)
+            matched = delta.finish.matched
+            yield job.chunk(index, {}, usage=usage, finish_reason=reason, matched_stop=matched)
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, TextDelta):
+            return _text_delta(piece.text)
+        if isinstance(piece, ReasoningDelta):
+            self._thinking += piece.text
+            return {"content": None, "reasoning_content": piece.text}
+        call: dict[str, Any] = {"index": piece.index}
+        if isinstance(piece, CallStart):
+            call["id"] = call_id(self._job.context, piece.name, piece.index)
+            call["type"] = "function"
+            call["function"] = {"name": piece.name, "arguments": ""}
+        else:
+            call["function"] = {"arguments": piece.fragment}
+        return {"content": None, "reasoning_content": None, "tool_calls": [call]}
+
+
+def _text_delta(text: str) -> dict[str, Any]:
+    return {"content": text, "reasoning_content": None}
+
+
+def finish_name(finish: Finish | None, *, calls: bool) -> str | None:
+    """`finish_reason` of a chat choice."""
+    if finish is None:
+        return None
+    return "tool_calls" if calls and finish.type == "stop" else finish.type
+
+
+def call_id(context: Context, name: str, index: int) -> str:
+    """A new id for a call; some families want a form of their own."""
+    family = context.parsers.tools
+    if family is not None and family.call_id is not None:
+        return family.call_id.format(name=name, index=index)
+    return f"call_{secrets.token_hex(12)}"
+
+
+def tool_calls(context: Context, answer: Answer) -> list[dict[str, Any]]:
+    """`tool_calls` of a message."""
+    return [
+        {
+            "id": call_id(context, call.name, i),
+            "type": "function",
+            "index": i,
+            "function": {"name": call.name, "arguments": call.arguments or "{}"},
+        }
+        for i, call in enumerate(answer.calls)
+    ]

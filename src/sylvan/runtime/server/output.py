@@ -1,0 +1,148 @@
+"""The model's text taken apart while it comes: thinking, answer, tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sylvan.text.reasoning import ReasoningFamily, ReasoningParser, make_parser
+from sylvan.text.tools import (
+    ArgumentsDelta,
+    CallStart,
+    TextDelta,
+    ToolFamily,
+    ToolParser,
+    ToolSpec,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Thinking."""
+
+    text: str
+
+
+Piece = ReasoningDelta | TextDelta | CallStart | ArgumentsDelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputRules:
+    """How the outputs of one request are read.
+
+    Attributes:
+        reasoning: Format of thinking; None leaves it in the text.
+        starts_in_reasoning: The prompt ended inside thinking.
+        stream_reasoning: Thinking is passed on as it comes, not all at its end.
+        tools: Format of calls; None leaves them in the text.
+        specs: Functions that may be called.
+        parallel: More than one call is passed on.
+    """
+
+    reasoning: ReasoningFamily | None = None
+    starts_in_reasoning: bool = False
+    stream_reasoning: bool = True
+    tools: ToolFamily | None = None
+    specs: Sequence[ToolSpec] = ()
+    parallel: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is answer."""
+        return self.reasoning is None and self.tools is None
+
+
+class OutputReader:
+    """Reads one sample. What it returns does not depend on how the text was cut."""
+
+    def __init__(self, rules: OutputRules) -> None:
+        self._thinking: ReasoningParser | None = None
+        if rules.reasoning is not None:
+            self._thinking = make_parser(
+                rules.reasoning, start_in_reasoning=rules.starts_in_reasoning
+            )
+        self._calls = ToolParser(rules.tools.grammar, rules.specs) if rules.tools else None
+        self._parallel = rules.parallel
+        self._stream_reasoning = rules.stream_reasoning
+        self._held = ""
+        self.has_calls = False
+
+    def feed(self, text: str) -> list[Piece]:
+        """Add text; return what is new."""
+        if self._thinking is None:
+            return self._answer(text)
+        reasoning, content = self._thinking.feed(text)
+        return [*self._reasoned(reasoning, done=bool(content)), *self._answer(content)]
+
+    def finish(self) -> list[Piece]:
+        """Say that the text is complete; return what was held back."""
+        pieces: list[Piece] = []
+        if self._thinking is not None:
+            reasoning, content = self._thinking.finish()
+            pieces += self._reasoned(reasoning, done=True)
+            pieces += self._answer(content)
+        if self._calls is not None:
+            pieces += self._kept(self._calls.finish())
+        return pieces
+
+    def _reasoned(self, text: str, *, done: bool) -> list[Piece]:
+        if not self._stream_reasoning:
+            self._held += text
+            text = ""
+            if done:
+                text, self._held = self._held, ""
+        return [ReasoningDelta(text)] if text else []
+
+    def _answer(self, text: str) -> list[Piece]:
+        if not text:
+            return []
+        if self._calls is None:
+            return [TextDelta(text)]
+        return self._kept(self._calls.feed(text))
+
+    def _kept(self, events: Sequence[TextDelta | CallStart | ArgumentsDelta]) -> list[Piece]:
+        kept: list[Piece] = []
+        for event in events:
+            if isinstance(event, TextDelta):
+                kept.append(event)
+            elif self._parallel or event.index == 0:
+                self.has_calls = True
+                kept.append(event)
+        return kept
+
+
+@dataclass(slots=True)
+class CallText:
+    """A whole call."""
+
+    name: str
+    arguments: str = ""
+
+
+class Answer:
+    """A whole output: thinking, text and calls."""
+
+    def __init__(self) -> None:
+        self.reasoning = ""
+        self.text = ""
+        self.calls: list[CallText] = []
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Take in more."""
+        for piece in pieces:
+            if isinstance(piece, ReasoningDelta):
+                self.reasoning += piece.text
+            elif isinstance(piece, TextDelta):
+                self.text += piece.text
+            elif isinstance(piece, CallStart):
+                self.calls.append(CallText(piece.name))
+            else:
+                self.calls[piece.index].arguments += piece.fragment
+
+
+def read_whole(rules: OutputRules, text: str) -> Answer:
+    """The parts of a whole output, by the same code as in a stream."""
+    reader, answer = OutputReader(rules), Answer()
+    answer.add(reader.feed(text))
+    answer.add(reader.finish())
+    return answer
