@@ -66,59 +66,62 @@ def serving(answer: Answer) -> Iterator[WireServer]:
 
 
 def _handler(server: WireServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    return type("Handler", (_Handler,), {"server_side": server})
 
-        def do_GET(self) -> None:
-            self._serve("GET")
 
-        def do_POST(self) -> None:
-            self._serve("POST")
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_side: WireServer
 
-        def _serve(self, method: str) -> None:
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            asked = Asked(method, self.path, json.loads(data) if data else None, dict(self.headers))
-            server.asked.append(asked)
-            answer = server.answer(asked)
-            try:
-                if isinstance(answer, Events):
-                    self._stream(answer)
-                elif isinstance(answer, Status):
-                    self._json(answer.code, answer.body)
-                else:
-                    self._json(200, answer)
-            except (ConnectionError, BrokenPipeError):
-                server.broken.set()
-                self.close_connection = True
+    def do_GET(self) -> None:
+        self._serve("GET")
 
-        def _json(self, code: int, body: Any) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def do_POST(self) -> None:
+        self._serve("POST")
 
-        def _stream(self, answer: Events) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for i, (name, data) in enumerate(answer.events):
-                if answer.wait is not None and i == len(answer.events) - 1:
-                    answer.wait.wait(10)
-                head = "" if name is None else f"event: {name}\n"
-                self._chunk(f"{head}data: {json.dumps(data)}\n\n")
-            if answer.done:
-                self._chunk("data: [DONE]\n\n")
-            self._chunk("")
+    def _serve(self, method: str) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name.title(): value for name, value in self.headers.items()}
+        asked = Asked(method, self.path, json.loads(data) if data else None, headers)
+        self.server_side.asked.append(asked)
+        answer = self.server_side.answer(asked)
+        try:
+            if isinstance(answer, Events):
+                self._stream(answer)
+            elif isinstance(answer, Status):
+                self._json(answer.code, answer.body)
+            else:
+                self._json(200, answer)
+        except ConnectionError:
+            self.server_side.broken.set()
+            self.close_connection = True
 
-        def _chunk(self, text: str) -> None:
-            data = text.encode()
-            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            self.wfile.flush()
+    def _json(self, code: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
+    def _stream(self, answer: Events) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for i, (name, data) in enumerate(answer.events):
+            if answer.wait is not None and i == len(answer.events) - 1:
+                answer.wait.wait(10)
+            head = "" if name is None else f"event: {name}\n"
+            self._chunk(f"{head}data: {json.dumps(data)}\n\n")
+        if answer.done:
+            self._chunk("data: [DONE]\n\n")
+        self._chunk("")
 
-    return Handler
+    def _chunk(self, text: str) -> None:
+        data = text.encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def log_message(self, *args: Any) -> None:
+        """Quiet."""

@@ -5,35 +5,13 @@ import pytest
 from sylvan.lang.chat_templates import ChatTemplate, ChatTemplateRegistry
 from sylvan.protocol.errors import ConfigError
 
-NAMES = [
-    "default",
-    "claude",
-    "chatml",
-    "chatml-llava",
-    "qwen",
-    "qwen2-vl",
-    "vicuna_v1.1",
-    "llama-2-chat",
-    "mistral",
-    "llama-3-instruct",
-    "llama-3-instruct-llava",
-    "llama-4",
-    "minicpmv",
-    "minicpmo",
-    "janus-pro",
-    "janus",
-    "yi-1.5",
-    "yi-vl",
-    "gemma-it",
-    "gemma-4-it",
-    "dbrx-instruct",
-    "c4ai-command-r",
-    "internvl-2-5",
-    "interns1",
-    "granite-3-instruct",
-    "deepseek-v3",
-    "glm-4v",
-]
+NAMES = {
+    *("default", "claude", "chatml", "chatml-llava", "qwen", "qwen2-vl", "vicuna_v1.1"),
+    *("llama-2-chat", "mistral", "llama-3-instruct", "llama-3-instruct-llava", "llama-4"),
+    *("minicpmv", "minicpmo", "janus-pro", "janus", "yi-1.5", "yi-vl", "gemma-it", "gemma-4-it"),
+    *("dbrx-instruct", "c4ai-command-r", "internvl-2-5", "interns1", "granite-3-instruct"),
+    *("deepseek-v3", "glm-4v"),
+}
 CHAT = [
     {"role": "system", "content": "S"},
     {"role": "user", "content": "U"},
@@ -48,7 +26,7 @@ def registry() -> ChatTemplateRegistry:
 
 
 def test_registry_has_the_contracts_templates(registry):
-    assert set(NAMES) == set(registry.names())
+    assert set(registry.names()) == NAMES
 
 
 @pytest.mark.parametrize(

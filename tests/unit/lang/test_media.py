@@ -9,8 +9,8 @@ from sylvan.lang.media import encode_image, encode_video
 
 
 class Picture:
-    def save(self, file, format):
-        file.write(format.encode())
+    def save(self, file, **options):
+        file.write(options["format"].encode())
 
 
 def test_pictures_are_encoded_from_any_source(tmp_path):

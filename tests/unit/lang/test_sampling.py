@@ -85,11 +85,8 @@ def test_dtype_becomes_a_regex_and_stops(dtype, matching, stops):
 
 
 def test_dtype_keeps_a_stop_given_as_string():
-    assert GenParams(given({"dtype": int, "stop": "x"}, "gen")).to_wire()["stop"] == [
-        "x",
-        " ",
-        "\n",
-    ]
+    params = GenParams(given({"dtype": int, "stop": "x"}, "gen"))
+    assert params.to_wire()["stop"] == ["x", " ", "\n"]
 
 
 def test_unknown_names_and_values_are_refused_by_name():

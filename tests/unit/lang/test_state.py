@@ -1,3 +1,4 @@
+# ruff: noqa: PLW2901 - `state += ...` is how programs append
 from __future__ import annotations
 
 import threading

@@ -29,6 +29,7 @@ _UNSUPPORTED = (
     "stop_regex",
     "stop_token_ids",
 )
+_SAMPLED = ("temperature", "top_p", "top_k")
 
 
 class Anthropic(BaseBackend):
@@ -90,12 +91,10 @@ class Anthropic(BaseBackend):
             "model": self.model_name,
             "messages": messages,
             "max_tokens": sampling.max_new_tokens,
-            "temperature": min(sampling.temperature, 1.0),
+            # Newer models refuse these, and newer SDKs have no arguments for them: so only what
+            # the program gave, past the SDK.
+            "extra_body": {name: params.values[name] for name in _SAMPLED if name in params.values},
         }
-        if "top_p" in params.values and sampling.top_p < 1.0:
-            options["top_p"] = sampling.top_p
-        if sampling.top_k > 0:
-            options["top_k"] = sampling.top_k
         if system:
             options["system"] = system
         if sampling.stop:

@@ -60,6 +60,7 @@ class VertexAI(BaseBackend):
             location=location or variable("GCP_LOCATION"),
         )
         self._safety_settings = safety_settings
+        self._types = load_sdk("google.genai.types", "vertexai")
         self._api_error: type[Exception] = load_sdk("google.genai.errors", "vertexai").APIError
 
     def get_model_name(self) -> str:
@@ -115,26 +116,24 @@ class VertexAI(BaseBackend):
         }
         if (remaining := s.scope.remaining_s()) is not None:
             config["http_options"] = {"timeout": int(remaining * 1000)}
-        contents = [_content(message) for message in messages]
+        contents = [self._content(message) for message in messages]
         return {"model": self.model_name, "contents": contents, "config": config}
 
+    def _content(self, message: dict[str, Any]) -> Any:
+        """A message in the OpenAI format as one in Google's."""
+        role = "model" if message["role"] == "assistant" else "user"
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        return self._types.Content(role=role, parts=[self._part(part) for part in parts])
 
-def _content(message: dict[str, Any]) -> dict[str, Any]:
-    """A message in the OpenAI format as one in Google's."""
-    role = "model" if message["role"] == "assistant" else "user"
-    content = message["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {"role": role, "parts": [_part(part) for part in parts]}
-
-
-def _part(part: dict[str, Any]) -> dict[str, Any]:
-    if part["type"] == "text":
-        return {"text": part["text"]}
-    url: str = part["image_url"]["url"]
-    if not url.startswith("data:"):
-        return {"file_data": {"file_uri": url, "mime_type": "image/jpeg"}}
-    data = base64.b64decode(url.partition(",")[2])
-    return {"inline_data": {"data": data, "mime_type": "image/jpeg"}}
+    def _part(self, part: dict[str, Any]) -> Any:
+        if part["type"] == "text":
+            return self._types.Part(text=part["text"])
+        url: str = part["image_url"]["url"]
+        if not url.startswith("data:"):
+            return self._types.Part.from_uri(file_uri=url, mime_type="image/jpeg")
+        data = base64.b64decode(url.partition(",")[2])
+        return self._types.Part.from_bytes(data=data, mime_type="image/jpeg")
 
 
 def _text(candidate: Any) -> str:
