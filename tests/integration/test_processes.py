@@ -53,6 +53,8 @@ class Said:
             self.logprobs += delta.logprobs.logprobs.tolist()
         self.last = delta
 
+    __hash__ = None  # type: ignore[assignment]
+
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Said)
         # near, not equal: a replay computes them in other chunks, and sums may differ by a bit
@@ -158,7 +160,7 @@ async def test_a_stream_says_what_the_whole_answer_says(runtime: Runtime) -> Non
 
 
 async def test_random_disconnects_leave_nothing_running_and_others_right(runtime: Runtime) -> None:
-    draw = random.Random(3)  # noqa: S311
+    draw = random.Random(3)
     sampling = SamplingParams(max_new_tokens=24, ignore_eos=True, sampling_seed=11)
     prompts = [f"client {i % 20} says {'x' * (i % 7)}" for i in range(200)]
     leave_after = [draw.choice([None, None, 0, 1, 5, 15]) for _ in prompts]

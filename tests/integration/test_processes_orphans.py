@@ -64,9 +64,8 @@ def parent(tmp_path: Path) -> Iterator[Parent]:
         children = [psutil.Process(pid) for pid in about["pids"]]
         yield Parent(process, children, Path(about["path"]))
         process.kill()
-        for child in children:
-            if child.is_running():
-                child.kill()
+        for child in psutil.wait_procs(children, timeout=PATIENCE_S)[1]:
+            child.kill()
 
 
 def test_a_killed_parent_leaves_no_children_and_no_files(parent: Parent) -> None:
