@@ -75,6 +75,12 @@ class KVCacheManager:
         count = -(-num_tokens // self.page_size) - kv.num_pages
         if count <= 0:
             return True
+        has_room = kv.num_pages < len(kv.pages) and kv.tail is None
+        if count == 1 and has_room and self._allocator.free_pages:
+            # most calls by far: a decoding request needs its next page
+            kv.pages[kv.num_pages] = self._allocator.alloc_one()
+            kv.num_pages += 1
+            return True
         short = count - self._allocator.free_pages
         if short > 0:
             if short > self._tree.evictable_pages:

@@ -39,6 +39,15 @@ class PageAllocator:
         self._is_free[pages] = False
         return pages
 
+    def alloc_one(self) -> int:
+        """Take one page: `alloc(1)` without its arrays."""
+        if not self._top:
+            raise MemoryError("1 page wanted, 0 free")
+        self._top -= 1
+        page = int(self._stack[self._top])
+        self._is_free[page] = False
+        return page
+
     def free(self, pages: IntArray) -> None:
         """Give pages back."""
         count = len(pages)

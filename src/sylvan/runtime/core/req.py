@@ -16,31 +16,33 @@ from sylvan.runtime.cache.types import KVHandle
 class TokenBuffer:
     """Token ids of one request in one growing array, so that prefixes are views, not copies."""
 
-    __slots__ = ("_ids", "_len")
+    __slots__ = ("_ids", "_room", "length")
 
     def __init__(self, ids: IntArray, room: int) -> None:
-        self._ids = np.empty(len(ids) + room, np.int32)
+        self.length = len(ids)  # read only; an attribute because it is read at every step
+        self._room = len(ids) + room
+        self._ids = np.empty(self._room, np.int32)
         self._ids[: len(ids)] = ids
-        self._len = len(ids)
 
     def __len__(self) -> int:
-        return self._len
+        return self.length
 
     def append(self, token: int) -> None:
         """Add one id."""
-        if self._len == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.empty(max(64, self._len), np.int32)])
-        self._ids[self._len] = token
-        self._len += 1
+        if self.length == self._room:
+            self._ids = np.concatenate([self._ids, np.empty(max(64, self._room), np.int32)])
+            self._room = len(self._ids)
+        self._ids[self.length] = token
+        self.length += 1
 
     def view(self, start: int, stop: int) -> IntArray:
         """Ids [start, stop) without copying; valid until the next `append`."""
-        assert stop <= self._len
+        assert stop <= self.length
         return self._ids[start:stop]
 
     def truncate(self, length: int) -> None:
         """Forget all ids from `length` on."""
-        self._len = min(self._len, length)
+        self.length = min(self.length, length)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +57,10 @@ class Req:
     arrived_s: float = 0.0
     order: int = 0  # arrival number; unique
     tokens: TokenBuffer = field(init=False)  # prompt, then outputs
+    prompt_len: int = field(init=False)  # tokens given by the client
+    max_tokens: int = field(init=False)  # prompt and outputs together
+    min_tokens: int = field(init=False)  # no stop id ends it before
+    stop_ids: frozenset[int] = field(init=False)
     computed: int = 0  # tokens whose KV exists once all steps in flight are done
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
@@ -65,10 +71,18 @@ class Req:
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
-        room, ids = 0, self.request.input_ids
-        if isinstance(self.request, GenerateRequest):
-            room = min(self.request.sampling.max_new_tokens or 0, 4096)
-            ids = np.concatenate([ids, self.request.output_ids])
+        request, ids = self.request, self.request.input_ids
+        self.prompt_len = self.max_tokens = self.min_tokens = len(ids)
+        self.stop_ids = frozenset()
+        room = 0
+        if isinstance(request, GenerateRequest):
+            sampling = request.sampling
+            self.max_tokens += sampling.max_new_tokens or 0
+            self.min_tokens += sampling.min_new_tokens
+            if not sampling.ignore_eos:
+                self.stop_ids = frozenset((*request.eos_ids, *sampling.stop_token_ids))
+            ids = np.concatenate([ids, request.output_ids])
+            room = min(sampling.max_new_tokens or 0, 4096)
         self.tokens = TokenBuffer(ids, room)
 
     @property
@@ -77,24 +91,19 @@ class Req:
         return self.request.rid
 
     @property
-    def prompt_len(self) -> int:
-        """Tokens given by the client."""
-        return len(self.request.input_ids)
-
-    @property
     def num_tokens(self) -> int:
         """Known tokens plus those in flight."""
-        return len(self.tokens) + self.pending
+        return self.tokens.length + self.pending
 
     @property
     def num_outputs(self) -> int:
         """Generated tokens known here, replayed ones included."""
-        return len(self.tokens) - self.prompt_len
+        return self.tokens.length - self.prompt_len
 
     @property
     def lacking(self) -> int:
         """Tokens without KV that are not being computed either."""
-        return self.num_tokens - self.computed
+        return self.tokens.length + self.pending - self.computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,7 @@ class Draft:
     parents: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: that makes its constructor three times as slow
 class Slice:
     """Compute tokens [start, stop) of `req` in this step.
 
@@ -147,7 +156,7 @@ class Batch:
         return sum(s.stop - s.start for s in self.slices)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SliceOutput:
     """What one slice brought.
 

@@ -13,14 +13,11 @@ from sylvan.runtime.core.req import Req
 
 def finish_reason(req: Req, token: int) -> Finish | None:
     """Whether `token`, the newest of `req`, ends it."""
-    request = req.request
-    assert isinstance(request, GenerateRequest)
-    sampling, count = request.sampling, req.num_outputs
-    stops = token in request.eos_ids or token in sampling.stop_token_ids
-    if stops and not sampling.ignore_eos and count > sampling.min_new_tokens:
+    count = req.tokens.length
+    if token in req.stop_ids and count > req.min_tokens:
         return Finish(type="stop", matched=token)
-    if count >= (sampling.max_new_tokens or 0):
-        return Finish(type="length", length=count)
+    if count >= req.max_tokens:
+        return Finish(type="length", length=count - req.prompt_len)
     return None
 
 

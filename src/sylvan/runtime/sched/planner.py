@@ -37,22 +37,23 @@ class Planner:
         self._waiting, self._running = waiting, running
         self._prompt_logprobs = prompt_logprobs
         self._slices: list[Slice] = []
-        self._busy: set[int] = set()  # arrival numbers of requests with a slice in this step
         self._budget = 0
         self._chunk = 0
 
     def plan(self) -> tuple[Slice, ...]:
         """Choose the next step's slices: decoding first, then prompts under way, then new ones."""
         self.step += 1
-        self._slices, self._busy = [], set()
+        self._slices = []
         self._budget, self._chunk = self._limits.max_batch_tokens, self._limits.chunk_tokens
         self._make_way()
         retractions = self.retractions
         prompts: list[Req] = []
+        plain = not self._parts.features
         for req in tuple(self._running):
-            if req.lacking > 1:
+            lacking = req.tokens.length + req.pending - req.computed
+            if lacking > 1:
                 prompts.append(req)
-            elif req.lacking == 1:
+            elif lacking == 1 and not (plain and self._decode(req)):
                 self._go_on(req)
         for req in prompts:
             self._go_on(req)
@@ -88,6 +89,19 @@ class Planner:
 
     # ---- running requests
 
+    def _decode(self, req: Req) -> bool:
+        """`_go_on` for the plainest and most frequent case; False, changing nothing, for others."""
+        kv, start = req.kv, req.computed
+        if kv is None or self._budget <= 0 or start < req.prompt_len:
+            return False
+        if start >= kv.num_pages * self._cache.page_size and not self._cache.extend(kv, start + 1):
+            return False
+        self._slices.append(Slice(req, start, start + 1, True))
+        req.computed = start + 1
+        req.pending += 1
+        self._budget -= 1
+        return True
+
     def _go_on(self, req: Req) -> None:
         if req.kv is None or not self._may_run(req):
             return
@@ -116,7 +130,8 @@ class Planner:
 
     def _victim(self) -> Req:
         """Who gives way: least urgent, then fewest outputs, then longest prompt, then newest."""
-        free = [r for r in self._running if r.order not in self._busy]
+        busy = {piece.req.order for piece in self._slices}
+        free = [r for r in self._running if r.order not in busy]
         return min(free, key=lambda r: (r.request.priority, r.num_outputs, -r.prompt_len, -r.order))
 
     # ---- waiting requests
@@ -148,7 +163,8 @@ class Planner:
         """Whether `req` fits beside those running, retracting less urgent ones if need be."""
         need = req.num_tokens + self.admission.expected_outputs(req) + self._cache.page_size
         while not self._fits(req, need, reserved):
-            less_urgent = [r for r in self._running if self._yields(r, req)]
+            busy = {piece.req.order for piece in self._slices}
+            less_urgent = [r for r in self._running if self._yields(r, req) and r.order not in busy]
             if not less_urgent:
                 return False
             victim = min(less_urgent, key=lambda r: (r.request.priority, -r.order))
@@ -166,11 +182,7 @@ class Planner:
 
     def _yields(self, running: Req, to: Req) -> bool:
         threshold = self._limits.preemption_threshold
-        return (
-            threshold is not None
-            and to.request.priority - running.request.priority >= threshold
-            and running.order not in self._busy
-        )
+        return threshold is not None and to.request.priority - running.request.priority >= threshold
 
     def _may_preempt(self) -> bool:
         if self._limits.preemption_threshold is None:
@@ -232,7 +244,6 @@ class Planner:
         guesses = len(draft.tokens) if draft else 0
         req.computed, req.pending = stop + guesses, req.pending + piece.samples
         self._slices.append(piece)
-        self._busy.add(req.order)
         self._budget -= count + guesses
         self._chunk -= count if count > 1 else 0
         if is_prompt and self._limits.share_in_batch:

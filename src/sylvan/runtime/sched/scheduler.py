@@ -224,8 +224,9 @@ class Scheduler:
             logger.exception("step failed; its requests are ended")
             self._fail(batch, str(error))
             return True
+        now = self._parts.clock()
         for piece, out in zip(batch.slices, outputs, strict=True):
-            self._accept(piece, out)
+            self._accept(piece, out, now)
         return bool(batch.slices)
 
     def _fail(self, batch: Batch, reason: str) -> None:
@@ -236,9 +237,10 @@ class Scheduler:
             self.abort(piece.req.rid, Finish(type="abort", message=reason, status=500))
         self._parts.cache.clear()
 
-    def _accept(self, piece: Slice, out: SliceOutput) -> None:
+    def _accept(self, piece: Slice, out: SliceOutput, now: float) -> None:
         req = piece.req
-        req.pending -= piece.samples
+        if piece.samples:
+            req.pending -= 1
         if piece.draft and req.kv:  # rejected guesses have no place in the cache
             req.computed -= len(piece.draft.tokens) + 1 - len(out.token_ids)
         if req.finish:
@@ -250,7 +252,6 @@ class Scheduler:
             self._prompt_logprobs.add(req, piece.start, out.prompt_logprobs)
         if not piece.samples:
             return  # a chunk that is not the last
-        now = self._parts.clock()
         if not req.first_token_s:
             req.first_token_s = now
             self._totals["cached"] += req.cached_tokens
@@ -261,28 +262,29 @@ class Scheduler:
             self._accept_tokens(req, out, now)
 
     def _accept_tokens(self, req: Req, out: SliceOutput, now: float) -> None:
-        assert isinstance(req.request, GenerateRequest)
-        finish: Finish | None = None
-        tokens: list[int] = []
-        if req.request.sampling.max_new_tokens == 0:  # prefill only: nothing is given out
-            finish = Finish(type="length", length=0)
-        for token in () if finish else out.token_ids:
+        tokens, finish = out.token_ids, None
+        if req.max_tokens == req.prompt_len:  # prefill only: nothing is given out
+            tokens, finish = (), Finish(type="length", length=0)
+        for count, token in enumerate(tokens, 1):
             req.tokens.append(token)
-            tokens.append(token)
             if finish := finish_reason(req, token):
+                tokens = tokens[:count]
                 break
         self._totals["generated"] += len(tokens)
-        prompt = self._prompt_logprobs.take(req)  # before the finish, which forgets them
-        self._follow(req, tokens)
+        if self._parts.features:
+            self._follow(req, tokens)
         if finish and not req.finish:
             self._finish(req, finish)
+        prompt_logprobs = None
+        if isinstance(req.request, GenerateRequest) and req.request.logprobs is not None:
+            prompt_logprobs = self._prompt_logprobs.take(req)
         self._outbox.append(
             output(
                 req,
                 tokens,
                 now_s=now,
                 logprobs=head(out.logprobs, len(tokens)),
-                prompt_logprobs=prompt,
+                prompt_logprobs=prompt_logprobs,
             )
         )
 
