@@ -13,8 +13,8 @@ from sylvan.runtime.engine.composition import Build, Scalar, served_facts
 from sylvan.runtime.engine.local import LocalEngine
 from sylvan.runtime.engine.supervisor import Programs, Supervisor
 from sylvan.runtime.engine.text import load_tokenizer
-from sylvan.runtime.tokenizer.manager import EdgeLimits, TokenizerManager
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
 from sylvan.text.tokenizer import Tokenizer
 
 ABORT_PATIENCE_S = 2.0

@@ -187,6 +187,8 @@ class SchedulerLoop:
             self._fail_running(f"{type(error).__name__} in the engine")
             return True
         self._failed_steps = 0
+        if self._scheduler.idle and not progressed and not self._settled:
+            self._beat_due_s = 0.0  # the load has come to rest; tell it
         self._settled = not progressed
         return progressed
 

@@ -14,7 +14,8 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.tokenizer.names import internal_name
 from sylvan.runtime.tokenizer.types import SampleDelta
 
-MAX_LOST_LIVES = 3
+SUSPECT_AFTER = 2  # losses after which a sample is replayed alone
+MAX_LOST_LIVES = 3  # losses after which it is given up
 
 
 @dataclass(slots=True, eq=False)

@@ -7,9 +7,9 @@ import itertools
 import logging
 import math
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import msgspec
 
@@ -29,8 +29,8 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.tokenizer.checks import Prompt, build_request, check_ids, check_input
-from sylvan.runtime.tokenizer.live import MAX_LOST_LIVES, LiveRequest, Sample
-from sylvan.runtime.tokenizer.types import GenerateInput, ModelFacts, SampleDelta, State
+from sylvan.runtime.tokenizer.live import MAX_LOST_LIVES, SUSPECT_AFTER, LiveRequest, Sample
+from sylvan.runtime.tokenizer.types import EdgeLimits, GenerateInput, ModelFacts, SampleDelta, State
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.transport.api import ChannelFullError
 from sylvan.utils.clock import Clock, monotonic
@@ -41,18 +41,6 @@ CLIENT_ABORT = Finish(type="abort", message="aborted by the client")
 HEARTBEAT_MAX_AGE_S = 2.0
 _INLINE_CHARS = 2048  # longer texts are tokenised in a thread; shorter ones take under 1 ms
 _TOKENIZER_THREADS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeLimits:
-    """Bounds and defaults of the edge.
-
-    `max_live_samples` bounds what is kept for replay; `seed` is for requests that bring none.
-    """
-
-    max_live_samples: int = 16384
-    stream_interval: int = 1
-    seed: int | None = None
 
 
 class TokenizerManager:
@@ -81,6 +69,8 @@ class TokenizerManager:
         self._samples: dict[str, tuple[LiveRequest, Sample]] = {}
         self._emptied = asyncio.Event()
         self._epoch = 0
+        self._suspects: deque[tuple[LiveRequest, Sample]] = deque()
+        self._suspect: Sample | None = None
         self._reserved = 0
         self._load = Load()
         self._beat_s = -math.inf
@@ -207,9 +197,12 @@ class TokenizerManager:
             self._state = "up"
         self._epoch += 1
         self._samples.clear()
+        self._suspects.clear()
+        self._suspect = None
         for live in tuple(self._live.values()):
             for sample in tuple(live.unfinished()):
                 self._replay(live, sample)
+        self._try_next_suspect(None)
 
     def disconnect(self, state: State) -> None:
         """The scheduler is gone; requests wait for `connect`, or with state `lost` end now."""
@@ -262,9 +255,10 @@ class TokenizerManager:
                 continue  # of an earlier epoch, or its client has gone
             live, sample = found
             sample.accept(part)
+            live.notify(sample)
             if sample.finish is not None:
                 del self._samples[part.rid]
-            live.notify(sample)
+                self._try_next_suspect(sample)
 
     def on_reply(self, message: FromScheduler) -> None:
         """Take in what the scheduler sent."""
@@ -340,9 +334,26 @@ class TokenizerManager:
             logger.error("gave up on a request rid=%s lost=%d", live.rid, sample.lost_lives)
             message = f"the engine was lost {sample.lost_lives} times while serving this request"
             sample.end(Finish(type="abort", message=message, status=500))
+        elif sample.lost_lives >= SUSPECT_AFTER:
+            self._suspects.append((live, sample))
         else:
             self._start(live, sample)
         live.notify(sample)
+
+    def _try_next_suspect(self, ended: Sample | None) -> None:
+        """Replay the next of those that may have killed the engine, once the last one has ended.
+
+        One at a time: whatever kills it does so alone, and the others are innocent.
+        """
+        if ended is not self._suspect:
+            return
+        self._suspect = None
+        while self._suspects:
+            live, sample = self._suspects.popleft()
+            if sample.finish is None and self._live.get(live.rid) is live:
+                self._suspect = sample
+                self._start(live, sample)
+                return
 
     def _count_loss(self) -> None:
         if self._send is not None:
@@ -352,7 +363,7 @@ class TokenizerManager:
     def _abort(self, live: LiveRequest, finish: Finish) -> None:
         for sample in tuple(live.unfinished()):
             sample.aborting = finish
-            if self._send is None:
+            if self._send is None or sample.name not in self._samples:
                 sample.end(finish)
                 live.notify(sample)
             else:
@@ -373,6 +384,7 @@ class TokenizerManager:
         for sample in live.unfinished():
             if self._samples.pop(sample.name, None) is not None:
                 self._tell(Abort(rid=sample.name))
+            self._try_next_suspect(sample)
 
     def _tell(self, message: Abort) -> None:
         if self._send is None:

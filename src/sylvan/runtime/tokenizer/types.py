@@ -96,6 +96,18 @@ class ModelFacts:
         return min(self.context_len, self.max_total_tokens or self.context_len)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeLimits:
+    """Bounds and defaults of the edge.
+
+    `max_live_samples` bounds what is kept for replay; `seed` is for requests that bring none.
+    """
+
+    max_live_samples: int = 16384
+    stream_interval: int = 1
+    seed: int | None = None
+
+
 def error_of(finish: Finish | None) -> SylvanError | None:
     """The error a finish stands for; None for ordinary ends and aborts the client asked for."""
     if finish is None or finish.type != "abort" or finish.status is None:
