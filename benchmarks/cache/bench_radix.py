@@ -29,7 +29,6 @@ from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.sim import SimExecutor
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.scheduler import Scheduler
 
 PROMPT, CACHED, REPEATS = 2304, 1_100_000, 400
@@ -112,11 +111,10 @@ def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, objec
         lambda batch: 0.0,
         ExecutorCaps(max_batch_tokens=8192, max_running_reqs=num_running),
     )
-    context = PolicyContext(cached_tokens=lambda req: scheduler.cached_tokens(req))
     parts = Parts(
         cache=cache,
         executor=executor,
-        policy=schedule_policy("lpm", context),
+        policy=schedule_policy("lpm"),
         emit=lambda outputs: None,
     )
     scheduler = Scheduler(parts, Limits(max_running_reqs=num_running, max_waiting_reqs=100_000))

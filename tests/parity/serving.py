@@ -18,7 +18,6 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.build import LocalOptions, build_executor
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.scheduler import Scheduler
 
 
@@ -54,12 +53,11 @@ class Serving:
         )
         tree = RadixCache(page_size, eviction_policy("lru"))
         self.cache = KVCacheManager(PageAllocator(pages + 1, page_size), tree)
-        context = PolicyContext(cached_tokens=self._cached_tokens)
         self.scheduler = Scheduler(
             Parts(
                 cache=self.cache,
                 executor=self.executor,
-                policy=schedule_policy("fcfs", context),
+                policy=schedule_policy("fcfs"),
                 emit=self._emit,
             ),
             self.limits,

@@ -18,7 +18,6 @@ from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.clock import VirtualClock
 
@@ -148,11 +147,10 @@ class World:
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, object] = {}
         self.outputs: dict[str, list] = {}
-        context = PolicyContext(cached_tokens=self._cached_tokens, clock=self.clock)
         parts = Parts(
             cache=self.cache,
             executor=self.executor,
-            policy=schedule_policy(policy, context),
+            policy=schedule_policy(policy),
             emit=self._emit,
             features=features,
             clock=self.clock,
@@ -167,9 +165,6 @@ class World:
             self.outputs.setdefault(out.rid, []).append(out)
             if out.finish:
                 self.finish[out.rid] = out.finish
-
-    def _cached_tokens(self, req: Req) -> int:
-        return self.scheduler.cached_tokens(req)
 
     def run(self, steps: int = 5000) -> None:
         for _ in range(steps):

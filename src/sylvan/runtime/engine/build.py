@@ -13,19 +13,13 @@ from sylvan.config.check import check
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.load import dump
 from sylvan.config.resolve import resolve
-from sylvan.runtime.cache.eviction import eviction_policy
-from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.pages import PageAllocator
-from sylvan.runtime.cache.prefix import NoPrefixCache, PrefixCache
-from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.core.req import Req
+from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.engine.composition import Composition, Emit
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import LocalOptions, build_executor
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.clock import Clock, monotonic
 
@@ -87,24 +81,14 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
 
 def compose_scheduler(config: Config, executor: Executor, emit: Emit) -> Scheduler:
     """The scheduler of a resolved configuration over an executor that is there already."""
-    schedulers: list[Scheduler] = []  # filled below; policies ask only while it runs
-
-    def cached_tokens(req: Req) -> int:
-        return schedulers[0].cached_tokens(req)
-
     settings, size = config.scheduler, _number(config.cache.page_size)
-    pages = PageAllocator(-(-_number(config.cache.max_tokens) // size) + 1, size)
-    tree: PrefixCache = (
-        RadixCache(size, eviction_policy(config.cache.eviction))
-        if config.cache.prefix == "radix"
-        else NoPrefixCache()
-    )
-    context = PolicyContext(cached_tokens=cached_tokens, seed=config.seed or 0)
+    num_pages = _number(config.cache.max_tokens) // size + 1
     parts = Parts(
-        cache=KVCacheManager(pages, tree),
+        cache=kv_cache(num_pages, size, config.cache.prefix, config.cache.eviction),
         executor=executor,
-        policy=schedule_policy(settings.policy, context),
+        policy=schedule_policy(settings.policy),
         emit=emit,
+        seed=config.seed or 0,
     )
     max_batch_tokens = _number(settings.max_batch_tokens)
     chunk_tokens = _number(settings.chunk_tokens)
@@ -119,8 +103,7 @@ def compose_scheduler(config: Config, executor: Executor, emit: Emit) -> Schedul
         preemption_threshold=settings.preempt_threshold,
         whole_prompts=chunk_tokens == 0,
     )
-    schedulers.append(Scheduler(parts, limits))
-    return schedulers[0]
+    return Scheduler(parts, limits)
 
 
 def _options(config: Config) -> LocalOptions:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.sched.feature import Feature
-from sylvan.runtime.sched.policies.api import SchedulePolicy
+from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
 from sylvan.utils.clock import Clock, monotonic
 
 
@@ -40,11 +40,17 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a scheduler is composed of; wired in `engine.build`."""
+    """What a scheduler is composed of; wired in `engine.build`.
+
+    `policy` makes the policy once the scheduler is there for it to ask; `seed` and
+    `tenant_weights` are for policies that need them.
+    """
 
     cache: KVCacheManager
     executor: Executor
-    policy: SchedulePolicy
+    policy: Callable[[PolicyContext], SchedulePolicy]
     emit: Callable[[Sequence[TokenOutput]], None]
     features: tuple[Feature, ...] = ()
     clock: Clock = monotonic
+    seed: int = 0
+    tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])

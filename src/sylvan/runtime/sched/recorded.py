@@ -14,10 +14,7 @@ from sylvan.runtime.sched.scheduler import CLIENT_ABORT, Scheduler
 
 
 class RecordedScheduler:
-    """Stands in for a `Scheduler`; all that it is told and all that it decides is recorded.
-
-    `parts.policy` must look at the time through `recorder.clock` too.
-    """
+    """Stands in for a `Scheduler`; all that it is told and all that it decides is recorded."""
 
     def __init__(self, parts: Parts, limits: Limits, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -15,7 +15,6 @@ from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.sched.feature import Feature, Verdict
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.recording import (
     Added,
     Asked,
@@ -103,21 +102,16 @@ def _apply(scheduler: Scheduler, event: Event) -> None:
 
 def _scheduler(setup: Setup, tape: _Tape) -> Scheduler:
     cache = kv_cache(setup.num_pages, setup.page_size, setup.prefix, setup.eviction)
-
-    def cached_tokens(req: Req) -> int:
-        return scheduler.cached_tokens(req)
-
-    context = PolicyContext(cached_tokens=cached_tokens, clock=tape.now, seed=setup.seed)
     parts = Parts(
         cache=cache,
         executor=_TapeExecutor(tape, setup.lockstep),
-        policy=schedule_policy(setup.policy, context),
+        policy=schedule_policy(setup.policy),
         emit=tape.emit,
         features=tuple(_TapeFeature(tape, n) for n in range(setup.features)),
         clock=tape.now,
+        seed=setup.seed,
     )
-    scheduler = Scheduler(parts, Limits(**setup.limits))
-    return scheduler
+    return Scheduler(parts, Limits(**setup.limits))
 
 
 class _Tape:

@@ -18,6 +18,7 @@ from sylvan.runtime.sched.feature import Feature
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.outputs import PromptLogprobs, finish_reason, head, met_targets, output
 from sylvan.runtime.sched.planner import Planner
+from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
@@ -33,10 +34,19 @@ class Scheduler:
     """
 
     def __init__(self, parts: Parts, limits: Limits) -> None:
+        policy = parts.policy(
+            PolicyContext(
+                cached_tokens=self.cached_tokens,
+                clock=parts.clock,
+                seed=parts.seed,
+                tenant_weights=parts.tenant_weights,
+            )
+        )
+        if isinstance(policy, Feature):  # a policy that follows what it ordered
+            parts = replace(parts, features=(*parts.features, policy))
+        self.policy = policy
         self.running: list[Req] = []
-        self.waiting = WaitingQueue(parts.policy, parts.clock, limits.age_limit_s)
-        if isinstance(parts.policy, Feature):  # a policy that follows what it ordered
-            parts = replace(parts, features=(*parts.features, parts.policy))
+        self.waiting = WaitingQueue(policy, parts.clock, limits.age_limit_s)
         self._parts, self._limits = parts, limits
         self._prompt_logprobs = PromptLogprobs()
         self._planner = Planner(parts, limits, self.waiting, self.running, self._prompt_logprobs)

@@ -30,7 +30,7 @@ def order(name: str, reqs, cached=None, clock=None) -> list[str]:
     context = PolicyContext(
         cached_tokens=lambda r: (cached or {}).get(r.rid, 0), clock=clock or VirtualClock()
     )
-    return [r.rid for r in schedule_policy(name, context).order(reqs)]
+    return [r.rid for r in schedule_policy(name)(context).order(reqs)]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -131,7 +131,7 @@ def test_light_tenant_is_not_held_up_by_a_heavy_one():
     for number in range(40):
         ids = [rng.randrange(40) for _ in range(10)]
         world.scheduler.add(request(f"l{number}", ids, new=10, tenant="light"))
-    policy = world.scheduler.waiting._policy
+    policy = world.scheduler.policy
     gaps = []
     while any(r.request.tenant == "light" for r in world.scheduler.waiting):
         world.scheduler.step()
@@ -144,7 +144,7 @@ def test_light_tenant_is_not_held_up_by_a_heavy_one():
 
 def test_weights_divide_service():
     context = PolicyContext(cached_tokens=lambda r: 0, tenant_weights={"a": 3.0, "b": 1.0})
-    policy = schedule_policy("vtc", context)
+    policy = schedule_policy("vtc")(context)
     reqs = [
         Req(request(f"{tenant}{i}", range(12), tenant=tenant), order=i)
         for i, tenant in enumerate("abababababababab")

@@ -13,7 +13,6 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.feature import Feature, Verdict
 from sylvan.runtime.sched.limits import Limits
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.recording import Decided, Recorder, Setup, read
 from sylvan.runtime.sched.replay import replay
@@ -46,11 +45,8 @@ def record(folder, *, policy="lpm", pages=16, features=(), inflight=2) -> World:
         features=len(features),
     )
     recorder = Recorder(folder, setup)
-    context = PolicyContext(
-        cached_tokens=world._cached_tokens, clock=recorder.clock(world.clock), seed=3
-    )
     parts = replace(
-        world.scheduler._parts, policy=schedule_policy(policy, context), features=features
+        world.scheduler._parts, policy=schedule_policy(policy), features=features, seed=3
     )
     world.scheduler = RecordedScheduler(parts, limits, recorder)
     rng = random.Random(1)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
 from sylvan.utils import plugins
 
 
-def schedule_policy(name: str, context: PolicyContext) -> SchedulePolicy:
-    """The policy of that name (dashes and underscores are the same).
+def schedule_policy(name: str) -> Callable[[PolicyContext], SchedulePolicy]:
+    """What makes the policy of that name (dashes and underscores are the same).
 
     Raises:
         ConfigError: there is none.
     """
-    return plugins.load(sys.modules[__name__], name.replace("-", "_")).build(context)
+    return plugins.load(sys.modules[__name__], name.replace("-", "_")).build
