@@ -1,13 +1,17 @@
 """One folder per op: PyTorch reference, C++ for CPUs, Triton for GPUs; chosen by capability.
 
 The ops are functions of `sylvan.kernels.ops`, also found here by name. They import torch, so they
-are loaded when first asked for: what a machine can do is known without it.
+are loaded when first asked for: what a machine can do (`describe`) is known without it.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
+
+from sylvan.kernels.native.library import describe
+
+__all__ = ["describe"]
 
 OPS = (
     "activation",

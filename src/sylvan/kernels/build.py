@@ -1,0 +1,112 @@
+"""Compile the native kernels: one library per instruction set, chosen at run time.
+
+Standard library only: the package's build hook runs this file before anything is installed. By
+hand: `python -m sylvan.kernels.build`. Needs g++ 11 or later.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent
+LIB = ROOT / "lib"
+_AVX512 = (
+    "-march=x86-64-v4 -mavx512vnni -mavx512bf16 -mprefer-vector-width=512 -mtune=sapphirerapids"
+)
+_AMX = f"{_AVX512} -mamx-tile -mamx-int8 -mamx-bf16"
+# Linked into one library their std:: templates would merge, and AVX512 code reach older CPUs.
+VARIANTS: Mapping[str, str] = {"portable": ""}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    VARIANTS = {"portable": "", "avx2": "-march=x86-64-v3", "avx512": _AVX512, "amx": _AMX}
+_FLAGS = (
+    "-O2 -std=c++20 -fPIC -pthread -ffp-contract=off -fno-math-errno -fvisibility=hidden "
+    "-fno-gnu-unique -Wall -Wextra -Wno-psabi -Wno-ignored-attributes -Wno-unknown-pragmas"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a build gave: libraries by variant, and why others are missing."""
+
+    libraries: Mapping[str, Path]
+    failures: Mapping[str, str]
+
+
+def compiler() -> str | None:
+    """Path of the C++ compiler, or None."""
+    return shutil.which("g++") or shutil.which("c++")
+
+
+def sources() -> list[Path]:
+    """Every C++ file of the kernels."""
+    return sorted(ROOT.glob("*/*.cpp"))
+
+
+def build(out: Path = LIB, variants: Mapping[str, str] = VARIANTS) -> Built:
+    """Compile all variants, one process each. An old compiler may lack one: the rest serve."""
+    cxx = compiler()
+    if cxx is None:
+        return Built({}, dict.fromkeys(variants, "no C++ compiler (g++) found"))
+    out.mkdir(parents=True, exist_ok=True)
+    running = {
+        name: (path, _start(cxx, name, flags, path))
+        for name, flags in variants.items()
+        for path in [out / f"libsylvan_{name}.so"]
+    }
+    libraries, failures = {}, {}
+    for name, (path, process) in running.items():
+        _, errors = process.communicate()
+        if process.returncode == 0:
+            _temporary(path).replace(path)
+            libraries[name] = path
+        else:
+            failures[name] = errors.strip()
+    return Built(libraries, failures)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_suffix(".tmp")
+
+
+def _start(cxx: str, name: str, flags: str, path: Path) -> subprocess.Popen[str]:
+    one_unit = "".join(f'#include "{source}"\n' for source in sources() if _belongs(source, name))
+    command = [cxx, *_FLAGS.split(), *flags.split(), f'-DSYLVAN_VARIANT="{name}"', "-shared"]
+    command += ["-x", "c++", "-", "-o", str(_temporary(path))]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    process.stdin.write(one_unit)
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def _belongs(source: Path, variant: str) -> bool:
+    return source.name != "cpu.cpp" or variant == "portable"
+
+
+def wheel_tag() -> str:
+    """Platform tag of a wheel that holds libraries: no Python ABI, one operating system and CPU."""
+    return f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def main() -> int:
+    """Build, and say what came of it."""
+    built = build()
+    for name, path in built.libraries.items():
+        sys.stdout.write(f"{name}: {path} ({path.stat().st_size >> 10} KiB)\n")
+    for name, why in built.failures.items():
+        sys.stdout.write(f"{name}: failed: {why}\n")
+    return 1 if built.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

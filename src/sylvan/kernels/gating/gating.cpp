@@ -1,0 +1,35 @@
+// buf: gate|up (or x), out; n: cols of the result, function
+#include "../native/kernel.h"
+
+namespace {
+
+vf apply(int function, vf x) {
+    switch (function) {
+        case SILU: return x / (exp(-x) + 1.f);
+        case GELU: return .5f * x * (1.f + erf(x * .70710678f));
+        case GELU_TANH: return .5f * x * (1.f + tanh(.79788456f * fma(x * x * x, splat(.044715f), x)));
+        case RELU: return max(x, vf{});
+        case RELU2: return max(x, vf{}) * max(x, vf{});
+        case SIGMOID: return 1.f / (exp(-x) + 1.f);
+        default: return tanh(x);
+    }
+}
+
+template <class T> void glu(const Op& op, const Step& s, int64_t r) {
+    int cols = op.n[0];
+    const T *gate = at<T>(op, s, 0) + r * stride(2 * cols), *up = gate + cols;
+    T* out = at<T>(op, s, 1) + r * stride(cols);
+    for (int i = 0; i < stride(cols); i += LANES) put(out + i, first(apply(op.n[1], get(gate + i)) * get(up + i), cols - i));
+}
+
+template <class T> void activation(const Op& op, const Step& s, int64_t r) {
+    int cols = op.n[0];
+    const T* x = at<T>(op, s, 0) + r * stride(cols);
+    T* out = at<T>(op, s, 1) + r * stride(cols);
+    for (int i = 0; i < stride(cols); i += LANES) put(out + i, first(apply(op.n[1], get(x + i)), cols - i));
+}
+
+}  // namespace
+
+const Kernel glu_kernel[2] = {{row_tiles, by_rows<glu<bf16>>}, {row_tiles, by_rows<glu<float>>}};
+const Kernel activation_kernel[2] = {{row_tiles, by_rows<activation<bf16>>}, {row_tiles, by_rows<activation<float>>}};

@@ -1,0 +1,152 @@
+"""Weights in the order kernels read them: blocks of 16 outputs, a 32-bit word of inputs at a time.
+
+Outputs are padded to a multiple of 32 and inputs to whole matrix tiles, with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from sylvan.kernels.api import LinearWeight, Unsupported
+from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+from sylvan.kernels.native.memory import Bytes, allocate
+
+PackKind = Literal["dense", "int8", "int4"]
+LANES = 16
+_OUT_PAD = 32
+_BLOCK = 4096  # outputs packed at a time: bounds the temporary memory
+_NATIVE_GROUPS = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A weight in kernel order; `words` are 32-bit words of inputs in a block of 16 outputs."""
+
+    kind: PackKind
+    rows: int  # outputs
+    cols: int  # inputs
+    padded_rows: int
+    words: int
+    data: Bytes
+    scale: Bytes | None = None
+    sums: Bytes | None = None
+    group: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is read when multiplying."""
+        return sum(len(x) for x in (self.data, self.scale, self.sums) if x is not None)
+
+
+def pack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
+    """Pack for kernels whose rows are of `dtype` (bfloat16 or float32).
+
+    Raises:
+        Unsupported: a kind or shape without a kernel.
+    """
+    if isinstance(weight, DeferredWeight):
+        weight = weight.load()
+    if isinstance(weight, Int8Weight):
+        return _pack_int8(weight)
+    if isinstance(weight, Int4Weight):
+        return _pack_int4(weight)
+    if not isinstance(weight, torch.Tensor):
+        raise Unsupported(f"a weight of type {type(weight).__name__}")
+    return _pack_dense(weight.detach(), dtype)
+
+
+def pack_nothing(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
+    """The shape of what `pack` would give: for a rehearsal that reads and frees no weight.
+
+    Raises:
+        Unsupported: as `pack`.
+    """
+    rows, cols = weight.shape
+    kind: PackKind = "dense"
+    if isinstance(weight, Int8Weight):
+        kind = "int8"
+    elif isinstance(weight, Int4Weight):
+        kind = "int4"
+        if weight.group not in _NATIVE_GROUPS:
+            raise Unsupported(f"int4 weights in groups of {weight.group}")
+    words = _up(cols, 128) // (8 if kind == "int4" else 4)
+    group = weight.group if isinstance(weight, Int4Weight) else 0
+    return PackedWeight(kind, rows, cols, _up(rows, _OUT_PAD), words, allocate(0), group=group)
+
+
+def as_bytes(tensor: torch.Tensor) -> Bytes:
+    """A copy of a tensor's bytes in kernel memory."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    out = allocate(flat.nbytes)
+    out[:] = flat
+    return out
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _blocks(words_NW: torch.Tensor, out: torch.Tensor, first: int) -> None:
+    """Write int32 words of outputs first .. to their blocks. `out`: (blocks, W, 16)."""
+    part = words_NW.unflatten(0, (-1, LANES)).transpose(1, 2)
+    out[first // LANES : first // LANES + len(part)] = part
+
+
+def _words(rows: int, words: int) -> tuple[Bytes, torch.Tensor]:
+    data = allocate(rows * words * 4)
+    view = torch.from_numpy(data.view(np.int32)).view(rows // LANES, words, LANES)
+    return data, view
+
+
+def _pack_dense(weight: torch.Tensor, dtype: torch.dtype) -> PackedWeight:
+    rows, cols = weight.shape
+    padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
+    words = width * dtype.itemsize // 4
+    data, view = _words(padded, words)
+    for first in range(0, rows, _BLOCK):
+        part = weight[first : first + _BLOCK].to(dtype)
+        part = F.pad(part, (0, width - cols, 0, _up(len(part), _OUT_PAD) - len(part)))
+        _blocks(part.contiguous().view(torch.int32), view, first)
+    return PackedWeight("dense", rows, cols, padded, words, data)
+
+
+def _pack_int8(weight: Int8Weight) -> PackedWeight:
+    rows, cols = weight.shape
+    padded, width = _up(rows, _OUT_PAD), _up(cols, 64)
+    data, view = _words(padded, width // 4)
+    for first in range(0, rows, _BLOCK):
+        part = weight.q[first : first + _BLOCK]
+        part = F.pad(part, (0, width - cols, 0, _up(len(part), _OUT_PAD) - len(part)))
+        _blocks(part.contiguous().view(torch.int32), view, first)
+    sums = F.pad(weight.q.sum(1, dtype=torch.int32), (0, padded - rows))
+    scale = F.pad(weight.scale.float(), (0, padded - rows))
+    words = width // 4
+    return PackedWeight("int8", rows, cols, padded, words, data, as_bytes(scale), as_bytes(sums))
+
+
+def _pack_int4(weight: Int4Weight) -> PackedWeight:
+    rows, cols = weight.shape
+    group = weight.group
+    if group not in _NATIVE_GROUPS:
+        raise Unsupported(f"int4 weights in groups of {group}")
+    padded, width = _up(rows, _OUT_PAD), _up(cols, max(64, group))
+    data, view = _words(padded, width // 8)
+    for first in range(0, rows, _BLOCK):
+        part = Int4Weight(weight.q[first : first + _BLOCK], weight.scale, group)
+        levels = (part.levels() + 8).to(torch.uint8)
+        missing = _up(len(levels), _OUT_PAD) - len(levels)
+        levels = F.pad(levels, (0, width - cols, 0, missing), value=8)
+        eights = levels.unflatten(1, (-1, 2, 4))  # of eight inputs: low nibbles, high nibbles
+        packed = (eights[:, :, 0] | eights[:, :, 1] << 4).flatten(1).contiguous()
+        _blocks(packed.view(torch.int32), view, first)
+    scale = F.pad(weight.scale.float(), (0, (width - cols) // group, 0, padded - rows))
+    scale = scale.unflatten(0, (-1, LANES)).transpose(1, 2)
+    words = width // 8
+    return PackedWeight(
+        "int4", rows, cols, padded, words, data, as_bytes(scale.contiguous()), group=group
+    )

@@ -1,0 +1,79 @@
+"""The C ABI as Python sees it; mirrors `program.h`."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+OP = np.dtype(
+    [
+        ("kind", "i4"),
+        ("count", "i4"),
+        ("type", "i4"),
+        ("unused", "i4"),
+        ("buf", "i4", 12),
+        ("n", "i4", 12),
+        ("f", "f4", 4),
+    ]
+)
+
+
+class Kind(IntEnum):
+    """Which kernel."""
+
+    EMBED = 0
+    RMS_NORM = 1
+    LAYER_NORM = 2
+    QUANTISE = 3
+    LINEAR = 4
+    LINEAR_INT8 = 5
+    LINEAR_INT4 = 6
+    GLU = 7
+    ACTIVATION = 8
+    ROPE_STORE = 9
+    ATTENTION = 10
+    ATTENTION_MERGE = 11
+    TAKE_ROWS = 12
+    ADD = 13
+    SCALE = 14
+    SOFTCAP = 15
+
+
+FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")
+COUNTS = ("tokens", "outputs")
+TYPES = ("bf16", "f32")
+
+
+class Run(ctypes.Structure):
+    """Everything that changes from step to step."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("tokens", "outputs", "seqs", "table_stride")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "ids",
+                "positions",
+                "slots",
+                "row_start",
+                "kv_len",
+                "table_row",
+                "page_table",
+                "out_rows",
+                "profile",
+            )
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Sizes that the library was compiled with."""
+
+    kv_chunk: int
+    query_tile: int
+    row_pad: int
+    max_head: int

@@ -1,0 +1,45 @@
+// What the kernels of all ops share. Invariance rule: every output element is produced by one tile, by a chain of
+// operations whose order depends only on that element's own inputs. So a row's bits never depend on the other rows,
+// the chunking of a prompt, the place of pages or the number of threads.
+#pragma once
+#include "program.h"
+#include "vec.h"
+#include <algorithm>
+#include <type_traits>
+
+template <class T> static inline T* at(const Op& op, const Step& s, int i) {
+    return op.buf[i] < 0 ? nullptr : (T*)s.buf[op.buf[i]];
+}
+static inline int rows(const Op& op, const Step& s) { return op.count == TOKENS ? s.run->tokens : s.run->outputs; }
+static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
+static inline int64_t stride(int cols) { return round_up(cols, ROW_PAD); }
+
+// Row-wise ops: a tile is a few rows.
+constexpr int ROW_TILE = 4;
+static inline int row_tiles(const Op& op, const Step& s) { return ceil_div(rows(op, s), ROW_TILE); }
+template <void (*F)(const Op&, const Step&, int64_t)> void by_rows(const Op& op, const Step& s, int t, void*) {
+    for (int r = t * ROW_TILE, e = std::min(r + ROW_TILE, rows(op, s)); r < e; r++) F(op, s, r);
+}
+
+// Calls f with n, in 1 .. MAX, as a compile-time constant.
+template <int MAX, class F> static inline void constant(int n, F&& f) {
+    if constexpr (MAX == 1) f(std::integral_constant<int, 1>{});
+    else if (n == MAX) f(std::integral_constant<int, MAX>{});
+    else constant<MAX - 1>(n, f);
+}
+
+// The one inner loop: acc[m][n] += x[m] . w[n] over `words` words, the vectors of w `step` words apart.
+template <class E, int M, int N>
+static inline __attribute__((always_inline)) void multiply(typename E::acc (&acc)[M][N], const uint32_t* x, int64_t xs,
+                                                           const uint32_t* w, int64_t ws, int64_t step, int words, int ahead) {
+    for (int k = 0; k < words; k++) {
+        vu wv[N];
+        for (int n = 0; n < N; n++) {
+            wv[n] = load<vu>(w + n * ws + k * step);
+            if (ahead) __builtin_prefetch(w + n * ws + k * step + ahead);
+        }
+        for (int m = 0; m < M; m++)
+            for (int n = 0; n < N; n++) acc[m][n] = E::dot(acc[m][n], wv[n], vu{} + x[m * xs + k]);
+    }
+}

@@ -1,0 +1,148 @@
+"""Finds the compiled kernels and picks the variant this CPU can run. Loads no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sylvan.kernels import build
+from sylvan.kernels.native.binding import OP, Constants, Run
+
+_AVX2, _AVX512, _VNNI, _BF16, _AMX = (1 << i for i in range(5))
+_NEEDS: Mapping[str, int] = {
+    "portable": 0,
+    "avx2": _AVX2,
+    "avx512": _AVX2 | _AVX512 | _VNNI | _BF16,
+    "amx": _AVX2 | _AVX512 | _VNNI | _BF16 | _AMX,
+}
+_FEATURES = ("avx2", "avx512", "avx512-vnni", "avx512-bf16", "amx")
+PREFERENCE = ("amx", "avx512", "avx2", "portable")
+
+
+class LibraryMissing(Exception):  # noqa: N818 - a state of the installation, answered by a fallback
+    """No compiled kernels can be used here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A loaded variant and its sizes."""
+
+    variant: str
+    path: Path
+    dll: ctypes.CDLL
+    constants: Constants
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What runs on this machine and why; `lines` is for people."""
+
+    variant: str | None
+    cpu_features: tuple[str, ...]
+    reasons: Mapping[str, str]  # variant -> "in use", or why not
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line for the CPU and one for each variant."""
+        found = ", ".join(self.cpu_features) or "none of those with kernels"
+        return (
+            f"cpu: {platform.machine()}; instruction sets: {found}",
+            *(f"{name}: {why}" for name, why in self.reasons.items()),
+        )
+
+
+def cpu_features(folder: Path = build.LIB) -> tuple[str, ...]:
+    """Instruction sets that CPU and operating system offer, of those with own kernels.
+
+    Raises:
+        LibraryMissing: nothing is compiled.
+    """
+    bits = _cpu_bits(folder)
+    return tuple(name for i, name in enumerate(_FEATURES) if bits >> i & 1)
+
+
+def usable(folder: Path = build.LIB) -> Mapping[str, str]:
+    """Why each variant cannot be used, best first; "" if it can."""
+    bits = _cpu_bits(folder)
+    return {name: _obstacle(folder, name, bits) for name in PREFERENCE}
+
+
+@functools.cache
+def load(variant: str | None = None, folder: Path = build.LIB) -> Library:
+    """Load a variant, or the best one that works here.
+
+    Raises:
+        LibraryMissing: nothing is compiled, or the variant asked for cannot run.
+    """
+    obstacles = usable(folder)
+    if variant is not None and variant not in obstacles:
+        raise LibraryMissing(f"there is no variant {variant!r}; known are {', '.join(PREFERENCE)}")
+    names = [variant] if variant else [name for name, why in obstacles.items() if not why]
+    for name in names:
+        if obstacles[name]:
+            raise LibraryMissing(f"kernels for {name}: {obstacles[name]}")
+        return _open(folder, name)
+    raise LibraryMissing("no compiled kernels can run here")
+
+
+def describe(folder: Path = build.LIB) -> Description:
+    """What is in use and why; never raises."""
+    try:
+        obstacles = usable(folder)
+        best = load(folder=folder).variant
+    except LibraryMissing as why:
+        return Description(None, (), {"none": f"{why}; PyTorch computes every op"})
+    reasons = {
+        name: "in use" if name == best else obstacle or f"works here, but {best} is faster"
+        for name, obstacle in obstacles.items()
+    }
+    return Description(best, cpu_features(folder), reasons)
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"libsylvan_{name}.so"
+
+
+def _cpu_bits(folder: Path) -> int:
+    path = _path(folder, "portable")
+    if not path.exists():
+        raise LibraryMissing(
+            "the C++ kernels are not compiled (no g++ when Sylvan was installed?); "
+            "install g++ and run: python -m sylvan.kernels.build"
+        )
+    try:
+        return int(ctypes.CDLL(str(path)).sylvan_cpu())
+    except (OSError, AttributeError) as error:
+        raise LibraryMissing(f"{path.name} cannot be loaded: {error}") from None
+
+
+def _obstacle(folder: Path, name: str, bits: int) -> str:
+    lacking = [f for i, f in enumerate(_FEATURES) if _NEEDS[name] & ~bits & 1 << i]
+    if lacking:
+        return f"this CPU (or its system) lacks {', '.join(lacking)}"
+    if not _path(folder, name).exists():
+        return "not compiled"
+    try:
+        dll = ctypes.CDLL(str(_path(folder, name)))
+        if (dll.sylvan_size(0), dll.sylvan_size(1)) != (OP.itemsize, ctypes.sizeof(Run)):
+            return "compiled from other sources; run: python -m sylvan.kernels.build"
+        return "the system refuses it the tile registers" if dll.sylvan_start() else ""
+    except (OSError, AttributeError) as error:
+        return f"cannot be loaded: {error}"
+
+
+def _open(folder: Path, name: str) -> Library:
+    path = _path(folder, name)
+    dll = ctypes.CDLL(str(path))
+    dll.sylvan_program_new.restype = ctypes.c_void_p
+    dll.sylvan_program_new.argtypes = [ctypes.c_void_p, ctypes.c_int] * 2
+    dll.sylvan_program_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    dll.sylvan_program_run.restype = None
+    dll.sylvan_program_free.argtypes = [ctypes.c_void_p]
+    dll.sylvan_program_free.restype = None
+    dll.sylvan_threads.restype = None
+    return Library(name, path, dll, Constants(*(dll.sylvan_constant(i) for i in range(4))))

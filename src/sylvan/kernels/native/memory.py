@@ -1,0 +1,30 @@
+"""Memory that kernels read and write: aligned, zeroed, and backed by huge pages where it is large.
+
+Untouched memory is not resident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+_ALIGN = 64
+_LARGE = 4 << 20
+SLACK = 256  # bytes past the end that vector loads may touch
+
+
+def allocate(num_bytes: int) -> Bytes:
+    """Zeroed bytes, aligned to 64, with readable slack behind them."""
+    if num_bytes < _LARGE:
+        raw = np.zeros(num_bytes + _ALIGN + SLACK, np.uint8)
+        start = -raw.ctypes.data % _ALIGN
+        return raw[start : start + num_bytes]
+    region = mmap.mmap(-1, num_bytes + SLACK)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            region.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(region, np.uint8, num_bytes)

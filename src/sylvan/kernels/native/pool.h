@@ -1,0 +1,36 @@
+// A small thread pool: spins for a bounded time between the ops of a step, sleeps between steps.
+#pragma once
+#include "program.h"
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+class Pool {
+  public:
+    static Pool& shared();  // one a process and library; never destroyed, for threads may outlive static destructors
+
+    std::mutex busy;  // held while a program runs: one at a time
+    int size() const { return count; }
+    void* scratch(int thread) { return memory[thread]; }
+
+    void resize(int threads);
+    void run(void (*job)(void*, int), void* arg);  // job(arg, thread) on every thread, the caller's being 0
+    void barrier();                                // called by all threads of a job
+
+  private:
+    static constexpr int SPINS = 4000;  // at most some 200 us: longer than the gaps in a step, far shorter than an idle moment
+    alignas(64) std::atomic<int> epoch{0};
+    alignas(64) std::atomic<int> arrived{0};
+    alignas(64) std::atomic<int> turn{0};
+    std::vector<std::thread> threads;
+    std::vector<void*> memory;
+    bool stop = false;
+    int count = 0;
+    void (*job)(void*, int) = nullptr;
+    void* arg = nullptr;
+
+    void wake();
+    void work(int thread, int seen);
+    static void await_change(std::atomic<int>& value, int old);
+};

@@ -1,0 +1,67 @@
+// The C ABI between recorder and library: plain structs and pointers, no C++ types, no torch. `binding.py` mirrors it.
+#pragma once
+#include <cstdint>
+#include <cstddef>
+
+#define SYLVAN_API extern "C" __attribute__((visibility("default")))
+
+enum Kind : int32_t {
+    EMBED, RMS_NORM, LAYER_NORM, QUANTISE, LINEAR, LINEAR_INT8, LINEAR_INT4, GLU, ACTIVATION, ROPE_STORE, ATTENTION,
+    ATTENTION_MERGE, TAKE_ROWS, ADD, SCALE, SOFTCAP, N_KINDS
+};
+enum Count : int32_t { TOKENS, OUTPUTS };  // which run-time row count an op works on
+enum Type : int32_t { BF16, F32_ROWS };    // what rows (and KV) are made of
+enum Function : int32_t { SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID, TANH };
+
+struct Op {  // one native kernel call; constant after recording
+    int32_t kind, count, type, unused;
+    int32_t buf[12];  // ids into the buffer table, -1 = absent
+    int32_t n[12];    // sizes
+    float f[4];       // scalars
+};
+
+struct Run {  // everything that changes from step to step
+    int32_t tokens, outputs, seqs, table_stride;
+    const int32_t* ids;         // [tokens]
+    const int32_t* positions;   // [tokens]
+    const int32_t* slots;       // [tokens] page * page_size + offset: where this token's KV goes
+    const int32_t* row_start;   // [seqs + 1] rows of request s: row_start[s] .. row_start[s + 1]
+    const int32_t* kv_len;      // [seqs] tokens in the cache after this step
+    const int32_t* table_row;   // [seqs] row of the page table
+    const int32_t* page_table;  // [rows][table_stride]
+    const int32_t* out_rows;    // [outputs] rows whose logits are wanted
+    int64_t* profile;           // [ops] ns spent, added to; or null
+};
+
+struct Item {  // attention work: query vectors (row, head of the group) first .. first + count of a request
+    int32_t seq, first, count;
+};
+
+struct Work {  // the items of a step for one size of query group
+    const Item* items;
+    int count, chunks;  // chunks: of the longest request
+    bool split;         // chunks are spread over threads and merged by the next op
+};
+
+struct Step {  // what kernels see
+    const Run* run;
+    void* const* buf;
+    const Work* work;  // by index of the group size; an attention op names its index
+    int threads;
+};
+
+struct Kernel {  // tiles are independent and write disjoint outputs: any thread may run any tile in any order
+    int (*tiles)(const Op&, const Step&);
+    void (*tile)(const Op&, const Step&, int tile, void* scratch);
+};
+
+constexpr int KV_CHUNK = 256;  // tokens; the fixed unit of the softmax's reduction order
+constexpr int QUERY_TILE = 16;
+constexpr int ROW_PAD = 32;                  // rows are padded to so many columns, with zeros by whoever writes them
+constexpr int MAX_HEAD = 512;                // columns of a head
+constexpr int SCRATCH_BYTES = 256 << 10;     // per thread
+
+// One entry per kind and type, defined beside the op.
+extern const Kernel embed_kernel[2], rms_norm_kernel[2], layer_norm_kernel[2], quantise_kernel[2], linear_kernel[2],
+    linear_int8_kernel[2], linear_int4_kernel[2], glu_kernel[2], activation_kernel[2], rope_store_kernel[2],
+    attention_kernel[2], attention_merge_kernel[2], take_rows_kernel[2], add_kernel[2], scale_kernel[2], softcap_kernel[2];

@@ -1,0 +1,48 @@
+"""A recorded program that one native call replays."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import numpy as np
+import torch
+
+from sylvan.kernels.api import Value
+from sylvan.kernels.native.binding import Kind, Run
+from sylvan.kernels.native.library import Library
+from sylvan.kernels.native.plan import Placed
+from sylvan.kernels.native.recorder import view
+
+
+class Program:
+    """The ops of `placed` from `first` on. Programs of one placement share its buffers."""
+
+    def __init__(self, library: Library, placed: Placed, first: int = 0) -> None:
+        self._placed = placed
+        self.ops = np.ascontiguousarray(placed.ops[first:])
+        table = (ctypes.c_void_p * len(placed.memory))(*(m.ctypes.data for m in placed.memory))
+        self._run = library.dll.sylvan_program_run
+        self._handle = library.dll.sylvan_program_new(
+            self.ops.ctypes.data, len(self.ops), ctypes.addressof(table), len(placed.memory)
+        )
+        weakref.finalize(self, library.dll.sylvan_program_free, self._handle)
+
+    def run(self, step: Run) -> None:
+        """Compute a step; the GIL is released. The step's counts must fit what was recorded."""
+        self._run(self._handle, ctypes.byref(step))
+
+    def read(self, value: Value, rows: int) -> torch.Tensor:
+        """The first rows of a value, without copying; overwritten by the next run."""
+        memory = self._placed.memory[self._placed.home[value.id]]
+        return view(memory, rows, value.cols, value.dtype)
+
+    def profile(self, step: Run) -> list[tuple[Kind, int]]:
+        """Run once and return each op's kind and nanoseconds."""
+        spent = np.zeros(len(self.ops), np.int64)
+        step.profile = spent.ctypes.data
+        try:
+            self.run(step)
+        finally:
+            step.profile = None
+        return [(Kind(op["kind"]), int(ns)) for op, ns in zip(self.ops, spent, strict=True)]

@@ -1,0 +1,188 @@
+// Sixteen lanes in GCC vector extensions: the same source compiles for AVX512, AVX2 and any other CPU. Only the dot
+// products, fma and to_bf16 know the instruction set. Built with -ffp-contract=off: which products are fused is written
+// here and never left to the compiler, which may choose differently in two instantiations of one template.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+typedef uint8_t vb __attribute__((vector_size(16)));
+typedef uint16_t bf16;
+
+constexpr int LANES = 16;
+
+#if defined(__AVX512VNNI__)
+constexpr int TILE_ROWS = 8, TILE_COLS = 2;  // accumulators of one inner loop: 16 of 32 registers
+#elif defined(__AVX2__)
+constexpr int TILE_ROWS = 4, TILE_COLS = 1;
+#else
+constexpr int TILE_ROWS = 2, TILE_COLS = 1;
+#endif
+
+// What is added to int8 activations: VNNI multiplies unsigned by signed, the others signed by signed.
+#if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
+constexpr int INT8_ZERO = 128;
+#else
+constexpr int INT8_ZERO = 0;
+#endif
+
+template <class V> static inline V load(const void* p) {
+    V v;
+    memcpy(&v, p, sizeof(V));
+    return v;
+}
+template <class V> static inline void store(void* p, V v) { memcpy(p, &v, sizeof(V)); }
+static inline vf splat(float x) { return vf{} + x; }
+static inline vf max(vf a, vf b) { return a > b ? a : b; }
+static inline vf min(vf a, vf b) { return a < b ? a : b; }
+static inline vf abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
+static inline vi lanes() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+static inline vf first(vf v, int n) { return lanes() < n ? v : vf{}; }  // the first n lanes, then zeros
+
+static inline vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 r[2], x[2], y[2], z[2];
+    memcpy(x, &a, 64), memcpy(y, &b, 64), memcpy(z, &c, 64);
+    r[0] = _mm256_fmadd_ps(x[0], y[0], z[0]), r[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
+    return load<vf>(r);
+#else
+    return a * b + c;
+#endif
+}
+
+// Rows are bf16 or float32; every kernel computes in float32.
+static inline vf get(const bf16* p) { return (vf)(__builtin_convertvector(load<vh>(p), vu) << 16); }
+static inline vf get(const float* p) { return load<vf>(p); }
+
+static inline void put(float* p, vf v) { store(p, v); }
+static inline void put(bf16* p, vf v) {  // rounds to nearest even; NaN stays NaN
+#if defined(__AVX512BF16__)
+    store(p, (vh)_mm512_cvtneps_pbh((__m512)v));
+#else
+    vu u = (vu)v;
+    u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    u = v == v ? u : vu{} + 0x7fc0u;
+    store(p, __builtin_convertvector(u, vh));
+#endif
+}
+
+// acc + w * x over one 32-bit word per lane: a float, a pair of bf16, or four int8.
+struct F32 {
+    typedef float row;
+    typedef vf acc;
+    static constexpr int ELEMENTS = 1;
+    static inline vf dot(vf a, vu w, vu x) { return fma((vf)w, (vf)x, a); }
+};
+
+struct Bf16 {
+    typedef bf16 row;
+    typedef vf acc;
+    static constexpr int ELEMENTS = 2;
+    static inline vf dot(vf a, vu w, vu x) {
+#if defined(__AVX512BF16__)
+        return (vf)_mm512_dpbf16_ps((__m512)a, (__m512bh)w, (__m512bh)x);
+#else
+        a = fma((vf)(w << 16), (vf)(x << 16), a);
+        return fma((vf)(w & 0xffff0000u), (vf)(x & 0xffff0000u), a);
+#endif
+    }
+};
+
+#if defined(__AVX2__)
+static inline vi by_halves(vu a, vu b, __m256i (*f)(__m256i, __m256i)) {
+    __m256i r[2], x[2], y[2];
+    memcpy(x, &a, 64), memcpy(y, &b, 64);
+    r[0] = f(x[0], y[0]), r[1] = f(x[1], y[1]);
+    return load<vi>(r);
+}
+static inline __m256i sum_quads(__m256i unsigned8, __m256i signed8) {  // pairs stay below 2^15: see the callers
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned8, signed8), _mm256_set1_epi16(1));
+}
+#endif
+
+// Integer sums are exact, so their order never matters. The activations x are the second factor.
+struct Int8 {  // w and x in [-127, 127]; x + 128 as unsigned where INT8_ZERO says so
+    typedef uint8_t row;
+    typedef vi acc;
+    static constexpr int ELEMENTS = 4;
+    static inline vi dot(vi a, vu w, vu x) {
+#if defined(__AVX512VNNI__)
+        return (vi)_mm512_dpbusd_epi32((__m512i)a, (__m512i)x, (__m512i)w);
+#elif defined(__AVX2__)
+        return a + by_halves(w, x, [](__m256i p, __m256i q) { return sum_quads(_mm256_abs_epi8(q), _mm256_sign_epi8(p, q)); });
+#else
+        for (int b = 0; b < 4; b++) a += ((vi)(w << (24 - 8 * b)) >> 24) * ((vi)(x << (24 - 8 * b)) >> 24);
+        return a;
+#endif
+    }
+};
+
+struct Int4 {  // w in [0, 15], x in [-127, 127]
+    typedef uint8_t row;
+    typedef vi acc;
+    static constexpr int ELEMENTS = 4;
+    static inline vi dot(vi a, vu w, vu x) {
+#if defined(__AVX512VNNI__)
+        return (vi)_mm512_dpbusd_epi32((__m512i)a, (__m512i)w, (__m512i)x);
+#elif defined(__AVX2__)
+        return a + by_halves(w, x, [](__m256i p, __m256i q) { return sum_quads(p, q); });
+#else
+        for (int b = 0; b < 4; b++) a += (vi)((w >> (8 * b)) & 255) * ((vi)(x << (24 - 8 * b)) >> 24);
+        return a;
+#endif
+    }
+};
+
+static inline vf exp(vf x) {  // 1e-7 relative on [-87, 88], clamped outside
+    x = min(max(x, splat(-87.f)), splat(88.f));
+    const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+    vf n = fma(x, splat(1.44269504f), magic);
+    vi e = (vi)n - (vi)magic;
+    n -= magic;
+    vf r = fma(n, splat(-0.693359375f), x);
+    r = fma(n, splat(2.12194440e-4f), r);
+    vf p = splat(1.f / 720);
+    for (float c : {1.f / 120, 1.f / 24, 1.f / 6, .5f, 1.f, 1.f}) p = fma(p, r, splat(c));
+    return p * (vf)((e + 127) << 23);
+}
+static inline float exp1(float x) { return exp(splat(x))[0]; }
+
+static inline vf tanh(vf x) {  // 1 - 2 / (exp(2 |x|) + 1), odd; a short series where that would cancel
+    vf a = abs(x), s = x * x;
+    vf large = 1.f - 2.f / (exp(a + a) + 1.f);
+    vf small = splat(-17.f / 315);
+    for (float c : {2.f / 15, -1.f / 3, 1.f}) small = fma(small, s, splat(c));
+    vi sign = (vi)x & (int32_t)0x80000000;
+    return a < .15f ? small * x : (vf)((vi)large | sign);
+}
+
+static inline vf erf(vf x) {  // 1.5e-7 absolute (Abramowitz and Stegun 7.1.26)
+    vf a = abs(x), t = 1.f / fma(a, splat(0.3275911f), splat(1.f));
+    vf p = splat(1.061405429f);
+    for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = fma(p, t, splat(c));
+    vf y = 1.f - p * t * exp(-(a * a));
+    return (vf)((vi)y | ((vi)x & (int32_t)0x80000000));
+}
+
+template <class F> static inline float reduce(vf v, F f) {  // a fixed tree
+    float a[LANES];
+    store(a, v);
+    for (int s = LANES / 2; s; s /= 2)
+        for (int i = 0; i < s; i++) a[i] = f(a[i], a[i + s]);
+    return a[0];
+}
+static inline float sum(vf v) {
+    return reduce(v, [](float a, float b) { return a + b; });
+}
+static inline float largest(vf v) {
+    return reduce(v, [](float a, float b) { return a > b ? a : b; });
+}

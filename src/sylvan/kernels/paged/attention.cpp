@@ -1,0 +1,130 @@
+// Paged attention of any mix of prompts and decodes.
+//
+// Query vectors (row, head of the group) in tiles of QUERY_TILE share the loads of K and V: a tile is one row's group when
+// decoding, and spans rows of a prompt. The softmax is taken over chunks of KV_CHUNK tokens counted from position 0, and
+// the chunks are merged in order. When there are few long requests, chunks are spread over threads (Work::split) and
+// merged by the next op, with the same arithmetic.
+//
+// buf: qkv, K, V, out, parts, sinks f32 or none; n: see pages.h, 5 window or 0, 6 MiB of parts, 11 index of the group
+// f: scale, soft cap or 0
+#include "attention.h"
+
+namespace {
+
+template <class E> void soften(const Op& op, const Query& q, int chunk, Span span, Room<E>& room, Part* part) {
+    int begin = chunk * KV_CHUNK;
+    vf scale = splat(op.f[0]), cap = splat(op.f[1]);
+    for (int i = 0; i < q.count; i++) {
+        float* score = room.score[i];
+        vi low = vi{} + (q.low[i] - begin), high = vi{} + (q.end[i] - begin);
+        vf top = splat(NOTHING), total{};
+        for (int t = span.begin; t < span.end; t += LANES) {
+            vf v = load<vf>(score + t) * scale;
+            if (op.f[1] > 0) v = tanh(v / cap) * cap;
+            vi token = lanes() + t;
+            v = (token >= low) & (token < high) ? v : splat(NOTHING);
+            store(score + t, v);
+            top = max(top, v);
+        }
+        float m = largest(top);
+        for (int t = span.begin; t < span.end; t += LANES) {
+            vi token = lanes() + t;
+            vf p = (token >= low) & (token < high) ? exp(load<vf>(score + t) - m) : vf{};
+            total += p;
+            put(room.weight[i] + t, p);
+        }
+        for (int t = round_up(span.end, LANES); t % (2 * LANES); t += LANES) put(room.weight[i] + t, vf{});
+        part->of(i, room.stride)[0] = m;
+        part->of(i, room.stride)[1] = sum(total);
+    }
+}
+
+template <class E> void attend(const Op& op, const Step& s, const Query& q, int kv_head, int chunk, Room<E>& room, Part* part) {
+    Pages<E> pages(op, s, q, kv_head, chunk);
+    Span span = pages.span(q);
+    scores(pages, q, span, room);
+    soften(op, q, chunk, span, room, part);
+    values(pages, q, span, room, part);
+}
+
+void merge(float* to, const float* from, int64_t cols) {
+    float m = std::max(to[0], from[0]), a = exp1(to[0] - m), b = exp1(from[0] - m);
+    to[0] = m, to[1] = to[1] * a + from[1] * b;
+    for (int64_t d = PART_HEAD; d < PART_HEAD + cols; d += LANES)
+        store(to + d, fma(load<vf>(to + d), splat(a), load<vf>(from + d) * b));
+}
+
+// Merges the chunks of a tile in order and writes its output rows. `chunk_parts(c)` gives the parts of chunk c.
+template <class E, class F> void finish(const Op& op, const Step& s, const Query& q, int kv_head, Room<E>& room, F&& chunk_parts) {
+    typedef typename E::row T;
+    Heads h(op);
+    const float* sinks = at<float>(op, s, 5);
+    for (int c = q.first_chunk(); c <= q.last_chunk(); c++) {
+        Part* part = chunk_parts(c);
+        for (int i = 0; i < q.count; i++) {
+            float *to = room.all->of(i, room.stride), *from = part->of(i, room.stride);
+            if (!q.sees(i, c)) continue;
+            if (c == q.low[i] / KV_CHUNK) memcpy(to, from, room.stride * sizeof(float));
+            else merge(to, from, h.v_pad);
+        }
+    }
+    int64_t width = int64_t(h.hq) * h.v_dim, out_stride = stride(int(width));
+    for (int i = 0; i < q.count; i++) {
+        float *all = room.all->of(i, room.stride), total = all[1], scale = 1.f;
+        if (sinks) {
+            float m = std::max(all[0], sinks[q.head[i]]);
+            scale = exp1(all[0] - m);
+            total = total * scale + exp1(sinks[q.head[i]] - m);
+        }
+        T* out = at<T>(op, s, 3) + q.row[i] * out_stride;
+        for (int d = 0; d < h.v_pad; d += LANES) {  // + 0: one sign of zero, however many masked zeros were added
+            T v[LANES];
+            put(v, load<vf>(all + PART_HEAD + d) * (scale / total) + 0.f);
+            memcpy(out + q.head[i] * h.v_dim + d, v, std::min(LANES, h.v_dim - d) * sizeof(T));
+        }
+        if (kv_head == 0)
+            for (int64_t d = width; d < out_stride; d++) out[d] = 0;
+    }
+}
+
+const Work& work(const Op& op, const Step& s) { return s.work[op.n[11]]; }
+bool split(const Op& op, const Step& s) {
+    const Work& w = work(op, s);
+    return w.split && int64_t(w.count) * op.n[1] * w.chunks * part_floats(Heads(op)) * QUERY_TILE * 4 <= int64_t(op.n[6]) << 20;
+}
+int attention_tiles(const Op& op, const Step& s) {
+    return work(op, s).count * op.n[1] * (split(op, s) ? work(op, s).chunks : 1);
+}
+int merge_tiles(const Op& op, const Step& s) { return split(op, s) ? work(op, s).count * op.n[1] : 0; }
+
+template <class E> void attention(const Op& op, const Step& s, int t, void* scratch) {
+    const Work& w = work(op, s);
+    bool spread = split(op, s);
+    int tile = spread ? t / w.chunks : t, kv_head = tile % op.n[1];
+    Query q(op, s, w.items[tile / op.n[1]], kv_head);
+    Room<E> room(op, scratch);
+    auto gathered = [&] { gather(op, s, q, room); };
+    if (!spread) {
+        gathered();
+        finish<E>(op, s, q, kv_head, room, [&](int c) {
+            attend<E>(op, s, q, kv_head, c, room, room.part);
+            return room.part;
+        });
+    } else if (int c = t % w.chunks; c >= q.first_chunk() && c <= q.last_chunk()) {
+        gathered();
+        attend<E>(op, s, q, kv_head, c, room, at<Part>(op, s, 4)->tile(t, room.stride));
+    }
+}
+
+template <class E> void attention_merge(const Op& op, const Step& s, int t, void* scratch) {
+    const Work& w = work(op, s);
+    int kv_head = t % op.n[1];
+    Query q(op, s, w.items[t / op.n[1]], kv_head);
+    Room<E> room(op, scratch);
+    finish<E>(op, s, q, kv_head, room, [&](int c) { return at<Part>(op, s, 4)->tile(int64_t(t) * w.chunks + c, room.stride); });
+}
+
+}  // namespace
+
+const Kernel attention_kernel[2] = {{attention_tiles, attention<Bf16>}, {attention_tiles, attention<F32>}};
+const Kernel attention_merge_kernel[2] = {{merge_tiles, attention_merge<Bf16>}, {merge_tiles, attention_merge<F32>}};

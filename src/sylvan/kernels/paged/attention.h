@@ -1,0 +1,186 @@
+// The parts of paged attention: query tiles, scratch memory, and the two matrix products of a chunk.
+#pragma once
+#include "../native/amx.h"
+#include "pages.h"
+
+constexpr float NOTHING = -1e30f;  // score of a token that is not seen
+constexpr int PART_HEAD = LANES;   // floats before the values of a part: maximum, sum, padding
+
+// What a chunk gives for one query vector: maximum of the scores, sum of the weights, weighted values.
+inline int64_t part_floats(const Heads& h) { return PART_HEAD + h.v_pad; }
+struct Part {
+    float first;
+    float* of(int vector, int64_t floats) { return &first + vector * floats; }
+    Part* tile(int64_t index, int64_t floats) { return reinterpret_cast<Part*>(&first + index * QUERY_TILE * floats); }
+};
+
+struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i] of its request
+    int count, low[QUERY_TILE], end[QUERY_TILE], head[QUERY_TILE];
+    int64_t row[QUERY_TILE];
+    const int32_t* table;
+
+    Query(const Op& op, const Step& s, const Item& item, int kv_head) : count(item.count) {
+        int group = op.n[0] / op.n[1], window = op.n[5];
+        int start = s.run->row_start[item.seq], rows = s.run->row_start[item.seq + 1] - start;
+        table = s.run->page_table + int64_t(s.run->table_row[item.seq]) * s.run->table_stride;
+        for (int i = 0; i < count; i++) {
+            int r = (item.first + i) / group;
+            row[i] = start + r, head[i] = kv_head * group + (item.first + i) % group;
+            end[i] = s.run->kv_len[item.seq] - rows + r + 1;
+            low[i] = window ? std::max(0, end[i] - window) : 0;
+        }
+    }
+    int first_chunk() const { return low[0] / KV_CHUNK; }  // rows of a tile ascend
+    int last_chunk() const { return (end[count - 1] - 1) / KV_CHUNK; }
+    bool sees(int i, int chunk) const { return end[i] > chunk * KV_CHUNK && low[i] < (chunk + 1) * KV_CHUNK; }
+};
+
+struct Span {  // tokens of a chunk that some vector of the tile sees, from a block's beginning
+    int low, begin, end;
+};
+
+template <class E> struct Room {  // scratch memory of a thread
+    typedef typename E::row T;
+    int64_t stride;  // floats of a part
+    float (*score)[KV_CHUNK];
+    T (*weight)[KV_CHUNK];
+    T (*q)[MAX_HEAD];
+    char* values;  // two rows of tokens a word, of one 32-token block
+    Part *part, *all;
+
+    Room(const Op& op, void* scratch) : stride(part_floats(Heads(op))) {
+        char* p = static_cast<char*>(scratch);
+        auto take = [&](int64_t bytes) { return (p += bytes) - bytes; };
+        score = (float(*)[KV_CHUNK])take(QUERY_TILE * KV_CHUNK * 4);
+        weight = (T(*)[KV_CHUNK])take(QUERY_TILE * KV_CHUNK * sizeof(T));
+        q = (T(*)[MAX_HEAD])take(QUERY_TILE * MAX_HEAD * sizeof(T));
+        values = take(16 * MAX_HEAD * 4);
+        part = (Part*)take(QUERY_TILE * (PART_HEAD + MAX_HEAD) * 4);
+        all = (Part*)take(QUERY_TILE * (PART_HEAD + MAX_HEAD) * 4);
+    }
+};
+
+template <class E> struct Pages {  // the pages of one head in one chunk
+    typedef typename E::row T;
+    Heads h;
+    const T *k, *v;
+    const int32_t* table;
+    int head, begin;
+
+    Pages(const Op& op, const Step& s, const Query& q, int kv_head, int chunk)
+        : h(op), k(at<T>(op, s, 1)), v(at<T>(op, s, 2)), table(q.table), head(kv_head), begin(chunk * KV_CHUNK) {}
+    const T* keys(int t) const {  // of 16 tokens
+        int token = begin + t;
+        return k + h.k_head(table[token / h.page], head) + token % h.page * h.k_dim;
+    }
+    const T* vals(int t) const {
+        int token = begin + t;
+        return v + h.v_head(table[token / h.page], head) + token % h.page * h.v_pad;
+    }
+    Span span(const Query& q) const {
+        int low = std::max(0, q.low[0] - begin);
+        return {low, low / 32 * 32, std::min(q.end[q.count - 1] - begin, KV_CHUNK)};
+    }
+};
+
+template <class E> void gather(const Op& op, const Step& s, const Query& q, Room<E>& room) {
+    typedef typename E::row T;
+    Heads h(op);
+    for (int i = 0; i < q.count; i++) {
+        memcpy(room.q[i], at<T>(op, s, 0) + q.row[i] * h.qkv_stride() + q.head[i] * h.dim, h.dim * sizeof(T));
+        memset(room.q[i] + h.dim, 0, (h.k_dim - h.dim) * sizeof(T));
+    }
+}
+
+#if defined(__AMX_BF16__)
+static inline void scores(const Pages<Bf16>& pages, const Query&, Span span, Room<Bf16>& room) {
+    constexpr int QS = MAX_HEAD * 2, OUT = KV_CHUNK * 4;
+    int steps = int(pages.h.k_dim / 32);
+    for (int t = span.begin; t < span.end; t += 64) {  // a missing block repeats the one before it
+        const bf16* k[4];
+        for (int i = 0; i < 4; i++) k[i] = t + 16 * i < span.end ? pages.keys(t + 16 * i) : k[i - 1];
+        zero_four();
+        for (int d = 0; d < steps; d++) {
+            tile_load<4>(room.q[0] + d * 32, QS);
+            tile_load<5>(k[0] + d * 512, 64), tile_load<6>(k[1] + d * 512, 64);
+            TilesBf16::dot<0, 4, 5>(), TilesBf16::dot<1, 4, 6>();
+            tile_load<5>(k[2] + d * 512, 64), tile_load<6>(k[3] + d * 512, 64);
+            TilesBf16::dot<2, 4, 5>(), TilesBf16::dot<3, 4, 6>();
+        }
+        float* out = room.score[0] + t;
+        tile_store<0>(out, OUT), tile_store<1>(out + 16, OUT), tile_store<2>(out + 32, OUT), tile_store<3>(out + 48, OUT);
+    }
+}
+
+// 32 tokens of V with a row of tokens pairs every `v_pad` words: in place, or copied where the block is split or partly stale.
+static inline const bf16* value_block(const Pages<Bf16>& pages, Span span, int t, Room<Bf16>& room) {
+    int64_t row = pages.h.v_pad * 2;
+    if (pages.h.page >= 32 && t + 32 <= span.end) return pages.vals(t);
+    auto* copy = reinterpret_cast<bf16*>(room.values);
+    for (int pair = 0; pair < 16; pair++) {
+        int token = t + 2 * pair;
+        if (token >= span.end || token + 1 < span.low) memset(copy + pair * row, 0, row * 2);
+        else memcpy(copy + pair * row, pages.vals(token / 16 * 16) + token % 16 / 2 * row, row * 2);
+    }
+    return copy;
+}
+
+static inline void values(const Pages<Bf16>& pages, const Query&, Span span, Room<Bf16>& room, Part* part) {
+    int64_t row = pages.h.v_pad * 4, out = room.stride * 4;
+    float* o = part->of(0, room.stride) + PART_HEAD;
+    for (int64_t d = 0; d < pages.h.v_pad; d += 64) {
+        int64_t count = std::min<int64_t>(4, (pages.h.v_pad - d) / 16);
+        zero_four();
+        for (int t = span.begin; t < span.end; t += 32) {
+            const bf16* v = value_block(pages, span, t, room) + d * 2;
+            tile_load<4>(room.weight[0] + t, KV_CHUNK * 2);
+            tile_load<5>(v, row);
+            TilesBf16::dot<0, 4, 5>();
+            if (count > 1) tile_load<6>(v + 32, row), TilesBf16::dot<1, 4, 6>();
+            if (count > 2) tile_load<5>(v + 64, row), TilesBf16::dot<2, 4, 5>();
+            if (count > 3) tile_load<6>(v + 96, row), TilesBf16::dot<3, 4, 6>();
+        }
+        tile_store<0>(o + d, out);
+        if (count > 1) tile_store<1>(o + d + 16, out);
+        if (count > 2) tile_store<2>(o + d + 32, out);
+        if (count > 3) tile_store<3>(o + d + 48, out);
+    }
+}
+#endif
+
+template <class E> void scores(const Pages<E>& pages, const Query& q, Span span, Room<E>& room) {
+    int words = int(pages.h.k_dim) / E::ELEMENTS;
+    for (int m = 0; m < q.count; m += TILE_ROWS)
+        constant<TILE_ROWS>(std::min(TILE_ROWS, q.count - m), [&](auto M) {
+            for (int t = span.begin; t < span.end; t += 32) {  // two blocks at a time; a missing second one repeats the first
+                const auto *k0 = (const uint32_t*)pages.keys(t), *k1 = t + 16 < span.end ? (const uint32_t*)pages.keys(t + 16) : k0;
+                vf acc[M][2] = {};
+                multiply<E, M, 2>(acc, (const uint32_t*)room.q[m], MAX_HEAD / E::ELEMENTS, k0, k1 - k0, LANES, words, 0);
+                for (int i = 0; i < M; i++) store(room.score[m + i] + t, acc[i][0]), store(room.score[m + i] + t + 16, acc[i][1]);
+            }
+        });
+}
+
+template <class E, int M, int N>
+void weigh(const Pages<E>& pages, Span span, const Room<E>& room, Part* part, int m, int d) {
+    constexpr int e = E::ELEMENTS;
+    vf acc[M][N] = {};
+    for (int t = span.begin; t < span.end; t += LANES) {
+        int words = std::min(LANES / e, ceil_div(span.end - t, e));
+        multiply<E, M, N>(acc, (const uint32_t*)(room.weight[m] + t), KV_CHUNK / e, (const uint32_t*)pages.vals(t) + d, LANES,
+                          pages.h.v_pad, words, 0);
+    }
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) store(part->of(m + i, room.stride) + PART_HEAD + d + j * LANES, acc[i][j]);
+}
+
+template <class E> void values(const Pages<E>& pages, const Query& q, Span span, Room<E>& room, Part* part) {
+    for (int m = 0; m < q.count; m += TILE_ROWS)
+        constant<TILE_ROWS>(std::min(TILE_ROWS, q.count - m), [&](auto M) {
+            int d = 0, cols = int(pages.h.v_pad);
+            if constexpr (M <= 4 && TILE_COLS > 1)
+                for (; d + 64 <= cols; d += 64) weigh<E, M, 4>(pages, span, room, part, m, d);
+            for (; d + 32 <= cols; d += 32) weigh<E, M, 2>(pages, span, room, part, m, d);
+            if (d < cols) weigh<E, M, 1>(pages, span, room, part, m, d);
+        });
+}
