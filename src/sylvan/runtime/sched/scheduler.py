@@ -283,11 +283,11 @@ class Scheduler:
         self._totals["generated"] += len(tokens)
         if self._parts.features:
             self._follow(req, tokens)
-        if finish and not req.finish:
-            self._finish(req, finish)
         prompt_logprobs = None
         if isinstance(req.request, GenerateRequest) and req.request.logprobs is not None:
-            prompt_logprobs = self._prompt_logprobs.take(req)
+            prompt_logprobs = self._prompt_logprobs.take(req)  # the finish forgets them
+        if finish and not req.finish:
+            self._finish(req, finish)
         self._outbox.append(
             output(
                 req,
