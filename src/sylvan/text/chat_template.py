@@ -252,10 +252,11 @@ def _prepare(message: dict[str, Any], *, parts: bool) -> dict[str, Any]:
 def _joined(parts: list[Any]) -> str:
     texts: list[str] = []
     for part in parts:
-        text = part if isinstance(part, str) else part.get("text")
+        text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise RequestError(
-                f"The chat template of this model takes text only, not {part.get('type')!r} parts.",
+                f"The chat template of this model takes text only, not {kind!r} parts.",
                 param="messages",
             )
         texts.append(text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import regex
 
 from sylvan.protocol.errors import RequestError
+from sylvan.text.markers import possible_start
 
 MAX_HELD_CHARS = 1024
 _LOOKBEHIND_CHARS = 256
@@ -27,19 +28,6 @@ class StopMatch:
     pattern: str
     start: int
     end: int
-
-
-def possible_start(text: str, markers: Sequence[str]) -> int:
-    """Offset from which the text may still become one of the markers; its length if it cannot.
-
-    Only proper prefixes at the end of the text count, not markers that are complete.
-    """
-    longest = max(map(len, markers), default=0)
-    for start in range(max(len(text) - longest + 1, 0), len(text)):
-        tail = text[start:]
-        if any(len(marker) > len(tail) and marker.startswith(tail) for marker in markers):
-            return start
-    return len(text)
 
 
 class StopFinder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sylvan.text.stops import possible_start
+from sylvan.text.markers import possible_start
 
 _OPEN = ("<|start|>", "<|channel|>")
 _MESSAGE = "<|message|>"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Protocol
 
+from sylvan.text.markers import possible_start
 from sylvan.text.reasoning.families import ReasoningFamily
 from sylvan.text.reasoning.harmony import HarmonyReasoning
-from sylvan.text.stops import possible_start
 
 Split = tuple[str, str]
 

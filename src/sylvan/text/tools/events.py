@@ -1,0 +1,122 @@
+"""What tool parsers say, and the state that turns a grammar's findings into events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sylvan.text.tools.reader import Malformed, Reader
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that belongs to no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call of the function `name`; calls are numbered from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsDelta:
+    """A piece of a call's arguments; the pieces of a complete call join to a JSON object."""
+
+    index: int
+    fragment: str
+
+
+Event = TextDelta | CallStart | ArgumentsDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A function that may be called.
+
+    Attributes:
+        name: Its name.
+        parameters: JSON schema of its arguments.
+    """
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_openai(cls, tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
+        """Read tool definitions in the OpenAI shape, with or without the outer `function`."""
+        found: list[ToolSpec] = []
+        for tool in tools or ():
+            function = tool.get("function", tool)
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                parameters = function.get("parameters")
+                found.append(cls(function["name"], parameters if parameters else {}))
+        return tuple(found)
+
+
+class Calls:
+    """Collects events, and settles what part of the text they account for.
+
+    Args:
+        reader: Its text up to the current place is settled by each call event.
+        tools: Functions that may be called; None allows any name.
+    """
+
+    def __init__(self, reader: Reader, tools: Collection[ToolSpec] | None) -> None:
+        self._reader = reader
+        self._tools = None if tools is None else {tool.name: tool for tool in tools}
+        self._events: list[Event] = []
+        self._index = -1
+
+    @property
+    def count(self) -> int:
+        """Calls so far."""
+        return self._index + 1
+
+    def knows(self, name: str) -> bool:
+        """Whether a call of `name` may be reported."""
+        return bool(name) and (self._tools is None or name in self._tools)
+
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """JSON schema of a function's arguments; empty if unknown."""
+        tool = (self._tools or {}).get(name)
+        return tool.parameters if tool else {}
+
+    def start(self, name: str) -> None:
+        """Report a call.
+
+        Raises:
+            Malformed: There is no such function.
+        """
+        if not self.knows(name):
+            raise Malformed
+        self._index += 1
+        self._events.append(CallStart(self._index, name))
+        self._reader.commit()
+
+    def arguments(self, fragment: str) -> None:
+        """Report a piece of the current call's arguments."""
+        last = self._events[-1] if self._events else None
+        if isinstance(last, ArgumentsDelta):
+            self._events[-1] = ArgumentsDelta(self._index, last.fragment + fragment)
+        elif fragment:
+            self._events.append(ArgumentsDelta(self._index, fragment))
+        self._reader.commit()
+
+    def text(self, text: str) -> None:
+        """Report text."""
+        last = self._events[-1] if self._events else None
+        if isinstance(last, TextDelta):
+            self._events[-1] = TextDelta(last.text + text)
+        elif text:
+            self._events.append(TextDelta(text))
+
+    def take(self) -> list[Event]:
+        """Hand over the events collected."""
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,75 @@
+"""Calls written as a function name followed by JSON arguments."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sylvan.text.tools.events import Calls
+from sylvan.text.tools.json_text import read_value
+from sylvan.text.tools.objects import ObjectGrammar, read_object, read_objects
+from sylvan.text.tools.reader import Malformed, Reader, Steps
+
+_HEAD_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedGrammar:
+    """Markers around `NAME ... {arguments}`.
+
+    Attributes:
+        bare: Unused; calls have a marker.
+        wrappers: Markers of a section of calls.
+        opens: Markers of one call.
+        head_ends: What ends the part with the name; `{` counts without being read.
+        name: Finds the name in that part (with the opening marker in front), in its first group.
+        fences: What may stand between that part and the arguments.
+        closers: Markers that may follow a call.
+        listed: `ObjectGrammar` for a marker that is followed by a JSON list instead.
+        whole: The JSON is `{name, arguments}` rather than the arguments.
+    """
+
+    bare: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
+    opens: tuple[str, ...]
+    head_ends: tuple[str, ...]
+    name: re.Pattern[str]
+    fences: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
+    listed: ObjectGrammar | None = None
+    whole: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What to look for in the text."""
+        return (*self.wrappers, *self.opens)
+
+    def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
+        """See `ObjectGrammar.read`."""
+        if marker in self.wrappers:
+            marker = yield from reader.expect(self.opens)
+        if self.listed and (yield from reader.lookahead(("[", "{"))):
+            yield from read_objects(reader, calls, self.listed)
+            return
+        head, end = yield from reader.until(self.head_ends, limit=_HEAD_LIMIT)
+        if end == "{":
+            reader.pos -= 1
+        match = self.name.search(marker + head)
+        if not match:
+            raise Malformed
+        yield from reader.accept(self.fences)
+        if self.whole:
+            yield from read_object(reader, calls, match[1])
+        else:
+            yield from self._arguments(match[1], reader, calls)
+        yield from reader.swallow(self.closers)
+
+    def _arguments(self, name: str, reader: Reader, calls: Calls) -> Steps[None]:
+        following = yield from reader.lookahead(("{", *self.closers))
+        if not following:
+            raise Malformed
+        calls.start(name)
+        if following == "{":
+            yield from read_value(reader, calls.arguments)
+        else:
+            calls.arguments("{}")

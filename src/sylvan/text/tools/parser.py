@@ -1,0 +1,146 @@
+"""Runs a grammar over text as it arrives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sylvan.text.tools.events import (
+    ArgumentsDelta,
+    Calls,
+    CallStart,
+    Event,
+    TextDelta,
+    ToolSpec,
+)
+from sylvan.text.tools.reader import Malformed, Reader, Steps
+
+
+class Grammar(Protocol):
+    """How a model family writes calls."""
+
+    @property
+    def bare(self) -> Sequence[str]:
+        """How calls may begin the output without a marker."""
+        ...
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """Markers to look for in the text."""
+        ...
+
+    def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
+        """Read the calls after a marker that was read.
+
+        Raises:
+            Malformed: They are not calls; what is not settled is given back as text.
+        """
+        ...
+
+
+class ToolParser:
+    """Finds the calls in one output.
+
+    The joined events do not depend on how the text was cut. Text that is not a complete call is
+    given back as text; calls that were begun keep what came of them. Nothing is ever raised.
+
+    Args:
+        grammar: How calls are written.
+        tools: Functions that may be called. Calls of others stay text; None allows any name.
+    """
+
+    def __init__(self, grammar: Grammar, tools: Collection[ToolSpec] | None = None) -> None:
+        self._reader = Reader()
+        self._calls = Calls(self._reader, tools)
+        self._grammar = grammar
+        self._steps = self._run()
+        self._after_call = False
+        self._finished = False
+
+    def feed(self, text: str) -> list[Event]:
+        """Add text; return what is new."""
+        if not text or self._finished:
+            return []
+        self._reader.feed(text)
+        return self._advance()
+
+    def finish(self) -> list[Event]:
+        """Say that the output is complete; return what was held back."""
+        if self._finished:
+            return []
+        self._reader.end()
+        events = self._advance()
+        self._finished = True
+        return events
+
+    def _advance(self) -> list[Event]:
+        next(self._steps, None)
+        return self._calls.take()
+
+    def _run(self) -> Steps[None]:
+        reader, calls, grammar = self._reader, self._calls, self._grammar
+        if grammar.bare and (yield from reader.lookahead(grammar.bare)):
+            yield from self._attempt("")
+        while marker := (
+            yield from reader.seek(grammar.markers, calls.text, after_call=self._after_call)
+        ):
+            yield from self._attempt(marker)
+
+    def _attempt(self, marker: str) -> Steps[None]:
+        before = self._calls.count
+        try:
+            yield from self._grammar.read(marker, self._reader, self._calls)
+        except Malformed:
+            self._calls.text(self._reader.take_uncommitted())
+            self._after_call = False
+            return
+        self._after_call = self._calls.count > before
+        if self._after_call:
+            self._reader.commit()
+        else:  # no function of the request was called
+            self._calls.text(self._reader.take_uncommitted())
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call: the function's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ParsedTools:
+    """The text and the calls of a whole output."""
+
+    text: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Take in what a parser said."""
+        for event in events:
+            if isinstance(event, TextDelta):
+                self.text += event.text
+            elif isinstance(event, CallStart):
+                self.calls.append(ToolCall(event.name))
+            elif isinstance(event, ArgumentsDelta):
+                self.calls[event.index].arguments += event.fragment
+
+
+def parse(text: str, grammar: Grammar, tools: Collection[ToolSpec] | None = None) -> ParsedTools:
+    """Split a whole output into text and calls, by the same code as in a stream."""
+    result = ParsedTools()
+    parser = ToolParser(grammar, tools)
+    result.add(parser.feed(text))
+    result.add(parser.finish())
+    return result
+
+
+def is_complete(call: ToolCall) -> bool:
+    """Whether the arguments are a JSON object, not one that was cut off."""
+    try:
+        return isinstance(json.loads(call.arguments), dict)
+    except ValueError:
+        return False

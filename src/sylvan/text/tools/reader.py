@@ -1,0 +1,212 @@
+"""Reading text that arrives in pieces, so that grammars can be written as if it were complete.
+
+A grammar is a generator: it yields whenever it needs more text, and no result of a `Reader` method
+depends on how the text was cut. The text falls into three parts:
+
+    settled by events | read, but perhaps given back as text | not read yet
+                      ^ committed                            ^ pos
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+from sylvan.text.markers import possible_start
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+Sink = Callable[[str], None]
+
+
+class Malformed(Exception):  # noqa: N818 - a turn in parsing, not an error
+    """The text is not what the grammar wants, or ends too early."""
+
+
+class Reader:
+    """The text of one output.
+
+    Attributes:
+        pos: Where reading goes on. A grammar may move it back, not before `committed`.
+    """
+
+    def __init__(self) -> None:
+        self.pos = 0
+        self._text = ""
+        self._committed = 0
+        self._ended = False
+
+    def feed(self, text: str) -> None:
+        """Append text."""
+        self._text += text
+
+    def end(self) -> None:
+        """Say that no more text will come."""
+        self._ended = True
+
+    def commit(self) -> None:
+        """Settle all that was read."""
+        self._committed = self.pos
+
+    def take_uncommitted(self) -> str:
+        """Settle what was read, and return it to be given back as text."""
+        text = self._text[self._committed : self.pos]
+        self.commit()
+        return text
+
+    def more(self) -> Steps[None]:
+        """Wait for text.
+
+        Raises:
+            Malformed: There is none to come.
+        """
+        if self._ended:
+            raise Malformed
+        yield
+
+    def seek(self, markers: Sequence[str], emit: Sink, *, after_call: bool) -> Steps[str]:
+        """Pass text on up to the first marker, and read that; "" at the end of the text.
+
+        White space before the marker is left uncommitted with it, and after a call, at the end.
+        """
+        self._text, self.pos = self._text[self._committed :], self.pos - self._committed
+        self._committed = 0
+        while True:
+            place, marker = _first(self._text, markers, self.pos)
+            end = place if marker else len(self._text)
+            if not marker and not self._ended:
+                end = self.pos + possible_start(self._text[self.pos :], markers)
+            text = self._text[self._committed : end]
+            visible = text.rstrip()
+            final = self._ended and not marker
+            if final and not (after_call and not visible):
+                visible = text
+            emit(visible)
+            after_call = after_call and not visible
+            self._committed += len(visible)
+            self.pos = end + len(marker)
+            if marker or final:
+                return marker
+            yield
+
+    def lookahead(self, options: Sequence[str]) -> Steps[str]:
+        """The longest option that comes next, white space skipped; "" if none does."""
+        while True:
+            place = self._skip_space()
+            rest = self._text[place : place + 64]
+            found = max((o for o in options if rest.startswith(o)), key=len, default="")
+            open_ones = (o for o in options if len(o) > len(rest) and o.startswith(rest))
+            if self._ended or not any(open_ones):
+                return found
+            yield
+
+    def accept(self, options: Sequence[str]) -> Steps[str]:
+        """Read the option that comes next, as `lookahead` finds it."""
+        found = yield from self.lookahead(options)
+        if found:
+            self.pos = self._skip_space() + len(found)
+        return found
+
+    def expect(self, options: Sequence[str]) -> Steps[str]:
+        """As `accept`.
+
+        Raises:
+            Malformed: None of the options comes next.
+        """
+        found = yield from self.accept(options)
+        if not found:
+            raise Malformed
+        return found
+
+    def swallow(self, options: Sequence[str]) -> Steps[None]:
+        """Read the options that come next, any number of them, in any order."""
+        while options and (yield from self.accept(options)):
+            pass
+
+    def until(
+        self, ends: Sequence[str], *, sink: Sink | None = None, limit: int | None = None
+    ) -> Steps[tuple[str, str]]:
+        """Read up to the first of `ends`, and that one too; return the text and the end.
+
+        With a sink, the text goes there as it comes (also when it ends too early), not into the
+        result. Each piece counts as read when the sink gets it.
+
+        Raises:
+            Malformed: The text ends too early, or has more characters than the limit.
+        """
+        scanned = self.pos
+        while True:
+            place, end = _first(self._text, ends, scanned)
+            if limit is not None and (place if end else scanned) - self.pos > limit:
+                raise Malformed
+            if end:
+                text, self.pos = self._text[self.pos : place], place
+                if sink:
+                    sink(text)
+                self.pos = place + len(end)
+                return ("" if sink else text), end
+            scanned += possible_start(self._text[scanned:], ends)
+            if sink:
+                scanned = len(self._text) if self._ended else scanned
+                text, self.pos = self._text[self.pos : scanned], scanned
+                sink(text)
+            yield from self.more()
+
+    def while_in(self, allowed: Callable[[str], bool], limit: int) -> Steps[str]:
+        """Read characters as long as they are allowed, at most `limit`."""
+        while True:
+            end = self.pos
+            while end < len(self._text) and end - self.pos <= limit and allowed(self._text[end]):
+                end += 1
+            if end < len(self._text) or self._ended or end - self.pos > limit:
+                text, self.pos = self._text[self.pos : end], end
+                return text
+            yield
+
+    def peek(self) -> Steps[str]:
+        """The next character that is not white space.
+
+        Raises:
+            Malformed: The text ends before it.
+        """
+        while True:
+            place = self._skip_space()
+            if place < len(self._text):
+                return self._text[place]
+            yield from self.more()
+
+    def char(self) -> Steps[str]:
+        """Read one character.
+
+        Raises:
+            Malformed: The text ends.
+        """
+        while self.pos >= len(self._text):
+            yield from self.more()
+        self.pos += 1
+        return self._text[self.pos - 1]
+
+    def skip_space(self) -> None:
+        """Read the white space that has arrived."""
+        self.pos = self._skip_space()
+
+    def run_of(self, find: Callable[[str, int], int]) -> str:
+        """Read up to the place that `find` gives, within what has arrived."""
+        end = find(self._text, self.pos)
+        text, self.pos = self._text[self.pos : end], end
+        return text
+
+    def _skip_space(self) -> int:
+        place = self.pos
+        while place < len(self._text) and self._text[place].isspace():
+            place += 1
+        return place
+
+
+def _first(text: str, markers: Sequence[str], start: int) -> tuple[int, str]:
+    """Place and text of the first marker, the longest of several; (-1, "") if there is none."""
+    found = [(at, -len(m), m) for m in markers if (at := text.find(m, start)) >= 0]
+    if not found:
+        return -1, ""
+    place, _, marker = min(found)
+    return place, marker

@@ -1,0 +1,501 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.text.tools import (
+    ArgumentsDelta,
+    CallStart,
+    TextDelta,
+    ToolParser,
+    ToolSpec,
+    calls_schema,
+    choose,
+    family,
+    is_complete,
+    options,
+    parse,
+    structural_tags,
+)
+
+CONTRACT = [
+    "llama3",
+    "qwen",
+    "qwen25",
+    "hermes",
+    "trinity",
+    "mistral",
+    "pythonic",
+    "lfm2",
+    "deepseekv3",
+    "deepseekv31",
+    "deepseekv32",
+    "deepseekv4",
+    "deepseekv41",
+    "glm",
+    "glm45",
+    "glm47",
+    "ling3",
+    "poolside_v1",
+    "iquest_q1",
+    "k2_horizon",
+    "hunyuan",
+    "kimi_k2",
+    "kimi_k3",
+    "qwen3_coder",
+    "step3p5",
+    "nanbeige",
+    "mimo",
+    "spark25",
+    "minicpm5",
+    "dots",
+    "minimax-m2",
+    "minimax-m3",
+    "step3",
+    "gpt-oss",
+    "interns1",
+    "gigachat3",
+    "gigachat35",
+    "gemma4",
+    "apertus2509",
+    "cohere_command4",
+    "inkling",
+    "beam",
+    "response_template",
+    "auto",
+]
+TOOLS = ToolSpec.from_openai(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "get_weather",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "city": {"type": "string"},
+                        "days": {"type": "integer"},
+                        "units": {"type": ["string", "null"]},
+                        "where": {"type": "object"},
+                    },
+                },
+            },
+        },
+        {"type": "function", "function": {"name": "now"}},
+    ]
+)
+ARGS = {"city": 'Z\u00fcrich "west" <\u4f60>', "days": 3, "where": {"a": [1, {"b": None}]}}
+WHERE = json.dumps(ARGS["where"])
+TEXT = json.dumps(ARGS, ensure_ascii=False)
+OBJECT = '{"name": "get_weather", "arguments": ' + TEXT + "}"
+NOW = '{"name": "now", "arguments": {}}'
+DS = {
+    "b": "<\uff5ctool\u2581call\u2581begin\uff5c>",
+    "e": "<\uff5ctool\u2581call\u2581end\uff5c>",
+    "s": "<\uff5ctool\u2581sep\uff5c>",
+    "B": "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "E": "<\uff5ctool\u2581calls\u2581end\uff5c>",
+}
+
+
+def invoke(begin: str, end: str, *, prefix: str = "", line: str = "\n") -> str:
+    return (
+        f'{begin}\n<{prefix}invoke name="get_weather">\n'
+        f'<{prefix}parameter name="city">{line}{ARGS["city"]}{line}</{prefix}parameter>\n'
+        f'<{prefix}parameter name="days">3</{prefix}parameter>\n'
+        f'<{prefix}parameter name="where">{WHERE}</{prefix}parameter>\n</{prefix}invoke>\n'
+        f'<{prefix}invoke name="now">\n</{prefix}invoke>\n{end}'
+    )
+
+
+def dsml(tag: str, section: str) -> str:
+    def parameter(key: str, value: object, text: str) -> str:
+        return f'<{tag}parameter name="{key}" string="{text}">{value}</{tag}parameter>\n'
+
+    return (
+        f'<{tag}{section}>\n<{tag}invoke name="get_weather">\n'
+        + parameter("city", ARGS["city"], "true")
+        + parameter("days", 3, "false")
+        + parameter("where", WHERE, "false")
+        + f'</{tag}invoke>\n<{tag}invoke name="now">\n</{tag}invoke>\n</{tag}{section}>'
+    )
+
+
+def pairs(opening: str, closing: str, *, tag: str = "", sep: str = "\n") -> str:
+    def pair(key: str, value: object) -> str:
+        return (
+            f"<{tag}arg_key>{key}</{tag}arg_key>{'' if '>' in sep else sep}"
+            f"<{tag}arg_value>{value}</{tag}arg_value>\n"
+        )
+
+    body = pair("city", ARGS["city"]) + pair("days", 3) + pair("where", WHERE)
+    return f"{opening}get_weather{sep}{body}{closing}{opening}now{sep}{closing}"
+
+
+XML = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\n" + ARGS["city"] + "\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n<parameter=where>\n" + WHERE + "\n</parameter>\n"
+    "</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
+)
+QWEN = f"<tool_call>\n{OBJECT}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>"
+GLM = pairs("<tool_call>", "</tool_call>")
+PYTHON = f"[get_weather(city={ARGS['city']!r}, days=3, where={ARGS['where']!r}), now()]"
+HARMONY = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGS<|call|>"
+KIMI = "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>ARGS<|tool_call_end|>"
+DSML, GCML = "\uff5cDSML\uff5c", "\uff5cGCML\uff5c"
+
+
+def both(form: str) -> str:
+    first = form.replace("NAME", "get_weather").replace("ARGS", TEXT)
+    return first + form.replace("NAME", "now").replace("ARGS", "{}")
+
+
+SAMPLES = {
+    "llama3": '<|python_tag|>{"name": "get_weather", "parameters": ' + TEXT + "}; " + NOW,
+    "qwen": QWEN,
+    "qwen25": QWEN,
+    "hermes": QWEN.replace("\n", ""),
+    "trinity": QWEN,
+    "mistral": both("[TOOL_CALLS]NAME[@]ARGS").replace("@", "ARGS"),
+    "pythonic": PYTHON,
+    "llama4": f"<|python_start|>{PYTHON}<|python_end|>",
+    "lfm2": f"<|tool_call_start|>{PYTHON}<|tool_call_end|>",
+    "deepseekv3": DS["B"]
+    + both(f"{DS['b']}function{DS['s']}NAME\n```json\nARGS\n```{DS['e']}\n")
+    + DS["E"],
+    "deepseekv31": DS["B"] + both(f"{DS['b']}NAME{DS['s']}ARGS{DS['e']}") + DS["E"],
+    "deepseekv32": dsml(DSML, "function_calls"),
+    "deepseekv4": dsml(DSML, "tool_calls"),
+    "deepseekv41": dsml(DSML + " ", "tool_calls"),
+    "gigachat35": dsml(GCML, "tool_calls"),
+    "glm": GLM,
+    "glm45": GLM,
+    "glm47": GLM.replace("\n", ""),
+    "ling3": GLM,
+    "poolside_v1": GLM,
+    "iquest_q1": GLM.replace("tool_call>", "iquest_tool_call>"),
+    "hunyuan": "<tool_calls>\n"
+    + pairs("<tool_call>", "</tool_call>\n", sep="<tool_sep>")
+    + "</tool_calls>",
+    "k2_horizon": "<ifm|tool_calls>\n"
+    + pairs("<ifm|tool_call>", "</ifm|tool_call>\n", tag="ifm|")
+    + "</ifm|tool_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|>" + both(KIMI) + "<|tool_calls_section_end|>",
+    "kimi_k3": "<|open|>tools<|sep|>"
+    '<|open|>call tool="get_weather" index="0"<|sep|>'
+    f'<|open|>argument key="city" type="string"<|sep|>{ARGS["city"]}<|close|>argument<|sep|>'
+    '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+    f'<|open|>argument key="where" type="object"<|sep|>{WHERE}<|close|>argument<|sep|>'
+    '<|close|>call<|sep|><|open|>call tool="now" index="1"<|sep|><|close|>call<|sep|>'
+    "<|close|>tools<|sep|>",
+    "qwen3_coder": XML,
+    "step3p5": XML,
+    "nanbeige": XML,
+    "mimo": XML,
+    "spark25": XML,
+    "minicpm5": f'<function name="get_weather"><param name="city">{ARGS["city"]}</param>'
+    f'<param name="days">3</param><param name="where">{WHERE}</param></function>'
+    '<function name="now"></function>',
+    "dots": invoke("<dots_function_call>", "</dots_function_call>"),
+    "minimax-m2": invoke("<minimax:tool_call>", "</minimax:tool_call>"),
+    "minimax-m3": invoke("<mm:tool_call>", "</mm:tool_call>"),
+    "step3": invoke(
+        "<\uff5ctool_calls_begin\uff5c><\uff5ctool_call_begin\uff5c>function<\uff5ctool_sep\uff5c>",
+        "<\uff5ctool_call_end\uff5c><\uff5ctool_calls_end\uff5c>",
+        prefix="steptml:",
+    ),
+    "gpt-oss": HARMONY.replace("NAME", "get_weather").replace("ARGS", TEXT)
+    + "<|start|>assistant"
+    + HARMONY.replace("NAME", "now").replace("ARGS", "{}"),
+    "interns1": f"<|action_start|><|plugin|>\n{OBJECT}<|action_end|>"
+    f"<|action_start|><|plugin|>{NOW}<|action_end|>",
+    "gigachat3": f"function call<|role_sep|>\n{OBJECT}\nfunction call<|role_sep|>\n{NOW}",
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>' + ARGS["city"] + '<|"|>,days:3,'
+    "where:{a:[1,{b:null}]}}<tool_call|><|tool_call>call:now{}<tool_call|>",
+    "apertus2509": '<|tools_prefix|>[{"get_weather": ' + TEXT + '}, {"now": {}}]<|tools_suffix|>',
+    "cohere_command4": "<|START_ACTION|>[\n"
+    '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": ' + TEXT + "},\n"
+    '    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+    "inkling": f"<|message_model|>get_weather<|content_invoke_tool_json|>{OBJECT}<|end_message|>"
+    '<|message_model|>now<|content_invoke_tool_json|>{"args": {}}<|end_message|>',
+}
+NAMES = sorted(SAMPLES)
+# a list of Python calls, or keyed objects, is text from its first unknown function on
+FIRST_DECIDES = {"pythonic", "llama4", "lfm2", "apertus2509"}
+
+
+def run(name: str, text: str, tools=TOOLS):
+    return parse(text, family(name).grammar, tools)
+
+
+def test_every_name_of_the_contract_is_there() -> None:
+    assert set(options()) == set(CONTRACT) | {"llama4"}
+    assert set(SAMPLES) | {"beam", "response_template", "auto"} == set(options())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_parallel_calls_are_found(name: str) -> None:
+    result = run(name, "Let me see.\n\n" + SAMPLES[name])
+
+    assert [call.name for call in result.calls] == ["get_weather", "now"]
+    assert [json.loads(call.arguments) for call in result.calls] == [ARGS, {}]
+    assert result.text == "Let me see."
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_token_sized_pieces_give_the_same_events(name: str) -> None:
+    for size in (1, 2, 3, 7):
+        parser = ToolParser(family(name).grammar, TOOLS)
+        text = SAMPLES[name]
+        events = [e for i in range(0, len(text), size) for e in parser.feed(text[i : i + size])]
+        events += parser.finish()
+        assert [e for e in events if isinstance(e, CallStart)] == [
+            CallStart(0, "get_weather"),
+            CallStart(1, "now"),
+        ]
+        joined = "".join(
+            e.fragment for e in events if isinstance(e, ArgumentsDelta) and not e.index
+        )
+        assert json.loads(joined) == ARGS
+        assert not [e for e in events if isinstance(e, TextDelta)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_functions_stay_text(name: str) -> None:
+    text = SAMPLES[name].replace("get_weather", "rm_rf").replace("now", "later")
+
+    result = run(name, text)
+
+    assert (result.text, result.calls) == (text, [])
+    names = [call.name for call in run(name, text, None).calls]
+    assert names == ["rm_rf", "later"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_known_call_after_an_unknown_one_is_found(name: str) -> None:
+    result = run(name, SAMPLES[name].replace("get_weather", "rm_rf"))
+
+    assert [call.name for call in result.calls] == ([] if name in FIRST_DECIDES else ["now"])
+    assert "rm_rf" in result.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_truncated_output_never_loses_a_complete_call(name: str) -> None:
+    text = SAMPLES[name]
+    for end in range(len(text)):
+        result = run(name, text[:end])
+        if not result.calls:
+            assert result.text == text[:end]
+        elif len(result.calls) == 2:
+            assert json.loads(result.calls[0].arguments) == ARGS
+        else:
+            assert result.calls[0].name == "get_weather"
+            assert is_complete(result.calls[0]) or result.calls[0].arguments.startswith(
+                TEXT[: len(result.calls[0].arguments) // 2]
+            )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_text_passes_unchanged(name: str) -> None:
+    for text in ("", "Hello\n", "  a < b [1, 2] {x} ", "f(x) = [a(1)]", "{not json", "\n"):
+        result = run(name, text)
+        assert (result.text, result.calls) == (text, [])
+
+
+def test_text_streams_at_once_and_arguments_as_they_come() -> None:
+    parser = ToolParser(family("qwen").grammar, TOOLS)
+
+    assert parser.feed("Hi there") == [TextDelta("Hi there")]
+    assert parser.feed(" <tool") == []
+    assert parser.feed('_call>{"name": "get_weather", "arguments": {"city": "Pa') == [
+        CallStart(0, "get_weather"),
+        ArgumentsDelta(0, '{"city": "Pa'),
+    ]
+    assert parser.feed("ris") == [ArgumentsDelta(0, "ris")]
+    assert parser.feed('"}}</tool_call>') == [ArgumentsDelta(0, '"}')]
+    assert parser.finish() == []
+
+
+def test_string_parameters_of_tags_stream_too() -> None:
+    parser = ToolParser(family("qwen3_coder").grammar, TOOLS)
+    parser.feed("<tool_call><function=get_weather><parameter=city>\n")
+
+    assert parser.feed('a "b"\n') == [ArgumentsDelta(0, 'a \\"b\\"')]
+    assert parser.feed("c") == [ArgumentsDelta(0, "\\nc")]
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "want"),
+    [
+        ("3", {"type": "integer"}, 3),
+        ("3", {"type": "string"}, "3"),
+        ("3.0", {"type": "integer"}, 3),
+        ("1e3", {"type": "number"}, 1000.0),
+        ("True", {"type": "boolean"}, True),
+        ("null", {"type": ["string", "null"]}, None),
+        ("null", {"type": "string"}, "null"),
+        ("12", {"type": ["string", "null"]}, "12"),
+        ("{'a': [1, True, None]}", {"type": "object"}, {"a": [1, True, None]}),
+        ("[1, 2", {"type": "array"}, "[1, 2"),
+        ("[1]", {"anyOf": [{"type": "array"}, {"type": "null"}]}, [1]),
+        ("five", {"type": "integer"}, "five"),
+        ("2", {"enum": [1, 2]}, 2),
+        ("x", {}, "x"),
+        ("7", {}, 7),
+        ("nan", {"type": "number"}, "nan"),
+        ("NaN", {}, "NaN"),
+    ],
+)
+def test_values_are_converted_by_the_schema(value: str, schema: dict, want: object) -> None:
+    tools = [ToolSpec("f", {"type": "object", "properties": {"x": schema}})]
+    text = f"<tool_call><function=f><parameter=x>{value}</parameter></function></tool_call>"
+
+    (call,) = run("qwen3_coder", text, tools).calls
+
+    assert json.loads(call.arguments) == {"x": want}
+    assert type(json.loads(call.arguments)["x"]) is type(want)
+
+
+def test_bare_json_is_a_call_at_the_start_only() -> None:
+    assert run("llama3", " " + OBJECT).calls
+    assert not run("llama3", "Look: " + OBJECT).calls
+    answer = '{"city": "Paris"}'
+    assert run("llama3", answer).text == answer
+
+
+def test_json_repairs() -> None:
+    broken = '{"name": "get_weather", "arguments": {"city": "a\nb\t", "days": None}}'
+
+    (call,) = run("qwen", f"<tool_call>{broken}</tool_call>").calls
+
+    assert json.loads(call.arguments) == {"city": "a\nb\t", "days": None}
+
+
+def test_other_object_shapes() -> None:
+    def one(text: str) -> dict:
+        (call,) = run("qwen", f"<tool_call>{text}</tool_call>").calls
+        return json.loads(call.arguments)
+
+    assert one('{"arguments": {"days": 1}, "name": "get_weather"}') == {"days": 1}
+    assert one('{"name": "get_weather", "arguments": "{\\"days\\": 1}"}') == {"days": 1}
+    assert one('{"name": "get_weather"}') == {}
+    assert one('{"name": "get_weather", "arguments": null}') == {}
+    nested = '{"type": "function", "function": {"name": "get_weather", "arguments": {"days": 2}}}'
+    assert one(nested) == {"days": 2}
+
+
+def test_mistral_list_form() -> None:
+    result = run("mistral", f"[TOOL_CALLS] [{OBJECT}, {NOW}]")
+
+    assert [call.name for call in result.calls] == ["get_weather", "now"]
+
+
+def test_dsml_takes_a_json_body() -> None:
+    text = f'<{DSML}function_calls><{DSML}invoke name="get_weather">{TEXT}</{DSML}invoke>'
+
+    (call,) = run("deepseekv32", f"{text}</{DSML}function_calls>").calls
+
+    assert json.loads(call.arguments) == ARGS
+
+
+def test_trinity_ignores_calls_in_thinking() -> None:
+    text = f"<think>maybe {QWEN}</think>\n"
+
+    result = run("trinity", text + QWEN)
+
+    assert len(result.calls) == 2
+    assert result.text == text.rstrip()
+
+
+def test_json_array_form() -> None:
+    text = '[{"name": "now", "parameters": {}}, {"name": "now", "parameters": {"a": 1}}]'
+
+    result = run("json_array", text)
+
+    assert [call.arguments for call in result.calls] == ["{}", '{"a": 1}']
+    assert result.text == ""
+
+
+def test_hostile_text_is_handled() -> None:
+    deep = '{"name": "now", "arguments": ' + '{"a":' * 5000
+    nested = '{"function":' * 5000
+
+    for name in NAMES:
+        assert run(name, f"<tool_call>{deep}").text
+        assert run(name, f"<tool_call>{nested}").text
+        assert run(name, "[now(a=" + "[" * 5000).text
+    (call,) = run("qwen", '<tool_call>{"name": "now", "arguments": {"a": "\\ud800"}}').calls
+    assert call.arguments.encode()
+
+
+@pytest.mark.parametrize(
+    ("template", "architecture", "want"),
+    [
+        ("{{ messages }}", "LlamaForCausalLM", None),
+        ("tools <tool_call>", "", "qwen"),
+        ("tools <tool_call> <function=", "", "qwen3_coder"),
+        ("tools <tool_call> <arg_key>", "", "glm"),
+        ("tools [TOOL_CALLS]", "", "mistral"),
+        ("tools", "LlamaForCausalLM", "llama3"),
+        ("tools", "Llama4ForConditionalGeneration", "pythonic"),
+        ("tools", "SomethingElse", None),
+    ],
+)
+def test_auto_reads_template_and_architecture(template, architecture, want) -> None:
+    found = choose(template, architecture)
+
+    assert (found and found.name) == want
+    assert family("auto", chat_template=template, architecture=architecture) == found
+
+
+def test_wrong_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean"):
+        family("qwen3")
+    with pytest.raises(ConfigError, match="needs a chat template"):
+        family("beam")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if family(n).wrapping])
+def test_constrained_calls_are_read_by_the_own_parser(name: str) -> None:
+    tags = structural_tags(family(name).wrapping, TOOLS, "get_weather")
+
+    (tag,) = tags.tags
+    result = run(name, f"{tag.begin}{TEXT}{tag.end}")
+
+    assert tags.at_least_one
+    assert tag.begin.startswith(tags.triggers)
+    assert tag.schema == TOOLS[0].parameters
+    assert [json.loads(call.arguments) for call in result.calls] == [ARGS]
+    assert result.text == ""
+    assert tags.to_json()["structures"][0]["begin"] == tag.begin
+
+
+def test_structural_tags_are_absent_for_tagged_families() -> None:
+    assert structural_tags(family("glm").wrapping, TOOLS) is None
+
+
+def test_calls_schema() -> None:
+    required = calls_schema(TOOLS)
+    named = calls_schema(TOOLS, "now", parallel=False)
+
+    assert len(required["items"]["anyOf"]) == 2
+    assert "maxItems" not in required
+    assert named["items"]["properties"]["name"] == {"type": "string", "enum": ["now"]}
+    assert named["maxItems"] == 1
+    with pytest.raises(RequestError, match="not one of the tools"):
+        calls_schema(TOOLS, "nope")
+    with pytest.raises(RequestError, match="needs tools"):
+        calls_schema((), "required")
+
+
+def test_definitions_move_to_the_top() -> None:
+    spec = {"$defs": {"P": {"type": "string"}}, "properties": {"p": {"$ref": "#/$defs/P"}}}
+
+    schema = calls_schema([ToolSpec("f", spec)])
+
+    assert schema["$defs"] == spec["$defs"]
+    assert "$defs" not in schema["items"]["properties"]["parameters"]
+    with pytest.raises(RequestError, match="differently"):
+        calls_schema([ToolSpec("f", spec), ToolSpec("g", {"$defs": {"P": {}}})])
