@@ -94,8 +94,8 @@ class SharedArrays:
         """Write a contiguous array; None if there is no room for it."""
         name = f"a{os.getpid()}-{next(self._numbers)}"
         path = self._directory / name
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb", buffering=0) as file:
                 view = array.reshape(-1).view(np.uint8).data
                 while len(view):
