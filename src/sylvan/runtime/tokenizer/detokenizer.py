@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -24,12 +24,17 @@ from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer, 
 
 @dataclass(slots=True)
 class _Text:
-    """State of one sample; `given` counts the output tokens passed on."""
+    """State of one sample.
+
+    `given` counts the output tokens passed on. `error` is why its text cannot be followed; the
+    client is told with the first tokens.
+    """
 
     text: IncrementalDetokenizer
     no_stop_trim: bool
     has_stops: bool
     given: int = 0
+    error: RequestError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +72,26 @@ class DetokenizerManager:
 
     def _open(self, message: OpenText) -> None:
         self._forget_before(epoch_of(message.rid))
-        text = IncrementalDetokenizer(
-            self._vocabulary,
-            DetokenizerOptions(
-                skip_special_tokens=message.skip_special_tokens,
-                spaces_between_special_tokens=message.spaces_between_special_tokens,
-                stop=message.stop,
-                stop_regex=message.stop_regex,
-                no_stop_trim=message.no_stop_trim,
-            ),
-            prompt_tail_ids=message.prompt_tail_ids,
+        options = DetokenizerOptions(
+            skip_special_tokens=message.skip_special_tokens,
+            spaces_between_special_tokens=message.spaces_between_special_tokens,
+            no_stop_trim=message.no_stop_trim,
         )
-        given = text.push(message.output_ids).kept_tokens
-        has_stops = bool(message.stop or message.stop_regex)
-        self._texts[message.rid] = _Text(text, message.no_stop_trim, has_stops, given)
+        tail = message.prompt_tail_ids
+        state = _Text(
+            IncrementalDetokenizer(self._vocabulary, options, prompt_tail_ids=tail),
+            message.no_stop_trim,
+            has_stops=bool(message.stop or message.stop_regex),
+            given=len(message.output_ids),
+        )
+        self._texts[message.rid] = state
+        if state.has_stops:
+            options = replace(options, stop=message.stop, stop_regex=message.stop_regex)
+        try:
+            state.text = IncrementalDetokenizer(self._vocabulary, options, prompt_tail_ids=tail)
+            state.given = state.text.push(message.output_ids).kept_tokens
+        except RequestError as error:
+            state.error = error
 
     def _forget_before(self, epoch: int) -> None:
         if epoch > self._epoch:
@@ -108,6 +119,8 @@ class DetokenizerManager:
 def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput, str | None]:
     """The text of an output, and the stop it reached."""
     try:
+        if state.error is not None:
+            raise state.error
         delta = state.text.push(_visible(state, output), final=output.finish is not None)
     except RequestError as error:  # a stop pattern that takes too long
         finish = Finish(type="abort", message=str(error), status=400, param=error.param)
