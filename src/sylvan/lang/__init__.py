@@ -46,7 +46,7 @@ from sylvan.lang.state import ProgramState, ProgramStateGroup
 _LAZY = {
     "Anthropic": "sylvan.lang.backends.anthropic",
     "Crusoe": "sylvan.lang.backends.crusoe",
-    "Engine": "sylvan.runtime.engine",
+    "Engine": "sylvan.runtime.engine.engine",
     "LiteLLM": "sylvan.lang.backends.litellm",
     "OpenAI": "sylvan.lang.backends.openai",
     "Runtime": "sylvan.lang.backends.runtime",

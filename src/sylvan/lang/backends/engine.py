@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sylvan.lang.backends._native import Body, NativeBackend
@@ -14,9 +15,9 @@ class EngineBackend(NativeBackend):
     """A `sylvan.Engine`, or any object with its `generate`.
 
     Args:
-        engine: `generate(prompt=..., sampling_params=..., stream=...)` must be safe to call from
-            many threads, and return an object, a list, or with `stream` an iterator of chunks
-            with cumulative text.
+        engine: `generate(prompt=..., sampling_params=..., stream=..., rid=...)` must be safe to
+            call from many threads, and return an object, a list, or with `stream` an iterator of
+            chunks with cumulative text; `abort_request(rid)` ends it.
         chat_template_name: Template of the language's registry; by the model's path if not given.
     """
 
@@ -38,16 +39,31 @@ class EngineBackend(NativeBackend):
 
     def send(self, body: Body, scope: CancelScope | None = None) -> Any:
         """See `NativeBackend.send`."""
-        answer = self._engine.generate(**_arguments(body))
-        if scope is not None:
-            scope.check()
+        if scope is None:
+            return self._engine.generate(**_arguments(body))
+        arguments, abort = self._abortable(body)
+        with scope.on_cancel(abort):
+            answer = self._engine.generate(**arguments)
+        scope.check()
         return answer
 
     def send_stream(self, body: Body, scope: CancelScope) -> Iterator[Body]:
         """See `NativeBackend.send_stream`."""
-        for chunk in self._engine.generate(**_arguments(body)):
-            scope.check()
-            yield chunk
+        arguments, abort = self._abortable(body)
+        with scope.on_cancel(abort):
+            for chunk in self._engine.generate(**arguments):
+                scope.check()
+                yield chunk
+
+    def _abortable(self, body: Body) -> tuple[Body, Callable[[], None]]:
+        """Arguments of `generate`, and what ends the request that they start."""
+        rid = uuid.uuid4().hex
+        arguments = {**_arguments(body), "rid": rid}
+
+        def abort() -> None:
+            self._engine.abort_request(rid)
+
+        return arguments, abort
 
     def flush_cache(self) -> Any:
         """See `BaseBackend.flush_cache`."""

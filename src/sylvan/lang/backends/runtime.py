@@ -50,8 +50,11 @@ class Runtime:
         self.url = f"http://{server_args['host']}:{self.port}"
         self.generate_url = f"{self.url}/generate"
         options = {**server_args, "port": self.port, "log_level": log_level}
-        command = [sys.executable, "-m", "sylvan.cli", "serve", *flags(model_path, options)]
-        self._process = subprocess.Popen(command)
+        command = [sys.executable, "-m", "sylvan", "serve", *flags(model_path, options)]
+        # The server ends with its standard input, so it cannot outlive this process.
+        self._process = subprocess.Popen(
+            [*command, "--quiet", "--until-eof"], stdin=subprocess.PIPE
+        )
         atexit.register(self.shutdown)
         self._http = HttpClient(self.url, api_key=server_args.get("api_key"))
         try:
@@ -123,8 +126,10 @@ class Runtime:
     def shutdown(self) -> None:
         """Stop the server; does nothing if it has ended."""
         atexit.unregister(self.shutdown)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._http.close()
         if self._process.poll() is None:
-            self._process.terminate()
             try:
                 self._process.wait(GRACE_S)
             except subprocess.TimeoutExpired:
