@@ -53,6 +53,14 @@ _LAZY = {
     "Scripted": "sylvan.lang.backends.scripted",
     "VertexAI": "sylvan.lang.backends.vertexai",
 }
+Anthropic: Any
+Crusoe: Any
+Engine: Any
+LiteLLM: Any
+OpenAI: Any
+Runtime: Any
+Scripted: Any
+VertexAI: Any
 
 __all__ = [
     "Anthropic",

@@ -118,11 +118,7 @@ def _from_row(name: str, row: TemplateRow) -> ChatTemplate:
     return ChatTemplate(
         name=name,
         default_system_prompt=row.default_system,
-        role_prefix_and_suffix={
-            "system": row.system,
-            "user": row.user,
-            "assistant": row.assistant,
-        },
+        role_prefix_and_suffix=row.turns,
         stop_str=row.stop,
         image_token=row.image_token,
         audio_token=row.audio_token,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import os
@@ -10,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -86,6 +85,8 @@ async def run_program_async(
     job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ProgramState:
     """Run a program without blocking the event loop; it may be an `async def`. See above."""
+    import asyncio  # slow, and most programs never come here
+
     kwargs = {**kwargs, **job.bound}
     if not inspect.iscoroutinefunction(job.function):
         return await asyncio.to_thread(run_program, job, args, kwargs)
@@ -101,13 +102,20 @@ async def run_program_async(
 def _call(job: Job, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     try:
         result = job.function(state, *args, **kwargs)
-        state.ret_value = asyncio.run(result) if inspect.iscoroutine(result) else result
+        state.ret_value = _finish(result) if inspect.iscoroutine(result) else result
     finally:
         state.stream_executor.end()
     if not job.stream:
         state.sync()
     if global_config.verbosity >= 2:
         sys.stdout.write(state.text() + "\n")
+
+
+def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run an `async def` program from plain code."""
+    import asyncio  # slow, and most programs never come here
+
+    return asyncio.run(coroutine)
 
 
 def batch_threads(num_threads: int | Literal["auto"], num_programs: int) -> int:

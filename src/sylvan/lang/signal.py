@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,6 +39,8 @@ class Signal:
 
     async def until(self, ready: Ready) -> None:
         """Return when `ready()`, without a blocked thread."""
+        import asyncio  # slow, and most programs never wait here
+
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 

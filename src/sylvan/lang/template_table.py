@@ -16,16 +16,18 @@ Turn = tuple[str, str]  # (prefix, suffix)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRow:
-    """One template; `system_in_user` puts the system message inside the first user message."""
+    """One template: `turns` by role; `system_in_user` puts the system inside the user message."""
 
-    system: Turn
-    user: Turn
-    assistant: Turn
+    turns: Mapping[str, Turn]
     default_system: str | None = None
     stop: tuple[str, ...] = ()
     image_token: str = "<image>"
     audio_token: str = "<audio>"
     system_in_user: bool = False
+
+
+def _roles(system: Turn, user: Turn, assistant: Turn) -> Mapping[str, Turn]:
+    return {"system": system, "user": user, "assistant": assistant}
 
 
 def _turns(pattern: str, end: str, *, assistant: str = "assistant") -> Mapping[str, Turn]:
@@ -92,122 +94,128 @@ _INTERNS1_SYSTEM = (
     "within <think>...</think> tags."
 )
 
-NAMED_TEMPLATES: Mapping[str, TemplateRow] = MappingProxyType({
-    "default": TemplateRow(
-        system=("SYSTEM:", "\n"), user=("USER:", "\n"), assistant=("ASSISTANT:", "\n")
-    ),
-    "claude": TemplateRow(
-        system=("", ""), user=("\n\nHuman: ", ""), assistant=("\n\nAssistant:", "")
-    ),
-    "chatml": TemplateRow(**_CHATML, stop=("<|im_end|>",)),
-    "chatml-llava": TemplateRow(
-        **_CHATML, default_system=_HELPFUL, stop=("<|im_end|>",), image_token="<image>\n"
-    ),
-    "qwen": TemplateRow(**_CHATML, default_system=_HELPFUL, stop=("<|im_end|>",)),
-    "qwen2-vl": TemplateRow(
-        **_CHATML,
-        default_system=_HELPFUL,
-        stop=("<|im_end|>",),
-        image_token="<|vision_start|><|image_pad|><|vision_end|>",
-    ),
-    "vicuna_v1.1": TemplateRow(
-        system=("", " "),
-        user=("USER:", " "),
-        assistant=("ASSISTANT:", "</s>"),
-        default_system=_VICUNA_SYSTEM,
-        image_token=" <image>\n",
-    ),
-    "llama-2-chat": TemplateRow(
-        system=("<<SYS>>\n", "\n<</SYS>>\n\n"),
-        user=("[INST] ", " [/INST]"),
-        assistant=("", " </s><s>"),
-        system_in_user=True,
-    ),
-    "mistral": TemplateRow(
-        system=("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"),
-        user=("[INST] ", " [/INST]"),
-        assistant=("", " </s><s>"),
-        stop=("</s>",),
-        image_token="[IMG]",
-    ),
-    "llama-3-instruct": TemplateRow(**_LLAMA3, stop=("<|eot_id|>",), image_token="<|image|>"),
-    "llama-3-instruct-llava": TemplateRow(
-        **_LLAMA3, stop=("<|eot_id|>",), image_token="<image>\n"
-    ),
-    "llama-4": TemplateRow(
-        **_turns("<|header_start|>{}<|header_end|>\n\n", "<|eot|>"),
-        stop=("<|eot|>",),
-        image_token="<|image|>",
-    ),
-    "minicpmv": TemplateRow(
-        **_MINICPM, stop=("<|im_end|>", "<|endoftext|>"), image_token="(<image>./</image>)"
-    ),
-    "minicpmo": TemplateRow(
-        **_MINICPM,
-        stop=("<|im_end|>", "<|endoftext|>"),
-        image_token="(<image>./</image>)",
-        audio_token="(<audio>./</audio>)",
-    ),
-    "janus-pro": TemplateRow(
-        **_DEEPSEEK, stop=(_DEEPSEEK_END,), image_token="<image_placeholder>\n"
-    ),
-    "janus": TemplateRow(
-        **_DEEPSEEK, stop=(_DEEPSEEK_END,), image_token="<image_placeholder>\n"
-    ),
-    "yi-1.5": TemplateRow(
-        system=("", ""),
-        user=("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
-        assistant=("", "<|im_end|>\n"),
-        stop=("<|im_end|>",),
-    ),
-    "yi-vl": TemplateRow(
-        system=("", "\n\n"),
-        user=("### Human:", "\n"),
-        assistant=("### Assistant:", "\n"),
-        default_system=_YI_VL_SYSTEM,
-        image_token=" <image_placeholder>\n",
-    ),
-    "gemma-it": TemplateRow(
-        system=("", ""),
-        user=("<start_of_turn>user\n", "<end_of_turn>\n"),
-        assistant=("<start_of_turn>model\n", "<end_of_turn>\n"),
-        image_token="<start_of_image>",
-        audio_token="<start_of_audio>",
-    ),
-    "gemma-4-it": TemplateRow(
-        system=("", ""),
-        user=("<|turn>user\n", "<turn|>\n"),
-        assistant=("<|turn>assistant\n", "<turn|>\n"),
-    ),
-    "dbrx-instruct": TemplateRow(
-        system=("<|im_start|>system\n", "<|im_end|>"),
-        user=("\n<|im_start|>user\n", "<|im_end|>"),
-        assistant=("\n<|im_start|>assistant\n", "<|im_end|>"),
-        default_system=_DBRX_SYSTEM,
-        stop=("<|im_end|>",),
-    ),
-    "c4ai-command-r": TemplateRow(
-        system=("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-        user=("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-        assistant=("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-    ),
-    "internvl-2-5": TemplateRow(
-        **_CHATML, default_system=_INTERNVL_SYSTEM, stop=("<|im_end|>", "<|action_end|>")
-    ),
-    "interns1": TemplateRow(
-        **_CHATML, default_system=_INTERNS1_SYSTEM, stop=("<|im_end|>", "<|action_end|>")
-    ),
-    "granite-3-instruct": TemplateRow(
-        **_turns("<|start_of_role|>{}<|end_of_role|>", "<|end_of_text|>"),
-        stop=("<|end_of_text|>",),
-    ),
-    "deepseek-v3": TemplateRow(**_DEEPSEEK, stop=(_DEEPSEEK_END,)),
-    "glm-4v": TemplateRow(
-        **_turns("<|{}|>\n", "\n"),
-        stop=("<|user|>", "<|endoftext|>", "<|observation|>"),
-        image_token="<|image|>",
-    ),
-})  # fmt: skip
+NAMED_TEMPLATES: Mapping[str, TemplateRow] = MappingProxyType(
+    {
+        "default": TemplateRow(
+            turns=_roles(("SYSTEM:", "\n"), ("USER:", "\n"), ("ASSISTANT:", "\n"))
+        ),
+        "claude": TemplateRow(turns=_roles(("", ""), ("\n\nHuman: ", ""), ("\n\nAssistant:", ""))),
+        "chatml": TemplateRow(turns=_CHATML, stop=("<|im_end|>",)),
+        "chatml-llava": TemplateRow(
+            turns=_CHATML, default_system=_HELPFUL, stop=("<|im_end|>",), image_token="<image>\n"
+        ),
+        "qwen": TemplateRow(turns=_CHATML, default_system=_HELPFUL, stop=("<|im_end|>",)),
+        "qwen2-vl": TemplateRow(
+            turns=_CHATML,
+            default_system=_HELPFUL,
+            stop=("<|im_end|>",),
+            image_token="<|vision_start|><|image_pad|><|vision_end|>",
+        ),
+        "vicuna_v1.1": TemplateRow(
+            turns=_roles(("", " "), ("USER:", " "), ("ASSISTANT:", "</s>")),
+            default_system=_VICUNA_SYSTEM,
+            image_token=" <image>\n",
+        ),
+        "llama-2-chat": TemplateRow(
+            turns=_roles(
+                ("<<SYS>>\n", "\n<</SYS>>\n\n"), ("[INST] ", " [/INST]"), ("", " </s><s>")
+            ),
+            system_in_user=True,
+        ),
+        "mistral": TemplateRow(
+            turns=_roles(
+                ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"), ("[INST] ", " [/INST]"), ("", " </s><s>")
+            ),
+            stop=("</s>",),
+            image_token="[IMG]",
+        ),
+        "llama-3-instruct": TemplateRow(
+            turns=_LLAMA3, stop=("<|eot_id|>",), image_token="<|image|>"
+        ),
+        "llama-3-instruct-llava": TemplateRow(
+            turns=_LLAMA3, stop=("<|eot_id|>",), image_token="<image>\n"
+        ),
+        "llama-4": TemplateRow(
+            turns=_turns("<|header_start|>{}<|header_end|>\n\n", "<|eot|>"),
+            stop=("<|eot|>",),
+            image_token="<|image|>",
+        ),
+        "minicpmv": TemplateRow(
+            turns=_MINICPM, stop=("<|im_end|>", "<|endoftext|>"), image_token="(<image>./</image>)"
+        ),
+        "minicpmo": TemplateRow(
+            turns=_MINICPM,
+            stop=("<|im_end|>", "<|endoftext|>"),
+            image_token="(<image>./</image>)",
+            audio_token="(<audio>./</audio>)",
+        ),
+        "janus-pro": TemplateRow(
+            turns=_DEEPSEEK, stop=(_DEEPSEEK_END,), image_token="<image_placeholder>\n"
+        ),
+        "janus": TemplateRow(
+            turns=_DEEPSEEK, stop=(_DEEPSEEK_END,), image_token="<image_placeholder>\n"
+        ),
+        "yi-1.5": TemplateRow(
+            turns=_roles(
+                ("", ""),
+                ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+                ("", "<|im_end|>\n"),
+            ),
+            stop=("<|im_end|>",),
+        ),
+        "yi-vl": TemplateRow(
+            turns=_roles(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n")),
+            default_system=_YI_VL_SYSTEM,
+            image_token=" <image_placeholder>\n",
+        ),
+        "gemma-it": TemplateRow(
+            turns=_roles(
+                ("", ""),
+                ("<start_of_turn>user\n", "<end_of_turn>\n"),
+                ("<start_of_turn>model\n", "<end_of_turn>\n"),
+            ),
+            image_token="<start_of_image>",
+            audio_token="<start_of_audio>",
+        ),
+        "gemma-4-it": TemplateRow(
+            turns=_roles(
+                ("", ""), ("<|turn>user\n", "<turn|>\n"), ("<|turn>assistant\n", "<turn|>\n")
+            ),
+        ),
+        "dbrx-instruct": TemplateRow(
+            turns=_roles(
+                ("<|im_start|>system\n", "<|im_end|>"),
+                ("\n<|im_start|>user\n", "<|im_end|>"),
+                ("\n<|im_start|>assistant\n", "<|im_end|>"),
+            ),
+            default_system=_DBRX_SYSTEM,
+            stop=("<|im_end|>",),
+        ),
+        "c4ai-command-r": TemplateRow(
+            turns=_roles(
+                ("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+                ("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+                ("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+            ),
+        ),
+        "internvl-2-5": TemplateRow(
+            turns=_CHATML, default_system=_INTERNVL_SYSTEM, stop=("<|im_end|>", "<|action_end|>")
+        ),
+        "interns1": TemplateRow(
+            turns=_CHATML, default_system=_INTERNS1_SYSTEM, stop=("<|im_end|>", "<|action_end|>")
+        ),
+        "granite-3-instruct": TemplateRow(
+            turns=_turns("<|start_of_role|>{}<|end_of_role|>", "<|end_of_text|>"),
+            stop=("<|end_of_text|>",),
+        ),
+        "deepseek-v3": TemplateRow(turns=_DEEPSEEK, stop=(_DEEPSEEK_END,)),
+        "glm-4v": TemplateRow(
+            turns=_turns("<|{}|>\n", "\n"),
+            stop=("<|user|>", "<|endoftext|>", "<|observation|>"),
+            image_token="<|image|>",
+        ),
+    }
+)
 
 
 def _match(
