@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sylvan.cli.settings import Settings
 from sylvan.config.fields import size_text
@@ -63,10 +61,13 @@ def greeting(config: Config, name: str, url: str, seconds: float) -> str:
 @contextmanager
 def loading(text: str) -> Iterator[None]:
     """Show that something goes on, if a person is watching."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         progress.add_task(text, total=None)

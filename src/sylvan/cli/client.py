@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,17 +24,23 @@ class ApiClient:
 
     Args:
         url: Base of the server, with or without `/v1`.
-        uds: Connect to this unix socket instead.
+        transport: How to connect, if not over TCP.
         api_key: Key of the server.
     """
 
-    def __init__(self, url: str, *, uds: str | None = None, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        api_key: str | None = None,
+    ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._url = url.rstrip("/").removesuffix("/v1")
         self._http = httpx.Client(
             base_url=self._url,
             headers=headers,
-            transport=httpx.HTTPTransport(uds=uds) if uds else None,
+            transport=transport,
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
         )
 
@@ -93,6 +100,11 @@ class ApiClient:
                 yield from _choices(reply.iter_lines())
         except httpx.TransportError as error:
             raise ServerError(f"the server at {self._url} went away: {error}") from error
+
+
+def over_socket(path: Path) -> ApiClient:
+    """A client of a server of this machine that listens on a unix socket."""
+    return ApiClient("http://localhost", transport=httpx.HTTPTransport(uds=str(path)))
 
 
 def _choices(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

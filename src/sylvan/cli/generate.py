@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from sylvan.cli.local import CLIENT_OPTIONS, connect
 from sylvan.cli.main import DONE, Spec
+from sylvan.cli.settings import CLIENT_OPTIONS
 from sylvan.config.flags import Option, Parsed
 from sylvan.protocol.errors import ConfigError
 
@@ -26,6 +26,8 @@ SPEC = Spec(
 
 def run(args: Parsed) -> int:
     """See `SPEC`."""
+    from sylvan.cli.local import connect  # help does not need httpx
+
     if not args.positions:
         raise ConfigError(f"PROMPT is missing; usage: sylvan {SPEC.usage}")
     prompt = sys.stdin.read() if args.positions[0] == "-" else args.positions[0]

@@ -11,17 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sylvan.cli.banner import loading
-from sylvan.cli.client import ApiClient, ServerError
+from sylvan.cli.client import ApiClient, ServerError, over_socket
 from sylvan.cli.settings import load_settings, resolve_settings
 from sylvan.config.env import runtime_dir, without_settings
-from sylvan.config.flags import Option, Parsed
+from sylvan.config.flags import Parsed
 from sylvan.config.load import dump
 from sylvan.protocol.errors import ConfigError
 
-CLIENT_OPTIONS = (
-    Option("url", "Use a server that runs already.", metavar="URL"),
-    Option("key", "API key of the server at --url.", metavar="KEY"),
-)
 _POLL_S = 0.05
 _STOP_S = 10.0
 
@@ -57,7 +53,7 @@ def connect(args: Parsed, *, position: str | None) -> Iterator[ApiClient]:
     with (
         tempfile.TemporaryDirectory(prefix="sylvan-", dir=runtime_dir()) as folder,
         _server(Path(folder), tree) as socket_path,
-        ApiClient("http://localhost", uds=str(socket_path)) as client,
+        over_socket(socket_path) as client,
     ):
         yield client
 
@@ -88,7 +84,7 @@ def _server(folder: Path, tree: Mapping[str, object]) -> Iterator[Path]:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], socket_path: Path, log: Path) -> None:
-    with ApiClient("http://localhost", uds=str(socket_path)) as client:
+    with over_socket(socket_path) as client:
         while not client.is_ready():
             try:
                 process.wait(_POLL_S)

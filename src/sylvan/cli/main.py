@@ -9,9 +9,9 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Protocol
 
+from sylvan import __version__
 from sylvan.cli.help import command_help
 from sylvan.config.fields import nearest
 from sylvan.config.flags import CONFIG_OPTIONS, HELP, Option, Parsed, parse_flags
@@ -98,7 +98,7 @@ def _run(words: list[str]) -> int:
         print(overview())
         return DONE
     if words[0] in ("--version", "-V", "version"):
-        print(f"sylvan {version('sylvan')}")
+        print(f"sylvan {__version__}")
         return DONE
     name, rest = words[0], words[1:]
     if name not in COMMANDS:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sylvan.config.check import check
-from sylvan.config.flags import Parsed
+from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import Loaded, Setting
 from sylvan.config.resolve import Resolved, resolve
 from sylvan.config.sources import Given, combined, gather
-from sylvan.runtime.engine.facts import gather_facts
+
+CLIENT_OPTIONS = (
+    Option("url", "Use a server that runs already.", metavar="URL"),
+    Option("key", "API key of the server at --url.", metavar="KEY"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ def resolve_settings(loaded: Loaded) -> Settings:
     Raises:
         ConfigError: there is no such model, or rules are broken.
     """
+    from sylvan.runtime.engine.facts import gather_facts  # help does not need numpy
+
     facts = gather_facts(loaded.config)
     resolved = resolve(loaded.config, facts)
     check(resolved, facts)

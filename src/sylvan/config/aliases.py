@@ -189,9 +189,6 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
     "disable_priority_preemption": ("scheduler.preempt_threshold", None),
     "enable_deterministic_inference": ("deterministic", True),
     "incremental_streaming_output": ("text.incremental_stream", True),
-    "enable_metrics": ("observe.metrics", True),
-    "log_requests": ("observe.log_requests", True),
-    "skip_server_warmup": ("server.warmup", False),
     "enable_lora": ("lora", {}),
 }
 
@@ -241,6 +238,8 @@ _REFUSED_SWITCHES = {
     "enable_dp_attention": "data parallel attention",
     "enable_custom_logit_processor": "custom logit processors",
     "enable_return_hidden_states": "returning hidden states",
+    "enable_metrics": "Prometheus metrics",
+    "log_requests": "logging of requests",
     "enable_trace": "OpenTelemetry traces",
     "allow_auto_truncate": "cutting prompts that are too long",
     "grpc_mode": "gRPC",
@@ -253,6 +252,7 @@ _NEEDLESS = {
     "disable_custom_all_reduce": "there is no such all-reduce",
     "disable_cuda_graph_padding": "there is no such padding",
     "enable_p2p_check": "there is nothing to check",
+    "skip_server_warmup": "the server is ready without a warm-up",
     "enable_priority_scheduling": "priorities of requests always count",
     "enable_cache_report": "usage always names cached tokens",
 }
@@ -260,7 +260,7 @@ _NEEDLESS = {
 _NEEDLESS_VALUES = {
     "watchdog_timeout": "a lost process is restarted without waiting",
     "decode_log_interval": "steps are counted in metrics, not logged",
-    "log_requests_level": "texts of requests are never logged",
+    "log_requests_level": "requests are not logged",
 }
 
 _ALL: Mapping[str, Alias] = {

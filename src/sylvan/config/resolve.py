@@ -224,9 +224,9 @@ def _useful_tokens(state: _State) -> int:
 
 def _decide_memory(state: _State, plan: MemoryPlan) -> None:
     limited = plan.num_tokens < _useful_tokens(state)
-    share = "what is left of the memory that may be used" if limited else "room for all requests"
+    share = "all memory that may be used" if limited else "room for all running requests"
     given = state.config.cache.max_tokens != "auto"
-    why = "for cache.max_tokens" if given else f"{share}: {plan.describe()}"
+    why = "for cache.max_tokens" if given else share
     memory_given = state.config.cache.memory != "auto"
     state.decide("cache.memory", plan.kv_bytes, why)
     fits = f"fit into {size_text(plan.kv_bytes)}"

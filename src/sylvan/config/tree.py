@@ -100,8 +100,6 @@ class ServerConfig(Section, frozen=True):
     """A larger request body is refused with status 413."""
     drain_s: Seconds = 30.0
     """After SIGTERM, how long running requests may take to end."""
-    warmup: bool = True
-    """Answer one request of our own before the server reports ready."""
     access_log: bool = False
     """Log one line per HTTP request."""
     ssl_certfile: str | None = None
@@ -140,12 +138,6 @@ class GrammarConfig(Section, frozen=True):
 
     backend: str = "auto"
     """Library that compiles schemas, regexes and grammars; `none` refuses such requests."""
-    compile_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """A schema that takes longer to compile fails its request with status 400."""
-    max_source_bytes: Count = 1 << 20
-    """A larger schema, regex or grammar fails its request with status 400."""
-    cache_entries: Natural = 256
-    """Compiled grammars kept for reuse."""
 
 
 class LoraConfig(Section, frozen=True):
@@ -190,16 +182,12 @@ class DisaggConfig(Section, frozen=True):
 
 
 class ObserveConfig(Section, frozen=True):
-    """Logging and metrics."""
+    """Logging."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important messages that are logged."""
     log_format: Literal["text", "json"] = "text"
     """One line of text, or one JSON object, per message."""
-    log_requests: bool = False
-    """Log identity, lengths and timing of each request; never its text."""
-    metrics: bool = True
-    """Serve Prometheus metrics at `/metrics`."""
 
 
 class Config(Section, frozen=True):
