@@ -188,6 +188,8 @@ class ObserveConfig(Section, frozen=True):
     """Least important messages that are logged."""
     log_format: Literal["text", "json"] = "text"
     """One line of text, or one JSON object, per message."""
+    record: str | None = None
+    """Folder for a flight recording of the scheduler; `sylvan replay FOLDER` plays it back."""
 
 
 class Config(Section, frozen=True):

@@ -153,6 +153,24 @@ class GetState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """Report load, memory and limits."""
 
 
+class CacheTree(msgspec.Struct, frozen=True, kw_only=True, tag="cache_tree"):
+    """Describe the prefix tree, at most `max_nodes` of it; of one namespace, if one is given."""
+
+    max_nodes: int = 1000
+    namespace: str | None = None
+
+
+class CacheRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cache_request"):
+    """Explain what the prompt of `rid` found in the cache, and why no more."""
+
+    rid: str
+    namespace: str | None = None
+
+
+class CachePrompts(msgspec.Struct, frozen=True, kw_only=True, tag="cache_prompts"):
+    """Hashes of the blocks of recent prompts, from which hit rates can be computed."""
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
     """Stop scheduling. `abort` ends all requests, `retract` frees their memory first."""
 
@@ -167,7 +185,8 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Leave the process loop."""
 
 
-Command = FlushCache | GetState | Pause | Resume | Shutdown
+Inspection = CacheTree | CacheRequest | CachePrompts
+Command = FlushCache | GetState | Inspection | Pause | Resume | Shutdown
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):

@@ -24,6 +24,7 @@ class KVCacheManager:
 
     def __init__(self, allocator: PageAllocator, tree: PrefixCache) -> None:
         self.page_size = allocator.page_size
+        self.tree = tree  # to look at; only this class changes it
         self._allocator = allocator
         self._tree = tree
         self._copies: list[Copy] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +15,19 @@ from sylvan.config.check import check
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.load import dump
 from sylvan.config.resolve import resolve
+from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
-from sylvan.runtime.engine.composition import Composition, Emit
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import LocalOptions, build_executor
+from sylvan.runtime.features.explain.control import CacheExplain
+from sylvan.runtime.sched.feature import Feature
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.runtime.sched.recorded import RecordedScheduler
+from sylvan.runtime.sched.recording import Recorder, Setup
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.clock import Clock, monotonic
 
@@ -58,7 +66,7 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
     executor, model = build_executor(
         model_dir(config.model), _options(config), progress=_LoggedProgress()
     )
-    scheduler = compose_scheduler(config, executor, emit)
+    scheduler, inspect = compose_scheduler(config, executor, emit)
     num_tokens = _number(config.cache.max_tokens)
     return Composition(
         scheduler,
@@ -75,24 +83,57 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
             "kv_bytes": num_tokens * model.kv_bytes_per_token,
         },
         state=lambda: _state(config),
+        inspect=inspect,
         close=executor.close,
     )
 
 
-def compose_scheduler(config: Config, executor: Executor, emit: Emit) -> Scheduler:
+def compose_scheduler(
+    config: Config, executor: Executor, emit: Emit
+) -> tuple[Scheduler | RecordedScheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
     settings, size = config.scheduler, _number(config.cache.page_size)
     num_pages = _number(config.cache.max_tokens) // size + 1
+    cache = kv_cache(num_pages, size, config.cache.prefix, config.cache.eviction)
+    explain = CacheExplain(cache.tree) if isinstance(cache.tree, RadixCache) else None
+    features: tuple[Feature, ...] = (explain,) if explain else ()
     parts = Parts(
-        cache=kv_cache(num_pages, size, config.cache.prefix, config.cache.eviction),
+        cache=cache,
         executor=executor,
         policy=schedule_policy(settings.policy),
         emit=emit,
+        features=features,
         seed=config.seed or 0,
     )
+    limits = _limits(config)
+    if config.observe.record is None:
+        scheduler = Scheduler(parts, limits)
+    else:
+        setup = Setup(
+            page_size=size,
+            num_pages=num_pages,
+            prefix=config.cache.prefix,
+            eviction=config.cache.eviction,
+            policy=settings.policy,
+            seed=parts.seed,
+            limits=asdict(limits),
+            features=len(parts.features),
+            lockstep=executor.caps.lockstep,
+        )
+        recorder = Recorder(Path(config.observe.record), setup)
+        scheduler = RecordedScheduler(parts, limits, recorder)
+    return scheduler, explain.answer if explain else _no_answer
+
+
+def _no_answer(command: Inspection) -> None:
+    """Without a prefix cache there is nothing to tell."""
+
+
+def _limits(config: Config) -> Limits:
+    settings = config.scheduler
     max_batch_tokens = _number(settings.max_batch_tokens)
     chunk_tokens = _number(settings.chunk_tokens)
-    limits = Limits(
+    return Limits(
         max_batch_tokens=max_batch_tokens,
         chunk_tokens=chunk_tokens or max_batch_tokens,
         max_running_reqs=_number(settings.max_running_reqs),
@@ -103,7 +144,6 @@ def compose_scheduler(config: Config, executor: Executor, emit: Emit) -> Schedul
         preemption_threshold=settings.preempt_threshold,
         whole_prompts=chunk_tokens == 0,
     )
-    return Scheduler(parts, limits)
 
 
 def _options(config: Config) -> LocalOptions:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sylvan.config import Config
-from sylvan.protocol.messages import TokenOutput
+from sylvan.protocol.messages import Inspection, TokenOutput
+from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.runtime.tokenizer.types import ModelFacts
 from sylvan.text.tokenizer import Tokenizer
 
 Emit = Callable[[Sequence[TokenOutput]], None]
+Inspect = Callable[[Inspection], Mapping[str, Any] | None]
 Scalar = str | int | float | bool | None
 
 
@@ -24,12 +26,14 @@ class Composition:
         scheduler: Ready to take requests.
         facts: What the API process is to know of it; the names are those of `ModelFacts`.
         state: Makes the body of the answer to GetState.
+        inspect: Answers questions about the prefix cache.
         close: Ends the executor and frees memory.
     """
 
-    scheduler: Scheduler
+    scheduler: Scheduler | RecordedScheduler
     facts: Mapping[str, Scalar]
     state: Callable[[], Mapping[str, Any]]
+    inspect: Inspect
     close: Callable[[], None]
 
 
@@ -41,10 +45,11 @@ def served_facts(
     config: Config, facts: Mapping[str, Scalar], tokenizer: Tokenizer, path: str
 ) -> ModelFacts:
     """What the API process knows of the model, from what the scheduler reported."""
-    known = dict(facts)
+    known: dict[str, Scalar] = dict(facts)
 
     def number(name: str, default: int) -> int:
-        return int(known.pop(name, None) or default)
+        value: Scalar = known.pop(name, None)
+        return int(value) if value else default
 
     return ModelFacts(
         model_path=path,

@@ -216,6 +216,7 @@ class Engine:
             await self._bridge(_close(replies))
 
     def _stop_loop(self) -> None:
+        asyncio.run_coroutine_threadsafe(_wind_up(self._loop), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -254,6 +255,12 @@ def _listed(value: object) -> object:
     if isinstance(value, Sequence):
         return [_listed(item) for item in value]
     return value
+
+
+async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+    """What `asyncio.run` does at its end."""
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
 
 
 async def _next(replies: AsyncGenerator[Reply, None]) -> Any:

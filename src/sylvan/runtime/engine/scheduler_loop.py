@@ -12,6 +12,9 @@ import msgspec
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import (
     Abort,
+    CachePrompts,
+    CacheRequest,
+    CacheTree,
     Control,
     ControlReply,
     Finish,
@@ -19,6 +22,7 @@ from sylvan.protocol.messages import (
     FromScheduler,
     GetState,
     Heartbeat,
+    Inspection,
     OpenText,
     Pause,
     Resume,
@@ -30,6 +34,8 @@ from sylvan.protocol.messages import (
     ToScheduler,
 )
 from sylvan.protocol.requests import GenerateRequest, Request
+from sylvan.runtime.engine.composition import Inspect
+from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.transport.api import MessageError, Receiver, Sender
 from sylvan.utils.clock import Clock, monotonic
@@ -75,18 +81,21 @@ class SchedulerLoop:
         scheduler: Emits through `ports.emit`.
         ports: Where messages come from and go to.
         state: Makes the body of the answer to GetState, apart from the load.
+        inspect: Answers questions about the prefix cache; None if there is nothing to tell.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | RecordedScheduler,
         ports: Ports,
         state: Callable[[], Mapping[str, Any]],
+        inspect: Inspect = lambda command: None,
         clock: Clock = monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._ports = ports
         self._state = state
+        self._inspect = inspect
         self._clock = clock
         self._beat_due_s = 0.0
         self._wait_s = 0.0
@@ -208,6 +217,8 @@ class SchedulerLoop:
             case GetState():
                 load = msgspec.to_builtins(self._scheduler.load())
                 reply = ControlReply(id=control.id, ok=True, body={**self._state(), "load": load})
+            case CacheTree() | CacheRequest() | CachePrompts():
+                reply = self._inspected(control.id, control.command)
             case Pause(mode=mode):
                 count = self._scheduler.pause(mode)
                 reply = ControlReply(id=control.id, ok=True, body={"num_paused_requests": count})
@@ -216,6 +227,12 @@ class SchedulerLoop:
             case _:
                 self._shutdown = True
         self._ports.replies.send(reply)
+
+    def _inspected(self, number: int, command: Inspection) -> ControlReply:
+        body = self._inspect(command)
+        if body is None:
+            return ControlReply(id=number, ok=False, message="nothing is known of that")
+        return ControlReply(id=number, ok=True, body=dict(body))
 
 
 def _open_text(request: Request) -> OpenText:

@@ -32,7 +32,7 @@ def main(build: Build = build_scheduler) -> int:
     code = report(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))
-        code = _serve(SchedulerLoop(built.scheduler, ports, built.state))
+        code = _serve(SchedulerLoop(built.scheduler, ports, built.state, built.inspect))
         built.close()
     child.finish()
     return code

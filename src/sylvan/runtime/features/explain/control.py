@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import CachePrompts, CacheRequest, CacheTree, Inspection
 from sylvan.runtime.cache.curve import Hashes, block_hashes
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import CacheKey
@@ -52,13 +53,23 @@ class CacheExplain(Feature):
         """See `Feature.on_finish`."""
         self._running.discard(req.rid)
 
+    def answer(self, command: Inspection) -> Mapping[str, Any] | None:
+        """Answer a question that came from outside; None if there is nothing to tell."""
+        match command:
+            case CacheTree(max_nodes=max_nodes, namespace=namespace):
+                return self.tree(max_nodes, namespace)
+            case CacheRequest(rid=rid, namespace=namespace):
+                return self.explain(rid, namespace)
+            case CachePrompts():
+                return {"prompts": [hashes.tolist() for hashes in self.prompts()]}
+
     def explain(self, rid: str, namespace: str | None = None) -> Mapping[str, Any] | None:
         """What became of the prompt of `rid`; None if it is not (or no longer) known.
 
         With a `namespace`, requests of others are not known, and what others hold reads as never
         seen.
         """
-        record = self._records.get(rid)
+        record = self._records.get(rid) or self._by_sample(rid)
         if record is None or namespace not in (None, record.key.namespace):
             return None
         found = divergence(self._tree, record.key, record.cached)
@@ -78,6 +89,11 @@ class CacheExplain(Feature):
     def prompts(self) -> Sequence[Hashes]:
         """Block hashes of recent prompts, oldest first: what `hit_curve` takes."""
         return tuple(self._prompts)
+
+    def _by_sample(self, rid: str) -> Record | None:
+        """The newest life of a request that has several: samples, or replays after a restart."""
+        name = next((n for n in reversed(self._records) if n.startswith(f"{rid}.")), None)
+        return self._records[name] if name is not None else None
 
     def _keep(self, req: Req, cached: int) -> None:
         assert req.kv is not None
