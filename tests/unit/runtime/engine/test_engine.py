@@ -1,0 +1,226 @@
+"""`sylvan.Engine` on a tiny model, all in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sylvan
+from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
+from sylvan.runtime.engine.engine import Engine
+from tests.support.tiny import write_model
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    with start(model) as engine:
+        yield engine
+
+
+def start(model: Path, **keywords: Any) -> Engine:
+    known = {"load_format": "dummy", "device": "cpu", "threads": 1, "max_total_tokens": 4096}
+    return Engine(model_path=str(model), **(known | keywords))
+
+
+def test_the_package_exposes_it() -> None:
+    assert sylvan.Engine is Engine
+
+
+def test_one_prompt_gives_one_answer(engine: Engine) -> None:
+    reply: Any = engine.generate("hello", GREEDY)
+
+    assert set(reply) == {"text", "output_ids", "meta_info"}
+    assert len(reply["output_ids"]) == 6
+    meta = reply["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 6}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (5, 6)
+    assert meta["e2e_latency"] > 0
+
+
+def test_ids_and_text_are_the_same_prompt(engine: Engine) -> None:
+    ids = engine.tokenizer.encode("hello")
+    by_text: Any = engine.generate("hello", GREEDY)
+    by_ids: Any = engine.generate(input_ids=ids, sampling_params=GREEDY)
+
+    assert by_ids["output_ids"] == by_text["output_ids"]
+
+
+def test_a_list_of_prompts_gives_a_list_in_order(engine: Engine) -> None:
+    alone: list[Any] = [engine.generate(p, GREEDY) for p in ("a", "bb", "ccc")]
+    batch: Any = engine.generate(("a", "bb", "ccc"), GREEDY)
+
+    assert [r["output_ids"] for r in batch] == [r["output_ids"] for r in alone]
+
+
+def test_samples_of_a_prompt_lie_side_by_side(engine: Engine) -> None:
+    params = [{"n": 2, "max_new_tokens": k, "ignore_eos": True} for k in (3, 4)]
+    replies: Any = engine.generate(["a", "b"], params)
+
+    assert [len(r["output_ids"]) for r in replies] == [3, 3, 4, 4]
+
+
+def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
+    whole: Any = engine.generate("hello", GREEDY)
+    parts: list[Any] = list(engine.generate("hello", GREEDY, stream=True))
+
+    lengths = [len(p["output_ids"]) for p in parts]  # a late reader gets several at once
+    assert lengths == sorted(set(lengths))
+    assert parts[0]["meta_info"]["finish_reason"] is None
+    assert parts[-1]["output_ids"] == whole["output_ids"]
+    assert parts[-1]["text"] == whole["text"]
+    assert parts[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+
+
+def test_a_stream_of_several_prompts_is_numbered(engine: Engine) -> None:
+    last: dict[int, Any] = {}
+    for part in engine.generate(["a", "b"], {**GREEDY, "n": 2}, stream=True):
+        last[part["index"]] = part  # type: ignore[index]
+
+    assert sorted(last) == [0, 1, 2, 3]
+    whole: Any = engine.generate(["a", "b"], GREEDY)
+    assert [last[i]["text"] for i in (0, 2)] == [r["text"] for r in whole]
+
+
+def test_incremental_streams_are_pieces(model: Path, engine: Engine) -> None:
+    whole: Any = engine.generate("hello", GREEDY)
+    with start(model, incremental_streaming_output=True) as other:
+        parts: list[Any] = list(other.generate("hello", GREEDY, stream=True))
+
+    assert [i for p in parts for i in p["output_ids"]] == whole["output_ids"]
+    assert "".join(p["text"] for p in parts) == whole["text"]
+
+
+def test_a_stream_that_is_left_is_aborted(engine: Engine) -> None:
+    stream: Any = engine.generate("hello", {**GREEDY, "max_new_tokens": 900}, stream=True)
+    next(stream)
+    stream.close()
+
+    while not engine.flush_cache():
+        pass
+    assert engine.get_server_info()["load"]["num_used_tokens"] == 0
+
+
+def test_log_probabilities_come_with_text(engine: Engine) -> None:
+    reply: Any = engine.generate(
+        "hello",
+        GREEDY,
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
+    )
+    meta = reply["meta_info"]
+
+    assert len(meta["input_token_logprobs"]) == 5
+    assert meta["input_token_logprobs"][0][0] is None
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == reply["output_ids"]
+    assert all(isinstance(entry[2], str) for entry in meta["output_token_logprobs"])
+    assert all(len(tops) == 2 for tops in meta["output_top_logprobs"])
+
+
+async def test_async_calls_work_on_the_callers_loop(engine: Engine) -> None:
+    whole, other = await asyncio.gather(
+        engine.async_generate("hello", GREEDY), engine.async_generate("other", GREEDY)
+    )
+    stream: Any = await engine.async_generate("hello", GREEDY, stream=True)
+    parts = [part async for part in stream]
+
+    assert parts[-1]["text"] == whole["text"]  # type: ignore[index,call-overload]
+    assert other["text"] != whole["text"]  # type: ignore[index,call-overload]
+
+
+async def test_cancelling_an_async_call_aborts_it(engine: Engine) -> None:
+    params = {**GREEDY, "max_new_tokens": 900}
+    task = asyncio.create_task(engine.async_generate("hello", params))
+    while not await asyncio.to_thread(lambda: engine.get_server_info()["load"]["num_running_reqs"]):
+        pass
+    task.cancel()
+    await asyncio.wait({task})
+
+    while not await asyncio.to_thread(engine.flush_cache):
+        pass
+
+
+def test_threads_share_an_engine(engine: Engine) -> None:
+    replies: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: replies.append(engine.generate("hello", GREEDY)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({tuple(reply["output_ids"]) for reply in replies}) == 1
+    assert len(replies) == 8
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"prompt": ""}, "text"),
+        ({"prompt": "a", "sampling_params": {"temprature": 1.0}}, "temperature"),
+        ({"prompt": "a", "sampling_params": {"top_p": 2.0}}, "top_p"),
+        ({"input_ids": [999_999]}, "input_ids"),
+        ({"prompt": "a", "no_such_field": 1}, "no_such_field"),
+        ({}, "text"),
+    ],
+)
+def test_bad_requests_name_the_field(
+    engine: Engine, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        engine.generate(**keywords)
+
+
+def test_one_bad_prompt_of_a_batch_fails_the_call_and_nothing_else(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="tokens"):
+        engine.generate(["fine", "x" * 2000], GREEDY)
+
+    assert engine.generate("hello", GREEDY)
+    assert engine.flush_cache()
+
+
+def test_vectors_need_another_model(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="embeddings"):
+        engine.encode("a")
+
+
+def test_unknown_keywords_are_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match="page_siz"):
+        start(model, cache__page_siz=4)
+
+
+def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    with pytest.raises(ConfigError, match="nowhere"):
+        Engine(model_path=str(tmp_path / "nowhere"))
+    assert threading.active_count() == threads
+
+
+def test_after_shutdown_nothing_is_left(model: Path) -> None:
+    before = set(threading.enumerate())
+    engine = start(model)
+    stream: Any = engine.generate("hello", {**GREEDY, "max_new_tokens": 900}, stream=True)
+    next(stream)
+
+    engine.shutdown()
+    engine.shutdown()
+
+    with pytest.raises(CapacityError, match="shut down"):
+        engine.generate("hello")
+    stream.close()
+    assert set(threading.enumerate()) == before

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sylvan.protocol.messages import (
+    Abort,
+    Control,
+    ControlReply,
+    Finish,
+    FlushCache,
+    GetState,
+    Heartbeat,
+    OpenText,
+    Pause,
+    Resume,
+    Shutdown,
+    StopFound,
+    Submit,
+    TokenBatch,
+    TokenOutput,
+)
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.cache.eviction import eviction_policy
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.pages import PageAllocator
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.engine.scheduler_loop import HEARTBEAT_S, Ports, SchedulerLoop
+from sylvan.runtime.executor.sim import SimExecutor
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.runtime.sched.scheduler import Scheduler
+from sylvan.transport.api import MessageError
+from sylvan.utils.clock import VirtualClock
+
+
+@dataclass
+class Wire:
+    """An end that keeps what is sent, and gives out what it was filled with."""
+
+    clock: VirtualClock
+    sent: list[Any] = field(default_factory=list)
+    waiting: deque[Any] = field(default_factory=deque)
+    waits: list[float] = field(default_factory=list)
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def receive(self, timeout_s: float = 0.0) -> Any:
+        if not self.waiting:
+            self.waits.append(timeout_s)
+            self.clock.advance(timeout_s)
+            return None
+        message = self.waiting.popleft()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Fixture:
+    def __init__(self, next_token: Callable[[Req, int], int] | None = None) -> None:
+        clock = VirtualClock()
+        self.inbox, self.text, self.replies = Wire(clock), Wire(clock), Wire(clock)
+        ports = Ports(self.inbox, self.text, self.replies)
+        self.executor = Fragile(next_token or (lambda req, position: position % 7), lambda b: 0.01)
+        self.cache = KVCacheManager(PageAllocator(33, 4), RadixCache(4, eviction_policy("lru")))
+        parts = Parts(
+            cache=self.cache,
+            executor=self.executor,
+            policy=schedule_policy("fcfs"),
+            emit=ports.emit,
+            clock=clock,
+        )
+        self.scheduler = Scheduler(parts, Limits(max_running_reqs=4, max_waiting_reqs=6))
+        self.loop = SchedulerLoop(self.scheduler, ports, lambda: {"a": 1}, clock=clock)
+
+    def send(self, *messages: Any) -> None:
+        self.inbox.waiting.extend(messages)
+
+    def run(self, steps: int = 50) -> None:
+        for _ in range(steps):
+            if not self.loop.pump():
+                return
+
+    def outputs(self, rid: str) -> list[TokenOutput]:
+        batches = [m for m in self.text.sent if isinstance(m, TokenBatch)]
+        return [o for batch in batches for o in batch.outputs if o.rid == rid]
+
+    def tokens(self, rid: str) -> list[int]:
+        return [token for output in self.outputs(rid) for token in output.token_ids]
+
+
+class Fragile(SimExecutor):
+    """Raises while `broken`."""
+
+    broken: Exception | None = None
+
+    def launch(self, batch: Batch) -> Any:
+        if self.broken is not None:
+            raise self.broken
+        return super().launch(batch)
+
+
+def submit(rid: str, prompt_len: int = 3, **sampling: Any) -> Submit:
+    return Submit(
+        request=GenerateRequest(
+            rid=rid,
+            input_ids=np.arange(prompt_len, dtype=np.int32),
+            output_ids=np.empty(0, np.int32),
+            sampling=SamplingParams(**({"max_new_tokens": 5} | sampling)),
+        )
+    )
+
+
+def test_a_request_is_opened_served_and_ended() -> None:
+    fix = Fixture()
+    fix.send(submit("a", stop=("x",), no_stop_trim=True))
+    fix.run()
+
+    opened = fix.text.sent[0]
+    assert opened == OpenText(rid="a", prompt_tail_ids=(0, 1, 2), stop=("x",), no_stop_trim=True)
+    assert fix.tokens("a") == [3, 4, 5, 6, 0]
+    assert fix.outputs("a")[-1].finish == Finish(type="length", length=5)
+
+
+def test_only_the_tail_of_the_prompt_goes_to_the_detokenizer() -> None:
+    fix = Fixture()
+    fix.send(submit("a", prompt_len=40))
+    fix.run(1)
+
+    assert fix.text.sent[0].prompt_tail_ids == tuple(range(24, 40))
+
+
+def test_a_stop_ends_the_request_and_frees_its_memory() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=60, stop=("x",)))
+    fix.run(5)
+    fix.send(StopFound(rid="a", num_tokens=2, matched="x"))
+    fix.run(2)
+    count = len(fix.tokens("a"))
+    fix.run()
+
+    assert len(fix.tokens("a")) == count
+    assert fix.cache.used_tokens == 0
+
+
+def test_an_abort_ends_the_request() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=60))
+    fix.run(3)
+    fix.send(Abort(rid="a", finish=Finish(type="abort", message="gone")), Abort(rid="unknown"))
+    fix.run()
+
+    assert fix.outputs("a")[-1].finish == Finish(type="abort", message="gone")
+    assert fix.cache.used_tokens == 0
+    assert fix.loop.idle
+
+
+def test_requests_that_cannot_be_served_fail_alone() -> None:
+    fix = Fixture()
+    fix.send(submit("big", prompt_len=500), submit("ok"), submit("ok"))
+    fix.run()
+
+    refused = fix.outputs("big")[0].finish
+    assert refused is not None
+    assert (refused.type, refused.status, refused.param) == ("abort", 400, "max_new_tokens")
+    assert "rid" in str(fix.outputs("ok")[0].finish)  # the second of that name
+    assert fix.tokens("ok") == [3, 4, 5, 6, 0]
+
+
+def test_a_full_queue_is_a_503() -> None:
+    fix = Fixture()
+    fix.send(*(submit(f"r{i}") for i in range(8)))
+    fix.run()
+
+    statuses = [f.status for i in range(8) if (f := fix.outputs(f"r{i}")[-1].finish)]
+    assert statuses == [None] * 6 + [503] * 2
+
+
+def test_malformed_messages_are_dropped() -> None:
+    fix = Fixture()
+    fix.send(MessageError("bad"), submit("a"), MessageError("bad"))
+    fix.run()
+
+    assert len(fix.tokens("a")) == 5
+
+
+def test_a_request_that_breaks_on_arrival_fails_alone() -> None:
+    fix = Fixture()
+    broken = Submit(
+        request=EmbedRequest(rid="b", input_ids=None)  # type: ignore[arg-type]
+    )
+    fix.send(broken, submit("a"))
+    fix.run()
+
+    finish = fix.outputs("b")[0].finish
+    assert finish is not None
+    assert finish.status == 500
+    assert len(fix.tokens("a")) == 5
+
+
+def test_a_step_that_raises_fails_what_ran_and_the_next_request_is_served() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=60))
+    fix.run(3)
+    fix.executor.broken = RuntimeError("boom")
+    fix.run(1)
+    fix.executor.broken = None
+    fix.send(submit("b"))
+    fix.run()
+
+    finish = fix.outputs("a")[-1].finish
+    assert finish is not None
+    assert (finish.type, finish.status) == ("abort", 500)
+    assert len(fix.tokens("b")) == 5
+    assert fix.cache.used_tokens == 0
+
+
+def test_a_scheduler_that_keeps_raising_is_given_up() -> None:
+    fix = Fixture()
+    fix.executor.broken = RuntimeError("boom")
+    for i in range(2):
+        fix.send(submit(f"r{i}"))
+        fix.run(1)
+    fix.send(submit("last"))
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fix.run(1)
+
+
+def test_heartbeats_come_when_idle_and_when_busy() -> None:
+    fix = Fixture()
+    for _ in range(10):
+        fix.loop.pump()
+
+    beats = [m for m in fix.replies.sent if isinstance(m, Heartbeat)]
+    assert len(beats) == 10
+    assert fix.inbox.waits == pytest.approx([HEARTBEAT_S] * 10)
+
+
+def test_an_idle_loop_does_not_spin() -> None:
+    fix = Fixture()
+    fix.send(submit("a"))
+    fix.run(20)
+    fix.inbox.waits.clear()
+    fix.run(20)
+
+    assert fix.inbox.waits == pytest.approx([HEARTBEAT_S] * 20)
+
+
+def test_the_load_is_told_when_work_ends() -> None:
+    fix = Fixture()
+    fix.send(submit("a"))
+    fix.run(12)
+
+    assert fix.replies.sent[-1].load.generated_tokens == 5
+    assert fix.replies.sent[-1].load.num_running_reqs == 0
+
+
+def test_commands_are_answered_after_all_other_messages() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=60, stop=("x",)))
+    fix.run(5)
+    fix.send(Control(id=1, command=FlushCache()))
+    fix.run(1)
+    fix.send(
+        Control(id=2, command=FlushCache()),
+        StopFound(rid="a", num_tokens=2, matched="x"),
+    )
+    fix.run(1)
+
+    replies = {m.id: m for m in fix.replies.sent if isinstance(m, ControlReply)}
+    assert not replies[1].ok
+    assert replies[1].message
+    assert replies[2].ok
+
+
+def test_pause_and_resume() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=60))
+    fix.run(5)
+    fix.send(Control(id=1, command=Pause(mode="in_place")))
+    fix.run(1)
+    count = len(fix.tokens("a"))
+    fix.inbox.waits.clear()
+    fix.run(30)
+    assert len(fix.tokens("a")) == count
+    assert max(fix.inbox.waits) <= 0.05  # not idle, but not spinning either
+    assert sum(wait >= 0.04 for wait in fix.inbox.waits) > 20
+
+    fix.send(Control(id=2, command=Resume()))
+    fix.run(100)
+    assert len(fix.tokens("a")) == 60
+
+
+def test_state_and_shutdown() -> None:
+    fix = Fixture()
+    fix.send(Control(id=1, command=GetState()), Control(id=2, command=Shutdown()))
+    fix.run()
+
+    state, shutdown = (m for m in fix.replies.sent if isinstance(m, ControlReply))
+    assert state.body is not None
+    assert state.body["a"] == 1
+    assert state.body["load"]["num_running_reqs"] == 0
+    assert shutdown == ControlReply(id=2, ok=True)
+    assert not fix.loop.pump()
