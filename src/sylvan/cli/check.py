@@ -57,14 +57,13 @@ def run(args: Parsed) -> int:
 
 
 def _findings(args: Parsed) -> Iterable[Finding]:
-    match args.positions:
-        case []:
-            server = load_settings(args, position=None).config.server
-            return check_machine(inspect_machine(), server)
-        case ["model", directory]:
-            return check_model(directory, args)
-        case [other, *_]:
-            raise ConfigError(f"unexpected argument {other!r}; usage: sylvan {SPEC.usage}")
+    words = args.positions
+    if not words:
+        server = load_settings(args, position=None).config.server
+        return check_machine(inspect_machine(), server)
+    if words[0] == "model" and len(words) > 1:
+        return check_model(words[1], args)
+    raise ConfigError(f"unexpected argument {words[0]!r}; usage: sylvan {SPEC.usage}")
 
 
 def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:

@@ -105,15 +105,18 @@ def _fraction(value: object) -> Pairs:
 
 def _adapters(value: object) -> Pairs:
     """`name=DIR`, `DIR`, or {"lora_name": ..., "lora_path": ...}; one or many."""
+    yield "lora.adapters", dict(_adapter(item) for item in _listed(value))
+
+
+def _listed(value: object) -> Sequence[object]:
     if isinstance(value, Mapping):
-        items: Sequence[object] = [value] if "lora_path" in value else list(_named(value))
-    else:
-        items = value if isinstance(value, (list, tuple)) else str(value).split()
-    yield "lora.adapters", dict(_adapter(item) for item in items)
-
-
-def _named(value: object) -> Iterable[str]:
-    return (f"{name}={path}" for name, path in cast("Mapping[str, str]", value).items())
+        table = cast("Mapping[str, str]", value)
+        if "lora_path" in table:
+            return [table]
+        return [f"{name}={path}" for name, path in table.items()]
+    if isinstance(value, (list, tuple)):
+        return cast("Sequence[object]", value)
+    return str(value).split()
 
 
 def _adapter(item: object) -> tuple[str, str]:

@@ -16,6 +16,12 @@ from sylvan.protocol.errors import ConfigError
 
 Origin = Literal["default", "preset", "file", "environment", "flag", "keyword", "auto"]
 
+_ON: Mapping[str, object] = {}
+_SECTION_WORDS: Mapping[str, object] = {
+    **dict.fromkeys(("", "true", "on"), _ON),
+    **dict.fromkeys(("none", "null", "off")),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -99,8 +105,7 @@ def _parsed(setting: Setting) -> Setting:
 def _whole_section(info: SectionInfo, value: object) -> object:
     """`{}` turns an optional section on, None turns it off."""
     if isinstance(value, str):
-        words = {"": {}, "true": {}, "on": {}, "none": None, "null": None, "off": None}
-        value = words.get(value.lower(), value)
+        value = _SECTION_WORDS.get(value.lower(), value)
     if value == {} or (value is None and info.optional):
         return value
     raise ValueError(f"{info.path!r} is a section; give its fields, as in {info.path}.NAME")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Callable, Mapping
+from typing import Literal, cast, get_args, get_origin
 
 import msgspec
 
@@ -35,19 +35,21 @@ def parse(field: Field, raw: object) -> object:
     Raises:
         ValueError: it is not of the field's type or out of its bounds; says what was expected.
     """
-    value = raw
-    if isinstance(raw, str):
-        value = _from_text(field, raw)
-    elif isinstance(raw, bool) and "on" in field.choices:
-        value = "on" if raw else "off"  # YAML reads the words on and off as booleans
-    elif isinstance(raw, list):
-        value = tuple(raw)  # pyright: ignore[reportUnknownArgumentType]
+    value = _read(field, raw)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(_expected(field, raw))
     try:
         return msgspec.convert(value, field.type, dec_hook=_known_object)
     except msgspec.ValidationError as error:
         raise ValueError(_expected(field, raw)) from error
+
+
+def _read(field: Field, raw: object) -> object:
+    if isinstance(raw, str):
+        return _from_text(field, raw)
+    if isinstance(raw, bool) and "on" in field.choices:
+        return "on" if raw else "off"  # YAML reads the words on and off as booleans
+    return tuple(cast("list[object]", raw)) if isinstance(raw, list) else raw
 
 
 def parse_size(text: str) -> int | None:
@@ -125,17 +127,33 @@ def _dict(_: Member, text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-_READERS: Mapping[object, Any] = {
+def _int(_: Member, text: str) -> int:
+    return int(text)
+
+
+def _float(_: Member, text: str) -> float:
+    return float(text)
+
+
+def _secret(_: Member, text: str) -> Secret:
+    return Secret(text)
+
+
+def _str(_: Member, text: str) -> str:
+    return text
+
+
+_READERS: Mapping[object, Callable[[Member, str], object]] = {
     Literal: _literal,
     type(None): _none,
     bool: _bool,
     "size": _size,
-    int: lambda _, text: int(text),
-    float: lambda _, text: float(text),
+    int: _int,
+    float: _float,
     tuple: _tuple,
     dict: _dict,
-    Secret: lambda _, text: Secret(text),
-    str: lambda _, text: text,
+    Secret: _secret,
+    str: _str,
 }
 
 

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -88,7 +88,7 @@ def read_file(path: Path) -> Given:
         return Given()
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a table of settings, got {type(tree).__name__}")
-    return _named(tree, "file", f"in {path}")
+    return _named(cast("dict[object, object]", tree), "file", f"in {path}")
 
 
 def from_keywords(keywords: Mapping[str, object]) -> Given:

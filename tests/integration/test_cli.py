@@ -1,0 +1,159 @@
+"""The commands as a user runs them: real processes, real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sylvan.cli.client import ApiClient, ServerError
+from tests.support.tiny import write_model
+
+START_S = 120
+FLAGS = ("--load-format", "dummy", "--device", "cpu", "--threads", "1", "--max-total-tokens", "8Ki")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def command(*words):
+    return [sys.executable, "-m", "sylvan", *map(str, words)]
+
+
+def run(*words, **options):
+    return subprocess.run(command(*words), check=False, capture_output=True, text=True, **options)
+
+
+@contextlib.contextmanager
+def served(model, *flags, **options):
+    """A running server, and the URL that it printed."""
+    words = command("serve", model, *FLAGS, "--port", 0, *flags)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, start_new_session=True, **options
+    )
+    try:
+        url = ""
+        for line in process.stdout:
+            match = re.search(r"serves tiny at (\S+) ", line)
+            if match:
+                url = match[1]
+            if "documentation:" in line:
+                break
+        assert url, "the server ended before it was ready"
+        yield process, url
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(START_S)
+        process.stdout.close()
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_server_answers_drains_and_leaves_nothing(model):
+    with served(model) as (process, url):
+        port = url.rpartition(":")[2]
+        with ApiClient(url) as client:
+            assert client.is_ready()
+            assert client.model() == "tiny"
+            stream = client.complete("abc", max_tokens=200, temperature=0, ignore_eos=True)
+            first = next(stream)
+            pids = children(process.pid)
+
+            process.send_signal(signal.SIGTERM)
+            text = first + "".join(stream)
+
+        assert text
+        assert process.wait(START_S) == 0
+        assert pids
+        assert all(gone(pid) for pid in pids)
+
+    assert f"{port} is free" in run("check", "--port", port).stdout
+
+
+def test_second_interrupt_ends_at_once(model):
+    with served(model, "--server.drain-s", "600") as (process, url), ApiClient(url) as client:
+        stream = client.complete("abc", max_tokens=900, temperature=0, ignore_eos=True)
+        next(stream)
+        pids = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+
+        code = process.wait(START_S)
+        with contextlib.suppress(ServerError):
+            stream.close()
+
+    assert code in (0, 130)  # 0 if all had ended between the two
+    assert pids
+
+
+def test_taken_port_is_refused_before_loading(model):
+    with served(model, "--processes", "one") as (_, url):
+        port = url.rpartition(":")[2]
+        done = run("serve", model, *FLAGS, "--port", port)
+
+    assert done.returncode == 2
+    assert f"port {port} of 127.0.0.1 is taken; port" in done.stderr
+
+
+def test_generate_starts_a_server_of_its_own(model):
+    words = ("generate", "hello", "--model", model, *FLAGS, "--max-tokens", 8)
+    first, second = run(*words), run(*words)
+
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    assert len(first.stdout) > 1
+
+
+def test_generate_says_why_it_cannot_start(model):
+    done = run("generate", "hello", "--model", model, "--device", "cpu")  # it has no weights
+
+    assert done.returncode == 1
+    assert "safetensors" in done.stderr
+
+
+def test_chat_talks_to_a_server(model, tmp_path):
+    with served(model, "--processes", "one", "--api-key", "sesame") as (_, url):
+        lines = f"hi\n/save {tmp_path / 'chat.json'}\n/quit\n"
+        done = run("chat", "--url", url, "--key", "sesame", input=lines)
+        refused = run("generate", "x", "--url", url)
+
+    assert done.returncode == 0, done.stderr
+    assert "saved 2 messages" in done.stdout
+    assert refused.returncode == 1
+    assert "401" in refused.stderr
+
+
+def test_server_on_a_unix_socket_stops_with_its_standard_input(model, tmp_path):
+    words = command(
+        "serve", model, *FLAGS, "--uds", tmp_path / "s", "--until-eof", "--processes", "one"
+    )
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        out = b""
+        while b"curl" not in out:
+            line = process.stdout.readline()
+            assert line, "the server ended before it was ready"
+            out += line
+        process.stdin.close()
+
+        assert process.wait(START_S) == 0
+    assert b"--unix-socket" in out
