@@ -111,6 +111,8 @@ class NativeBackend(BaseBackend):
             "input_ids": [[token[1] for token in row] for row in tokens],
             "sampling_params": {"max_new_tokens": _PREFILL},
             "return_logprob": True,
+            # SGLang's client leaves this out, and gets no log probabilities from today's servers.
+            "logprob_start_len": 0,
         }
         answers = self.send(_with_pictures(s, body), s.scope)
         return [answer["meta_info"]["input_token_logprobs"] for answer in answers]

@@ -257,6 +257,7 @@ def test_select_can_compare_with_the_choices_alone():
     ids = server.bodies("/generate")[2]["input_ids"]
     assert server.bodies("/generate")[2] == {
         "input_ids": ids, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True,
+        "logprob_start_len": 0,
     }  # fmt: skip
     assert [len(row) for row in ids] == [3, 3]
     scores = state.get_meta_info("x")["normalized_unconditional_prompt_logprobs"]
