@@ -6,8 +6,11 @@ import ast
 import sys
 from pathlib import Path
 
+from sylvan.cli.help import markdown
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
+SETTINGS = ROOT / "docs" / "reference" / "config.md"
 BEGIN, END = "<!-- packages: generated -->\n", "<!-- /packages -->\n"
 LEVELS = 3  # sylvan, sylvan.x, sylvan.runtime.x
 
@@ -25,15 +28,17 @@ def packages() -> str:
 
 
 def main() -> int:
-    """Rewrite the page, or with --check only say whether it would change."""
+    """Rewrite the pages, or with --check only say whether it would change."""
     text = PAGE.read_text()
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
-    wanted = text[:start] + packages() + text[stop:]
+    pages = {PAGE: text[:start] + packages() + text[stop:], SETTINGS: markdown()}
+    stale = [page for page, wanted in pages.items() if page.read_text() != wanted]
     if "--check" in sys.argv:
-        if wanted != text:
-            sys.stderr.write(f"{PAGE.name} is out of date: run `make docs`\n")
-        return int(wanted != text)
-    PAGE.write_text(wanted)
+        for page in stale:
+            sys.stderr.write(f"{page.name} is out of date: run `make docs`\n")
+        return int(bool(stale))
+    for page in stale:
+        page.write_text(pages[page])
     return 0
 
 

@@ -104,7 +104,7 @@ def _parsed(setting: Setting) -> Setting:
 
 def _whole_section(info: SectionInfo, value: object) -> object:
     """`{}` turns an optional section on, None turns it off."""
-    if isinstance(value, str):
+    if isinstance(value, str) and info.optional:
         value = _SECTION_WORDS.get(value.lower(), value)
     if value == {} or (value is None and info.optional):
         return value

@@ -71,7 +71,9 @@ def test_a_later_field_turns_a_section_on_again():
     assert loaded.config.lora == LoraConfig(max_rank=4)
 
 
-@pytest.mark.parametrize(("path", "value"), [("lora", "x"), ("cache", None), ("cache", 5)])
+@pytest.mark.parametrize(
+    ("path", "value"), [("lora", "x"), ("cache", None), ("cache", 5), ("cache", "true")]
+)
 def test_a_section_takes_no_value(path, value):
     with pytest.raises(ConfigError, match="is a section"):
         load([setting(path, value)])
