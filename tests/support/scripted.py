@@ -129,12 +129,12 @@ class ScriptedScheduler:
 
     def beat(self) -> None:
         """Show life."""
-        self.manager.on_reply(Heartbeat(load=self.load))
+        self.manager.line.on_reply(Heartbeat(load=self.load))
 
     def _reply(self, message: Control) -> None:
         good = not (isinstance(message.command, FlushCache) and self.control.busy)
         reply = ControlReply(id=message.id, ok=good, message="" if good else "busy", body={})
-        self.manager.on_reply(reply)
+        self.manager.line.on_reply(reply)
 
     async def _answer(self, request: GenerateRequest) -> None:
         control = self.control
@@ -209,7 +209,7 @@ class ScriptedScheduler:
             if finish
             else None,
         )
-        self.manager.on_texts(TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),)))
+        self.manager.line.on_texts(TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),)))
 
 
 def _logprobs(
@@ -265,5 +265,5 @@ def make_engine(checkpoint: Path, context_len: int = 2048) -> ScriptedEngine:
         architecture="LlamaForCausalLM",
         model_type="llama",
     )
-    manager.connect(scheduler.send, facts)
+    manager.line.connect(scheduler.send, facts)
     return ScriptedEngine(manager, scheduler, control)

@@ -58,7 +58,7 @@ class LocalEngine:
         self._thread.start()
         built = await self._built
         self._reader = self._loop.create_task(self._read(manager))
-        manager.connect(self._inbox.send, facts_of(dict(built.facts)))
+        manager.line.connect(self._inbox.send, facts_of(dict(built.facts)))
 
     async def close(self) -> None:
         """End the thread; idempotent."""
@@ -116,16 +116,16 @@ class LocalEngine:
 
     def _lose(self) -> None:
         if self._manager is not None:
-            self._manager.disconnect("lost")
+            self._manager.line.disconnect("lost")
 
     async def _read(self, manager: TokenizerManager) -> None:
         turn = 0
         while True:
             message = await self._out.receive()
             if isinstance(message, TextBatch):
-                manager.on_texts(message)
+                manager.line.on_texts(message)
             else:
-                manager.on_reply(message)
+                manager.line.on_reply(message)
             turn += 1
             if turn % 64 == 0:
                 await asyncio.sleep(0)

@@ -68,7 +68,7 @@ class Runtime:
 
         Returns whether all ended by themselves.
         """
-        self.manager.drain()
+        self.manager.line.drain()
         if await self._none_live(deadline_s):
             return True
         self.manager.abort_all(_DRAINED)
@@ -90,7 +90,7 @@ class Runtime:
 
     async def _none_live(self, patience_s: float) -> bool:
         try:
-            await asyncio.wait_for(self.manager.drained(), patience_s)
+            await asyncio.wait_for(self.manager.line.drained(), patience_s)
         except TimeoutError:
             return False
         return True

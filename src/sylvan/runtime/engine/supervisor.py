@@ -102,7 +102,7 @@ class Supervisor:
         lives = tuple(self._lives.values())
         readies = await asyncio.gather(*(life.ready for life in lives))
         facts = dict(zip(self._lives, readies, strict=True))["scheduler"].facts
-        manager.connect(self._sender().send, facts_of(facts))
+        manager.line.connect(self._sender().send, facts_of(facts))
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._keep_scheduler()),
@@ -168,39 +168,39 @@ class Supervisor:
         if self._manager is None:
             return
         if isinstance(message, TextBatch):
-            self._manager.on_texts(message)
+            self._manager.line.on_texts(message)
         else:
-            self._manager.on_reply(message)
+            self._manager.line.on_reply(message)
 
     async def _keep_scheduler(self) -> None:
         manager = cast(TokenizerManager, self._manager)
         backoff = Backoff()
         while await self._died("scheduler"):
-            manager.disconnect("recovering")
+            manager.line.disconnect("recovering")
             self._sender().close()
             if not await self._wait_before_restart("scheduler", backoff):
-                manager.disconnect("lost")
+                manager.line.disconnect("lost")
                 return
             self._scheduler_sender = self._spawn_scheduler()
             life = self._lives["scheduler"]
             with contextlib.suppress(ConfigError):  # its end is what the loop waits for next
                 ready = await life.ready
-                manager.connect(self._sender().send, self._facts_of(ready.facts))
+                manager.line.connect(self._sender().send, self._facts_of(ready.facts))
                 logger.warning("scheduler restarted pid=%d", life.pid)
 
     async def _keep_detokenizer(self) -> None:
         manager = cast(TokenizerManager, self._manager)
         backoff = Backoff()
         while await self._died("detokenizer"):
-            manager.interrupt()
+            manager.line.interrupt()
             if not await self._wait_before_restart("detokenizer", backoff):
-                manager.disconnect("lost")
+                manager.line.disconnect("lost")
                 return
             self._spawn_detokenizer()
             life = self._lives["detokenizer"]
             with contextlib.suppress(ConfigError):
                 await life.ready
-                manager.reconnect()
+                manager.line.reconnect()
                 logger.warning("detokenizer restarted pid=%d", life.pid)
 
     async def _died(self, role: str) -> bool:

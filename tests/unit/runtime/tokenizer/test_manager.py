@@ -59,7 +59,7 @@ class Fixture:
             eos_ids=tokenizer.eos_ids,
         )
         self.sent: list[ToScheduler] = []
-        self.manager.connect(self.sent.append, self.facts)
+        self.manager.line.connect(self.sent.append, self.facts)
 
     def submitted(self) -> list[GenerateRequest]:
         found = [m.request for m in self.sent if isinstance(m, Submit)]
@@ -72,7 +72,9 @@ class Fixture:
         ids = tuple(text.encode())
         usage = Usage(prompt_tokens=2, completion_tokens=len(ids), cached_tokens=1)
         output = TokenOutput(rid=rid, token_ids=ids, finish=finish, **({"usage": usage} | fields))
-        self.manager.on_texts(TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),)))
+        self.manager.line.on_texts(
+            TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),))
+        )
 
     async def start(self, **fields: Any) -> Reader:
         reader = Reader(self.manager, GenerateInput(**({"input_ids": (1, 2)} | fields)))
@@ -298,9 +300,9 @@ async def test_control_matches_replies_to_commands(fix: Fixture) -> None:
     tasks = [asyncio.create_task(fix.manager.control(FlushCache())) for _ in range(2)]
     await asyncio.sleep(0)
     first, second = (m for m in fix.sent if isinstance(m, Control))
-    fix.manager.on_reply(ControlReply(id=second.id, ok=False, message="busy"))
-    fix.manager.on_reply(ControlReply(id=first.id, ok=True))
-    fix.manager.on_reply(ControlReply(id=999, ok=True))
+    fix.manager.line.on_reply(ControlReply(id=second.id, ok=False, message="busy"))
+    fix.manager.line.on_reply(ControlReply(id=first.id, ok=True))
+    fix.manager.line.on_reply(ControlReply(id=999, ok=True))
 
     assert [(await t).ok for t in tasks] == [True, False]
 
@@ -311,7 +313,7 @@ async def test_control_does_not_wait_for_ever(fix: Fixture) -> None:
 
     waiting = asyncio.create_task(fix.manager.control(FlushCache()))
     await asyncio.sleep(0)
-    fix.manager.disconnect("recovering")
+    fix.manager.line.disconnect("recovering")
     with pytest.raises(CapacityError, match="lost"):
         await waiting
     with pytest.raises(CapacityError, match="restarted"):
@@ -321,7 +323,7 @@ async def test_control_does_not_wait_for_ever(fix: Fixture) -> None:
 async def test_readiness_follows_the_heartbeat(fix: Fixture) -> None:
     assert fix.manager.ready()
     fix.clock.advance(1.9)
-    fix.manager.on_reply(Heartbeat(load=Load(num_running_reqs=4)))
+    fix.manager.line.on_reply(Heartbeat(load=Load(num_running_reqs=4)))
     fix.clock.advance(1.9)
     assert fix.manager.ready()
     assert fix.manager.load().num_running_reqs == 4
@@ -339,11 +341,11 @@ async def test_a_lost_scheduler_is_a_pause_for_the_client(fix: Fixture) -> None:
     fix.say("x.0#1", "ab", prompt_logprobs=prompt)
     await reader.until(1)
 
-    fix.manager.disconnect("recovering")
+    fix.manager.line.disconnect("recovering")
     assert (fix.manager.state, fix.manager.alive()) == ("recovering", True)
     assert not fix.manager.ready()
     fix.say("x.0#1", "??")
-    fix.manager.connect(fix.sent.append, fix.facts)
+    fix.manager.line.connect(fix.sent.append, fix.facts)
 
     replay = fix.submitted()[-1]
     assert replay.rid == "x.0#2"
@@ -367,9 +369,9 @@ async def test_a_lost_detokenizer_restarts_what_the_scheduler_runs(fix: Fixture)
     reader = await fix.start(rid="x", sampling=SamplingParams(n=2, max_new_tokens=9))
     fix.say("x.0#1", "ab", LENGTH)
 
-    fix.manager.interrupt()
+    fix.manager.line.interrupt()
     assert fix.manager.state == "recovering"
-    fix.manager.reconnect()
+    fix.manager.line.reconnect()
 
     assert fix.manager.state == "up"
     assert fix.aborted() == ["x.1#1"]
@@ -380,7 +382,7 @@ async def test_a_lost_detokenizer_restarts_what_the_scheduler_runs(fix: Fixture)
 
 
 async def test_requests_wait_while_the_scheduler_is_gone(fix: Fixture) -> None:
-    fix.manager.disconnect("recovering")
+    fix.manager.line.disconnect("recovering")
     reader = Reader(fix.manager, GenerateInput(input_ids=(1,), rid="x", deadline_s=10.0))
     gone = Reader(fix.manager, GenerateInput(input_ids=(1,), rid="y"))
     while fix.manager.num_live < 2:
@@ -390,7 +392,7 @@ async def test_requests_wait_while_the_scheduler_is_gone(fix: Fixture) -> None:
     assert not fix.submitted()
 
     fix.clock.advance(4.0)
-    fix.manager.connect(fix.sent.append, fix.facts)
+    fix.manager.line.connect(fix.sent.append, fix.facts)
 
     [request] = fix.submitted()
     assert (request.rid, request.deadline_s) == ("x.0#2", 6.0)
@@ -402,8 +404,8 @@ async def test_requests_wait_while_the_scheduler_is_gone(fix: Fixture) -> None:
 async def test_an_abort_that_was_lost_with_the_scheduler_still_counts(fix: Fixture) -> None:
     reader = await fix.start(rid="x")
     fix.manager.abort("x")
-    fix.manager.disconnect("recovering")
-    fix.manager.connect(fix.sent.append, fix.facts)
+    fix.manager.line.disconnect("recovering")
+    fix.manager.line.connect(fix.sent.append, fix.facts)
     await reader.task
 
     assert reader.deltas[-1].finish is not None
@@ -418,8 +420,8 @@ async def test_what_keeps_killing_the_scheduler_ends_alone(fix: Fixture) -> None
     replayed: list[list[str]] = []
     for _ in range(MAX_LOST_LIVES):
         before = len(fix.submitted())
-        fix.manager.disconnect("recovering")
-        fix.manager.connect(fix.sent.append, fix.facts)
+        fix.manager.line.disconnect("recovering")
+        fix.manager.line.connect(fix.sent.append, fix.facts)
         names = [r.rid.partition(".")[0] for r in fix.submitted()[before:]]
         replayed.append(names)
         if names == ["good"]:  # alone, it does no harm
@@ -441,7 +443,7 @@ async def test_what_keeps_killing_the_scheduler_ends_alone(fix: Fixture) -> None
 async def test_when_restarts_are_given_up_all_requests_end(fix: Fixture) -> None:
     reader = await fix.start()
 
-    fix.manager.disconnect("lost")
+    fix.manager.line.disconnect("lost")
     await reader.task
 
     assert isinstance(error_of(reader.deltas[-1].finish), CapacityError)
@@ -452,12 +454,12 @@ async def test_when_restarts_are_given_up_all_requests_end(fix: Fixture) -> None
 
 async def test_draining_survives_a_lost_scheduler(fix: Fixture) -> None:
     reader = await fix.start(rid="x")
-    fix.manager.drain()
-    fix.manager.disconnect("recovering")
-    fix.manager.connect(fix.sent.append, fix.facts)
+    fix.manager.line.drain()
+    fix.manager.line.disconnect("recovering")
+    fix.manager.line.connect(fix.sent.append, fix.facts)
 
     assert fix.manager.state == "draining"
-    drained = asyncio.create_task(fix.manager.drained())
+    drained = asyncio.create_task(fix.manager.line.drained())
     fix.say("x.0#2", "a", LENGTH)
     await reader.task
     await drained
