@@ -39,7 +39,8 @@ class KernelBuildHook(BuildHookInterface[Any]):
 
 def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("sylvan_kernels_build", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

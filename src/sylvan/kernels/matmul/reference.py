@@ -30,7 +30,9 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Int8 levels (as float32) of each row, and the row's scale (T, 1)."""
     x = x.float()
     top = x.abs().amax(-1, keepdim=True)
-    return (x * torch.where(top > 0, 127 / top, 0.0)).round(), top / 127
+    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
+    inverse = torch.where(top > 0, torch.full_like(top, 127.0) / top, 0.0)
+    return (x * inverse).round(), top / 127
 
 
 def _dense(

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.kernels import build
 from sylvan.kernels.native.binding import OP, Constants, Run
 
+LIB = Path(__file__).parents[1] / "lib"
 _AVX2, _AVX512, _VNNI, _BF16, _AMX = (1 << i for i in range(5))
 _NEEDS: Mapping[str, int] = {
     "portable": 0,
@@ -55,7 +55,7 @@ class Description:
         )
 
 
-def cpu_features(folder: Path = build.LIB) -> tuple[str, ...]:
+def cpu_features(folder: Path = LIB) -> tuple[str, ...]:
     """Instruction sets that CPU and operating system offer, of those with own kernels.
 
     Raises:
@@ -65,14 +65,14 @@ def cpu_features(folder: Path = build.LIB) -> tuple[str, ...]:
     return tuple(name for i, name in enumerate(_FEATURES) if bits >> i & 1)
 
 
-def usable(folder: Path = build.LIB) -> Mapping[str, str]:
+def usable(folder: Path = LIB) -> Mapping[str, str]:
     """Why each variant cannot be used, best first; "" if it can."""
     bits = _cpu_bits(folder)
     return {name: _obstacle(folder, name, bits) for name in PREFERENCE}
 
 
 @functools.cache
-def load(variant: str | None = None, folder: Path = build.LIB) -> Library:
+def load(variant: str | None = None, folder: Path = LIB) -> Library:
     """Load a variant, or the best one that works here.
 
     Raises:
@@ -89,7 +89,7 @@ def load(variant: str | None = None, folder: Path = build.LIB) -> Library:
     raise LibraryMissing("no compiled kernels can run here")
 
 
-def describe(folder: Path = build.LIB) -> Description:
+def describe(folder: Path = LIB) -> Description:
     """What is in use and why; never raises."""
     try:
         obstacles = usable(folder)

@@ -32,6 +32,7 @@ class Draft:
 
     calls: list[Call] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # bytes of each virtual buffer
+    inputs: list[int] = field(default_factory=list)  # filled by the caller before a run
     pinned: set[int] = field(default_factory=set)  # kept to the end
     constants: list[Bytes] = field(default_factory=list)
 
@@ -61,6 +62,8 @@ def place(draft: Draft) -> Placed:
     memory = list(draft.constants)
     home = [-1] * len(draft.sizes)
     free: list[int] = []
+    for ref in draft.inputs:
+        home[ref] = _take(draft.sizes[ref], free, memory)
     for index, call in enumerate(draft.calls):
         mine = [ref for ref in call.buffers if ref is not None and ref >= 0]
         for ref in mine:
@@ -79,7 +82,7 @@ def _last_uses(draft: Draft) -> list[int]:
         for ref in call.buffers:
             if ref is not None and ref >= 0:
                 last[ref] = index
-    for ref in draft.pinned:
+    for ref in (*draft.inputs, *draft.pinned):
         last[ref] = len(draft.calls)
     return last
 

@@ -92,6 +92,12 @@ class NativeRecorder:
         """The rows whose logits are wanted."""
         return Value(self, -3, 1, "i32", "outputs")
 
+    def input(self, cols: int, dtype: Dtype, rows: Rows = "tokens") -> Value:
+        """A matrix that the caller fills before each run; columns beyond `cols` stay zero."""
+        value = self._new(cols, dtype, rows)
+        self.draft.inputs.append(value.id)
+        return value
+
     def pin(self, value: Value) -> None:
         """Keep a value to the end of the program."""
         self.draft.pinned.add(value.id)

@@ -115,7 +115,7 @@ static inline void scores(const Pages<Bf16>& pages, const Query&, Span span, Roo
 // 32 tokens of V with a row of tokens pairs every `v_pad` words: in place, or copied where the block is split or partly stale.
 static inline const bf16* value_block(const Pages<Bf16>& pages, Span span, int t, Room<Bf16>& room) {
     int64_t row = pages.h.v_pad * 2;
-    if (pages.h.page >= 32 && t + 32 <= span.end) return pages.vals(t);
+    if (pages.h.page % 32 == 0 && t + 32 <= span.end) return pages.vals(t);
     auto* copy = reinterpret_cast<bf16*>(room.values);
     for (int pair = 0; pair < 16; pair++) {
         int token = t + 2 * pair;

@@ -1,0 +1,194 @@
+"""Every compiled variant of every op against its PyTorch reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sylvan.kernels import ops
+from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.library import Library, load
+from tests.support.native import DTYPES, assert_close, native, random, variants
+
+ROWS = [1, 3, 17, 70]
+
+
+@pytest.fixture(params=variants())
+def library(request: pytest.FixtureRequest) -> Library:
+    found = load(request.param)
+    found.dll.sylvan_threads(2)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (896, 64), (100, 72), (33, 7)])
+def test_dense_linear_equals_reference(
+    library: Library, dtype: torch.dtype, rows: int, inputs: int, outputs: int
+) -> None:
+    x = random(rows, inputs, dtype=dtype)
+    weight = random(outputs, inputs, dtype=dtype, seed=1)
+    bias = random(outputs, dtype=dtype, seed=2)
+    want = ops.linear(x.float(), weight.float(), bias.float())
+
+    got = native(library, dtype, lambda r, v: ops.linear(v, weight.clone(), bias), [x])
+    exact = native(
+        library, dtype, lambda r, v: ops.linear(v, weight.clone(), bias, out_f32=True), [x]
+    )
+
+    assert_close(got, want.to(dtype), dtype)
+    torch.testing.assert_close(exact, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (896, 64), (100, 72)])
+def test_int8_linear_equals_reference(
+    library: Library, dtype: torch.dtype, rows: int, inputs: int, outputs: int
+) -> None:
+    x = random(rows, inputs, dtype=dtype)
+    weight = quantise_int8(random(outputs, inputs, dtype=torch.float32, seed=1))
+    bias = random(outputs, dtype=dtype, seed=2)
+    want = ops.linear(x, weight, bias, out_f32=True)
+
+    got = native(library, dtype, lambda r, v: ops.linear(v, weight, bias, out_f32=True), [x])
+
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("inputs", "group"), [(128, 32), (96, 32), (192, 64), (896, 128)])
+def test_int4_linear_equals_reference(
+    library: Library, dtype: torch.dtype, rows: int, inputs: int, group: int
+) -> None:
+    x = random(rows, inputs, dtype=dtype)
+    weight = quantise_int4(random(72, inputs, dtype=torch.float32, seed=1), group)
+    want = ops.linear(x, weight, out_f32=True)
+
+    got = native(library, dtype, lambda r, v: ops.linear(v, weight, out_f32=True), [x])
+
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["dense", "int8", "int4"])
+def test_embedding_reads_rows_of_the_packed_head(
+    library: Library, dtype: torch.dtype, kind: str
+) -> None:
+    table = random(70, 128, dtype=dtype)
+    weight = {"dense": table, "int8": quantise_int8(table), "int4": quantise_int4(table, 64)}[kind]
+    ids = np.array([0, 69, 17, 17, 31], np.int32)
+    want = ops.embedding(torch.from_numpy(ids), weight, 1.5)
+    packed = weight.clone() if isinstance(weight, torch.Tensor) else weight
+
+    got = native(
+        library,
+        dtype,
+        lambda r: ops.embedding(r.input_ids(), packed, 1.5),
+        [],
+        Run(tokens=5, ids=ids.ctypes.data),
+    )
+
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", [24, 64, 896])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm_adds_and_normalises(
+    library: Library, dtype: torch.dtype, cols: int, offset: float
+) -> None:
+    x = random(5, cols, dtype=dtype)
+    residual = random(5, cols, dtype=torch.float32, seed=1)
+    weight = random(cols, dtype=dtype, seed=2)
+
+    for index in range(2):
+        want = ops.rms_norm(x, weight, 1e-6, residual, weight_offset=offset)[index]
+        got = native(
+            library,
+            dtype,
+            lambda r, a, b, i=index: ops.rms_norm(a, weight, 1e-6, b, weight_offset=offset)[i],
+            [x, residual],
+        )
+        assert_close(got, want, dtype if index == 0 else torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("first", ["rows", "stream"])
+def test_rms_norm_without_residual_normalises(
+    library: Library, dtype: torch.dtype, first: str
+) -> None:
+    x = random(5, 40, dtype=dtype if first == "rows" else torch.float32)
+    weight = random(40, dtype=dtype, seed=2)
+    want = ops.rms_norm(x, weight, 1e-5)[0]
+
+    got = native(library, dtype, lambda r, v: ops.rms_norm(v, weight, 1e-5)[0], [x])
+
+    assert_close(got, want, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", [24, 256])
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm_equals_reference(
+    library: Library, dtype: torch.dtype, cols: int, affine: bool
+) -> None:
+    x, residual = random(5, cols, dtype=dtype), random(5, cols, dtype=torch.float32, seed=1)
+    weight = random(cols, dtype=dtype, seed=2) if affine else None
+    bias = random(cols, dtype=dtype, seed=3) if affine else None
+    want = ops.layer_norm(x, weight, bias, 1e-5, residual)[0]
+
+    got = native(
+        library,
+        dtype,
+        lambda r, a, b: ops.layer_norm(a, weight, bias, 1e-5, b)[0],
+        [x, residual],
+    )
+
+    assert_close(got, want, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"])
+def test_non_linearities_equal_reference(library: Library, dtype: torch.dtype, kind: str) -> None:
+    x = torch.cat([random(4, 200, dtype=dtype), random(4, 200, dtype=dtype, scale=0.01)])
+    x[0, :3] = torch.tensor([80.0, -80.0, 0.0])
+
+    gated = native(library, dtype, lambda r, v: ops.glu(v, kind), [x])
+    plain = native(library, dtype, lambda r, v: ops.activation(v, kind), [x])
+
+    assert_close(gated, ops.glu(x, kind), dtype)
+    assert_close(plain, ops.activation(x, kind), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_arithmetic_equals_reference(library: Library, dtype: torch.dtype) -> None:
+    a, b = random(4, 50, dtype=torch.float32), random(4, 50, dtype=dtype, seed=1)
+
+    assert_close(
+        native(library, dtype, lambda r, x, y: ops.add(x, y, 0.5), [a, b]),
+        ops.add(a, b, 0.5),
+        torch.float32,
+    )
+    assert_close(
+        native(library, dtype, lambda r, x: ops.scale(x, 3.0), [b]), ops.scale(b, 3.0), dtype
+    )
+    assert_close(
+        native(library, dtype, lambda r, x: ops.softcap(x, 0.7), [a]),
+        ops.softcap(a, 0.7),
+        torch.float32,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_take_rows_picks_the_sample_rows(library: Library, dtype: torch.dtype) -> None:
+    x = random(9, 50, dtype=dtype)
+    rows = np.array([8, 0, 3], np.int32)
+    step = Run(tokens=9, outputs=3, out_rows=rows.ctypes.data)
+
+    got = native(library, dtype, lambda r, v: ops.take_rows(v, r.sample_rows()), [x], step)
+
+    assert torch.equal(got, x[[8, 0, 3]])

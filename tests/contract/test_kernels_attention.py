@@ -1,0 +1,189 @@
+"""Native paged attention against the reference, over pages that hold stale NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.library import Library, load
+from sylvan.kernels.paged import reference
+from sylvan.kernels.paged.cache import LayerPages, PageShape
+from tests.support.native import DTYPES, NativeOp, assert_close, random, variants
+
+NUM_PAGES = 60
+BASE = AttentionLayer(index=0, num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, its rotary table and head norms."""
+
+    layer: AttentionLayer = BASE
+    rotary_dim: int = 0
+    interleaved: bool = False
+    qk_norm: bool = False
+    page_size: int = 32
+
+    def rope(self) -> Rope | None:
+        if not self.rotary_dim:
+            return None
+        inverse = 100.0 ** (-torch.arange(0, self.rotary_dim, 2) / self.rotary_dim)
+        angles = torch.arange(700)[:, None] * inverse
+        return Rope(torch.cat((angles.cos(), angles.sin()), 1), self.interleaved)
+
+    def norms(self) -> tuple[HeadNorm | None, HeadNorm | None]:
+        if not self.qk_norm:
+            return None, None
+        dim = self.layer.head_dim
+        q, k = (random(dim, dtype=torch.bfloat16, seed=s) for s in (7, 8))
+        return HeadNorm(q, 1e-6), HeadNorm(k, 1e-5, offset=1.0)
+
+
+CASES = {
+    "grouped": Case(),
+    "one head": Case(replace(BASE, num_heads=2)),
+    "many heads a group": Case(replace(BASE, num_heads=14)),
+    "rope": Case(rotary_dim=64),
+    "partial rope": Case(rotary_dim=24),
+    "interleaved rope": Case(rotary_dim=32, interleaved=True),
+    "head norms": Case(rotary_dim=64, qk_norm=True),
+    "window": Case(replace(BASE, window=37)),
+    "window over chunks": Case(replace(BASE, window=300)),
+    "soft cap": Case(replace(BASE, softcap=1.5, scale=1.0)),
+    "sinks": Case(replace(BASE, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))),
+    "values narrower": Case(replace(BASE, v_head_dim=48)),
+    **{
+        f"heads of {dim}": Case(replace(BASE, head_dim=dim, scale=dim**-0.5), rotary_dim=dim // 2)
+        for dim in (16, 24, 32, 80, 96, 128, 256)
+    },
+    **{f"pages of {size}": Case(page_size=size) for size in (16, 48, 64, 128)},
+}
+
+IN_COMPANY = ("many heads a group", "window over chunks", "heads of 80", "pages of 16", "sinks")
+
+
+@pytest.fixture(params=variants())
+def library(request: pytest.FixtureRequest) -> Library:
+    return load(request.param)
+
+
+class Cache:
+    """Pages of one layer, and three requests that keep growing."""
+
+    def __init__(self, library: Library, case: Case, dtype: torch.dtype, page_seed: int = 0):
+        self.library, self.case, self.dtype = library, case, dtype
+        layer = case.layer
+        shape = PageShape(
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            value_dim=layer.value_dim,
+            page_size=case.page_size,
+            dtype=dtype,
+        )
+        self.pages = LayerPages(shape, NUM_PAGES * 128 // case.page_size // 2)
+        self.pages.keys[:] = self.pages.values[:] = 0xFF  # NaN in both dtypes
+        order = np.random.default_rng(page_seed).permutation(len(self.pages.keys) - 1) + 1
+        self.table = order[: len(order) // 3 * 3].reshape(3, -1).astype(np.int32)
+        like = rows_of(case, dtype, 1, 0)
+        self.op = NativeOp(
+            library,
+            dtype,
+            lambda _, qkv: ops.attention(qkv, case.layer, case.rope(), *case.norms()),
+            [like],
+            {0: self.pages},
+        )
+
+    def step(self, qkv: dict[int, torch.Tensor], starts: dict[int, int]) -> torch.Tensor:
+        """Rows of some requests, beginning at their positions."""
+        size, slots, positions, lens = self.case.page_size, [], [], []
+        for r, rows in qkv.items():
+            at = np.arange(starts[r], starts[r] + len(rows))
+            positions.append(at)
+            slots.append(self.table[r, at // size] * size + at % size)
+            lens.append(len(rows))
+        arrays = {
+            "positions": np.concatenate(positions),
+            "slots": np.concatenate(slots),
+            "row_start": np.cumsum([0, *lens]),
+            "kv_len": np.array([starts[r] + n for r, n in zip(qkv, lens, strict=True)]),
+            "table_row": np.array(list(qkv)),
+            "page_table": self.table,
+        }
+        arrays = {name: array.astype(np.int32) for name, array in arrays.items()}
+        pointers = {name: array.ctypes.data for name, array in arrays.items()}
+        step = Run(tokens=sum(lens), seqs=len(lens), table_stride=self.table.shape[1], **pointers)
+        self.op.write(torch.cat(list(qkv.values())))
+        return self.op.run(step)
+
+
+def rows_of(case: Case, dtype: torch.dtype, tokens: int, seed: int) -> torch.Tensor:
+    layer = case.layer
+    width = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
+    return random(tokens, width + layer.num_kv_heads * layer.value_dim, dtype=dtype, seed=seed)
+
+
+def expected(case: Case, qkv: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(len(qkv))
+    heads = reference.split_heads(qkv, case.layer, positions, case.rope(), case.norms())
+    return reference.attend(*heads, case.layer)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_equal_reference(library: Library, dtype: torch.dtype, name: str) -> None:
+    case = CASES[name]
+    library.dll.sylvan_threads(2)
+    prompts = {r: rows_of(case, dtype, n, r) for r, n in ((0, 13), (2, 390))}
+
+    got = Cache(library, case, dtype).step(prompts, {0: 0, 2: 0})
+
+    want = torch.cat([expected(case, qkv) for qkv in prompts.values()])
+    assert_close(got, want, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", IN_COMPANY)
+def test_bits_do_not_depend_on_company(library: Library, dtype: torch.dtype, name: str) -> None:
+    case = CASES[name]
+    lens = {0: 401, 1: 77, 2: 5}
+    qkv = {r: rows_of(case, dtype, n, r) for r, n in lens.items()}
+    library.dll.sylvan_threads(1)
+    whole = {}
+    for r in lens:
+        whole[r] = Cache(library, case, dtype).step({r: qkv[r]}, {r: 0})
+
+    for threads, first, chunk in ((1, 300, 16), (2, 128, 64), (5, 400, 1)):
+        library.dll.sylvan_threads(threads)
+        cache = Cache(library, case, dtype, page_seed=threads)
+        done = dict.fromkeys(lens, 0)
+        parts: dict[int, list[torch.Tensor]] = {r: [] for r in lens}
+        while any(done[r] < lens[r] for r in lens):
+            todo = {r: (first if not done[r] else chunk) for r in lens if done[r] < lens[r]}
+            work = {r: qkv[r][done[r] : done[r] + n] for r, n in todo.items()}
+            out = cache.step(work, done)
+            for r, part in zip(work, out.split([len(x) for x in work.values()]), strict=True):
+                parts[r].append(part)
+                done[r] += len(part)
+        for r in lens:
+            assert torch.equal(torch.cat(parts[r]), whole[r]), (threads, r)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 100])
+def test_bits_do_not_depend_on_the_page_size(
+    library: Library, dtype: torch.dtype, window: int | None
+) -> None:
+    library.dll.sylvan_threads(2)
+    case = Case(replace(BASE, window=window))
+    prompt = rows_of(case, dtype, 333, 0)
+    want = Cache(library, case, dtype).step({0: prompt}, {0: 0})
+
+    for size in (16, 64, 128):
+        cache = Cache(library, replace(case, page_size=size), dtype)
+        assert torch.equal(cache.step({0: prompt}, {0: 0}), want), size

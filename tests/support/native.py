@@ -1,0 +1,89 @@
+"""Runs single ops of the native library, on whichever variants work here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+
+from sylvan.kernels.api import Value
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.library import Library, LibraryMissing, usable
+from sylvan.kernels.native.plan import place
+from sylvan.kernels.native.program import Program
+from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.paged.cache import LayerPages
+
+MAX_ROWS = 512
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def variants() -> list[object]:
+    """Parameters of a fixture over the variants; one that is skipped where nothing is compiled."""
+    try:
+        found = [name for name, obstacle in usable().items() if not obstacle]
+    except LibraryMissing:
+        found = []
+    return list(found) or [pytest.param("", marks=pytest.mark.skip("kernels are not compiled"))]
+
+
+class NativeOp:
+    """`op(recorder, *values)` of some matrices, recorded once."""
+
+    def __init__(
+        self,
+        library: Library,
+        dtype: torch.dtype,
+        op: Callable[..., Value],
+        like: Sequence[torch.Tensor],
+        pages: Mapping[int, LayerPages] | None = None,
+    ) -> None:
+        """`like` have the columns and dtypes of the inputs."""
+        limits = RecorderLimits(max_tokens=MAX_ROWS, max_outputs=MAX_ROWS)
+        recorder = NativeRecorder(dtype, limits, pages or {}, library.constants)
+        kinds = ["bf16" if x.dtype == torch.bfloat16 else "f32" for x in like]
+        self.inputs = [
+            recorder.input(x.shape[1], kind) for x, kind in zip(like, kinds, strict=True)
+        ]
+        self.out = op(recorder, *self.inputs)
+        recorder.pin(self.out)
+        self.program = Program(library, place(recorder.draft))
+
+    def write(self, *matrices: torch.Tensor) -> None:
+        """Fill the inputs."""
+        for value, x in zip(self.inputs, matrices, strict=True):
+            self.program.read(value, len(x)).copy_(x)
+
+    def run(self, step: Run) -> torch.Tensor:
+        """A copy of the result."""
+        self.program.run(step)
+        rows = step.outputs if self.out.rows == "outputs" else step.tokens
+        return self.program.read(self.out, rows).clone()
+
+
+def native(
+    library: Library,
+    dtype: torch.dtype,
+    op: Callable[..., Value],
+    inputs: Sequence[torch.Tensor],
+    step: Run | None = None,
+) -> torch.Tensor:
+    """Record an op, run it once, copy the result."""
+    recorded = NativeOp(library, dtype, op, inputs)
+    recorded.write(*inputs)
+    return recorded.run(step or Run(tokens=len(inputs[0])))
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    """Normal numbers that depend on the seed only."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * scale).to(dtype)
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    """Equal but for the last digit of the row's type."""
+    assert got.shape == want.shape
+    tolerance = 2**-7 if dtype == torch.bfloat16 else 2e-5
+    size = float(want.float().abs().max())
+    torch.testing.assert_close(got.float(), want.float(), rtol=tolerance, atol=size * tolerance / 4)
