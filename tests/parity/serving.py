@@ -28,9 +28,10 @@ class Serving:
         self,
         model_dir: Path,
         *,
-        pages: int = 200,
-        page_size: int = 8,
+        pages: int = 100,
+        page_size: int = 16,
         overlap: bool = False,
+        runner: str = "eager",
         options: dict[str, object] | None = None,
         **limits: object,
     ) -> None:
@@ -46,7 +47,7 @@ class Serving:
                     "max_batch_tokens": self.limits.max_batch_tokens,
                     "max_running_reqs": self.limits.max_running_reqs,
                     "overlap": overlap,
-                    "runner": "eager",
+                    "runner": runner,
                 }
                 | (options or {})
             ),

@@ -9,12 +9,23 @@ import numpy as np
 import pytest
 import torch
 
+from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import LogprobOptions
 from tests.parity.checkpoints import FAMILIES, VOCAB, make
 from tests.parity.serving import Serving
 
 NEW = 64
 TOLERANCE = 2e-5  # of log probabilities of order 5, both sides in fp32
+
+
+RUNNERS = ["eager"]
+if describe().variant is not None:
+    RUNNERS.append("program")
+
+
+@pytest.fixture(params=RUNNERS)
+def runner(request) -> str:
+    return request.param
 
 
 @dataclass(frozen=True)
@@ -50,16 +61,16 @@ def oracle(request, tmp_path_factory) -> Oracle:
     return Oracle(path, prompts, expected, logprobs)
 
 
-def test_alone_equals_transformers(oracle):
-    serving = Serving(oracle.path)
+def test_alone_equals_transformers(oracle, runner):
+    serving = Serving(oracle.path, runner=runner)
 
     found = [serving.generate([prompt], max_new_tokens=NEW)[0] for prompt in oracle.prompts]
 
     assert found == oracle.expected
 
 
-def test_logits_equal_transformers(oracle):
-    serving = Serving(oracle.path)
+def test_logits_equal_transformers(oracle, runner):
+    serving = Serving(oracle.path, runner=runner)
 
     everything = LogprobOptions(start=0, token_ids=tuple(range(VOCAB)))
     rids = [serving.add(p, logprobs=everything, max_new_tokens=1) for p in oracle.prompts]
@@ -75,21 +86,21 @@ def test_logits_equal_transformers(oracle):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_batched_equals_transformers(oracle, overlap):
-    serving = Serving(oracle.path, overlap=overlap)
+def test_batched_equals_transformers(oracle, runner, overlap):
+    serving = Serving(oracle.path, runner=runner, overlap=overlap)
 
     assert serving.generate(oracle.prompts, max_new_tokens=NEW) == oracle.expected
     serving.close()
 
 
-def test_chunked_equals_transformers(oracle):
-    serving = Serving(oracle.path, chunk_tokens=16, max_batch_tokens=19)
+def test_chunked_equals_transformers(oracle, runner):
+    serving = Serving(oracle.path, runner=runner, chunk_tokens=16, max_batch_tokens=19)
 
     assert serving.generate(oracle.prompts, max_new_tokens=NEW) == oracle.expected
 
 
-def test_cached_equals_transformers(oracle):
-    serving = Serving(oracle.path)
+def test_cached_equals_transformers(oracle, runner):
+    serving = Serving(oracle.path, runner=runner)
     serving.generate(oracle.prompts, max_new_tokens=NEW)
     computed = serving.scheduler.load().computed_tokens
 
@@ -100,16 +111,16 @@ def test_cached_equals_transformers(oracle):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_preempted_equals_transformers(oracle, overlap):
-    serving = Serving(oracle.path, pages=34, overlap=overlap, conservativeness=0.1)
+def test_preempted_equals_transformers(oracle, runner, overlap):
+    serving = Serving(oracle.path, runner=runner, pages=18, overlap=overlap, conservativeness=0.1)
 
     assert serving.generate(oracle.prompts, max_new_tokens=NEW) == oracle.expected
     assert serving.scheduler.load().retractions > 0, "nothing was preempted"
     serving.close()
 
 
-def test_replayed_equals_transformers(oracle):
-    serving = Serving(oracle.path)
+def test_replayed_equals_transformers(oracle, runner):
+    serving = Serving(oracle.path, runner=runner)
 
     rids = [
         serving.add(prompt, outputs=tokens[:20], max_new_tokens=NEW)

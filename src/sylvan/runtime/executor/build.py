@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from sylvan.kernels.api import Unsupported
+from sylvan.kernels.native.library import LibraryMissing
+from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
-from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.attention.null import NullAttention
+from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.local import LocalExecutor
-from sylvan.runtime.executor.runner import EagerRunner
+from sylvan.runtime.executor.runner import EagerRunner, GraphRunner
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import Progress, dummy_weights, load_weights
+from sylvan.runtime.models.checkpoint import (
+    Progress,
+    defer_weights,
+    dummy_weights,
+    load_weights,
+)
 from sylvan.runtime.models.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token
 from sylvan.runtime.models.registry import load_config, load_family
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from sylvan.runtime.sampling.processors import GrammarMasks, LogitsProcessor
 from sylvan.runtime.sampling.sampler import Sampler
 from sylvan.utils import plugins
+
+logger = logging.getLogger(__name__)
 
 RunnerName = Literal["auto", "eager", "program"]
 
@@ -48,6 +62,7 @@ class LocalOptions:
     runner: RunnerName = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     overlap: bool = False
+    threads: int = 0  # of the step program; 0: as many as torch uses
     seed: int = 0
 
 
@@ -61,7 +76,10 @@ class SamplingParts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """What the rest of the system wants to know of a model; found without its weights."""
+    """What the rest of the system wants to know of a model; found without its weights.
+
+    `runner` is how steps are run; empty as long as nothing was built.
+    """
 
     architecture: str
     dtype: str
@@ -74,6 +92,7 @@ class ModelFacts:
     kv_bytes_per_token: int
     weight_bytes: int
     num_parameters: int
+    runner: str = ""
 
 
 def read_facts(model_dir: Path, dtype: str = "auto") -> ModelFacts:
@@ -120,30 +139,113 @@ def build_executor(
     """
     config = load_config(model_dir)
     facts = facts_of(config, model_dir, options.dtype)
-    dtype, device = getattr(torch, facts.dtype), torch.device(options.device)
     context = options.context_len or facts.context_len
-    model = load_family(config.architecture).model(
-        config, Build(dtype=dtype, length=context, device=device)
+    plan = _Plan(
+        model_dir=model_dir,
+        config=config,
+        options=options,
+        build=Build(
+            dtype=getattr(torch, facts.dtype), length=context, device=torch.device(options.device)
+        ),
+        limits=BatchLimits(
+            max_tokens=options.max_batch_tokens,
+            max_reqs=options.max_running_reqs,
+            max_pages_per_req=-(-(context + 1) // options.page_size),
+        ),
+        progress=progress,
     )
-    if options.load_format == "dummy":
-        dummy_weights(model, options.seed)
-    else:
-        load_weights(model, model_dir, progress)
-    limits = BatchLimits(
-        max_tokens=options.max_batch_tokens,
-        max_reqs=options.max_running_reqs,
-        max_pages_per_req=-(-(context + 1) // options.page_size),
-    )
-    pool = MHAPool(_kv_shape(config, options), dtype, device)
-    batch = ForwardBatch(limits, pool, load_attention(options.attention, device), device)
+    made = _with_program(plan) or _with_tensors(plan)
+    batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device)
     parts = sampling or SamplingParts()
-    worker = Worker(
-        EagerRunner(model), batch, Sampler(parts.masks, parts.custom), config.vocab_size
-    )
+    sampler = Sampler(parts.masks, parts.custom)
+    worker = Worker(made.runner, batch, sampler, config.vocab_size)
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens, max_running_reqs=options.max_running_reqs
     )
+    facts = replace(facts, runner=made.name)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What both ways of running a model are made from."""
+
+    model_dir: Path
+    config: ModelConfig
+    options: LocalOptions
+    build: Build
+    limits: BatchLimits
+    progress: Progress | None
+
+    def model(self) -> Any:
+        """A new model without contents."""
+        return load_family(self.config.architecture).model(self.config, self.build)
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What the pool holds."""
+        return KVShape(
+            num_layers=self.config.num_hidden_layers,
+            num_kv_heads=self.config.num_key_value_heads,
+            head_dim=self.config.head_dim,
+            num_pages=self.options.num_pages,
+            page_size=self.options.page_size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    name: str
+    runner: GraphRunner
+    pool: KVCachePool
+    attention: AttentionBackend
+
+
+def _with_program(plan: _Plan) -> _Made | None:
+    """A recorded step program; None where it cannot be had and was not asked for by name."""
+    if plan.options.runner == "eager":
+        return None
+    try:
+        return _record(plan)
+    except (Unsupported, LibraryMissing) as why:
+        if plan.options.runner == "program":
+            raise ConfigError(f"runner program cannot be used: {why}") from None
+        logger.warning("no step program, PyTorch computes each op: %s", why)
+        return None
+
+
+def _record(plan: _Plan) -> _Made:
+    if plan.build.device.type != "cpu":
+        raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
+    if plan.options.attention != "auto":
+        raise Unsupported(f"attention {plan.options.attention!r} was asked for")
+    library = load_library()
+    pool = NativePool(plan.kv_shape, plan.build.dtype)
+    model = plan.model()
+    if plan.options.load_format == "dummy":
+        dummy_weights(model, plan.options.seed)
+    else:
+        defer_weights(model, plan.model_dir, plan.progress)
+    runner = ProgramRunner(
+        model,
+        plan.limits,
+        pool,
+        library,
+        dtype=plan.build.dtype,
+        threads=plan.options.threads or torch.get_num_threads(),
+    )
+    return _Made(f"program ({library.variant})", runner, pool, NullAttention())
+
+
+def _with_tensors(plan: _Plan) -> _Made:
+    attention = load_attention(plan.options.attention, plan.build.device)
+    model = plan.model()
+    if plan.options.load_format == "dummy":
+        dummy_weights(model, plan.options.seed)
+    else:
+        load_weights(model, plan.model_dir, plan.progress)
+    pool = MHAPool(plan.kv_shape, plan.build.dtype, plan.build.device)
+    return _Made("eager", EagerRunner(model), pool, attention)
 
 
 def load_attention(name: str, device: torch.device) -> Any:
@@ -156,16 +258,6 @@ def load_attention(name: str, device: torch.device) -> Any:
     if device.type not in backend.caps.devices:
         raise ConfigError(f"the attention backend {name!r} does not run on {device.type}")
     return backend()
-
-
-def _kv_shape(config: ModelConfig, options: LocalOptions) -> KVShape:
-    return KVShape(
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        num_pages=options.num_pages,
-        page_size=options.page_size,
-    )
 
 
 def _dtype_name(config: ModelConfig, dtype: str) -> str:

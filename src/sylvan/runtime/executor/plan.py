@@ -168,14 +168,14 @@ def _fill_tokens(plan: StepPlan, slices: tuple[Slice, ...]) -> None:
     rows: list[int] = []
     slots: list[int] = []
     for index, work in enumerate(slices):
-        tokens, stop = work.req.tokens, work.stop
-        known = min(stop, len(tokens))
+        tokens, start, stop = work.req.tokens, work.start, work.stop
+        known = min(stop, tokens.length)
         if known < stop:
-            assert known == stop - 1, "only the last token may be in flight"
-            rows.append(row + stop - 1 - work.start)
+            assert max(known, start) == stop - 1, "only the last token may be in flight"
+            rows.append(row + stop - 1 - start)
             slots.append(int(plan.slots[index]))
-        if work.start < known:
-            plan.input_ids[row : row + known - work.start] = tokens.view(work.start, known)
+        if start < known:
+            plan.input_ids[row : row + known - start] = tokens.view(start, known)
         if isinstance(work.req.request, GenerateRequest):
             if work.req.request.logprobs is not None:
                 _want_prompt(plan, index, work, row)

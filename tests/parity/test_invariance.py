@@ -1,0 +1,79 @@
+"""The same bits however a request was computed: the step program in bf16, its default type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from sylvan.kernels.native.library import describe
+from sylvan.protocol.requests import LogprobOptions
+from tests.parity.checkpoints import FAMILIES, VOCAB, make
+from tests.parity.serving import Serving
+
+pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+
+EVERYTHING = LogprobOptions(token_ids=tuple(range(VOCAB)))
+NEW = 24
+OPTIONS = {"options": {"dtype": "bfloat16"}, "runner": "program"}
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a request brought: its tokens, and every log probability of every step."""
+
+    tokens: list[int]
+    logprobs: np.ndarray
+
+
+def lives(serving: Serving, prompts, **sampling) -> list[Life]:
+    rids = [
+        serving.add(prompt, logprobs=EVERYTHING, max_new_tokens=NEW, **sampling)
+        for prompt in prompts
+    ]
+    serving.run()
+    return [
+        Life(
+            serving.tokens[rid],
+            np.concatenate([o.logprobs.chosen_logprobs for o in serving.outputs[rid]]),
+        )
+        for rid in rids
+    ]
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen3"])
+def model_dir(request, tmp_path_factory):
+    assert request.param in FAMILIES
+    path = tmp_path_factory.mktemp(request.param)
+    make(request.param, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    rng = np.random.default_rng(5)
+    return [rng.integers(4, VOCAB, n).tolist() for n in (33, 2, 50, 16)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature):
+    sampling = {"temperature": temperature, "top_p": 0.9, "sampling_seed": 3}
+    serving = Serving(model_dir, **OPTIONS)
+    alone = [lives(serving, [prompt], **sampling)[0] for prompt in prompts]
+    modes = {
+        "cached": lives(serving, prompts, **sampling),
+        "batched": lives(Serving(model_dir, **OPTIONS), prompts, **sampling),
+        "chunked": lives(Serving(model_dir, chunk_tokens=7, **OPTIONS), prompts, **sampling),
+        "other pages": lives(Serving(model_dir, page_size=64, **OPTIONS), prompts, **sampling),
+    }
+    tight = Serving(model_dir, pages=11, conservativeness=0.1, overlap=True, **OPTIONS)
+    modes["preempted, overlapped"] = lives(tight, prompts, **sampling)
+    tight.close()
+
+    assert tight.scheduler.load().retractions > 0
+    assert serving.scheduler.load().cached_prompt_tokens > 0
+    for mode, found in modes.items():
+        for a, b in zip(alone, found, strict=True):
+            assert a.tokens == b.tokens, mode
+            assert np.array_equal(a.logprobs, b.logprobs), mode
