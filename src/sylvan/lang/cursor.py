@@ -71,7 +71,7 @@ class TextCursor:
 
     def _take(self) -> Piece | None:
         executor = self._executor
-        with executor.signal:
+        with executor.signal.lock:
             text = self._value()[self._position :]
             meta = executor.context.meta_info.get(self._name or "")
         if text:

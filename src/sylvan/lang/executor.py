@@ -81,7 +81,7 @@ class StreamExecutor:
         """
         where = _program_line()
         items = [(node, where) for node in ir.flatten(expr)]
-        with self.signal:
+        with self.signal.lock:
             if self.failure is not None:
                 return
             for node, _ in items:
@@ -107,36 +107,41 @@ class StreamExecutor:
 
     def _work(self) -> None:
         """A worker's task."""
-        with self.signal:
+        with self.signal.lock:
             self._scheduled = False
         with suppress(BaseException):  # kept as the state's error; the worker goes on
             self._help(lambda: False)
 
     def _help(self, enough: Ready) -> None:
         """Execute nodes on this thread, if no other does, until `enough` or none is left."""
-        with self.signal:
+        with self.signal.lock:
             if self._draining:
                 return
             self._draining = True
+        executed = False
         try:
-            while (item := self._next(enough)) is not None:
-                self._run(*item)
+            while (item := self._next(enough, executed=executed)) is not None:
+                executed = self._run(*item)
         finally:
-            with self.signal:
+            with self.signal.lock:
                 self._draining = False
                 wake = self._wants_worker()
                 self.signal.notify()
         if wake and self._pool is not None:
             self._pool.submit(self._work)
 
-    def _next(self, enough: Ready) -> Item | None:
-        with self.signal:
+    def _next(self, enough: Ready, *, executed: bool) -> Item | None:
+        """Count the node that was executed, and take the next."""
+        with self.signal.lock:
+            if executed:
+                self._done += 1
+                self.signal.notify()
             if self._queue and self.failure is None and not enough():
                 return self._queue.popleft()
         return None
 
-    def _run(self, node: ir.Expr, where: Where | None) -> None:
-        """Execute one node."""
+    def _run(self, node: ir.Expr, where: Where | None) -> bool:
+        """Execute one node; False if it failed."""
         try:
             self.context.scope.check()
             self._contextvars.run(self._interpreter.execute, node)
@@ -144,10 +149,8 @@ class StreamExecutor:
             self._fail(node, where, error)
             if not isinstance(error, Exception):
                 raise
-            return
-        with self.signal:
-            self._done += 1
-            self.signal.notify()
+            return False
+        return True
 
     def _fail(self, node: ir.Expr, where: Where | None, error: BaseException) -> None:
         kind = ProgramError
@@ -164,7 +167,7 @@ class StreamExecutor:
 
     def fail(self, error: BaseException) -> None:
         """End the state: no further node is executed; whoever waits gets `error`."""
-        with self.signal:
+        with self.signal.lock:
             if self.failure is None:
                 self.failure = error
             self._queue.clear()
@@ -172,7 +175,7 @@ class StreamExecutor:
 
     def end(self) -> None:
         """No more nodes will be appended by the program."""
-        with self.signal:
+        with self.signal.lock:
             if self.ended:
                 return
             self.ended = True
@@ -183,7 +186,7 @@ class StreamExecutor:
 
     def publish(self, name: str) -> None:
         """See `Sink.publish`."""
-        with self.signal:
+        with self.signal.lock:
             left = self._pending.get(name, 0) - 1
             if left > 0:
                 self._pending[name] = left
@@ -193,7 +196,7 @@ class StreamExecutor:
 
     def progress(self) -> None:
         """See `Sink.progress`."""
-        with self.signal:
+        with self.signal.lock:
             self.signal.notify()
 
     # Waiting
@@ -211,7 +214,7 @@ class StreamExecutor:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            with self.signal:
+            with self.signal.lock:
                 if self._settled(ready):
                     return
                 idle = not self._draining and bool(self._queue)
@@ -226,7 +229,7 @@ class StreamExecutor:
 
     async def wait_async(self, ready: Ready) -> None:
         """Like `wait`, without a blocked thread."""
-        with self.signal:
+        with self.signal.lock:
             wake = bool(self._queue) and self._ask_worker()
         if wake and self._pool is not None:
             self._pool.submit(self._work)

@@ -10,17 +10,12 @@ Ready = Callable[[], bool]
 
 
 class Signal:
-    """A lock, and everyone who waits for what it guards. Use as a context manager to hold it."""
+    """A lock, which may be taken again by its holder, and everyone who waits for what it guards."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self.lock = threading.RLock()
+        self._condition = threading.Condition(self.lock)
         self._watchers: list[Callable[[], None]] = []
-
-    def __enter__(self) -> None:
-        self._condition.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._condition.release()
 
     def notify(self) -> None:
         """Wake all who wait; with the lock held."""

@@ -1,0 +1,138 @@
+"""Claim: sharing prefixes makes the paper's programs faster, and costs nothing where none is.
+
+Runs each program of `programs.py` on two servers, with the radix cache on and off, and over plain
+OpenAI calls to the first. Runs are interleaved and paired; the cache is emptied before each, and
+every run has prompts of its own. Reported: programs per second, and the ratio to each other form
+with a 95% confidence interval (bootstrap over the pairs).
+
+    python benchmarks/lang/bench_paper_programs.py --model MODEL [--programs 32] [--repeats 5]
+
+The servers are started one after the other on free ports; both stay up, one idle while the other
+works. Give further flags of `sylvan serve` as `--serve load_format=dummy --serve threads=2`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from programs import Workload, workloads
+
+import sylvan as sgl
+from sylvan.lang.backends._http import HttpClient
+
+FORMS = ("shared", "cache off", "fork off", "plain calls")
+
+
+class Uncommitted(sgl.RuntimeEndpoint):
+    """Forks and batches without telling the server first what they will share."""
+
+    def commit_lazy_operations(self, s):
+        """Leave it to chance."""
+
+    def cache_prefix(self, prefix_str):
+        """Leave it to chance."""
+
+
+def run_program(workload: Workload, backend, threads: int) -> float:
+    start = time.perf_counter()
+    states = workload.program.run_batch(
+        workload.items, backend=backend, num_threads=threads, temperature=0
+    )
+    seconds = time.perf_counter() - start
+    for state in states:
+        state.text()  # raises if the program failed
+    return len(states) / seconds
+
+
+def run_plain(workload: Workload, url: str, threads: int) -> float:
+    client = HttpClient(url)
+
+    def ask(prompt: str, tokens: int) -> str:
+        body = {"model": "default", "prompt": prompt, "max_tokens": tokens}
+        body |= {"temperature": 0, "ignore_eos": True}
+        return client.call("POST", "/v1/completions", body)["choices"][0]["text"]
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(min(threads, len(workload.items))) as pool:
+        list(pool.map(lambda item: workload.plain(ask, item), workload.items))
+    seconds = time.perf_counter() - start
+    client.close()
+    return len(workload.items) / seconds
+
+
+def interval(ratios: list[float], draws: int = 2000) -> list[float]:
+    """95% confidence interval of the median ratio."""
+    drawn = random.Random(0)
+    medians = sorted(statistics.median(drawn.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return [round(medians[int(draws * q)], 3) for q in (0.025, 0.975)]
+
+
+def measure(args, on: sgl.Runtime, off: sgl.Runtime) -> dict:
+    rates: dict[str, dict[str, list[float]]] = {}
+    uncommitted = Uncommitted(on.url)
+    for run in range(args.repeats + 1):
+        for i, workload in enumerate(workloads(args.programs, run)):
+            if args.only and workload.name not in args.only:
+                continue
+            forms = {
+                "shared": lambda w=workload: run_program(w, on, args.threads),
+                "cache off": lambda w=workload: run_program(w, off, args.threads),
+                "fork off": lambda w=workload: run_program(w, uncommitted, args.threads),
+                "plain calls": lambda w=workload: run_plain(w, on.url, args.threads),
+            }
+            order = FORMS[(run + i) % 4 :] + FORMS[: (run + i) % 4]
+            for form in order:
+                on.endpoint.flush_cache()
+                rate = forms[form]()
+                if run:  # the first round warms up
+                    rates.setdefault(workload.name, {}).setdefault(form, []).append(rate)
+            print(f"run {run}: {workload.name} done", flush=True)
+    return {name: summary(found) for name, found in rates.items()}
+
+
+def summary(rates: dict[str, list[float]]) -> dict:
+    found: dict = {form: round(statistics.median(values), 3) for form, values in rates.items()}
+    for form in FORMS[1:]:
+        ratios = [a / b for a, b in zip(rates["shared"], rates[form], strict=True)]
+        found[f"shared / {form}"] = {
+            "median": round(statistics.median(ratios), 3), "interval": interval(ratios),
+        }  # fmt: skip
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="model directory; the built-in model if not given")
+    parser.add_argument("--programs", type=int, default=32, help="programs of each kind a run")
+    parser.add_argument("--threads", type=int, default=32, help="programs at a time")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", action="append", help="names of workloads")
+    parser.add_argument("--serve", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    options = dict(pair.split("=", 1) for pair in args.serve)
+    with (
+        sgl.Runtime(model_path=args.model, **options) as on,
+        sgl.Runtime(model_path=args.model, disable_radix_cache=True, **options) as off,
+    ):
+        result = {
+            "model": args.model or "sapling",
+            "machine": platform.platform(),
+            "programs": args.programs,
+            "repeats": args.repeats,
+            "programs_per_s": measure(args, on, off),
+        }
+    print(json.dumps(result, indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
