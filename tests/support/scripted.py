@@ -209,7 +209,9 @@ class ScriptedScheduler:
             if finish
             else None,
         )
-        self.manager.line.on_texts(TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),)))
+        self.manager.line.on_texts(
+            TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),))
+        )
 
 
 def _logprobs(
@@ -247,9 +249,11 @@ class ScriptedEngine:
     control: Behaviour
 
 
-def make_engine(checkpoint: Path, context_len: int = 2048) -> ScriptedEngine:
+def make_engine(
+    checkpoint: Path, tokenizer: Tokenizer | None = None, context_len: int = 2048
+) -> ScriptedEngine:
     """An engine over the tokenizer of `checkpoint`."""
-    tokenizer = Tokenizer.load(checkpoint)
+    tokenizer = tokenizer or Tokenizer.load(checkpoint)
     control = Behaviour()
     scheduler = ScriptedScheduler(tokenizer, control)
     manager = TokenizerManager(tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -115,10 +115,10 @@ def _real_path(loc: tuple[str | int, ...], body: Any) -> tuple[str | int, ...]:
     path: list[str | int] = []
     value: Any = body
     for i, part in enumerate(loc):
-        inside = isinstance(value, dict) and part in value
-        inside = inside or (isinstance(value, list) and isinstance(part, int) and part < len(value))
-        if inside:
-            value = value[part]
+        if (isinstance(value, dict) and part in value) or (
+            isinstance(value, list) and isinstance(part, int) and part < len(value)
+        ):
+            value = cast(Any, value)[part]
             path.append(part)
         elif i == len(loc) - 1 and isinstance(value, dict) and isinstance(part, str):
             path.append(part)  # a required name that is missing

@@ -17,6 +17,7 @@ from sylvan.api.version import VERSION
 from sylvan.runtime.server.access_log import AccessLog
 from sylvan.runtime.server.context import Context, make_context
 from sylvan.runtime.server.endpoint import json_response, serve
+from sylvan.runtime.server.internal import InternalCaller
 from sylvan.runtime.server.openapi import describe
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.security import Gate
@@ -33,6 +34,8 @@ _FAMILIES = (
 
 def create_app(engine: TokenizerManager, settings: ServerSettings) -> ASGIApp:
     """The application that serves `engine`; it neither starts nor stops it.
+
+    If an earlier life left batches, they go on at once, which needs a running event loop.
 
     Raises:
         ConfigError: A setting names something that does not exist.
@@ -60,6 +63,7 @@ def app_of(context: Context) -> ASGIApp:
         api.add_route(endpoint.path, serve(endpoint, context, gate), methods=list(endpoint.methods))
     api.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     api.add_exception_handler(Exception, _crash)
+    context.batches.worker.begin(InternalCaller(context, gate, ENDPOINTS))
     app: ASGIApp = api
     if settings.cors_origins:
         app = CORSMiddleware(

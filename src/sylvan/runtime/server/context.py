@@ -11,8 +11,12 @@ from typing import Any
 
 from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults
+from sylvan.runtime.server.batches.service import Batches
+from sylvan.runtime.server.batches.store import BatchStore
+from sylvan.runtime.server.batches.worker import BatchWorker
 from sylvan.runtime.server.keyring import Keyring, read_key_file
 from sylvan.runtime.server.parsers import Parsers, make_parsers
+from sylvan.runtime.server.responses.store import ResponseStore
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.text.chat_template import ChatTemplate
@@ -35,6 +39,8 @@ class Context:
         defaults: Sampling parameters for fields that a request leaves out.
         template: Conversations to prompts.
         parsers: Output to reasoning, answer and tool calls.
+        responses: Stored responses.
+        batches: Files, and requests that are worked off when there is time.
         clock: Monotonic; for durations.
         wall: Seconds since 1970; for time stamps.
         started: Time stamp of the start.
@@ -46,6 +52,8 @@ class Context:
     defaults: SamplingDefaults
     template: ChatTemplate
     parsers: Parsers
+    responses: ResponseStore
+    batches: Batches
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
     started: float = 0.0
@@ -66,6 +74,7 @@ def make_context(engine: TokenizerManager, settings: ServerSettings) -> Context:
         ConfigError: A setting names something that does not exist, or cannot be read.
     """
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
+    store = BatchStore(settings.data_dir)
     return Context(
         engine=engine,
         settings=settings,
@@ -73,6 +82,8 @@ def make_context(engine: TokenizerManager, settings: ServerSettings) -> Context:
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=ChatTemplate(engine.tokenizer),
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
+        responses=ResponseStore(settings.response_store_size),
+        batches=Batches(store, BatchWorker(store, wall_clock)),
         started=wall_clock(),
     )
 

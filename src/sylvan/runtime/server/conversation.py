@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -94,6 +94,10 @@ class Prepared:
     rules: OutputRules
     prompt: RenderedPrompt
 
+    def with_sampling(self, sampling: SamplingParams) -> Prepared:
+        """The same with other sampling parameters."""
+        return replace(self, input=replace(self.input, sampling=sampling))
+
 
 def thinking_variables(
     *, effort: str | float | None = None, enabled: bool | None = None
@@ -158,6 +162,7 @@ async def render(context: Context, conversation: Conversation) -> RenderedPrompt
         continue_final_message=conversation.continue_final,
         template=conversation.template,
         kwargs={**context.settings.default_chat_template_kwargs, **conversation.variables},
+        forge_ok=context.settings.allow_control_text,
     )
     return await render_chat(context, request)
 

@@ -72,7 +72,7 @@ class Call(Generic[Body]):
 Handler = Callable[[Call[Any]], Awaitable[Response]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Endpoint:
     """A route.
 
@@ -92,6 +92,7 @@ class Endpoint:
         statuses: Statuses of its errors beyond the usual ones.
         tag: Section of the documentation.
         summary: One line for the documentation.
+        form: The body is a form with a file, which the handler reads.
         plain_statuses: Errors of these statuses have the media type of the answer.
         spelling: Names of fields, as the engine spells them, to names that clients know.
         budgeted: Counts against the budgets of a tenant.
@@ -114,6 +115,7 @@ class Endpoint:
     summary: str = ""
     spelling: Mapping[str, str] = field(default_factory=dict)
     budgeted: bool = False
+    form: bool = False
     plain_statuses: tuple[int, ...] = ()
 
 
@@ -135,7 +137,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
             request.scope[GONE] = True
             return Response(status_code=CLIENT_GONE)
         except SylvanError as error:
-            response = error_response(endpoint.family, _spelt(error, endpoint), checked=checked)
+            response = error_response(endpoint.family, respelt(error, endpoint), checked=checked)
         else:
             _name_ignored(response, call.ignored)
         return response
@@ -189,14 +191,15 @@ def text_response(content: str, *, status: int = 200) -> Response:
     return Response(content, status, None, "text/plain; charset=utf-8")
 
 
-def _spelt(error: SylvanError, endpoint: Endpoint) -> SylvanError:
+def respelt(error: SylvanError, endpoint: Endpoint) -> SylvanError:
     """The error with its field as clients of the route spell it."""
-    param = error.param if isinstance(error, RequestError) else None
-    name = endpoint.spelling.get(param or "")
-    if param is None or name is None:
+    if not isinstance(error, RequestError) or error.param is None:
         return error
-    message = re.sub(rf"\b{re.escape(param)}\b", name, str(error), count=1)
-    return RequestError(message, param=name)
+    name = endpoint.spelling.get(error.param)
+    if name is None:
+        return error
+    message = re.sub(rf"\b{re.escape(error.param)}\b", name, str(error), count=1)
+    return RequestError(message, param=name, status=error.status)
 
 
 async def _read(

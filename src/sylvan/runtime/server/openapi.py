@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +15,16 @@ from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.security import Level
 
 _REF = "#/components/schemas/{model}"
+_FORM: dict[str, Any] = {
+    "schema": {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "format": "binary"},
+            "purpose": {"type": "string"},
+        },
+        "required": ["file"],
+    }
+}
 _MEANINGS = {
     400: "The request cannot be served; the message names field and limit.",
     401: "No key, or an unknown one.",
@@ -27,18 +38,15 @@ _MEANINGS = {
 }
 
 
-def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """The OpenAPI document."""
-    table = list(endpoints)
-    names = _model_names(table)
-    refs, definitions = models_json_schema(
-        [(model, "validation") for model in names], ref_template=_REF
-    )
-    del refs
+@functools.cache
+def describe(table: tuple[Endpoint, ...]) -> dict[str, Any]:
+    """The OpenAPI document of a table of routes."""
+    models = [(model, "validation") for model in _models(table)]
+    _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in table:
         for method in endpoint.methods:
-            operation = _operation(endpoint, method, len(endpoint.methods) > 1)
+            operation = _operation(endpoint, method)
             path = endpoint.path.replace(":path}", "}")
             paths.setdefault(path, {})[method.lower()] = operation
     return {
@@ -59,18 +67,18 @@ def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _model_names(table: Iterable[Endpoint]) -> list[type[BaseModel]]:
+def _models(table: Iterable[Endpoint]) -> list[type[BaseModel]]:
     models: dict[type[BaseModel], None] = dict.fromkeys(ERROR_MODELS.values())
     for endpoint in table:
         models.update(dict.fromkeys(m for m in (endpoint.body, endpoint.reply) if m is not None))
     return list(models)
 
 
-def _operation(endpoint: Endpoint, method: str, several: bool) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, method: str) -> dict[str, Any]:
     name = endpoint.path.strip("/").translate(str.maketrans("/{}:.-", "______")) or "root"
     doc = (endpoint.handler.__doc__ or "").strip()
     operation: dict[str, Any] = {
-        "operationId": f"{method.lower()}_{name}" if several else name,
+        "operationId": f"{method.lower()}_{name}",
         "tags": [endpoint.tag],
         "summary": endpoint.summary or doc.partition("\n")[0],
         "responses": {"200": _success(endpoint), **dict(_failures(endpoint))},
@@ -82,6 +90,8 @@ def _operation(endpoint: Endpoint, method: str, several: bool) -> dict[str, Any]
             "required": not endpoint.body_optional,
             "content": {"application/json": {"schema": _ref(endpoint.body)}},
         }
+    if endpoint.form:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": _FORM}}
     if endpoint.level is not Level.OPEN:
         scheme = "key" if endpoint.level is Level.NORMAL else "admin"
         operation["security"] = [{}, {scheme: []}]

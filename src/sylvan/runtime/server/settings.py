@@ -36,11 +36,12 @@ class ServerSettings:
         preferred_sampling_params: Defaults of the operator, below the request's own.
         default_chat_template_kwargs: Variables for every chat template rendering.
         tool_parser: Name of the parser of tool calls; "auto" asks the model; None: none.
+        allow_control_text: Control tokens that messages spell count.
         reasoning_parser: Likewise for reasoning.
         max_batch_samples: Largest number of prompts times samples in one request.
         max_top_logprobs: Largest number of alternatives per position.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
-        data_dir: Where files and batches live; None: those routes answer 501.
+        data_dir: Where files and batches live; None: in memory, until the process ends.
         shown: Resolved configuration for `/server_info`, free of secrets.
     """
 
@@ -60,6 +61,7 @@ class ServerSettings:
     sampling_defaults: Literal["model", "openai"] = "model"
     preferred_sampling_params: Mapping[str, Any] = field(default_factory=dict)
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    allow_control_text: bool = False
     tool_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
     max_batch_samples: int = 4096
@@ -84,6 +86,7 @@ class ServerSettings:
             max_body_bytes=server.max_body_bytes,
             incremental_streaming_output=text.incremental_stream,
             sampling_defaults=text.sampling_defaults,
+            allow_control_text=text.allow_control_text,
             tool_parser=_parser(text.tool_parser),
             reasoning_parser=_parser(text.reasoning_parser),
             shown=shown or {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,12 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from sylvan.config.values import Secret
-from sylvan.runtime.server.app import create_app
+from sylvan.runtime.server.app import app_of
+from sylvan.runtime.server.context import make_context
 from sylvan.runtime.server.settings import ServerSettings
+from sylvan.text.tokenizer import Tokenizer
 from tests.support.scripted import ScriptedEngine, make_engine, write_checkpoint
-
-__all__ = ["Secret"]
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +25,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def engine(checkpoint: Path) -> AsyncIterator[ScriptedEngine]:
-    made = make_engine(checkpoint)
+    made = make_engine(checkpoint, _tokenizer(checkpoint))
     yield made
     made.manager.close()
+
+
+@functools.cache
+def _tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.load(checkpoint)
 
 
 class Client:
@@ -36,7 +41,8 @@ class Client:
     def __init__(self, engine: ScriptedEngine, **settings: Any) -> None:
         self.engine = engine
         settings.setdefault("served_model_name", "scripted")
-        self.app = create_app(engine.manager, ServerSettings(**settings))
+        self.context = make_context(engine.manager, ServerSettings(**settings))
+        self.app = app_of(self.context)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000")
 

@@ -21,18 +21,23 @@ from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
 async def generate(call: Call[GenerateBody]) -> Response:
     """Continue one prompt, or a list of prompts."""
-    job = _Job(call)
+    job = _Job(call, call.body)
     if call.body.stream:
         chunks = await primed(call.request, job.events(), native_error_event)
         return EventStream(chunks)
     return json_response(await unless_gone(call.request, job.replies()))
 
 
+async def replies(call: Call[Any], body: GenerateBody) -> Any:
+    """What `/generate` answers to `body`, whatever route it came by."""
+    return await _Job(call, body).replies()
+
+
 class _Job:
     """One `/generate` call under way."""
 
-    def __init__(self, call: Call[GenerateBody]) -> None:
-        body, context = call.body, call.context
+    def __init__(self, call: Call[Any], body: GenerateBody) -> None:
+        context = call.context
         self._context = context
         self._body = body
         self._prompts, self._batch = read_prompts(body, context.defaults.preferred, context.limits)

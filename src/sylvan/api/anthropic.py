@@ -1,0 +1,253 @@
+"""Wire models of the Anthropic API, and its messages in the OpenAI shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.native import Name, Priority, Rid
+from sylvan.api.validation import WireModel
+from sylvan.protocol.errors import RequestError
+
+MIN_THINKING_TOKENS = 1024
+MAX_MESSAGES = 65536
+MAX_TOOLS = 1024
+
+_IGNORED_BLOCKS = ("redacted_thinking", "tool_reference")
+
+
+class Block(WireModel):
+    """A piece of a message. Which fields it has depends on its type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+
+
+class Message(WireModel):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(WireModel):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(WireModel):
+    """Whether and what to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(WireModel):
+    """Whether to think first."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(WireModel):
+    """A schema that the answer must follow."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(WireModel):
+    """How to answer."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = None
+
+
+class CountBody(WireModel):
+    """A conversation whose tokens are to be counted."""
+
+    model: Name
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[Block] | None = None
+    thinking: ThinkingConfig | None = None
+    tool_choice: ToolChoice | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesBody(CountBody):
+    """A conversation to be answered."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    """Longest answer, in tokens."""
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    betas: list[str] | None = None
+    rid: Rid | None = None
+    priority: Priority | None = None
+
+
+class AnthropicUsage(BaseModel):
+    """Counts; the prompt is the sum of all three input counts."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+
+
+class AnthropicMessage(BaseModel):
+    """The model's message."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class CountReply(BaseModel):
+    """Tokens of a conversation."""
+
+    input_tokens: int
+
+
+def openai_messages(body: CountBody) -> list[dict[str, Any]]:
+    """The conversation in the OpenAI shape.
+
+    Raises:
+        RequestError: A block cannot be taken.
+    """
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system, "system")})
+    for i, message in enumerate(body.messages):
+        path = f"messages[{i}].content"
+        if isinstance(message.content, str):
+            messages.append({"role": message.role, "content": message.content})
+        elif message.role == "assistant":
+            messages.append(_assistant(message.content, path))
+        else:
+            messages.extend(_user(message.role, message.content, path))
+    return messages
+
+
+def _assistant(blocks: list[Block], path: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for j, block in enumerate(blocks):
+        if block.type == "tool_use":
+            if block.name is None:
+                raise RequestError(f"{path}[{j}].name must be given.", param=f"{path}[{j}].name")
+            function = {"name": block.name, "arguments": json.dumps(block.input or {})}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type not in _IGNORED_BLOCKS:
+            texts.append(_block_text(block, f"{path}[{j}]"))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _user(role: str, blocks: list[Block], path: str) -> list[dict[str, Any]]:
+    """Results of tools first, each as a message; then what the user says."""
+    results: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for j, block in enumerate(blocks):
+        if block.type == "tool_result":
+            content = _result(block, f"{path}[{j}]")
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        elif block.type not in _IGNORED_BLOCKS:
+            texts.append(_block_text(block, f"{path}[{j}]"))
+    if texts or not results:
+        results.append({"role": role, "content": "\n".join(texts)})
+    return results
+
+
+def _result(block: Block, path: str) -> str:
+    content = block.content
+    if isinstance(content, list):
+        parts = [Block.model_validate({"type": "?", **part}) for part in content]
+        content = "".join(_block_text(part, f"{path}.content") for part in parts)
+    return f"Error: {content or ''}" if block.is_error else content or ""
+
+
+def _text(blocks: str | list[Block], path: str) -> str:
+    if isinstance(blocks, str):
+        return blocks
+    return "\n".join(_block_text(block, f"{path}[{j}]") for j, block in enumerate(blocks))
+
+
+def _block_text(block: Block, path: str) -> str:
+    if block.type != "text":
+        message = f"{path}: this model takes text only, not {block.type[:40]!r}."
+        raise RequestError(message, param=path)
+    if block.text is None:
+        raise RequestError(f"{path}.text must be given.", param=f"{path}.text")
+    return block.text
+
+
+def openai_tools(body: CountBody) -> list[dict[str, Any]]:
+    """The tools in the OpenAI shape.
+
+    Raises:
+        RequestError: A tool is not a function.
+    """
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "custom"):
+            path = f"tools[{i}].type"
+            message = f"{path}: this server runs no tools of its own, so not {tool.type[:40]!r}."
+            raise RequestError(message, param=path)
+        function: dict[str, Any] = {
+            "name": tool.name,
+            "parameters": tool.input_schema or {"type": "object"},
+        }
+        if tool.description:
+            function["description"] = tool.description
+        if tool.strict:
+            function["strict"] = True
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def check_thinking(thinking: ThinkingConfig | None) -> None:
+    """Refuse thinking without a budget that is large enough.
+
+    Raises:
+        RequestError: Names the limit.
+    """
+    if thinking is None or thinking.type != "enabled":
+        return
+    path = "thinking.budget_tokens"
+    if thinking.budget_tokens is None:
+        raise RequestError(f"{path} must be given when thinking is enabled.", param=path)
+    if thinking.budget_tokens < MIN_THINKING_TOKENS:
+        raise RequestError(f"{path}: expected at least {MIN_THINKING_TOKENS}.", param=path)

@@ -1,0 +1,114 @@
+"""Wire models of the Ollama API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.native import Name
+from sylvan.api.validation import WireModel
+
+DEFAULT_NUM_PREDICT = 2048
+
+
+class OllamaCall(WireModel):
+    """A call in a message; arguments are an object."""
+
+    function: dict[str, Any]
+
+
+class OllamaMessage(WireModel):
+    """One message."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = ""
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+
+
+class OllamaBody(WireModel):
+    """Fields of both kinds of generation."""
+
+    model: Name
+    stream: bool | None = True
+    """Answer with lines of JSON; yes if not given."""
+    format: Literal["json", ""] | dict[str, Any] | None = None
+    """`json`, or a JSON schema."""
+    options: dict[str, Any] | None = None
+    """Sampling parameters."""
+    keep_alive: Any = None
+    think: bool | str | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    """A conversation to be answered."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=65536)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    """A prompt to be answered."""
+
+    prompt: str | None = ""
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = False
+    """Continue the prompt as it is, without the model's template."""
+    images: list[str] | None = None
+
+
+class OllamaShowBody(WireModel):
+    """Which model to describe."""
+
+    model: Name | None = None
+    name: Name | None = None
+    verbose: bool | None = None
+
+
+class OllamaReply(BaseModel):
+    """An answer, or the last line of one."""
+
+    model: str
+    created_at: str
+    message: dict[str, Any] | None = None
+    response: str | None = None
+    thinking: str | None = None
+    done: bool
+    done_reason: str | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+class OllamaTags(BaseModel):
+    """Models that can be used."""
+
+    models: list[dict[str, Any]]
+
+
+class OllamaShow(BaseModel):
+    """About one model."""
+
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    modified_at: str
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+
+
+class OllamaVersion(BaseModel):
+    """Which server this is."""
+
+    version: str

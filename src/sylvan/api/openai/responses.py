@@ -1,0 +1,244 @@
+"""Wire models of `/v1/responses`, and its items in the shape of chat messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.native import Name, Priority
+from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOL_NAME, MAX_TOOLS
+from sylvan.api.validation import WireModel
+from sylvan.protocol.errors import RequestError
+
+Item = dict[str, Any]
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+
+
+class ResponsesTool(WireModel):
+    """A function that the model may call."""
+
+    type: str
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesChoice(WireModel):
+    """The function to call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(WireModel):
+    """Form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextOptions(WireModel):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(WireModel):
+    """How much to think."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesBody(WireModel):
+    """Input to be answered, perhaps in continuation of an earlier response."""
+
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
+    """Text, or items: messages, calls and their results."""
+    model: Name | None = None
+    instructions: str | None = None
+    """A system message for this response only."""
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tool_calls: int | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: Name | None = None
+    """A stored response to go on from."""
+    reasoning: ReasoningOptions | None = None
+    store: bool | None = True
+    """Keep the response, to be read or continued later."""
+    stream: bool | None = None
+    background: bool | None = None
+    """Answer at once; the response is read later by its id."""
+    include: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    text: TextOptions | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponsesChoice | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    user: str | None = None
+    request_id: Annotated[str, Field(pattern=r"^resp_[A-Za-z0-9_-]{1,64}$")] | None = None
+    priority: Priority | None = None
+    extra_key: Name | None = None
+    cache_salt: Name | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: str | list[str] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ResponsesReply(BaseModel):
+    """A response."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    output: list[Item]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    usage: dict[str, Any] | None
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+
+
+def input_items(body: ResponsesBody) -> list[Item]:
+    """The input as items.
+
+    Raises:
+        RequestError: It is empty.
+    """
+    if isinstance(body.input, str):
+        if not body.input:
+            raise RequestError("input must not be empty.", param="input")
+        return [{"type": "message", "role": "user", "content": body.input}]
+    if not body.input:
+        raise RequestError("input must not be empty.", param="input")
+    return body.input
+
+
+def chat_messages(items: Iterable[Item], instructions: str | None) -> list[Item]:
+    """Items as chat messages; a thought or call joins the assistant's message it belongs to.
+
+    Raises:
+        RequestError: An item cannot be taken.
+    """
+    messages: list[Item] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for i, item in enumerate(items):
+        path = f"input[{i}]"
+        kind = item.get("type", "message" if "role" in item else None)
+        if kind == "message":
+            _add_message(messages, item, path)
+        elif kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            _assistant(messages)["reasoning_content"] = _content(parts, f"{path}.content")
+        elif kind == "function_call":
+            _add_call(messages, item, path)
+        elif kind == "function_call_output":
+            content = _content(item.get("output", ""), f"{path}.output")
+            call = _string(item, "call_id", path)
+            messages.append({"role": "tool", "tool_call_id": call, "content": content})
+        else:
+            raise RequestError(
+                f"{path}.type: {str(kind)[:40]!r} is not supported.", param=f"{path}.type"
+            )
+    return messages
+
+
+def _add_message(messages: list[Item], item: Item, path: str) -> None:
+    role = item.get("role")
+    if role not in ("user", "assistant", "system", "developer"):
+        message = f"{path}.role: expected user, assistant, system or developer."
+        raise RequestError(message, param=f"{path}.role")
+    content = _content(item.get("content"), f"{path}.content")
+    if role == "assistant":
+        last = _assistant(messages)
+        last["content"] = last.get("content", "") + content
+        return
+    messages.append({"role": "system" if role == "developer" else role, "content": content})
+
+
+def _add_call(messages: list[Item], item: Item, path: str) -> None:
+    function = {
+        "name": _string(item, "name", path),
+        "arguments": _string(item, "arguments", path),
+    }
+    call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
+    _assistant(messages).setdefault("tool_calls", []).append(call)
+
+
+def _assistant(messages: list[Item]) -> Item:
+    """The assistant's message at the end; a new one if the last is of somebody else."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _string(item: Item, name: str, path: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{path}.{name} must be a string.", param=f"{path}.{name}")
+    return value
+
+
+def _content(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{path} must be a string or a list of parts.", param=path)
+    texts: list[str] = []
+    for j, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if kind else None
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
+            message = f"{path}[{j}]: this model takes text only, not {str(kind)[:40]!r}."
+            raise RequestError(message, param=f"{path}[{j}]")
+        texts.append(text)
+    return "".join(texts)
+
+
+def chat_tools(body: ResponsesBody) -> list[Item]:
+    """The tools in the shape of chat completions.
+
+    Raises:
+        RequestError: A tool is not a function.
+    """
+    tools: list[Item] = []
+    for i, tool in enumerate(body.tools or ()):
+        if tool.type != "function":
+            path = f"tools[{i}].type"
+            message = f"{path}: this server runs no tools of its own, so not {tool.type[:40]!r}."
+            raise RequestError(message, param=path)
+        if tool.name is None:
+            raise RequestError(f"tools[{i}].name must be given.", param=f"tools[{i}].name")
+        function = tool.model_dump(
+            include={"name", "description", "parameters", "strict"}, exclude_none=True
+        )
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def text_schema(body: ResponsesBody) -> str | None:
+    """The JSON schema that the text must follow, if any."""
+    wanted = body.text.format if body.text else None
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return '{"type": "object"}'
+    if wanted.schema_ is None:
+        raise RequestError("text.format.schema must be given.", param="text.format.schema")
+    return json.dumps(wanted.schema_)

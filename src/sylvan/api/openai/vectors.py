@@ -1,0 +1,121 @@
+"""Wire models of embeddings, scores, rankings and classes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.native import Name, Priority, Rid, TokenIds
+from sylvan.api.validation import WireModel
+
+MAX_INPUTS = 2048
+
+Inputs = (
+    str
+    | Annotated[list[str], Field(max_length=MAX_INPUTS)]
+    | TokenIds
+    | Annotated[list[TokenIds], Field(max_length=MAX_INPUTS)]
+)
+
+
+class EmbeddingsBody(WireModel):
+    """Texts to be embedded."""
+
+    input: Inputs
+    model: Name | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None
+    rid: Rid | None = None
+    priority: Priority | None = None
+    lora_path: Name | None = None
+
+
+class EmbeddingsReply(BaseModel):
+    """One vector per text."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    model: str
+    usage: dict[str, Any]
+
+
+class ClassifyBody(WireModel):
+    """Texts to be classified."""
+
+    input: Inputs
+    model: Name | None = None
+    user: str | None = None
+    rid: Rid | None = None
+    priority: Priority | None = None
+
+
+class ClassifyReply(BaseModel):
+    """One class per text."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class RerankBody(WireModel):
+    """Documents to be ranked for a query."""
+
+    query: str
+    documents: Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+    instruct: str | None = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = True
+    model: Name | None = None
+
+
+class ScoreBody(WireModel):
+    """Items to be scored after a query."""
+
+    query: str | TokenIds | None = None
+    items: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_INPUTS)]
+        | None
+    ) = None
+    label_token_ids: Annotated[TokenIds, Field(max_length=1024)] | list[TokenIds] | None = None
+    """Ids whose probability at the end of query and item is returned."""
+    apply_softmax: bool | None = False
+    item_first: bool | None = False
+    """The item stands before the query."""
+    temperature: Annotated[float, Field(gt=0, le=1e6)] | None = 1.0
+    return_token_logprobs: bool | None = False
+    model: Name | None = None
+
+
+class ScoreReply(BaseModel):
+    """Scores of every item, in the order of the labels."""
+
+    scores: list[list[float]]
+    token_logprobs: list[list[float]] | None = None
+    model: str
+    usage: dict[str, Any]
+    object: Literal["scoring"]
+
+
+class EncodeBody(WireModel):
+    """Texts for `/encode` and `/classify`."""
+
+    text: (
+        str
+        | Annotated[list[str], Field(max_length=MAX_INPUTS)]
+        | Annotated[list[list[str]], Field(max_length=MAX_INPUTS)]
+        | None
+    ) = None
+    input_ids: TokenIds | Annotated[list[TokenIds], Field(max_length=MAX_INPUTS)] | None = None
+    rid: Rid | list[Rid] | None = None
+    is_cross_encoder_request: bool | None = False
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    lora_path: Name | None = None
+    priority: Priority | None = None
+    return_prompt_token_ids: bool | None = False

@@ -1,0 +1,43 @@
+"""Wire models of `/parse_function_call` and `/separate_reasoning`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.native import Name
+from sylvan.api.openai.chat import ChatTool
+from sylvan.api.validation import WireModel
+
+
+class ParseCallsBody(WireModel):
+    """Text in which calls are to be found."""
+
+    text: str
+    tools: Annotated[list[ChatTool], Field(max_length=1024)]
+    tool_call_parser: Name | None = None
+    """Name of the format; the model's own if not given."""
+
+
+class ParseCallsReply(BaseModel):
+    """Text and calls."""
+
+    normal_text: str
+    calls: list[dict[str, Any]]
+
+
+class SeparateBody(WireModel):
+    """Text in which thinking is to be found."""
+
+    text: str
+    reasoning_parser: Name | None = None
+    """Name of the format; the model's own if not given."""
+    return_blocks: bool | None = False
+
+
+class SeparateReply(BaseModel):
+    """Thinking and answer."""
+
+    reasoning_text: str
+    text: str

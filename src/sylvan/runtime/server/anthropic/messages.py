@@ -1,0 +1,252 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.anthropic import (
+    CountBody,
+    MessagesBody,
+    check_thinking,
+    openai_messages,
+    openai_tools,
+)
+from sylvan.api.errors import Family, error_body
+from sylvan.api.sampling import read_sampling
+from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.conversation import (
+    Conversation,
+    RequestFacts,
+    ToolUse,
+    render,
+    thinking_variables,
+)
+from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.output import CallStart, Piece, ReasoningDelta, TextDelta
+from sylvan.runtime.server.sse import named_event
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.turn import Outcome, Turn
+
+_STOPS = {"length": "max_tokens", "stop": "end_turn", "abort": "end_turn"}
+
+
+async def messages(call: Call[MessagesBody]) -> Response:
+    """Answer a conversation."""
+    turn = Turn(call, _conversation(call, _sampling(call), call.body.rid, bool(call.body.stream)))
+    if call.body.stream:
+        chunks = await primed(call.request, _events(call, turn), _error_event)
+        return EventStream(chunks)
+    outcome = await unless_gone(call.request, turn.whole())
+    return json_response(_message(call, outcome))
+
+
+async def count_tokens(call: Call[CountBody]) -> Response:
+    """How many tokens a conversation has."""
+    prompt = await render(call.context, _conversation(call, SamplingParams(), None, stream=False))
+    return json_response({"input_tokens": len(prompt.input_ids)})
+
+
+def _conversation(
+    call: Call[Any], sampling: SamplingParams, rid: str | None, stream: bool
+) -> Conversation:
+    body: CountBody = call.body
+    check_thinking(body.thinking)
+    enabled = None if body.thinking is None else body.thinking.type != "disabled"
+    effort = body.output_config.effort if body.output_config else None
+    return Conversation(
+        messages=openai_messages(body),
+        sampling=sampling,
+        tool_use=_tool_use(body),
+        variables=thinking_variables(effort=effort, enabled=enabled),
+        request=RequestFacts(
+            rid=rid or secrets.token_hex(16),
+            stream=stream,
+            tenant=call.tenant.name,
+            priority=getattr(body, "priority", None) or 0,
+        ),
+    )
+
+
+def _sampling(call: Call[MessagesBody]) -> SamplingParams:
+    body, defaults = call.body, call.context.defaults
+    params: dict[str, Any] = {
+        "max_new_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_k": body.top_k,
+        "top_p": body.top_p,
+    }
+    if body.output_config is not None and body.output_config.format is not None:
+        params["json_schema"] = json.dumps(body.output_config.format.schema_)
+    try:
+        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
+    except RequestError as error:
+        message = str(error).replace("stop", "stop_sequences", 1)
+        raise RequestError(message, param=error.param) from error
+
+
+def _tool_use(body: CountBody) -> ToolUse:
+    tools, choice = openai_tools(body), body.tool_choice
+    if choice is None:
+        return ToolUse(tools=tools)
+    name = {"auto": "auto", "none": "none", "any": "required"}.get(choice.type, choice.name)
+    if name is None:
+        raise RequestError("tool_choice.name must be given.", param="tool_choice.name")
+    if name not in ("auto", "none") and not tools:
+        raise RequestError("tool_choice needs tools.", param="tool_choice")
+    return ToolUse(tools=tools, choice=name, parallel=not choice.disable_parallel_tool_use)
+
+
+def _message(call: Call[MessagesBody], outcome: Outcome) -> dict[str, Any]:
+    content: list[dict[str, Any]] = []
+    answer = outcome.answer
+    if answer.reasoning:
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.text or not answer.calls:
+        content.append({"type": "text", "text": answer.text})
+    content += [
+        {"type": "tool_use", "id": _tool_id(), "name": c.name, "input": _arguments(c.arguments)}
+        for c in answer.calls
+    ]
+    stop, sequence = _stop(outcome.finish, calls=bool(answer.calls))
+    return {
+        **_empty_message(call),
+        "content": content,
+        "stop_reason": stop,
+        "stop_sequence": sequence,
+        "usage": _usage(outcome.usage),
+    }
+
+
+def _arguments(text: str) -> Any:
+    """Arguments as an object; those that were cut off as far as they can be told."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {"partial_json": text}
+    return value if isinstance(value, dict) else {"value": value}
+
+
+async def _events(call: Call[MessagesBody], turn: Turn) -> AsyncGenerator[bytes, None]:
+    blocks = _Blocks()
+    started = False
+    async with aclosing(turn.steps()) as steps:
+        async for step in steps:
+            chunks: list[bytes] = []
+            if not started:
+                started = True
+                usage = {**_usage(step.usage), "output_tokens": 0}
+                message = {**_empty_message(call), "usage": usage}
+                start = {"type": "message_start", "message": message}
+                chunks.append(named_event("message_start", start))
+                chunks.append(named_event("ping", {"type": "ping"}))
+            for piece in step.pieces:
+                chunks += blocks.add(piece)
+            if step.finish is not None:
+                chunks += blocks.end()
+                stop, sequence = _stop(step.finish, calls=blocks.has_calls)
+                delta = {"stop_reason": stop, "stop_sequence": sequence}
+                end = {"type": "message_delta", "delta": delta, "usage": _usage(step.usage)}
+                chunks.append(named_event("message_delta", end))
+                chunks.append(named_event("message_stop", {"type": "message_stop"}))
+            if chunks:
+                yield b"".join(chunks)
+
+
+class _Blocks:
+    """Content blocks of a stream: one open at a time, numbered from 0."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: str | None = None
+        self.has_calls = False
+
+    def add(self, piece: Piece) -> Iterator[bytes]:
+        """Events for a piece, in a new block if the open one is of another kind."""
+        if isinstance(piece, TextDelta):
+            yield from self._switch("text", {"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": piece.text})
+        elif isinstance(piece, ReasoningDelta):
+            start = {"type": "thinking", "thinking": "", "signature": ""}
+            yield from self._switch("thinking", start)
+            yield self._delta({"type": "thinking_delta", "thinking": piece.text})
+        elif isinstance(piece, CallStart):
+            self.has_calls = True
+            start = {"type": "tool_use", "id": _tool_id(), "name": piece.name, "input": {}}
+            yield from self._switch(f"call {piece.index}", start)
+        else:
+            yield self._delta({"type": "input_json_delta", "partial_json": piece.fragment})
+
+    def end(self) -> Iterator[bytes]:
+        """Events that end the last block; an answer without any gets an empty one."""
+        if self._index < 0:
+            yield from self._switch("text", {"type": "text", "text": ""})
+        yield from self._close()
+
+    def _switch(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
+        if self._open == kind:
+            return
+        yield from self._close()
+        self._index += 1
+        self._open = kind
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        yield named_event("content_block_start", start)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open is None:
+            return
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": ""})
+        self._open = None
+        stop = {"type": "content_block_stop", "index": self._index}
+        yield named_event("content_block_stop", stop)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        content = {"type": "content_block_delta", "index": self._index, "delta": delta}
+        return named_event("content_block_delta", content)
+
+
+def _empty_message(call: Call[MessagesBody]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": call.body.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+    }
+
+
+def _stop(finish: Finish, *, calls: bool) -> tuple[str, str | None]:
+    if calls and finish.type == "stop":
+        return "tool_use", None
+    if finish.type == "stop" and isinstance(finish.matched, str):
+        return "stop_sequence", finish.matched
+    return _STOPS[finish.type], None
+
+
+def _tool_id() -> str:
+    return f"toolu_{secrets.token_hex(12)}"
+
+
+def _error_event(error: SylvanError) -> bytes:
+    status, message, _ = error_parts(error)
+    return named_event("error", error_body(Family.ANTHROPIC, status, message))

@@ -1,0 +1,185 @@
+"""`/v1/files` and `/v1/batches`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.openai.batches import BatchBody, ListQuery
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.server.batches.lines import read_lines
+from sylvan.runtime.server.batches.multipart import parse_form
+from sylvan.runtime.server.batches.store import StoredFile
+from sylvan.runtime.server.body import read_body
+from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+
+WINDOW_S = 24 * 3600
+MAX_TENANT_BYTES = 4 * 2**30
+_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+
+
+async def upload(call: Call[None]) -> Response:
+    """Store a file."""
+    request, context = call.request, call.context
+    body = await read_body(request, context.settings.max_body_bytes)
+    form = parse_form(request.headers.get("content-type", ""), body)
+    part, purpose = form.get("file"), form.get("purpose")
+    if part is None or part.filename is None:
+        raise RequestError("file must be given.", param="file")
+    if purpose is None:
+        raise RequestError("purpose must be given.", param="purpose")
+    store = context.batches.store
+    used = await asyncio.to_thread(store.bytes_of, call.tenant.name)
+    if used + len(part.content) > MAX_TENANT_BYTES:
+        message = f"file: more than {MAX_TENANT_BYTES} bytes would be stored; delete some first."
+        raise RequestError(message, param="file", status=413)
+    file = StoredFile(
+        f"file-{secrets.token_hex(12)}",
+        call.tenant.name,
+        part.filename[:255],
+        purpose.content.decode("utf-8", "replace")[:64],
+        int(context.wall()),
+        len(part.content),
+    )
+    await asyncio.to_thread(store.add_file, file, part.content)
+    return json_response(_file_reply(file))
+
+
+async def list_files(call: Call[None]) -> Response:
+    """The files that are stored, the latest first."""
+    query: ListQuery = call.query
+    store = call.context.batches.store
+    files = await asyncio.to_thread(store.files, call.tenant.name, query.purpose)
+    return json_response(_page([_file_reply(file) for file in files], query))
+
+
+async def retrieve_file(call: Call[None]) -> Response:
+    """About a file."""
+    return json_response(_file_reply(await _file(call)))
+
+
+async def file_content(call: Call[None]) -> Response:
+    """What a file holds."""
+    file = await _file(call)
+    content = await asyncio.to_thread(call.context.batches.store.content, file.id)
+    headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment"}
+    return Response(content, 200, headers, "application/octet-stream")
+
+
+async def delete_file(call: Call[None]) -> Response:
+    """Forget a file."""
+    file = await _file(call)
+    await asyncio.to_thread(call.context.batches.store.delete_file, file.id)
+    return json_response({"id": file.id, "object": "file", "deleted": True})
+
+
+async def create(call: Call[BatchBody]) -> Response:
+    """Have a file of requests worked off."""
+    body, batches, tenant = call.body, call.context.batches, call.tenant.name
+    file = await asyncio.to_thread(batches.store.file, body.input_file_id, tenant)
+    if file is None:
+        message = f"There is no file {body.input_file_id[:80]!r}."
+        raise RequestError(message, param="input_file_id")
+    content = await asyncio.to_thread(batches.store.content, file.id)
+    items, errors = await asyncio.to_thread(read_lines, content, body.endpoint)
+    now = int(call.context.wall())
+    status = "failed" if errors else "in_progress"
+    state: dict[str, Any] = {
+        "id": f"batch_{secrets.token_hex(12)}",
+        "object": "batch",
+        "endpoint": body.endpoint,
+        "input_file_id": file.id,
+        "completion_window": body.completion_window,
+        "status": status,
+        "output_file_id": None,
+        "error_file_id": None,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "created_at": now,
+        "expires_at": now + WINDOW_S,
+        **{f"{name}_at": None for name in _TIMES},
+        "metadata": body.metadata,
+    }
+    state[f"{status}_at"] = now
+    await asyncio.to_thread(batches.store.save_batch, tenant, state, () if errors else items)
+    batches.worker.wake()
+    return json_response(_batch_reply(call, state))
+
+
+async def list_batches(call: Call[None]) -> Response:
+    """The batches there are, the latest first."""
+    states = await asyncio.to_thread(call.context.batches.store.batches, call.tenant.name)
+    page = _page(states, call.query)
+    page["data"] = [_batch_reply(call, state) for state in page["data"]]
+    return json_response(page)
+
+
+async def retrieve(call: Call[None]) -> Response:
+    """The state of a batch."""
+    return json_response(_batch_reply(call, await _batch(call)))
+
+
+async def cancel(call: Call[None]) -> Response:
+    """Stop a batch; what has been answered can be read."""
+    state = await _batch(call)
+    if state["status"] == "in_progress":
+        state.update({"status": "cancelling", "cancelling_at": int(call.context.wall())})
+        batches = call.context.batches
+        await asyncio.to_thread(batches.store.save_batch, call.tenant.name, state)
+        batches.worker.cancel(state["id"])
+        batches.worker.wake()
+    return json_response(_batch_reply(call, state))
+
+
+async def _file(call: Call[Any]) -> StoredFile:
+    name = call.request.path_params["file_id"]
+    found = await asyncio.to_thread(call.context.batches.store.file, name, call.tenant.name)
+    if found is None:
+        raise NotFoundError(f"There is no file {name[:80]!r}.", code="file_not_found")
+    return found
+
+
+async def _batch(call: Call[Any]) -> dict[str, Any]:
+    name = call.request.path_params["batch_id"]
+    found = await asyncio.to_thread(call.context.batches.store.batch, name, call.tenant.name)
+    if found is None:
+        raise NotFoundError(f"There is no batch {name[:80]!r}.", code="batch_not_found")
+    return found
+
+
+def _file_reply(file: StoredFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+def _batch_reply(call: Call[Any], state: dict[str, Any]) -> dict[str, Any]:
+    total, answered, failed = call.context.batches.store.counts(state["id"])
+    counts = {"total": total, "completed": answered - failed, "failed": failed}
+    return {**state, "request_counts": counts}
+
+
+def _page(replies: Sequence[dict[str, Any]], query: ListQuery) -> dict[str, Any]:
+    start = 0
+    if query.after is not None:
+        ids = [reply["id"] for reply in replies]
+        if query.after not in ids:
+            raise RequestError("after names nothing of the list.", param="after")
+        start = ids.index(query.after) + 1
+    data = replies[start : start + query.limit]
+    return {
+        "object": "list",
+        "data": data,
+        "has_more": start + len(data) < len(replies),
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }

@@ -1,0 +1,136 @@
+"""Works off batches, a few requests at a time, behind everything that anyone waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sylvan.runtime.server.batches.store import BatchStore, Item, StoredFile
+
+log = logging.getLogger(__name__)
+
+CONCURRENCY = 8
+RETRY_STATUSES = (429, 503)
+RETRY_S = 1.0
+
+Execute = Callable[[str, str, Any], Awaitable[tuple[int, Any]]]
+"""Tenant, endpoint and body to the status and body of the answer."""
+
+
+class BatchWorker:
+    """Answers the requests of batches; at most one task, which ends when nothing is left.
+
+    Args:
+        store: Where batches lie.
+        wall: Seconds since 1970.
+    """
+
+    def __init__(self, store: BatchStore, wall: Callable[[], float]) -> None:
+        self._store = store
+        self._execute: Execute | None = None
+        self._wall = wall
+        self._task: asyncio.Task[None] | None = None
+        self._cancelled: dict[str, asyncio.Event] = {}
+
+    def begin(self, execute: Execute) -> None:
+        """Go on with what an earlier life left; `execute` answers one request."""
+        self._execute = execute
+        if self._store.unfinished():
+            self.wake()
+
+    def wake(self) -> None:
+        """Go on if there is something to do; needs a running event loop."""
+        if self._execute is not None and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run())
+
+    def cancel(self, batch: str) -> None:
+        """Stop working on a batch."""
+        self._cancelled.setdefault(batch, asyncio.Event()).set()
+
+    async def stop(self) -> None:
+        """Stop working; what is unfinished goes on in the next life."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while waiting := await asyncio.to_thread(self._store.unfinished):
+            tenant, state = waiting[0]
+            await self._work(tenant, state)
+
+    async def _work(self, tenant: str, state: dict[str, Any]) -> None:
+        name = state["id"]
+        cancelled = self._cancelled.setdefault(name, asyncio.Event())
+        if state["status"] == "cancelling":
+            cancelled.set()
+        items = iter(await asyncio.to_thread(self._store.items, name, answered=False))
+        lanes = asyncio.gather(*(self._lane(tenant, state, items) for _ in range(CONCURRENCY)))
+        stop = asyncio.create_task(cancelled.wait())
+        left_s = max(0.0, state["expires_at"] - self._wall())
+        try:
+            await asyncio.wait({lanes, stop}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finished = lanes.done() and not lanes.cancelled()
+            lanes.cancel()
+            stop.cancel()
+            await asyncio.gather(lanes, stop, return_exceptions=True)
+        end = "completed" if finished else "expired"
+        if cancelled.is_set():
+            end = "cancelled"
+        await asyncio.to_thread(self._finish, tenant, state, end)
+        self._cancelled.pop(name, None)
+
+    async def _lane(self, tenant: str, state: dict[str, Any], items: Any) -> None:
+        for item in items:
+            status, answer = await self._answer(tenant, state["endpoint"], item)
+            text = json.dumps(answer)
+            await asyncio.to_thread(self._store.answer, state["id"], item.line, status, text)
+
+    async def _answer(self, tenant: str, endpoint: str, item: Item) -> tuple[int, Any]:
+        assert self._execute is not None, "begun before it runs"
+        while True:
+            status, answer = await self._execute(tenant, endpoint, json.loads(item.body))
+            if status not in RETRY_STATUSES:
+                return status, answer
+            await asyncio.sleep(RETRY_S)
+
+    def _finish(self, tenant: str, state: dict[str, Any], end: str) -> None:
+        """Write the files of answers and errors, and the last state."""
+        state = self._store.batch(state["id"], tenant) or state
+        good: list[bytes] = []
+        bad: list[bytes] = []
+        for item in self._store.items(state["id"], answered=True):
+            (bad if (item.status or 0) >= 400 else good).append(_line(item))
+        for kind, lines in (("output_file_id", good), ("error_file_id", bad)):
+            if lines:
+                state[kind] = self._write(tenant, state["id"], kind, b"".join(lines))
+        now = int(self._wall())
+        state.update({"status": end, "finalizing_at": now, f"{end}_at": now})
+        self._store.save_batch(tenant, state)
+        log.info("batch ended batch=%s status=%s", state["id"], end)
+
+    def _write(self, tenant: str, batch: str, kind: str, content: bytes) -> str:
+        name = f"file-{secrets.token_hex(12)}"
+        filename = f"{batch}_{kind.removesuffix('_file_id')}.jsonl"
+        file = StoredFile(name, tenant, filename, "batch_output", int(self._wall()), len(content))
+        self._store.add_file(file, content)
+        return name
+
+
+def _line(item: Item) -> bytes:
+    response = {
+        "status_code": item.status,
+        "request_id": f"req_{item.line}",
+        "body": json.loads(item.response or "null"),
+    }
+    line = {
+        "id": f"batch_req_{item.line}",
+        "custom_id": item.custom_id,
+        "response": response,
+        "error": None,
+    }
+    return json.dumps(line).encode() + b"\n"

@@ -1,0 +1,251 @@
+"""`/api/chat` and `/api/generate`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.errors import Family, error_body
+from sylvan.api.ollama import (
+    DEFAULT_NUM_PREDICT,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaMessage,
+)
+from sylvan.api.sampling import OBJECT_SCHEMA, read_sampling
+from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.conversation import (
+    Conversation,
+    RequestFacts,
+    ToolUse,
+    thinking_variables,
+)
+from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.ollama.models import timestamp
+from sylvan.runtime.server.output import Answer, ReasoningDelta, TextDelta
+from sylvan.runtime.server.sse import line
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.turn import Turn
+
+_OPTIONS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "stop": "stop",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repeat_penalty": "repetition_penalty",
+    "seed": "sampling_seed",
+}
+_HARMLESS_OPTIONS = frozenset({
+    "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "low_vram", "numa",
+    "use_mmap", "use_mlock", "repeat_last_n", "tfs_z", "typical_p", "mirostat", "mirostat_eta",
+    "mirostat_tau", "penalize_newline", "vocab_only", "f16_kv", "logits_all",
+})  # fmt: skip
+
+
+async def chat(call: Call[OllamaChatBody]) -> Response:
+    """Answer a conversation."""
+    body = call.body
+    if not body.messages:
+        return _loaded(call, {"message": {"role": "assistant", "content": ""}})
+    messages = [_message(i, message) for i, message in enumerate(body.messages)]
+    tools = ToolUse(tools=body.tools or ())
+    return await _answer(call, _Form(call, chat=True), _conversation(call, messages, tools))
+
+
+async def generate(call: Call[OllamaGenerateBody]) -> Response:
+    """Answer a prompt, or continue it as it is."""
+    body = call.body
+    _refuse(body)
+    if not body.prompt:
+        return _loaded(call, {"response": ""})
+    if body.raw:
+        ids = await call.context.engine.tokenize(body.prompt)
+        conversation = _conversation(call, [], ToolUse(), ids)
+    else:
+        messages = [{"role": "user", "content": body.prompt}]
+        if body.system:
+            messages.insert(0, {"role": "system", "content": body.system})
+        conversation = _conversation(call, messages, ToolUse())
+    return await _answer(call, _Form(call, chat=False), conversation)
+
+
+def _refuse(body: OllamaGenerateBody) -> None:
+    reasons = {
+        "suffix": "this model was not made to fill in",
+        "template": "use the model's own template, or raw",
+        "context": "send the conversation to /api/chat",
+        "images": "this model takes text only",
+    }
+    for name, reason in reasons.items():
+        if getattr(body, name):
+            raise RequestError(f"{name} cannot be honoured: {reason}.", param=name)
+
+
+def _message(i: int, message: OllamaMessage) -> dict[str, Any]:
+    if message.images:
+        path = f"messages[{i}].images"
+        raise RequestError(f"{path}: this model takes text only.", param=path)
+    made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.thinking:
+        made["reasoning_content"] = message.thinking
+    if message.tool_name:
+        made["name"] = message.tool_name
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {"type": "function", "function": {**c.function, "arguments": _arguments(c.function)}}
+            for c in message.tool_calls
+        ]
+    return made
+
+
+def _arguments(function: dict[str, Any]) -> str:
+    arguments = function.get("arguments", {})
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _conversation(
+    call: Call[Any],
+    messages: list[dict[str, Any]],
+    tool_use: ToolUse,
+    input_ids: list[int] | None = None,
+) -> Conversation:
+    body: OllamaBody = call.body
+    effort = body.think if isinstance(body.think, str) else None
+    enabled = body.think if isinstance(body.think, bool) else None
+    return Conversation(
+        messages=messages,
+        sampling=_sampling(call),
+        tool_use=tool_use,
+        variables=thinking_variables(effort=effort, enabled=enabled),
+        input_ids=input_ids,
+        request=RequestFacts(
+            rid=secrets.token_hex(16),
+            stream=body.stream is not False,
+            tenant=call.tenant.name,
+        ),
+    )
+
+
+def _sampling(call: Call[Any]) -> SamplingParams:
+    body: OllamaBody = call.body
+    params: dict[str, Any] = {"max_new_tokens": None}
+    for name, value in (body.options or {}).items():
+        if name == "num_predict":
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise RequestError("options.num_predict must be an integer.", param="options")
+            params["max_new_tokens"] = value if value >= 0 else None
+        elif name in _OPTIONS:
+            params[_OPTIONS[name]] = value
+        elif name not in _HARMLESS_OPTIONS:
+            path = f"options.{name[:80]}"
+            raise RequestError(f"{path} is not known.", param=path)
+    if params.get("top_k") == 0:
+        params["top_k"] = None
+    if body.format:
+        params["json_schema"] = OBJECT_SCHEMA if body.format == "json" else json.dumps(body.format)
+    defaults = call.context.defaults
+    return read_sampling(params, {**defaults.model, **defaults.preferred}, "options")
+
+
+async def _answer(call: Call[Any], form: _Form, conversation: Conversation) -> Response:
+    turn = Turn(call, conversation, DEFAULT_NUM_PREDICT)
+    if call.body.stream is not False:
+        chunks = await primed(call.request, _lines(form, turn), _error_line)
+        return EventStream(chunks, "application/x-ndjson")
+    outcome = await unless_gone(call.request, turn.whole())
+    content = form.content(outcome.answer)
+    return json_response({**content, **form.end(outcome.usage, outcome.finish)})
+
+
+async def _lines(form: _Form, turn: Turn) -> AsyncGenerator[bytes, None]:
+    calls = Answer()
+    async with aclosing(turn.steps()) as steps:
+        async for step in steps:
+            chunk = b""
+            for piece in step.pieces:
+                new = Answer()
+                if isinstance(piece, TextDelta | ReasoningDelta):
+                    new.add([piece])
+                    chunk += line({**form.head(), **form.content(new), "done": False})
+                else:
+                    calls.add([piece])
+            if step.finish is not None:
+                if calls.calls:
+                    chunk += line({**form.head(), **form.content(calls), "done": False})
+                end = form.end(step.usage, step.finish)
+                chunk += line({**form.content(Answer()), **end})
+            if chunk:
+                yield chunk
+
+
+class _Form:
+    """The shape of answers of one of the two routes."""
+
+    def __init__(self, call: Call[Any], *, chat: bool) -> None:
+        self._context = call.context
+        self._model = call.body.model
+        self._chat = chat
+        self._began = call.context.clock()
+
+    def head(self) -> dict[str, Any]:
+        """What every line begins with."""
+        return {"model": self._model, "created_at": timestamp(self._context.wall())}
+
+    def content(self, answer: Answer) -> dict[str, Any]:
+        """Text, thinking and calls."""
+        if not self._chat:
+            content: dict[str, Any] = {"response": answer.text}
+            return {**content, "thinking": answer.reasoning} if answer.reasoning else content
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.reasoning:
+            message["thinking"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [
+                {"function": {"name": c.name, "arguments": _object(c.arguments)}}
+                for c in answer.calls
+            ]
+        return {"message": message}
+
+    def end(self, usage: Usage, finish: Finish) -> dict[str, Any]:
+        """What the last line adds: counts, and durations in nanoseconds."""
+        total = int((self._context.clock() - self._began) * 1e9)
+        return {
+            **self.head(),
+            "done": True,
+            "done_reason": finish.type,
+            "total_duration": total,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": 0,
+            "eval_count": usage.completion_tokens,
+            "eval_duration": total,
+        }
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return {}
+
+
+def _loaded(call: Call[Any], content: dict[str, Any]) -> Response:
+    """An empty prompt asks for the model to be loaded, which it is."""
+    form = _Form(call, chat="message" in content)
+    return json_response({**form.head(), **content, "done": True, "done_reason": "load"})
+
+
+def _error_line(error: SylvanError) -> bytes:
+    status, message, _ = error_parts(error)
+    return line(error_body(Family.OLLAMA, status, message))

@@ -1,0 +1,84 @@
+"""`/api/tags`, `/api/show` and `/api/version`."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.ollama import OllamaShowBody
+from sylvan.api.version import VERSION
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+
+
+def timestamp(seconds: float) -> str:
+    """A point in time as Ollama writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+async def tags(call: Call[None]) -> Response:
+    """The models that can be used."""
+    return json_response({"models": [_card(call.context)]})
+
+
+async def show(call: Call[OllamaShowBody]) -> Response:
+    """About one model."""
+    context = call.context
+    name = call.body.model or call.body.name or ""
+    served = context.settings.served_model_name
+    if name.removesuffix(":latest") != served:
+        raise NotFoundError(f"model {name[:200]!r} not found")
+    facts, parsers = context.engine.facts, context.parsers
+    capabilities = ["completion"]
+    if parsers.tools is not None:
+        capabilities.append("tools")
+    if parsers.reasoning is not None:
+        capabilities.append("thinking")
+    return json_response(
+        {
+            "license": "",
+            "modelfile": f"FROM {served}\n",
+            "parameters": "",
+            "template": context.engine.tokenizer.chat_template or "",
+            "modified_at": timestamp(context.started),
+            "details": _details(context),
+            "model_info": {
+                "general.architecture": facts.model_type,
+                f"{facts.model_type or 'model'}.context_length": facts.context_len,
+                f"{facts.model_type or 'model'}.vocab_size": facts.vocab_size,
+            },
+            "capabilities": capabilities,
+        }
+    )
+
+
+async def version(call: Call[None]) -> Response:
+    """The version of this server."""
+    return json_response({"version": VERSION})
+
+
+def _card(context: Context) -> dict[str, Any]:
+    name = context.settings.served_model_name
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(context.started),
+        "size": 0,
+        "digest": hashlib.sha256(context.engine.facts.model_path.encode()).hexdigest(),
+        "details": _details(context),
+    }
+
+
+def _details(context: Context) -> dict[str, Any]:
+    family = context.engine.facts.model_type
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": "",
+    }

@@ -1,0 +1,275 @@
+"""`/v1/responses`: answering, storing, continuing, reading, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.errors import Family, error_body
+from sylvan.api.native import join_salt
+from sylvan.api.openai.responses import (
+    ResponsesBody,
+    ResponsesChoice,
+    chat_messages,
+    chat_tools,
+    input_items,
+    text_schema,
+)
+from sylvan.api.sampling import read_sampling
+from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.conversation import (
+    Conversation,
+    RequestFacts,
+    ToolUse,
+    thinking_variables,
+)
+from sylvan.runtime.server.endpoint import Call, NotFoundError, error_parts, json_response
+from sylvan.runtime.server.responses.items import ItemEvents, Numbered, output_items
+from sylvan.runtime.server.responses.store import Stored
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.turn import Turn
+
+_SAME_NAME = (
+    "frequency_penalty",
+    "presence_penalty",
+    "stop",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+)
+
+
+async def create(call: Call[ResponsesBody]) -> Response:
+    """Answer some input."""
+    job = _Job(call)
+    if call.body.background:
+        return json_response(job.start())
+    if call.body.stream:
+        chunks = await primed(call.request, job.events(), job.error_event)
+        return EventStream(chunks)
+    return json_response(await unless_gone(call.request, job.run()))
+
+
+async def retrieve(call: Call[None]) -> Response:
+    """A stored response."""
+    return json_response(_stored(call).reply)
+
+
+async def cancel(call: Call[None]) -> Response:
+    """End a response that is being made."""
+    stored = _stored(call)
+    if stored.task is not None and not stored.task.done():
+        stored.task.cancel()
+        await asyncio.gather(stored.task, return_exceptions=True)
+        stored.reply["status"] = "cancelled"
+    return json_response(stored.reply)
+
+
+async def delete(call: Call[None]) -> Response:
+    """Forget a stored response."""
+    stored = _stored(call)
+    if stored.task is not None:
+        stored.task.cancel()
+    call.context.responses.drop(stored.reply["id"])
+    return json_response({"id": stored.reply["id"], "object": "response", "deleted": True})
+
+
+def _stored(call: Call[None]) -> Stored:
+    name = call.request.path_params["response_id"]
+    return _find(call, name, None)
+
+
+def _find(call: Call[Any], name: str, param: str | None) -> Stored:
+    found = call.context.responses.get(name, call.tenant.name)
+    if found is None:
+        message = f"There is no stored response {name[:80]!r}."
+        raise NotFoundError(message, param=param, code="response_not_found")
+    return found
+
+
+class _Job:
+    """One response under way."""
+
+    def __init__(self, call: Call[ResponsesBody]) -> None:
+        self._call, self._body, self._context = call, call.body, call.context
+        body = call.body
+        items: list[dict[str, Any]] = []
+        if body.previous_response_id:
+            earlier = _find(call, body.previous_response_id, "previous_response_id")
+            items = [*earlier.items, *earlier.reply["output"]]
+        self._items = [*items, *input_items(body)]
+        store = call.context.responses
+        self._keep = body.store is not False and store.enabled
+        if body.background and not self._keep:
+            raise RequestError("background needs store.", param="background")
+        self._id = body.request_id or f"resp_{secrets.token_hex(16)}"
+        self._created = int(call.context.wall())
+        self._tools = chat_tools(body)
+        self._turn = Turn(call, self._conversation())
+
+    def start(self) -> dict[str, Any]:
+        """Make the response in the background."""
+        reply = self._reply("queued", [], None)
+        stored = self._put(reply)
+        stored.task = asyncio.create_task(self._in_background(stored))
+        return reply
+
+    async def _in_background(self, stored: Stored) -> None:
+        stored.reply["status"] = "in_progress"
+        try:
+            stored.reply.update(await self.run())
+        except SylvanError as error:
+            stored.reply.update(self._failed(error))
+
+    async def run(self) -> dict[str, Any]:
+        """The response, when it is complete."""
+        outcome = await self._turn.whole()
+        status = _status(outcome.finish)
+        items = output_items(outcome.answer, status)
+        usage = _usage(outcome.usage, outcome.reasoning_tokens)
+        reply = self._reply(status, items, usage)
+        if not self._body.background:
+            self._put(reply)
+        return reply
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The response as events."""
+        numbered = self._numbered = Numbered()
+        items = ItemEvents(numbered)
+        started = False
+        async with aclosing(self._turn.steps()) as steps:
+            async for step in steps:
+                chunks: list[bytes] = []
+                if not started:
+                    started = True
+                    for kind in ("created", "in_progress"):
+                        reply = self._reply("in_progress", [], None)
+                        chunks.append(numbered.event(f"response.{kind}", response=reply))
+                for piece in step.pieces:
+                    chunks += items.add(piece)
+                if step.finish is not None:
+                    status = _status(step.finish)
+                    chunks += items.end(status)
+                    usage = _usage(step.usage, self._turn.reasoning_tokens)
+                    reply = self._reply(status, items.done, usage)
+                    self._put(reply)
+                    chunks.append(numbered.event(f"response.{status}", response=reply))
+                if chunks:
+                    yield b"".join(chunks)
+
+    def error_event(self, error: SylvanError) -> bytes:
+        """The end of a stream that failed."""
+        return self._numbered.event("response.failed", response=self._failed(error))
+
+    def _failed(self, error: SylvanError) -> dict[str, Any]:
+        status, message, _ = error_parts(error)
+        detail = error_body(Family.RESPONSES, status, message)["error"]
+        reply = self._reply("failed", [], None)
+        reply["error"] = {"code": detail["code"] or detail["type"], "message": message}
+        return reply
+
+    def _put(self, reply: dict[str, Any]) -> Stored:
+        stored = Stored(self._call.tenant.name, reply, self._items)
+        if self._keep:
+            self._context.responses.put(stored)
+        return stored
+
+    def _conversation(self) -> Conversation:
+        body = self._body
+        effort = body.reasoning.effort if body.reasoning else None
+        return Conversation(
+            messages=chat_messages(self._items, body.instructions),
+            sampling=self._sampling(),
+            tool_use=self._tool_use(),
+            variables={
+                **thinking_variables(effort=effort),
+                **(body.chat_template_kwargs or {}),
+            },
+            request=RequestFacts(
+                rid=self._id,
+                stream=bool(body.stream),
+                tenant=self._call.tenant.name,
+                cache_salt=join_salt(body.extra_key, body.cache_salt),
+                priority=body.priority or 0,
+            ),
+        )
+
+    def _sampling(self) -> SamplingParams:
+        body, defaults = self._body, self._context.defaults
+        params: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
+        params["max_new_tokens"] = body.max_output_tokens
+        params["json_schema"] = text_schema(body)
+        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
+
+    def _tool_use(self) -> ToolUse:
+        choice = self._body.tool_choice or "auto"
+        if isinstance(choice, ResponsesChoice):
+            choice = choice.name
+        if choice not in ("auto", "none") and not self._tools:
+            raise RequestError("tool_choice needs tools.", param="tool_choice")
+        parallel = self._body.parallel_tool_calls is not False
+        return ToolUse(tools=self._tools, choice=choice, parallel=parallel)
+
+    def _reply(
+        self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        body, settings = self._body, self._context.settings
+        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        choice: Any = body.tool_choice or "auto"
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "background": bool(body.background),
+            "error": None,
+            "incomplete_details": why,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": body.model or settings.served_model_name,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {
+                "effort": body.reasoning.effort if body.reasoning else None,
+                "summary": None,
+            },
+            "service_tier": "auto",
+            "store": self._keep,
+            "temperature": body.temperature,
+            "text": _dumped(body.text) or {"format": {"type": "text"}},
+            "tool_choice": choice if isinstance(choice, str) else _dumped(choice),
+            "tools": [_dumped(tool) for tool in body.tools or ()],
+            "top_p": body.top_p,
+            "truncation": body.truncation or "disabled",
+            "usage": usage,
+            "user": body.user,
+        }
+
+
+def _dumped(model: Any) -> Any:
+    return None if model is None else model.model_dump(by_alias=True, exclude_none=True)
+
+
+def _status(finish: Finish) -> str:
+    return "incomplete" if finish.type == "length" else "completed"
+
+
+def _usage(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

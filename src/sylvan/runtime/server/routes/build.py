@@ -1,0 +1,37 @@
+"""Endpoints with the defaults of their family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sylvan.api.errors import Family
+from sylvan.runtime.server.endpoint import Endpoint
+from sylvan.runtime.server.security import Level
+
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
+GET = ("GET",)
+GET_POST = ("GET", "POST")
+
+
+def openai(path: str, **fields: Any) -> Endpoint:
+    """A route of the OpenAI API."""
+    return Endpoint(
+        **{"path": path, "family": Family.OPENAI, "tag": "OpenAI", "typed": True, **fields}
+    )
+
+
+def admin(path: str, **fields: Any) -> Endpoint:
+    """A route for the operator."""
+    return Endpoint(**{"path": path, "level": Level.ADMIN_OPTIONAL, "tag": "Control", **fields})
+
+
+def opened(path: str, **fields: Any) -> Endpoint:
+    """A route for everyone."""
+    return Endpoint(**{"path": path, "level": Level.OPEN, "methods": GET, **fields})
+
+
+def aliases(endpoint: Endpoint, *paths: str) -> tuple[Endpoint, ...]:
+    """The endpoint, also under other paths."""
+    return endpoint, *(replace(endpoint, path=path) for path in paths)

@@ -1,0 +1,158 @@
+"""Native routes: generation, tokens, health, information, control, pages."""
+
+from __future__ import annotations
+
+from sylvan.api.errors import Family
+from sylvan.api.native import (
+    AbortBody,
+    ContinueBody,
+    ControlReplyBody,
+    FlushQuery,
+    GenerateBody,
+    GenerateReplies,
+    LoadsQuery,
+    PauseBody,
+)
+from sylvan.api.openai.vectors import EncodeBody
+from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
+from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply
+from sylvan.runtime.server import pages
+from sylvan.runtime.server.endpoint import Endpoint
+from sylvan.runtime.server.native import control, generate, health, info, parse, tokens
+from sylvan.runtime.server.openai import vectors
+from sylvan.runtime.server.routes.build import GET_POST, SSE, admin, aliases, opened
+from sylvan.runtime.server.security import Level
+
+_GENERATION = (
+    Endpoint(
+        path="/generate",
+        handler=generate.generate,
+        methods=("POST", "PUT"),
+        body=GenerateBody,
+        reply=GenerateReplies,
+        stream=SSE,
+        budgeted=True,
+    ),
+    *aliases(
+        Endpoint(
+            path="/tokenize",
+            handler=tokens.tokenize,
+            body=TokenizeBody,
+            reply=TokenizeReply,
+            typed=True,
+            family=Family.OPENAI,
+        ),
+        "/v1/tokenize",
+    ),
+    *aliases(
+        Endpoint(
+            path="/detokenize",
+            handler=tokens.detokenize,
+            body=DetokenizeBody,
+            reply=DetokenizeReply,
+            typed=True,
+            family=Family.OPENAI,
+        ),
+        "/v1/detokenize",
+    ),
+    Endpoint(
+        path="/encode",
+        handler=vectors.encode,
+        methods=("POST", "PUT"),
+        body=EncodeBody,
+        budgeted=True,
+    ),
+    Endpoint(
+        path="/classify",
+        handler=vectors.encode,
+        methods=("POST", "PUT"),
+        body=EncodeBody,
+        budgeted=True,
+    ),
+    Endpoint(
+        path="/parse_function_call",
+        handler=parse.parse_function_call,
+        body=ParseCallsBody,
+        reply=ParseCallsReply,
+    ),
+    Endpoint(
+        path="/separate_reasoning",
+        handler=parse.separate_reasoning,
+        body=SeparateBody,
+        reply=SeparateReply,
+    ),
+)
+
+_HEALTH = (
+    opened("/live", handler=health.live, media_type="", statuses=(503,), plain_statuses=(503,)),
+    opened("/ready", handler=health.ready, media_type="", statuses=(503,), plain_statuses=(503,)),
+    opened("/health", handler=health.health, media_type="", statuses=(503,), plain_statuses=(503,)),
+    opened(
+        "/health_generate",
+        handler=health.health_generate,
+        media_type="",
+        statuses=(503,),
+        plain_statuses=(503,),
+    ),
+)
+
+_INFO = (
+    *aliases(
+        Endpoint(path="/model_info", handler=info.model_info, methods=("GET",), tag="Info"),
+        "/get_model_info",
+    ),
+    *aliases(
+        admin("/server_info", handler=info.server_info, methods=("GET",), statuses=(503,)),
+        "/get_server_info",
+    ),
+    Endpoint(path="/v1/loads", handler=info.loads, methods=("GET",), query=LoadsQuery, tag="Info"),
+)
+
+_CONTROL = (
+    Endpoint(
+        path="/abort_request",
+        handler=control.abort_request,
+        body=AbortBody,
+        media_type="",
+        tag="Control",
+    ),
+    admin(
+        "/flush_cache",
+        handler=control.flush_cache,
+        methods=GET_POST,
+        query=FlushQuery,
+        media_type="text/plain",
+        statuses=(503,),
+    ),
+    admin(
+        "/pause_generation",
+        handler=control.pause_generation,
+        body=PauseBody,
+        body_optional=True,
+        reply=ControlReplyBody,
+    ),
+    admin(
+        "/continue_generation",
+        handler=control.continue_generation,
+        body=ContinueBody,
+        body_optional=True,
+        reply=ControlReplyBody,
+    ),
+)
+
+_PAGES = (
+    Endpoint(
+        path="/",
+        handler=pages.home,
+        methods=("GET", "HEAD"),
+        level=Level.OPEN,
+        media_type="text/plain",
+        tag="Pages",
+    ),
+    opened("/docs", handler=pages.docs, media_type="text/html", tag="Pages"),
+    opened("/docs/docs.js", handler=pages.docs_script, media_type="text/javascript", tag="Pages"),
+    opened("/docs/style.css", handler=pages.docs_style, media_type="text/css", tag="Pages"),
+    opened("/openapi.json", handler=pages.openapi_json, tag="Pages"),
+)
+
+NATIVE = (*_GENERATION, *_HEALTH, *_INFO, *_CONTROL, *_PAGES)

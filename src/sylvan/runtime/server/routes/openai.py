@@ -1,0 +1,216 @@
+"""Routes of the OpenAI API."""
+
+from __future__ import annotations
+
+from sylvan.api.errors import Family
+from sylvan.api.openai.batches import (
+    BatchBody,
+    BatchReply,
+    DeletedReply,
+    FileReply,
+    ListQuery,
+    ListReply,
+)
+from sylvan.api.openai.chat import ChatBody, ChatReply, RenderReply
+from sylvan.api.openai.completions import CompletionBody, CompletionReply
+from sylvan.api.openai.models import ModelCard, ModelList
+from sylvan.api.openai.responses import ResponsesBody, ResponsesReply
+from sylvan.api.openai.vectors import (
+    ClassifyBody,
+    ClassifyReply,
+    EmbeddingsBody,
+    EmbeddingsReply,
+    RerankBody,
+    ScoreBody,
+    ScoreReply,
+)
+from sylvan.runtime.server.batches import routes as batches
+from sylvan.runtime.server.openai import chat, completions, models, score, vectors
+from sylvan.runtime.server.responses import create as responses
+from sylvan.runtime.server.routes.build import GET, SSE, openai
+
+_SPELLING = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "top_logprobs_num": "top_logprobs",
+}
+_CHAT_SPELLING = {"text": "messages", "input_ids": "messages", **_SPELLING}
+_PROMPT_SPELLING = {"text": "prompt", "input_ids": "prompt", **_SPELLING}
+_INPUT_SPELLING = {
+    "text": "input",
+    "input_ids": "input",
+    "messages": "input",
+    "max_new_tokens": "max_output_tokens",
+}
+
+_RESPONSES = (
+    openai(
+        "/v1/responses",
+        handler=responses.create,
+        family=Family.RESPONSES,
+        body=ResponsesBody,
+        reply=ResponsesReply,
+        stream=SSE,
+        statuses=(404,),
+        budgeted=True,
+        spelling=_INPUT_SPELLING,
+    ),
+    openai(
+        "/v1/responses/{response_id}",
+        handler=responses.retrieve,
+        family=Family.RESPONSES,
+        methods=GET,
+        reply=ResponsesReply,
+        statuses=(404,),
+    ),
+    openai(
+        "/v1/responses/{response_id}",
+        handler=responses.delete,
+        family=Family.RESPONSES,
+        methods=("DELETE",),
+        statuses=(404,),
+    ),
+    openai(
+        "/v1/responses/{response_id}/cancel",
+        handler=responses.cancel,
+        family=Family.RESPONSES,
+        reply=ResponsesReply,
+        statuses=(404,),
+    ),
+)
+
+_FILES = (
+    openai(
+        "/v1/files",
+        handler=batches.upload,
+        typed=False,
+        reply=FileReply,
+        form=True,
+        statuses=(400, 413),
+    ),
+    openai("/v1/files", handler=batches.list_files, methods=GET, query=ListQuery, reply=ListReply),
+    openai(
+        "/v1/files/{file_id}",
+        handler=batches.retrieve_file,
+        methods=GET,
+        reply=FileReply,
+        statuses=(404,),
+    ),
+    openai(
+        "/v1/files/{file_id}",
+        handler=batches.delete_file,
+        methods=("DELETE",),
+        reply=DeletedReply,
+        statuses=(404,),
+    ),
+    openai(
+        "/v1/files/{file_id}/content",
+        handler=batches.file_content,
+        methods=GET,
+        media_type="application/octet-stream",
+        statuses=(404,),
+    ),
+)
+
+_BATCHES = (
+    openai("/v1/batches", handler=batches.create, body=BatchBody, reply=BatchReply),
+    openai(
+        "/v1/batches", handler=batches.list_batches, methods=GET, query=ListQuery, reply=ListReply
+    ),
+    openai(
+        "/v1/batches/{batch_id}",
+        handler=batches.retrieve,
+        methods=GET,
+        reply=BatchReply,
+        statuses=(404,),
+    ),
+    openai(
+        "/v1/batches/{batch_id}/cancel",
+        handler=batches.cancel,
+        reply=BatchReply,
+        statuses=(404,),
+    ),
+)
+
+OPENAI = (
+    openai(
+        "/v1/chat/completions",
+        handler=chat.chat,
+        body=ChatBody,
+        reply=ChatReply,
+        stream=SSE,
+        budgeted=True,
+        spelling=_CHAT_SPELLING,
+    ),
+    openai(
+        "/v1/completions",
+        handler=completions.completions,
+        body=CompletionBody,
+        reply=CompletionReply,
+        stream=SSE,
+        budgeted=True,
+        spelling=_PROMPT_SPELLING,
+    ),
+    *_RESPONSES,
+    openai("/v1/models", handler=models.models, methods=GET, reply=ModelList),
+    openai(
+        "/v1/models/{model:path}",
+        handler=models.model,
+        methods=GET,
+        family=Family.RESPONSES,
+        reply=ModelCard,
+        statuses=(404,),
+    ),
+    openai("/v1/chat/render", handler=chat.render_chat, body=ChatBody, reply=RenderReply),
+    openai(
+        "/v1/embeddings",
+        handler=vectors.embeddings,
+        body=EmbeddingsBody,
+        reply=EmbeddingsReply,
+        budgeted=True,
+    ),
+    openai(
+        "/v1/classify",
+        handler=vectors.classify,
+        body=ClassifyBody,
+        reply=ClassifyReply,
+        budgeted=True,
+    ),
+    openai(
+        "/v1/score",
+        handler=score.score,
+        body=ScoreBody,
+        reply=ScoreReply,
+        budgeted=True,
+        spelling={"token_ids_logprob": "label_token_ids", "input_ids": "items"},
+    ),
+    openai(
+        "/v1/rerank",
+        handler=vectors.rerank,
+        methods=("POST", "PUT"),
+        body=RerankBody,
+        budgeted=True,
+    ),
+    openai(
+        "/v1/audio/transcriptions",
+        handler=vectors.transcriptions,
+        typed=False,
+        form=True,
+        statuses=(501,),
+    ),
+    *_FILES,
+    *_BATCHES,
+    # SageMaker
+    openai(
+        "/invocations",
+        handler=chat.chat,
+        body=ChatBody,
+        reply=ChatReply,
+        stream=SSE,
+        typed=False,
+        budgeted=True,
+        tag="Cloud",
+        spelling=_CHAT_SPELLING,
+    ),
+)

@@ -1,0 +1,96 @@
+"""Routes of Anthropic's and Ollama's APIs, and those that cloud platforms call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sylvan.api.anthropic import AnthropicMessage, CountBody, CountReply, MessagesBody
+from sylvan.api.errors import Family
+from sylvan.api.ollama import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaReply,
+    OllamaShow,
+    OllamaShowBody,
+    OllamaTags,
+    OllamaVersion,
+)
+from sylvan.runtime.server.anthropic import messages
+from sylvan.runtime.server.endpoint import Endpoint
+from sylvan.runtime.server.native import cloud
+from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
+from sylvan.runtime.server.ollama import generation
+from sylvan.runtime.server.ollama import models as ollama_models
+from sylvan.runtime.server.routes.build import GET, NDJSON, SSE, opened
+
+
+def _anthropic(path: str, **fields: Any) -> Endpoint:
+    return Endpoint(
+        **{"path": path, "family": Family.ANTHROPIC, "tag": "Anthropic", "typed": True, **fields}
+    )
+
+
+def _ollama(path: str, **fields: Any) -> Endpoint:
+    return Endpoint(**{"path": path, "family": Family.OLLAMA, "tag": "Ollama", **fields})
+
+
+_SPELLING = {"text": "messages", "input_ids": "messages", "max_new_tokens": "max_tokens"}
+
+VENDORS = (
+    _anthropic(
+        "/v1/messages",
+        handler=messages.messages,
+        body=MessagesBody,
+        reply=AnthropicMessage,
+        stream=SSE,
+        budgeted=True,
+        spelling=_SPELLING,
+    ),
+    _anthropic(
+        "/v1/messages/count_tokens",
+        handler=messages.count_tokens,
+        body=CountBody,
+        reply=CountReply,
+    ),
+    _ollama(
+        "/api/chat",
+        handler=generation.chat,
+        body=OllamaChatBody,
+        reply=OllamaReply,
+        stream=NDJSON,
+        budgeted=True,
+    ),
+    _ollama(
+        "/api/generate",
+        handler=generation.generate,
+        body=OllamaGenerateBody,
+        reply=OllamaReply,
+        stream=NDJSON,
+        budgeted=True,
+    ),
+    _ollama("/api/tags", handler=ollama_models.tags, methods=GET, reply=OllamaTags),
+    _ollama(
+        "/api/show",
+        handler=ollama_models.show,
+        body=OllamaShowBody,
+        reply=OllamaShow,
+        statuses=(404,),
+    ),
+    _ollama("/api/version", handler=ollama_models.version, methods=GET, reply=OllamaVersion),
+    Endpoint(
+        path="/vertex_generate",
+        handler=cloud.vertex_generate,
+        body=VertexBody,
+        reply=VertexReply,
+        tag="Cloud",
+        budgeted=True,
+    ),
+    opened(
+        "/ping",
+        handler=cloud.ping,
+        media_type="",
+        statuses=(503,),
+        plain_statuses=(503,),
+        tag="Cloud",
+    ),
+)

@@ -1,0 +1,106 @@
+"""One answer to one conversation, for the APIs that know no `n`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.messages import Finish, Usage
+from sylvan.runtime.server.conversation import Conversation, Prepared, prepare
+from sylvan.runtime.server.endpoint import Call
+from sylvan.runtime.server.output import Answer, OutputReader, Piece, ReasoningDelta, read_whole
+from sylvan.runtime.server.samples import collect, stream
+from sylvan.runtime.server.thinking import count_reasoning
+from sylvan.runtime.tokenizer.types import error_of
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished answer."""
+
+    answer: Answer
+    finish: Finish
+    usage: Usage
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is new of an answer, and its counts so far."""
+
+    pieces: list[Piece]
+    usage: Usage
+    finish: Finish | None
+
+
+class Turn:
+    """Runs a conversation once.
+
+    Attributes:
+        reasoning_tokens: Tokens of thinking; valid after the last step.
+    """
+
+    def __init__(
+        self, call: Call[Any], conversation: Conversation, max_tokens: int | None = None
+    ) -> None:
+        """`max_tokens` shortens an answer for which the client set no limit."""
+        self._call = call
+        self._conversation = conversation
+        self._max_tokens = max_tokens
+        self.reasoning_tokens = 0
+
+    async def whole(self) -> Outcome:
+        """The answer, when it is finished.
+
+        Raises:
+            RequestError: It cannot be served.
+            CapacityError: Not now.
+        """
+        context = self._call.context
+        prepared = await self._prepare()
+        [[sample]] = await collect(context.engine, [prepared.input])
+        answer = read_whole(prepared.rules, sample.text)
+        assert sample.finish is not None, "a collected sample is finished"
+        self._charge(sample.usage)
+        tokens = count_reasoning(context, prepared.rules, sample.token_ids, answer.reasoning)
+        return Outcome(answer, sample.finish, sample.usage, tokens)
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """The answer as it comes; the last step has the finish. Closing it ends the request."""
+        context = self._call.context
+        prepared = await self._prepare()
+        reader = OutputReader(prepared.rules)
+        ids: list[int] = []
+        thinking = ""
+        async with aclosing(stream(context.engine, [prepared.input])) as deltas:
+            async for _, delta in deltas:
+                if (error := error_of(delta.finish)) is not None:
+                    raise error
+                pieces = reader.feed(delta.text)
+                if delta.finish is not None:
+                    pieces += reader.finish()
+                if prepared.rules.reasoning is not None:
+                    ids.extend(delta.token_ids)
+                    thinking += "".join(p.text for p in pieces if isinstance(p, ReasoningDelta))
+                if delta.finish is not None:
+                    self._charge(delta.usage)
+                    self.reasoning_tokens = count_reasoning(context, prepared.rules, ids, thinking)
+                yield Step(pieces, delta.usage, delta.finish)
+
+    async def _prepare(self) -> Prepared:
+        prepared = await prepare(self._call.context, self._conversation)
+        if self._max_tokens is None or prepared.input.sampling.max_new_tokens is not None:
+            return prepared
+        facts = self._call.context.engine.facts
+        room = facts.max_request_tokens - len(prepared.prompt.input_ids)
+        limit = min(self._max_tokens, room) if room > 0 else None
+        sampling = msgspec.structs.replace(prepared.input.sampling, max_new_tokens=limit)
+        return prepared.with_sampling(sampling)
+
+    def _charge(self, usage: Usage) -> None:
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        self._call.context.keyring.charge(self._call.tenant, tokens)

@@ -1,0 +1,175 @@
+"""`/v1/files` and `/v1/batches` over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.unit.runtime.server.conftest import Client
+
+PATH = "/v1/completions"
+
+
+def line(name, **body):
+    request = {"custom_id": name, "method": "POST", "url": PATH, "body": body}
+    return json.dumps(request).encode()
+
+
+async def upload(client, content, name="in.jsonl"):
+    files = {"file": (name, content)}
+    response = await client.http.post("/v1/files", files=files, data={"purpose": "batch"})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def start(client, content):
+    file = await upload(client, content)
+    body = {"input_file_id": file["id"], "endpoint": PATH, "completion_window": "24h"}
+    response = await client.post("/v1/batches", body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def ended(client, name):
+    while True:
+        batch = (await client.get(f"/v1/batches/{name}")).json()
+        if batch["status"] in ("completed", "failed", "cancelled", "expired"):
+            return batch
+        await asyncio.sleep(0.005)
+
+
+async def lines_of(client, name):
+    content = (await client.get(f"/v1/files/{name}/content")).text
+    return {entry["custom_id"]: entry for entry in map(json.loads, content.splitlines())}
+
+
+@pytest.fixture
+async def durable(engine, tmp_path):
+    client = Client(engine, data_dir=str(tmp_path / "data"))
+    yield client
+    await client.context.batches.worker.stop()
+    client.context.batches.store.close()
+
+
+async def test_files_can_be_stored_read_listed_and_deleted(durable):
+    content = b'binary \x00\xff\r\n--not-a-boundary\r\n"'
+    file = await upload(durable, content, "a b.jsonl")
+
+    assert (file["bytes"], file["filename"]) == (len(content), "a b.jsonl")
+    assert (await durable.get(f"/v1/files/{file['id']}/content")).content == content
+    assert (await durable.get(f"/v1/files/{file['id']}")).json() == file
+    other = await upload(durable, b"x")
+    listed = (await durable.get("/v1/files?limit=1")).json()
+    assert listed["has_more"] is True
+    rest = (await durable.get(f"/v1/files?after={listed['last_id']}")).json()["data"]
+    assert {listed["data"][0]["id"], rest[0]["id"]} == {file["id"], other["id"]}
+    assert (await durable.http.delete(f"/v1/files/{file['id']}")).json()["deleted"] is True
+    assert (await durable.get(f"/v1/files/{file['id']}")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"", "multipart/form-data; boundary=x"),
+        (b"--x\r\n", "multipart/form-data; boundary=x"),
+        (b"--x\r\n\r\nbody\r\n--x--\r\n", "multipart/form-data; boundary=x"),
+        (b"{}", "application/json"),
+        (b"--x--\r\n", "multipart/form-data; boundary=x"),
+    ],
+)
+async def test_broken_forms_are_refused(durable, content, kind):
+    response = await durable.http.post("/v1/files", content=content, headers={"content-type": kind})
+    assert response.status_code == 400
+
+
+async def test_batch_answers_every_line_at_the_lowest_priority(durable):
+    content = b"\n".join([line(f"r{i}", prompt=f"p{i}") for i in range(20)])
+    batch = await start(durable, content + b"\n" + line("bad", prompt=""))
+    done = await ended(durable, batch["id"])
+
+    assert done["status"] == "completed"
+    assert done["request_counts"] == {"total": 21, "completed": 20, "failed": 1}
+    good = await lines_of(durable, done["output_file_id"])
+    texts = {name: e["response"]["body"]["choices"][0]["text"] for name, e in good.items()}
+    assert texts == {f"r{i}": f"p{i}" for i in range(20)}
+    bad = await lines_of(durable, done["error_file_id"])
+    assert bad["bad"]["response"]["status_code"] == 400
+    assert {r.priority for r in durable.engine.control.requests} == {-(2**31)}
+
+
+async def test_batch_with_bad_lines_fails_naming_them(durable):
+    bad = [
+        b"{",
+        b"[]",
+        line("a", prompt="x"),
+        line("a", prompt="x"),
+        json.dumps({"custom_id": "b", "url": "/generate", "body": {}}).encode(),
+        line("c", prompt="x", stream=True),
+    ]
+    batch = await start(durable, b"\n".join(bad))
+
+    assert batch["status"] == "failed"
+    assert [e["line"] for e in batch["errors"]["data"]] == [1, 2, 4, 5, 6]
+
+
+async def test_batch_goes_on_after_a_restart(engine, tmp_path):
+    folder = str(tmp_path / "data")
+    first = Client(engine, data_dir=folder)
+    engine.control.hold = True
+    batch = await start(first, b"\n".join(line(f"r{i}", prompt="p") for i in range(3)))
+    while not engine.control.requests:
+        await asyncio.sleep(0)
+    await first.context.batches.worker.stop()
+    first.context.batches.store.close()
+
+    engine.control.hold = False
+    second = Client(engine, data_dir=folder)
+    done = await ended(second, batch["id"])
+    assert done["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+    await second.context.batches.worker.stop()
+    second.context.batches.store.close()
+
+
+async def test_batch_can_be_cancelled(durable):
+    durable.engine.control.hold = True
+    batch = await start(durable, line("r", prompt="p"))
+    while not durable.engine.control.requests:
+        await asyncio.sleep(0)
+    cancelled = (await durable.http.post(f"/v1/batches/{batch['id']}/cancel")).json()
+    assert cancelled["status"] == "cancelling"
+    done = await ended(durable, batch["id"])
+
+    assert done["status"] == "cancelled"
+    assert done["cancelling_at"] is not None
+    assert durable.engine.manager.num_live == 0
+
+
+async def test_batches_are_listed(durable):
+    one = await start(durable, line("r", prompt="p"))
+    await ended(durable, one["id"])
+    listed = (await durable.get("/v1/batches?limit=5")).json()
+
+    assert [b["id"] for b in listed["data"]] == [one["id"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input_file_id": "file-x"}, "input_file_id"),
+        ({"endpoint": "/generate"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+    ],
+)
+async def test_bad_batches_are_refused(durable, fields, param):
+    file = await upload(durable, line("r", prompt="p"))
+    body = {"input_file_id": file["id"], "endpoint": PATH, "completion_window": "24h", **fields}
+    response = await durable.post("/v1/batches", body)
+
+    assert (response.status_code, response.json()["param"]) == (400, param)
+
+
+async def test_unknown_names_are_404(durable):
+    for path in ("/v1/batches/x", "/v1/files/x", "/v1/files/x/content"):
+        assert (await durable.get(path)).status_code == 404
