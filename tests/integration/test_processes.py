@@ -18,6 +18,7 @@ from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.protocol.messages import FlushCache, GetState
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
 from tests.support.tiny import tiny_config, write_model
@@ -268,3 +269,37 @@ async def test_a_child_that_cannot_start_is_reported_in_a_sentence(model: Path) 
 
     assert "Traceback" not in str(caught.value)
     assert set(psutil.Process().children()) == before
+
+
+async def test_a_child_that_keeps_dying_is_given_up(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sylvan.runtime.engine.life.MAX_RESTARTS", 0)
+    heard = asyncio.Semaphore(0)
+    inp = GenerateInput(text="a", sampling=SamplingParams(max_new_tokens=900, ignore_eos=True))
+    task = asyncio.create_task(listen(runtime, inp, heard))
+    await heard.acquire()
+
+    os.kill(runtime.pids["scheduler"], signal.SIGKILL)
+
+    async with asyncio.timeout(DEADLINE_S):
+        [said] = await task
+    assert said.last is not None
+    assert said.last.finish is not None
+    assert (said.last.finish.type, said.last.finish.status) == ("abort", 503)
+    assert not runtime.manager.alive()
+    with pytest.raises(CapacityError, match="lost"):
+        await anext(runtime.manager.generate(inp))
+
+
+def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> None:
+    flags = {"load_format": "dummy", "device": "cpu", "threads": 1, "max_total_tokens": 4096}
+    params = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+    replies = []
+    for processes in ("one", "many"):
+        with Engine(model_path=str(model), processes=processes, **flags) as engine:
+            replies.append(engine.generate(["hello", "other"], params))
+            assert engine.flush_cache()
+
+    one, many = ([r["output_ids"] for r in reply] for reply in replies)
+    assert one == many
