@@ -157,3 +157,18 @@ def test_server_on_a_unix_socket_stops_with_its_standard_input(model, tmp_path):
 
         assert process.wait(START_S) == 0
     assert b"--unix-socket" in out
+
+
+def test_recorded_server_replays_without_a_model(model, tmp_path):
+    folder = tmp_path / "flight"
+    with served(model, "--record", folder) as (process, url):
+        with ApiClient(url) as client:
+            for prompt in ("abc", "abd"):
+                options = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
+                assert "".join(client.complete(prompt, **options))
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+
+    done = run("replay", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 requests, 10 tokens" in done.stdout

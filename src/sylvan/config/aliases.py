@@ -137,6 +137,7 @@ def _role(value: object) -> Pairs:
 _SHORT = {
     "host": "server.host",
     "port": "server.port",
+    "record": "observe.record",
     "uds": "server.uds",
     "api_key": "server.api_key",
     "page_size": "cache.page_size",
