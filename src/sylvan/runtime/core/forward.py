@@ -21,6 +21,7 @@ class AttentionCaps:
     """Facts about a backend, read by config checks and `auto`; nobody branches on a name.
 
     `batch_invariant`: a query's result does not depend on the other queries of the step.
+    `runners`: ways to execute a step that it can be part of.
     """
 
     devices: frozenset[str]
@@ -28,6 +29,7 @@ class AttentionCaps:
     batch_invariant: bool = False
     tree_mask: bool = False
     graph_capture: bool = False
+    runners: frozenset[str] = frozenset({"eager"})
 
 
 class KVCachePool(Protocol):

@@ -12,6 +12,7 @@ from pathlib import Path
 import sylvan.runtime.attention
 import sylvan.runtime.cache.eviction
 import sylvan.runtime.sched.policies
+from sylvan import kernels
 from sylvan.config.checkpoint import model_facts
 from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts, cpu_facts
 from sylvan.config.tree import Config
@@ -21,6 +22,13 @@ from sylvan.utils.machine import inspect_machine
 _ANYWHERE = frozenset({"cpu", "cuda"})
 
 ATTENTION: Mapping[str, AttentionFacts] = {
+    "native": AttentionFacts(
+        devices=frozenset({"cpu"}),
+        page_sizes=frozenset(range(16, 257, 16)),
+        page_size=64,
+        batch_invariant=True,
+        runners=frozenset({"program"}),
+    ),
     "torch_cpu": AttentionFacts(devices=_ANYWHERE, batch_invariant=True),
     "reference": AttentionFacts(devices=_ANYWHERE, batch_invariant=True),
 }
@@ -35,13 +43,15 @@ def gather_facts(config: Config) -> Facts:
     Raises:
         ConfigError: there is no such model, or its files cannot be read.
     """
-    devices = {"cpu": cpu_facts(inspect_machine())}
+    compiled = kernels.describe().variant is not None
+    runners = ("program", "eager") if compiled else ("eager",)
+    devices = {"cpu": cpu_facts(inspect_machine(), runners)}
     if _GPU.exists() and config.device != "cpu":
         devices |= _gpu()
     return Facts(
         devices=devices,
         model=model_facts(config.model),
-        attention=ATTENTION,
+        attention={n: a for n, a in ATTENTION.items() if compiled or "eager" in a.runners},
         options={
             "attention": plugins.options(sylvan.runtime.attention),
             "cache.eviction": plugins.options(sylvan.runtime.cache.eviction),

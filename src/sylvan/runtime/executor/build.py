@@ -16,7 +16,7 @@ from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
-from sylvan.runtime.attention.null import NullAttention
+from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.graphs.pages import NativePool
@@ -209,7 +209,9 @@ def _with_program(plan: _Plan) -> _Made | None:
         return _record(plan)
     except (Unsupported, LibraryMissing) as why:
         if plan.options.runner == "program":
-            raise ConfigError(f"runner program cannot be used: {why}") from None
+            raise ConfigError(
+                f"runner program cannot be used: {why}; runner eager serves every model"
+            ) from None
         logger.warning("no step program, PyTorch computes each op: %s", why)
         return None
 
@@ -217,7 +219,7 @@ def _with_program(plan: _Plan) -> _Made | None:
 def _record(plan: _Plan) -> _Made:
     if plan.build.device.type != "cpu":
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
-    if plan.options.attention != "auto":
+    if plan.options.attention not in ("auto", "native"):
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
     library = load_library()
     pool = NativePool(plan.kv_shape, plan.build.dtype)
@@ -234,7 +236,7 @@ def _record(plan: _Plan) -> _Made:
         dtype=plan.build.dtype,
         threads=plan.options.threads or torch.get_num_threads(),
     )
-    return _Made(f"program ({library.variant})", runner, pool, NullAttention())
+    return _Made(f"program ({library.variant})", runner, pool, NativeAttention())
 
 
 def _with_tensors(plan: _Plan) -> _Made:
@@ -257,6 +259,9 @@ def load_attention(name: str, device: torch.device) -> Any:
     backend = plugins.load(attention_backends, "torch_cpu" if name == "auto" else name).BACKEND
     if device.type not in backend.caps.devices:
         raise ConfigError(f"the attention backend {name!r} does not run on {device.type}")
+    if "eager" not in backend.caps.runners:
+        runners = ", ".join(sorted(backend.caps.runners))
+        raise ConfigError(f"the attention backend {name!r} is part of runner {runners} only")
     return backend()
 
 

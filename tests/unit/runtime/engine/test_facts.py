@@ -32,6 +32,7 @@ def test_facts_of_attention_are_its_capabilities(name):
     assert facts.devices == caps.devices
     assert facts.page_sizes == caps.page_sizes
     assert facts.batch_invariant == caps.batch_invariant
+    assert facts.runners == caps.runners
     assert facts.page_sizes is None or facts.page_size in facts.page_sizes
 
 
