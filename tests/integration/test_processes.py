@@ -303,3 +303,26 @@ def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> None:
 
     one, many = ([r["output_ids"] for r in reply] for reply in replies)
     assert one == many
+
+
+async def test_a_scheduler_that_hangs_is_replaced(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sylvan.runtime.engine.supervisor.HANG_S", 4.0)
+    runtime = await Runtime.start(tiny_config(model))
+    try:
+        heard = asyncio.Semaphore(0)
+        params = SamplingParams(max_new_tokens=200, ignore_eos=True, sampling_seed=3)
+        inp = GenerateInput(text="a", sampling=params)
+        task = asyncio.create_task(listen(runtime, inp, heard))
+        await heard.acquire()
+        before = runtime.pids["scheduler"]
+
+        os.kill(before, signal.SIGSTOP)
+
+        async with asyncio.timeout(DEADLINE_S):
+            [said] = await task
+        assert runtime.pids["scheduler"] != before
+        assert len(said.ids) == 200
+    finally:
+        await runtime.close()

@@ -64,7 +64,9 @@ class Tokenizer:
         self.bos_id = _first(backend, named.get("bos_token"), files.bos_id)
         self.pad_id = _first(backend, named.get("pad_token"), files.pad_id)
         eos = _first(backend, named.get("eos_token"), None)
-        self.eos_ids = tuple(dict.fromkeys((*files.eos_ids, *([] if eos is None else [eos]))))
+        self.eos_ids: tuple[int, ...] = tuple(
+            dict.fromkeys((*files.eos_ids, *([] if eos is None else [eos])))
+        )
         self.chat_templates = dict(files.templates)
         self.named_tokens: Mapping[str, str] = named
         self.protected = self._find_protected()

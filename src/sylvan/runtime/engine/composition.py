@@ -56,7 +56,7 @@ def served_facts(
         served_name=config.served_model_name or config.model.rstrip("/").rpartition("/")[2],
         context_len=number("context_len", 1),
         vocab_size=number("vocab_size", tokenizer.vocab_size),
-        eos_ids=tuple(int(token) for token in tokenizer.eos_ids),
+        eos_ids=tokenizer.eos_ids,
         max_total_tokens=number("max_total_tokens", 0),
         page_size=number("page_size", 1),
         max_running_reqs=number("max_running_reqs", 0),
