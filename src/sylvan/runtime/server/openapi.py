@@ -114,6 +114,8 @@ def _failures(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:
     statuses = set(endpoint.statuses)
     if endpoint.body is not None:
         statuses |= {400, 413, 500, 503}
+    if endpoint.form:
+        statuses |= {400, 413}
     if endpoint.query is not None:
         statuses.add(400)
     if endpoint.budgeted:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.unit.runtime.server.conftest import Client
+from tests.support.http import Client
 
 PATH = "/v1/completions"
 

@@ -47,7 +47,7 @@ async def test_stream_is_cumulative(client):
 
 
 async def test_incremental_stream_concatenates(engine):
-    from tests.unit.runtime.server.conftest import Client
+    from tests.support.http import Client
 
     client = Client(engine, incremental_streaming_output=True)
     body = {"text": "h\u00e9llo", "stream": True, "return_logprob": True}

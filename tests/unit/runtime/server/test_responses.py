@@ -8,7 +8,7 @@ import json
 import pytest
 
 from sylvan.config.values import Secret
-from tests.unit.runtime.server.conftest import Client
+from tests.support.http import Client
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 OUTPUT = '<think>Hm.</think>Text<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

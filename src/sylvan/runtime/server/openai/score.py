@@ -83,7 +83,7 @@ async def _prompts(call: Call[ScoreBody]) -> list[list[int]]:
         raise RequestError(message, param="items")
     prompts: list[list[int]] = []
     for item in items:
-        first, second = (item, body.query) if body.item_first else (body.query, item)
-        joined: Any = first + second
+        query: Any = body.query
+        joined: Any = item + query if body.item_first else query + item
         prompts.append(await engine.tokenize(joined) if isinstance(joined, str) else joined)
     return prompts
