@@ -1,0 +1,71 @@
+"""Real servers in processes of their own, on free loopback ports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from tests.support.random_model import write_random_model
+
+START_S = 180
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    name: str
+
+
+@contextmanager
+def running(model: str, *flags: str) -> Iterator[Server]:
+    """`sylvan serve MODEL`; it ends when its standard input does."""
+    code = "import sys; from sylvan.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve", model, "--until-eof", "--server.port", "0"]
+    process = subprocess.Popen(
+        [*command, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        seen = ""
+        for line in process.stdout:
+            seen += line
+            if found := re.search(r"Sylvan serves (\S+) at (http://\S+)", line):
+                yield Server(found[2], found[1])
+                break
+        else:
+            pytest.fail(f"the server did not start:\n{seen}")
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            code_ = process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        process.stdout.close()
+    assert code_ == 0
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model with random weights: it talks nonsense, but every feature runs."""
+    folder = write_random_model(tmp_path_factory.mktemp("random-llama"))
+    with running(str(folder), "--server.api-key", "secret") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def sapling() -> Iterator[Server]:
+    """The built-in model."""
+    if not Path(str(files("sylvan") / "assets" / "sapling" / "model.safetensors")).exists():
+        pytest.skip("the built-in model has no weights yet")
+    with running("sapling", "--server.api-key", "secret") as made:
+        yield made

@@ -1,0 +1,103 @@
+"""A real server, by plain HTTP."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+
+@pytest.fixture(scope="module")
+def http(server):
+    headers = {"authorization": "Bearer secret"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/health_generate", "/ping"])
+def test_server_is_healthy(http, path):
+    assert http.get(path).status_code == 200
+
+
+def test_stream_adds_up_to_the_whole_answer(http):
+    params = {"max_new_tokens": 20, "temperature": 0}
+    body = {"text": "Hello", "sampling_params": params}
+    whole = http.post("/generate", json=body).json()
+    streamed = http.post("/generate", json={**body, "stream": True}).text
+    last = json.loads(streamed.split("\n\n")[-3].removeprefix("data: "))
+
+    assert last["text"] == whole["text"]
+    assert last["output_ids"] == whole["output_ids"]
+
+
+def test_batch_equals_its_items_alone(http):
+    params = {"max_new_tokens": 10, "temperature": 0}
+    texts = ["Hello", "What is 1 + 1?", "A"]
+    alone = [
+        http.post("/generate", json={"text": t, "sampling_params": params}).json()["output_ids"]
+        for t in texts
+    ]
+    batch = http.post("/generate", json={"text": texts, "sampling_params": params}).json()
+
+    assert [reply["output_ids"] for reply in batch] == alone
+
+
+def test_prompt_and_output_logprobs_agree(http):
+    params = {"max_new_tokens": 6, "temperature": 0}
+    body = {"text": "Hello", "sampling_params": params, "return_logprob": True}
+    first = http.post("/generate", json={**body, "logprob_start_len": 0}).json()
+    ids = [entry[1] for entry in first["meta_info"]["input_token_logprobs"]]
+    again = {
+        "input_ids": ids + first["output_ids"],
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    second = http.post("/generate", json=again).json()["meta_info"]["input_token_logprobs"]
+
+    generated = [lp for lp, *_ in first["meta_info"]["output_token_logprobs"]]
+    assert [lp for lp, *_ in second[len(ids) :]] == pytest.approx(generated, abs=1e-4)
+
+
+def test_anthropic_and_ollama_routes_answer(http):
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": "m", "max_tokens": 4, "messages": messages}
+    assert http.post("/v1/messages", json=body).json()["stop_reason"] in ("max_tokens", "end_turn")
+    body = {"model": "m", "messages": messages, "options": {"num_predict": 4}}
+    lines = [json.loads(x) for x in http.post("/api/chat", json=body).text.splitlines()]
+    assert lines[-1]["done"] is True
+
+
+def test_scores_are_probabilities(http):
+    body = {"query": "Hel", "items": ["lo", "p"], "label_token_ids": list(range(64))}
+    reply = http.post("/v1/score", json={**body, "apply_softmax": True}).json()
+    assert [sum(row) for row in reply["scores"]] == pytest.approx([1.0, 1.0], abs=1e-3)
+
+
+def test_bad_requests_do_not_disturb_others(http):
+    def bad(i):
+        bodies = [
+            {"text": "x", "sampling_params": {"n": 5_000_000}},
+            {"input_ids": [10**9]},
+            {"text": "x", "return_logprob": True, "top_logprobs_num": 10**6},
+            {"text": "x", "sampling_params": {"logit_bias": {"999999": 5}}},
+            {"text": "x" * 100_000},
+        ]
+        return http.post("/generate", json=bodies[i % 5]).status_code
+
+    good = {"text": "Hello", "sampling_params": {"max_new_tokens": 30, "temperature": 0}}
+    before = http.post("/generate", json=good).json()["output_ids"]
+    with ThreadPoolExecutor(8) as pool:
+        wanted = pool.submit(lambda: http.post("/generate", json=good).json()["output_ids"])
+        statuses = set(pool.map(bad, range(40)))
+        assert wanted.result() == before
+    assert statuses == {400}
+
+
+def test_nothing_runs_afterwards(http):
+    assert http.post("/flush_cache?timeout=10").status_code == 200
+    info = http.get("/server_info").json()
+    assert "secret" not in json.dumps(info)
+    assert info["internal_states"][0]["num_running_reqs"] == 0

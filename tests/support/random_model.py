@@ -1,0 +1,67 @@
+"""A tiny Llama with random weights over the byte tokenizer of `scripted`; needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.support.scripted import write_checkpoint
+
+VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 264, 64, 112, 2, 4, 2, 16
+
+
+def write_random_model(folder: Path, context_len: int = 2048) -> Path:
+    """Write the model directory; the same weights every time."""
+    write_checkpoint(folder)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": context_len,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 256,
+        "eos_token_id": 258,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _weights() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+
+    def matrix(*shape: int) -> np.ndarray:
+        return rng.normal(0, 0.1, shape).astype(np.float32)
+
+    weights = {
+        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN),
+        "model.norm.weight": np.ones(HIDDEN, np.float32),
+        "lm_head.weight": matrix(VOCAB, HIDDEN),
+    }
+    for i in range(LAYERS):
+        layer = f"model.layers.{i}"
+        weights |= {
+            f"{layer}.input_layernorm.weight": np.ones(HIDDEN, np.float32),
+            f"{layer}.post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
+            f"{layer}.self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
+            f"{layer}.mlp.gate_proj.weight": matrix(INNER, HIDDEN),
+            f"{layer}.mlp.up_proj.weight": matrix(INNER, HIDDEN),
+            f"{layer}.mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        }
+    return weights
