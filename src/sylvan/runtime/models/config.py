@@ -250,7 +250,8 @@ def _dtype(raw: dict[str, Any]) -> str:
 def _ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
-    values = value if isinstance(value, list) else [value]
-    if not all(isinstance(v, int) and v >= 0 for v in values):
+    values: list[object] = list(value) if isinstance(value, list) else [value]
+    ids = tuple(v for v in values if isinstance(v, int) and v >= 0)
+    if len(ids) < len(values):
         raise ConfigError(f"config.json: eos_token_id must be one id or a list, it is {value!r}")
-    return tuple(values)
+    return ids

@@ -81,9 +81,9 @@ class Block(nn.Module):
         self.mlp = GatedMLP(build, dim, inner, config.hidden_act, bias=config.mlp_bias)
 
     def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
-        h_TD, residual_TD = self.input_layernorm(x_TD, residual_TD)
-        h_TD, residual_TD = self.post_attention_layernorm(self.self_attn(h_TD, batch), residual_TD)
-        return self.mlp(h_TD), residual_TD
+        h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
+        h_TD, stream_TD = self.post_attention_layernorm(self.self_attn(h_TD, batch), stream_TD)
+        return self.mlp(h_TD), stream_TD
 
 
 class LlamaForCausalLM(nn.Module):

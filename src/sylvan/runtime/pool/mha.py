@@ -77,7 +77,7 @@ class MHAPool:
         index = torch.from_numpy(pages.astype(np.int64))
         sides = [x[index.to(x.device)] for pair in self._pairs() for x in pair]
         whole = torch.stack(sides, dim=1).cpu().contiguous()
-        return memoryview(whole.view(torch.uint8).numpy()).cast("B")
+        return whole.view(torch.uint8).numpy().data.cast("B")
 
     def import_pages(self, pages: IntArray, data: memoryview) -> None:
         """See `KVCachePool.import_pages`."""
