@@ -37,7 +37,7 @@ def stream(found: ReasoningFamily, forced: bool, chunks: list[str]) -> tuple[str
 
 
 @given(cases())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 def test_any_cut_gives_the_same(case) -> None:
     found, forced, text, chunks = case
     at_once = separate(text, found, start_in_reasoning=forced)
@@ -47,7 +47,7 @@ def test_any_cut_gives_the_same(case) -> None:
 
 
 @given(cases())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_only_markers_and_white_space_are_lost(case) -> None:
     found, forced, text, _ = case
     if found.harmony or found.keeps_tags:

@@ -11,7 +11,10 @@ def possible_start(text: str, markers: Sequence[str]) -> int:
     Only proper prefixes at the end of the text count, not markers that are complete.
     """
     longest = max(map(len, markers), default=0)
+    beginnings = {marker[0] for marker in markers}
     for start in range(max(len(text) - longest + 1, 0), len(text)):
+        if text[start] not in beginnings:
+            continue
         tail = text[start:]
         if any(len(marker) > len(tail) and marker.startswith(tail) for marker in markers):
             return start

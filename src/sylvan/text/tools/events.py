@@ -71,6 +71,8 @@ class Calls:
         self._reader = reader
         self._tools = None if tools is None else {tool.name: tool for tool in tools}
         self._events: list[Event] = []
+        self._kind = "text"
+        self._pieces: list[str] = []
         self._index = -1
 
     @property
@@ -95,28 +97,37 @@ class Calls:
         """
         if not self.knows(name):
             raise Malformed
+        self._flush()
         self._index += 1
         self._events.append(CallStart(self._index, name))
         self._reader.commit()
 
     def arguments(self, fragment: str) -> None:
         """Report a piece of the current call's arguments."""
-        last = self._events[-1] if self._events else None
-        if isinstance(last, ArgumentsDelta):
-            self._events[-1] = ArgumentsDelta(self._index, last.fragment + fragment)
-        elif fragment:
-            self._events.append(ArgumentsDelta(self._index, fragment))
+        self._add("arguments", fragment)
         self._reader.commit()
 
     def text(self, text: str) -> None:
         """Report text."""
-        last = self._events[-1] if self._events else None
-        if isinstance(last, TextDelta):
-            self._events[-1] = TextDelta(last.text + text)
-        elif text:
-            self._events.append(TextDelta(text))
+        self._add("text", text)
 
     def take(self) -> list[Event]:
-        """Hand over the events collected."""
+        """Hand over the events collected; neighbours of a kind are one event."""
+        self._flush()
         events, self._events = self._events, []
         return events
+
+    def _add(self, kind: str, piece: str) -> None:
+        if kind != self._kind:
+            self._flush()
+            self._kind = kind
+        self._pieces.append(piece)
+
+    def _flush(self) -> None:
+        joined = "".join(self._pieces)
+        self._pieces.clear()
+        if joined:
+            is_text = self._kind == "text"
+            self._events.append(
+                TextDelta(joined) if is_text else ArgumentsDelta(self._index, joined)
+            )

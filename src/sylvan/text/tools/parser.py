@@ -17,6 +17,8 @@ from sylvan.text.tools.events import (
 )
 from sylvan.text.tools.reader import Malformed, Reader, Steps
 
+_PIECE_CHARS = 8192  # bounds what is searched again after each marker
+
 
 class Grammar(Protocol):
     """How a model family writes calls."""
@@ -133,7 +135,8 @@ def parse(text: str, grammar: Grammar, tools: Collection[ToolSpec] | None = None
     """Split a whole output into text and calls, by the same code as in a stream."""
     result = ParsedTools()
     parser = ToolParser(grammar, tools)
-    result.add(parser.feed(text))
+    for start in range(0, len(text), _PIECE_CHARS):
+        result.add(parser.feed(text[start : start + _PIECE_CHARS]))
     result.add(parser.finish())
     return result
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from sylvan.text.markers import possible_start
 
+_KEPT_CHARS = 4096
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 Sink = Callable[[str], None]
@@ -69,18 +70,21 @@ class Reader:
 
         White space before the marker is left uncommitted with it, and after a call, at the end.
         """
-        self._text, self.pos = self._text[self._committed :], self.pos - self._committed
-        self._committed = 0
+        self._drop_settled()
+        longest = max(map(len, markers), default=0)
         while True:
             place, marker = _first(self._text, markers, self.pos)
             end = place if marker else len(self._text)
             if not marker and not self._ended:
-                end = self.pos + possible_start(self._text[self.pos :], markers)
-            text = self._text[self._committed : end]
-            visible = text.rstrip()
+                start = max(self.pos, len(self._text) - longest)
+                end = start + possible_start(self._text[start:], markers)
+            # from `_committed` to `pos` there is only white space
+            fresh = self._text[self.pos : end].rstrip()
+            stop = self.pos + len(fresh) if fresh else self._committed
             final = self._ended and not marker
-            if final and not (after_call and not visible):
-                visible = text
+            if final and (fresh or not after_call):
+                stop = end
+            visible = self._text[self._committed : stop]
             emit(visible)
             after_call = after_call and not visible
             self._committed += len(visible)
@@ -137,6 +141,8 @@ class Reader:
         scanned = self.pos
         while True:
             place, end = _first(self._text, ends, scanned)
+            if not end:
+                scanned += possible_start(self._text[scanned:], ends)
             if limit is not None and (place if end else scanned) - self.pos > limit:
                 raise Malformed
             if end:
@@ -145,7 +151,6 @@ class Reader:
                     sink(text)
                 self.pos = place + len(end)
                 return ("" if sink else text), end
-            scanned += possible_start(self._text[scanned:], ends)
             if sink:
                 scanned = len(self._text) if self._ended else scanned
                 text, self.pos = self._text[self.pos : scanned], scanned
@@ -195,6 +200,12 @@ class Reader:
         end = find(self._text, self.pos)
         text, self.pos = self._text[self.pos : end], end
         return text
+
+    def _drop_settled(self) -> None:
+        if self._committed > _KEPT_CHARS:
+            self._text = self._text[self._committed :]
+            self.pos -= self._committed
+            self._committed = 0
 
     def _skip_space(self) -> int:
         place = self.pos
