@@ -67,6 +67,8 @@ def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature):
         "chunked": lives(Serving(model_dir, chunk_tokens=7, **OPTIONS), prompts, **sampling),
         "other pages": lives(Serving(model_dir, page_size=64, **OPTIONS), prompts, **sampling),
     }
+    threads = {"options": OPTIONS["options"] | {"threads": 3}, "runner": "program"}
+    modes["three threads"] = lives(Serving(model_dir, **threads), prompts, **sampling)
     tight = Serving(model_dir, pages=11, conservativeness=0.1, overlap=True, **OPTIONS)
     modes["preempted, overlapped"] = lives(tight, prompts, **sampling)
     tight.close()

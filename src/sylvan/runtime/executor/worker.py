@@ -14,7 +14,7 @@ import torch
 from sylvan.protocol.arrays import FloatArray, IntArray
 from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.messages import TokenLogprobs
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.req import SliceOutput, StepResult
 from sylvan.runtime.executor.plan import Join, StepPlan
@@ -98,6 +98,8 @@ class Worker:
 
     def _join(self, entry: Join) -> None:
         self._bad.pop(entry.slot, None)
+        if not _within(entry.request, self._params.vocab_size):
+            self._bad[entry.slot] = f"token ids must be in 0..{self._params.vocab_size - 1}"
         try:
             self._params.join(entry.slot, entry.request, entry.outputs)
         except FAILURES as error:
@@ -121,6 +123,7 @@ class Worker:
         ids = host.input_ids[:num_tokens]
         ids[:] = plan.input_ids
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
+        np.clip(ids, 0, self._params.vocab_size - 1, out=ids)  # whose were not fails alone
         positions = host.positions[:num_tokens]
         positions[:] = np.arange(num_tokens, dtype=np.int32)
         positions -= np.repeat(ends - lens - plan.starts, lens)
@@ -192,6 +195,12 @@ class Worker:
             rows = int(plan.stops[index] - plan.starts[index])
             of_slice = np.arange(ends[index] - rows, ends[index], dtype=np.int32)
             found.vectors[index] = self._pooler(self._runner.hidden(of_slice))
+
+
+def _within(request: GenerateRequest, vocab_size: int) -> bool:
+    """Whether a kernel may look up the ids; the edge has refused others already."""
+    parts = (request.input_ids, request.output_ids)
+    return all(not len(p) or (p.min() >= 0 and p.max() < vocab_size) for p in parts)
 
 
 def _output(found: _Found, index: int) -> SliceOutput:

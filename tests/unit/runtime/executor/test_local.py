@@ -201,6 +201,16 @@ def test_unusable_parameters_fail_their_request_only():
     assert list(out[1].token_ids) == [3]
 
 
+@pytest.mark.parametrize("token", [-1, VOCAB, 2**31 - 1])
+def test_ids_outside_the_vocabulary_fail_their_request_only(token):
+    bench = Bench()
+
+    out = bench.launch((bench.req(3, token), 0, 2), (bench.req(1, 2), 0, 2)).wait().outputs
+
+    assert out[0].error == "token ids must be in 0..49"
+    assert list(out[1].token_ids) == [3]
+
+
 def test_prompt_logprobs_come_in_bounded_blocks(bench):
     ids = tuple(range(1, 14))
     a = bench.req(*ids, logprobs=LogprobOptions(start=2, top=1))
