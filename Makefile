@@ -33,7 +33,7 @@ check: $(VENV)/.dev  ## format, lint, types, import contracts, spelling
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
-	$(BIN)/codespell src tests docs README.md CHANGELOG.md CONTRIBUTING.md
+	$(BIN)/codespell src docs README.md CHANGELOG.md CONTRIBUTING.md
 
 bench: $(VENV)/.dev  ## run the benchmarks on a quiet machine; results go to benchmarks/results
 	for b in benchmarks/*/bench_*.py; do $(BIN)/python $$b || exit 1; done
