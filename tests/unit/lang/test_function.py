@@ -135,8 +135,8 @@ def test_batch_refuses_arguments_that_do_not_fit(batch):
 
 
 def test_batch_refuses_unknown_options():
-    with pytest.raises(TypeError, match="temperatur"):
-        qa.run_batch([("a",)], backend=sgl.Scripted(), temperatur=0)
+    with pytest.raises(TypeError, match="temperature_"):
+        qa.run_batch([("a",)], backend=sgl.Scripted(), temperature_=0)
 
 
 def test_batch_generator_starts_programs_as_it_is_read():

@@ -90,8 +90,8 @@ def test_dtype_keeps_a_stop_given_as_string():
 
 
 def test_unknown_names_and_values_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"temperatur.*did you mean 'temperature'"):
-        sgl.gen("x", temperatur=1)
+    with pytest.raises(TypeError, match=r"temperature_.*did you mean 'temperature'"):
+        sgl.gen("x", temperature_=1)
     with pytest.raises(RequestError, match="dtype"):
         sgl.gen("x", dtype=list)
     with pytest.raises(RequestError, match="top_p") as caught:
@@ -107,4 +107,4 @@ def test_logprob_options_stand_beside_the_sampling_parameters():
 
 def test_unknown_attribute_is_an_error():
     with pytest.raises(AttributeError):
-        GenParams().temperatur  # noqa: B018
+        GenParams().temperature_  # noqa: B018
