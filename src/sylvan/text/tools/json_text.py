@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from sylvan.text.tools.reader import Malformed, Reader, Sink, Steps
+from sylvan.text.tools.reader import Malformed, Reader, Sink, Steps, past_space
 
 _MAX_DEPTH = 128
 _STRING_STOP = re.compile(r'["\\\x00-\x1f]')
@@ -28,7 +28,7 @@ def read_value(reader: Reader, sink: Sink) -> Steps[None]:
     while wants != "done":
         before = reader.pos
         char = yield from reader.peek()
-        reader.skip_space()
+        reader.run_of(past_space)
         space = reader.pos - before
         reader.pos += 1
         if len(stack) > _MAX_DEPTH:

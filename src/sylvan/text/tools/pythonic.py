@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sylvan.text.tools.events import Calls
 from sylvan.text.tools.literals import parse_literal
 from sylvan.text.tools.objects import ObjectGrammar, read_objects
-from sylvan.text.tools.reader import Malformed, Reader, Steps
+from sylvan.text.tools.reader import Malformed, Reader, Steps, past_space
 from sylvan.text.tools.values import ArgumentsWriter, dump
 
 _NAME_LIMIT = 128
@@ -109,7 +109,7 @@ class GemmaGrammar:
 
 def _name(reader: Reader) -> Steps[str]:
     yield from reader.peek()
-    reader.skip_space()
+    reader.run_of(past_space)
     name = yield from reader.while_in(_is_name, _NAME_LIMIT)
     if not name or name[0].isdigit():
         raise Malformed

@@ -24,6 +24,13 @@ class Malformed(Exception):  # noqa: N818 - a turn in parsing, not an error
     """The text is not what the grammar wants, or ends too early."""
 
 
+def past_space(text: str, place: int) -> int:
+    """Where the white space at `place` ends."""
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
 class Reader:
     """The text of one output.
 
@@ -96,7 +103,7 @@ class Reader:
     def lookahead(self, options: Sequence[str]) -> Steps[str]:
         """The longest option that comes next, white space skipped; "" if none does."""
         while True:
-            place = self._skip_space()
+            place = past_space(self._text, self.pos)
             rest = self._text[place : place + 64]
             found = max((o for o in options if rest.startswith(o)), key=len, default="")
             open_ones = (o for o in options if len(o) > len(rest) and o.startswith(rest))
@@ -108,7 +115,7 @@ class Reader:
         """Read the option that comes next, as `lookahead` finds it."""
         found = yield from self.lookahead(options)
         if found:
-            self.pos = self._skip_space() + len(found)
+            self.pos = past_space(self._text, self.pos) + len(found)
         return found
 
     def expect(self, options: Sequence[str]) -> Steps[str]:
@@ -175,7 +182,7 @@ class Reader:
             Malformed: The text ends before it.
         """
         while True:
-            place = self._skip_space()
+            place = past_space(self._text, self.pos)
             if place < len(self._text):
                 return self._text[place]
             yield from self.more()
@@ -191,10 +198,6 @@ class Reader:
         self.pos += 1
         return self._text[self.pos - 1]
 
-    def skip_space(self) -> None:
-        """Read the white space that has arrived."""
-        self.pos = self._skip_space()
-
     def run_of(self, find: Callable[[str, int], int]) -> str:
         """Read up to the place that `find` gives, within what has arrived."""
         end = find(self._text, self.pos)
@@ -206,12 +209,6 @@ class Reader:
             self._text = self._text[self._committed :]
             self.pos -= self._committed
             self._committed = 0
-
-    def _skip_space(self) -> int:
-        place = self.pos
-        while place < len(self._text) and self._text[place].isspace():
-            place += 1
-        return place
 
 
 def _first(text: str, markers: Sequence[str], start: int) -> tuple[int, str]:
