@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 from sylvan.cli.help import markdown
+from sylvan.runtime.server import reference
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 SETTINGS = ROOT / "docs" / "reference" / "config.md"
+ROUTES = ROOT / "docs" / "reference" / "http.md"
 BEGIN, END = "<!-- packages: generated -->\n", "<!-- /packages -->\n"
 LEVELS = 3  # sylvan, sylvan.x, sylvan.runtime.x
 
@@ -32,6 +34,7 @@ def main() -> int:
     text = PAGE.read_text()
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     pages = {PAGE: text[:start] + packages() + text[stop:], SETTINGS: markdown()}
+    pages[ROUTES] = reference.markdown()
     stale = [page for page, wanted in pages.items() if page.read_text() != wanted]
     if "--check" in sys.argv:
         for page in stale:

@@ -11,13 +11,13 @@ from typing import Any
 
 from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults
-from sylvan.runtime.server.batches.service import Batches
-from sylvan.runtime.server.batches.store import BatchStore
-from sylvan.runtime.server.batches.worker import BatchWorker
 from sylvan.runtime.server.keyring import Keyring, read_key_file
 from sylvan.runtime.server.parsers import Parsers, make_parsers
-from sylvan.runtime.server.responses.store import ResponseStore
 from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.server.stores.batches import BatchStore
+from sylvan.runtime.server.stores.responses import ResponseStore
+from sylvan.runtime.server.stores.service import Batches
+from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.utils.clock import Clock, monotonic

@@ -8,7 +8,7 @@ from typing import Any
 from sylvan.api.openai.batches import MAX_BATCH_LINES
 from sylvan.api.strict_json import decode_json
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.server.batches.store import Item
+from sylvan.runtime.server.stores.batches import Item
 
 MAX_ERRORS = 100
 

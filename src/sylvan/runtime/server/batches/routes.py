@@ -13,9 +13,9 @@ from sylvan.api.openai.batches import BatchBody, ListQuery
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.batches.lines import read_lines
 from sylvan.runtime.server.batches.multipart import parse_form
-from sylvan.runtime.server.batches.store import StoredFile
 from sylvan.runtime.server.body import read_body
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+from sylvan.runtime.server.stores.batches import StoredFile
 
 WINDOW_S = 24 * 3600
 MAX_TENANT_BYTES = 4 * 2**30

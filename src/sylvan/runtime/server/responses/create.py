@@ -32,7 +32,7 @@ from sylvan.runtime.server.conversation import (
 )
 from sylvan.runtime.server.endpoint import Call, NotFoundError, error_parts, json_response
 from sylvan.runtime.server.responses.items import ItemEvents, Numbered, output_items
-from sylvan.runtime.server.responses.store import Stored
+from sylvan.runtime.server.stores.responses import Stored
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
 

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sylvan.runtime.server.batches.store import BatchStore, Item, StoredFile
+from sylvan.runtime.server.stores.batches import BatchStore, Item, StoredFile
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What the server keeps between calls: responses, files, batches."""
