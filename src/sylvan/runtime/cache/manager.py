@@ -58,6 +58,10 @@ class KVCacheManager:
         """Tokens of `key` that are cached, at most `limit`; changes nothing."""
         return self._tree.peek(key, limit)
 
+    def may_hit(self, key: CacheKey) -> bool:
+        """Whether the first page of `key` is cached: a cheap test before `peek`."""
+        return self._tree.may_hit(key)
+
     def acquire(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> KVHandle:
         """Borrow the longest cached prefix of `key`, at most `limit` tokens."""
         match = self._tree.match(key, limit, step=step, priority=priority)

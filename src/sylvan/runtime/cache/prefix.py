@@ -21,6 +21,10 @@ class PrefixCache(Protocol):
         """Tokens that `match` would find; changes nothing."""
         ...
 
+    def may_hit(self, key: CacheKey) -> bool:
+        """Whether the first page of `key` is cached: a cheap test before `peek`."""
+        ...
+
     def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
         """Longest cached prefix of at most `limit` tokens."""
         ...
@@ -68,6 +72,10 @@ class NoPrefixCache:
     def peek(self, key: CacheKey, limit: int) -> int:
         """See `PrefixCache.peek`."""
         return 0
+
+    def may_hit(self, key: CacheKey) -> bool:
+        """See `PrefixCache.may_hit`."""
+        return False
 
     def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
         """See `PrefixCache.match`."""

@@ -88,6 +88,14 @@ class RadixCache:
             node, pos = child, pos + shared
         return 0
 
+    def may_hit(self, key: CacheKey) -> bool:
+        """Whether the first page of `key` is cached: a cheap test before `peek`.
+
+        A hit inside the first page is not looked for.
+        """
+        root = self._roots.get(key.namespace)
+        return root is not None and self._page_key(key, 0, len(key.tokens)) in root.children
+
     def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
         """Find the longest cached prefix of `key`, at most `limit` tokens, and mark it used.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, TokenOutput, Usage
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.req import Req
@@ -19,6 +20,11 @@ def finish_reason(req: Req, token: int) -> Finish | None:
     if count >= req.max_tokens:
         return Finish(type="length", length=count - req.prompt_len)
     return None
+
+
+def refusal(error: RequestError) -> Finish:
+    """The end of a request that a feature refuses."""
+    return Finish(type="abort", message=str(error), status=error.status, param=error.param)
 
 
 def usage(req: Req) -> Usage:

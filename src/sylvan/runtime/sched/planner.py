@@ -7,6 +7,7 @@ follow from that one rule.
 
 from __future__ import annotations
 
+from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, common_prefix_len
 from sylvan.runtime.core.req import Draft, Req, Slice
@@ -32,6 +33,7 @@ class Planner:
     ) -> None:
         self.step = 0
         self.retractions = 0
+        self.refused: dict[str, RequestError] = {}  # by rid; the scheduler ends and forgets them
         self.admission = Admission(limits.conservativeness)
         self._parts, self._limits, self._cache = parts, limits, parts.cache
         self._waiting, self._running = waiting, running
@@ -65,6 +67,10 @@ class Planner:
     def cached_tokens(self, req: Req) -> int:
         """Tokens of `req` that the prefix cache holds now."""
         return self._cache.peek(_key(req), self._match_limit(req))
+
+    def may_hit(self, req: Req) -> bool:
+        """Whether the first page of `req` is cached."""
+        return self._cache.may_hit(_key(req))
 
     def drop(self, req: Req) -> None:
         """Give back the memory of `req`, sharing what of it is known and computed."""
@@ -258,7 +264,11 @@ class Planner:
 
     def _may_run(self, req: Req) -> bool:
         for feature in self._parts.features:
-            verdict = feature.gate(req)
+            try:
+                verdict = feature.gate(req)
+            except RequestError as error:
+                self.refused[req.rid] = error
+                return False
             if verdict is Verdict.WAIT or (verdict is Verdict.SETTLE and req.pending):
                 return False
         return True

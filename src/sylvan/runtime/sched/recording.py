@@ -72,11 +72,12 @@ class Called(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """A feature was asked about a request; the verdict's name, or the guesses it made."""
+    """A feature was asked about a request; the verdict's name, its refusal, or its guesses."""
 
     feature: int
     verdict: str | None = None
     draft: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    refusal: str | None = None
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided"):
@@ -88,9 +89,9 @@ class Decided(msgspec.Struct, frozen=True, tag="decided"):
 
 
 class Brought(msgspec.Struct, frozen=True, tag="brought"):
-    """What a step brought: (token ids, error) of each slice; or why it failed as a whole."""
+    """What a step brought: (token ids, error, ended) of each slice; or why it failed as a whole."""
 
-    outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
+    outputs: tuple[tuple[tuple[int, ...], str, bool], ...] = ()
     failure: str | None = None
 
 
@@ -163,7 +164,11 @@ class _RecordedFeature(Feature):
         self._feature.on_finish(req)
 
     def gate(self, req: Req) -> Verdict:
-        verdict = self._feature.gate(req)
+        try:
+            verdict = self._feature.gate(req)
+        except RequestError as error:
+            self._recorder.write(Asked(self._number, refusal=str(error)))
+            raise
         self._recorder.write(Asked(self._number, verdict=verdict.name))
         return verdict
 
@@ -205,7 +210,7 @@ class _RecordedPending:
         except ExecutorError as error:
             self._recorder.write(Brought(failure=str(error)))
             raise
-        outputs = tuple((tuple(map(int, o.token_ids)), o.error) for o in result.outputs)
+        outputs = tuple((tuple(map(int, o.token_ids)), o.error, o.ended) for o in result.outputs)
         self._recorder.write(Brought(outputs))
         return result
 

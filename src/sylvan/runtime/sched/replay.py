@@ -163,7 +163,9 @@ class _Tape:
         if brought.failure is not None:
             raise ExecutorError(brought.failure)
         outputs = brought.outputs
-        return StepResult([SliceOutput(ids, error=error) for ids, error in outputs])
+        return StepResult(
+            [SliceOutput(ids, error=error, ended=ended) for ids, error, ended in outputs]
+        )
 
     def emit(self, outputs: Sequence[TokenOutput]) -> None:
         self.tokens += sum(len(o.token_ids) for o in outputs)
@@ -181,7 +183,10 @@ class _TapeFeature(Feature):
         self._tape, self._number = tape, number
 
     def gate(self, req: Req) -> Verdict:
-        return Verdict[self._tape.asked(self._number).verdict or ""]
+        asked = self._tape.asked(self._number)
+        if asked.refusal is not None:
+            raise RequestError(asked.refusal)
+        return Verdict[asked.verdict or ""]
 
     def draft(self, req: Req) -> Draft | None:
         made = self._tape.asked(self._number).draft

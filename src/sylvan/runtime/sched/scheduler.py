@@ -16,7 +16,14 @@ from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput
 from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.feature import Feature
 from sylvan.runtime.sched.limits import Limits, Parts
-from sylvan.runtime.sched.outputs import PromptLogprobs, finish_reason, head, met_targets, output
+from sylvan.runtime.sched.outputs import (
+    PromptLogprobs,
+    finish_reason,
+    head,
+    met_targets,
+    output,
+    refusal,
+)
 from sylvan.runtime.sched.planner import Planner
 from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.queue import WaitingQueue
@@ -37,6 +44,7 @@ class Scheduler:
         policy = parts.policy(
             PolicyContext(
                 cached_tokens=self.cached_tokens,
+                may_hit=self.may_hit,
                 clock=parts.clock,
                 seed=parts.seed,
                 tenant_weights=parts.tenant_weights,
@@ -194,6 +202,10 @@ class Scheduler:
         """Tokens of a waiting request that the prefix cache holds now."""
         return self._planner.cached_tokens(req)
 
+    def may_hit(self, req: Req) -> bool:
+        """Whether the start of a waiting request is cached."""
+        return self._planner.may_hit(req)
+
     def load(self) -> Load:
         """Counts for health checks, balancing and metrics."""
         cache = self._parts.cache
@@ -217,6 +229,9 @@ class Scheduler:
 
     def _next_batch(self) -> Batch:
         slices = self._planner.plan()
+        while self._planner.refused:
+            rid, error = self._planner.refused.popitem()
+            self.abort(rid, refusal(error))
         self._totals["computed"] += sum(s.stop - s.start for s in slices)
         self._totals["steps"] += bool(slices)
         ended, self._ended = tuple(self._ended), []
@@ -269,16 +284,18 @@ class Scheduler:
             self._finish(req, Finish(type="stop"))
             self._outbox.append(output(req, now_s=now, embedding=out.vector))
         else:
+            if len(out.token_ids) > 1 and not piece.draft:
+                self._forget_later(req)
             self._accept_tokens(req, out, now)
 
     def _accept_tokens(self, req: Req, out: SliceOutput, now: float) -> None:
-        tokens, finish = out.token_ids, None
+        tokens, finish = out.token_ids, Finish(type="stop") if out.ended else None
         if req.max_tokens == req.prompt_len:  # prefill only: nothing is given out
             tokens, finish = (), Finish(type="length", length=0)
         for count, token in enumerate(tokens, 1):
             req.tokens.append(token)
-            if finish := finish_reason(req, token):
-                tokens = tokens[:count]
+            if found := finish_reason(req, token):
+                tokens, finish = tokens[:count], found
                 break
         self._totals["generated"] += len(tokens)
         if self._parts.features:
@@ -297,6 +314,15 @@ class Scheduler:
                 prompt_logprobs=prompt_logprobs,
             )
         )
+
+    def _forget_later(self, req: Req) -> None:
+        """What steps in flight sample after the first of several tokens is void."""
+        for batch, _ in self._inflight:
+            for piece in batch.slices:
+                if piece.req is req and piece.samples:
+                    piece.samples = False
+                    req.pending -= 1
+        req.computed = min(req.computed, req.tokens.length + 1)
 
     def _finish(self, req: Req, finish: Finish) -> None:
         req.finish = finish
@@ -339,10 +365,7 @@ class Scheduler:
             for feature in self._parts.features:
                 feature.on_tokens(req, tokens)
         except RequestError as error:
-            finish = Finish(
-                type="abort", message=str(error), status=error.status, param=error.param
-            )
-            self._finish(req, finish)
+            self._finish(req, refusal(error))
 
     def _expire(self) -> None:
         now = self._parts.clock()

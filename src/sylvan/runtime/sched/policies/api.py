@@ -12,16 +12,21 @@ from sylvan.utils.clock import Clock, monotonic
 WINDOW = 128
 """Requests whose cached prefix is looked up in a step; later arrivals follow in order."""
 
+SCAN = 1024
+"""Requests that are tested for being worth a look-up in a step."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyContext:
     """What policies may look at.
 
     `cached_tokens(req)` is how many tokens of a waiting request the prefix cache holds now.
-    `tenant_weights` are shares for fair policies; 1 where not given.
+    `may_hit(req)` is a cheap test for those worth asking about. `tenant_weights` are shares for
+    fair policies; 1 where not given.
     """
 
     cached_tokens: Callable[[Req], int]
+    may_hit: Callable[[Req], bool] = lambda req: True
     clock: Clock = monotonic
     seed: int = 0
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])

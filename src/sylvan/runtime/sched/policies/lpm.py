@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
+from sylvan.runtime.sched.policies.api import SCAN, WINDOW, PolicyContext, SchedulePolicy
 
 
 class LongestPrefixMatch:
-    """Requests that reuse most of the cache go first; arrival order among equals."""
+    """Requests that reuse most of the cache go first; arrival order among equals.
+
+    Looked up are the oldest `WINDOW` of those, among the oldest `SCAN`, whose first page is cached.
+    """
 
     def __init__(self, context: PolicyContext) -> None:
         self._cached_tokens = context.cached_tokens
+        self._may_hit = context.may_hit
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         """See `SchedulePolicy.order`."""
-        ranked = sorted(waiting[:WINDOW], key=self._cached_tokens, reverse=True)
-        return [*ranked, *waiting[WINDOW:]]
+        hits = [*islice(filter(self._may_hit, waiting[:SCAN]), WINDOW)]
+        if not hits:
+            return waiting
+        known = {req.order for req in hits}
+        ranked = sorted(hits, key=self._cached_tokens, reverse=True)
+        return [*ranked, *(req for req in waiting if req.order not in known)]
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
