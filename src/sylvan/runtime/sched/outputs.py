@@ -27,6 +27,15 @@ def refusal(error: RequestError) -> Finish:
     return Finish(type="abort", message=str(error), status=error.status, param=error.param)
 
 
+def text_may_end_earlier(req: Req) -> bool:
+    """Whether the detokenizer may yet find a stop in text that was generated before the end."""
+    request, finish = req.request, req.finish
+    if not isinstance(request, GenerateRequest) or finish is None:
+        return False
+    has_stops = bool(request.sampling.stop or request.sampling.stop_regex)
+    return has_stops and finish.type != "abort" and not isinstance(finish.matched, str)
+
+
 def usage(req: Req) -> Usage:
     """Counts of `req` so far."""
     return Usage(

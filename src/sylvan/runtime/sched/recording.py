@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 import numpy as np
 
-from sylvan.protocol.errors import ConfigError, ExecutorError
+from sylvan.protocol.errors import ConfigError, ExecutorError, RequestError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.req import Batch, Draft, Req, StepResult
@@ -24,7 +24,7 @@ from sylvan.runtime.executor.api import Executor, ExecutorCaps, Pending
 from sylvan.runtime.sched.feature import Feature, Verdict
 from sylvan.utils.clock import Clock
 
-FORMAT = 1
+FORMAT = 2
 SETUP, EVENTS = "setup.json", "events.msgpack"
 MAX_EVENT_BYTES = 64 << 20
 

@@ -23,6 +23,7 @@ from sylvan.runtime.sched.outputs import (
     met_targets,
     output,
     refusal,
+    text_may_end_earlier,
 )
 from sylvan.runtime.sched.planner import Planner
 from sylvan.runtime.sched.policies.api import PolicyContext
@@ -338,7 +339,7 @@ class Scheduler:
         self._totals["met"] += bool(met)
         for feature in self._parts.features:
             feature.on_finish(req)
-        if _text_may_end_earlier(req):
+        if text_may_end_earlier(req):
             self._closing[req.rid] = req
         else:
             self._release(req)
@@ -392,12 +393,3 @@ class Scheduler:
                 f" tokens of KV memory; {room} would fit",
                 param=field,
             )
-
-
-def _text_may_end_earlier(req: Req) -> bool:
-    """Whether the detokenizer may yet find a stop in text that was generated before the end."""
-    request, finish = req.request, req.finish
-    if not isinstance(request, GenerateRequest) or finish is None:
-        return False
-    has_stops = bool(request.sampling.stop or request.sampling.stop_regex)
-    return has_stops and finish.type != "abort" and not isinstance(finish.matched, str)

@@ -11,12 +11,15 @@ BRANCH_TOKENS = 16  # requests that share fewer tokens than this are not of one 
 
 
 class DepthFirstWeight:
-    """Requests of one branch run together, the branch most of them share first.
+    """Requests of one branch run together: branches that are cached first, then the heaviest.
 
     The tree is that of the waiting prompts themselves: sorting them by token ids lists it in depth
     first order, whatever the cache holds now; for offline batches this order has the best hit rate
     there is (RadixAttention, theorem 3.1).
     """
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._may_hit = context.may_hit
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         """See `SchedulePolicy.order`."""
@@ -25,10 +28,13 @@ class DepthFirstWeight:
         branches = {order: key[: 4 * BRANCH_TOKENS] for order, key in keys.items()}
         for branch in branches.values():
             weights[branch] = weights.get(branch, 0) + 1
-        return sorted(
-            waiting,
-            key=lambda r: (-weights[branches[r.order]], branches[r.order], keys[r.order]),
-        )
+
+        def rank(req: Req) -> tuple[bool, int, bytes, bytes]:
+            branch = branches[req.order]
+            # a branch once begun is finished: it grows lighter than the others as it is served
+            return not self._may_hit(req), -weights[branch], branch, keys[req.order]
+
+        return sorted(waiting, key=rank)
 
 
 def _bytes(req: Req) -> bytes:
@@ -37,4 +43,4 @@ def _bytes(req: Req) -> bytes:
 
 def build(context: PolicyContext) -> SchedulePolicy:
     """See `schedule_policy`."""
-    return DepthFirstWeight()
+    return DepthFirstWeight(context)
