@@ -28,7 +28,9 @@ def waiting(*lengths: int, **fields) -> list[Req]:
 
 def order(name: str, reqs, cached=None, clock=None) -> list[str]:
     context = PolicyContext(
-        cached_tokens=lambda r: (cached or {}).get(r.rid, 0), clock=clock or VirtualClock()
+        cached_tokens=lambda r: (cached or {}).get(r.rid, 0),
+        may_hit=lambda r: r.rid in (cached or {}),
+        clock=clock or VirtualClock(),
     )
     return [r.rid for r in schedule_policy(name)(context).order(reqs)]
 
@@ -63,6 +65,7 @@ def test_dfs_weight_keeps_branches_together_heaviest_first():
         for i, tens in enumerate([1, 2, 1, 2, 2, 3])
     ]
     assert order("dfs_weight", reqs) == ["1", "3", "4", "0", "2", "5"]
+    assert order("dfs_weight", reqs, cached={"0": 9, "2": 9})[:2] == ["0", "2"]
 
 
 def test_hrrn_lets_a_long_prompt_rise_while_it_waits():

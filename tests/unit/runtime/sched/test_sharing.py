@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from tests.support.kv import World, request
 
 SHARED, OWN, GROUPS, PER_GROUP = 96, 8, 24, 16
