@@ -102,7 +102,7 @@ def field_path(parts: Sequence[str | int]) -> str:
 def _explain(error: ValidationError, body: Any) -> RequestError:
     # Of a union every branch reports; the fault that lies deepest is in the branch that was meant.
     details = error.errors(include_url=False, include_context=False)
-    paths = [_real_path(detail["loc"], body) for detail in details]
+    paths = [_real_path(d["loc"], body, missing=d["type"] == "missing") for d in details]
     best = max(range(len(details)), key=lambda i: (len(paths[i]), -i))
     same = [i for i in range(len(details)) if paths[i] == paths[best]]
     path = field_path(paths[best])[: 2 * MAX_SHOWN]
@@ -110,8 +110,11 @@ def _explain(error: ValidationError, body: Any) -> RequestError:
     return RequestError(f"{path or 'body'}: {'; or '.join(messages[:4])}.", param=path or None)
 
 
-def _real_path(loc: tuple[str | int, ...], body: Any) -> tuple[str | int, ...]:
-    """The parts of a location that lead into the body: those naming union branches are dropped."""
+def _real_path(loc: tuple[str | int, ...], body: Any, *, missing: bool) -> tuple[str | int, ...]:
+    """The parts of a location that lead into the body: those naming union branches are dropped.
+
+    With `missing` the last part is a name that should be there.
+    """
     path: list[str | int] = []
     value: Any = body
     for i, part in enumerate(loc):
@@ -120,8 +123,8 @@ def _real_path(loc: tuple[str | int, ...], body: Any) -> tuple[str | int, ...]:
         ):
             value = cast(Any, value)[part]
             path.append(part)
-        elif i == len(loc) - 1 and isinstance(value, dict) and isinstance(part, str):
-            path.append(part)  # a required name that is missing
+        elif missing and i == len(loc) - 1:
+            path.append(part)
     return tuple(path)
 
 

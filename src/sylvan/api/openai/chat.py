@@ -125,6 +125,8 @@ class ChatBody(GenerationBody):
     return_prompt_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
+    return_input_ids_in_sglext: bool | None = None
+    return_output_ids_in_sglext: bool | None = None
     user: str | None = None
 
 
@@ -214,6 +216,7 @@ class ChatReply(BaseModel):
     choices: list[ChatChoice]
     usage: UsageReply
     metadata: dict[str, Any]
+    sglext: dict[str, Any] | None = None
 
 
 class RenderReply(BaseModel):

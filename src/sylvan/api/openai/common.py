@@ -84,6 +84,7 @@ class GenerationBody(WireModel):
     cache_salt: Name | None = None
     priority: Priority | None = None
     return_cached_tokens_details: bool | None = None
+    """Say in `sglext` where cached prompt tokens came from."""
 
 
 _SAME_NAME = (

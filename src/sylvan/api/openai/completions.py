@@ -75,3 +75,4 @@ class CompletionReply(BaseModel):
     choices: list[CompletionChoice]
     usage: UsageReply
     metadata: dict[str, Any]
+    sglext: dict[str, Any] | None = None

@@ -357,3 +357,18 @@ async def test_bad_input_is_refused_in_both_shapes(client, fields, param):
     assert error["message"] == error["error"]["message"]
     assert error["code"] == 400
     assert client.engine.manager.num_live == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_extras_come_by_field_or_header(client, path):
+    says(client, "Hi")
+    body = {"messages": HELLO, "prompt": "abc", "return_cached_tokens_details": True}
+    headers = {"x-sglext-return-input-ids": "1", "x-sglext-return-output-ids": "1"}
+    extras = (await client.post(path, body, headers=headers)).json()["sglext"]
+
+    request = client.engine.control.requests[-1]
+    assert extras["input_ids"] == request.input_ids.tolist()
+    assert extras["output_ids"] == [[*client.engine.manager.tokenizer.encode("Hi"), 258]]
+    assert extras["cached_tokens_details"]["host"] == 0
+    response = await client.post(path, {**body, "stream": True}, headers=headers)
+    assert json.loads(response.text.split("\n\n")[-3][6:])["sglext"] == extras

@@ -30,6 +30,7 @@ from sylvan.runtime.server.conversation import (
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
+from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.output import (
     Answer,
     CallStart,
@@ -143,6 +144,7 @@ class _Job:
         self._conversation = conversation_of(call)
         self._n = self._conversation.sampling.n
         self._meter = Meter(call, 1, self._n)
+        self._extras = Extras(call)
         self._frame: dict[str, Any] = {
             "id": self._conversation.request.rid,
             "object": "chat.completion.chunk" if call.body.stream else "chat.completion",
@@ -153,15 +155,18 @@ class _Job:
     async def reply(self) -> dict[str, Any]:
         """The answer of a call without streaming."""
         prepared = await prepare(self._context, self._conversation)
+        self._extras.see_prompt(prepared.prompt.input_ids)
         [samples] = await collect(self._context.engine, [prepared.input])
         choices = []
         for i, sample in enumerate(samples):
             delta = SampleDelta(rid=sample.rid, index=i, usage=sample.usage, finish=sample.finish)
             self._meter.see(0, delta)
+            self._extras.see(i, sample.token_ids, sample.usage)
             choices.append(self._choice(i, sample, prepared))
         usage = self._meter.reply()
         metadata = {"weight_version": "default"}
-        return {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
+        reply = {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
+        return {**reply, **self._extras.reply()}
 
     def _choice(self, index: int, sample: Sample, prepared: Prepared) -> dict[str, Any]:
         answer = read_whole(prepared.rules, sample.text)
@@ -193,6 +198,7 @@ class _Job:
         """Events of a streaming call."""
         at_end, always = stream_usage(self._context, self._body.stream_options)
         prepared = await prepare(self._context, self._conversation)
+        self._extras.see_prompt(prepared.prompt.input_ids)
         writers = [_Writer(self, i, prepared) for i in range(self._n)]
         started = False
         async with aclosing(stream(self._context.engine, [prepared.input])) as deltas:
@@ -200,10 +206,13 @@ class _Job:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
                 self._meter.see(0, delta)
+                self._extras.see(delta.index, delta.token_ids, delta.usage)
                 chunk = writers[delta.index].write(delta, always)
                 if chunk or not started:
                     started = True
                     yield chunk
+        if extras := self._extras.reply():
+            yield event({**self._frame, "choices": [], **extras})
         if at_end:
             yield event({**self._frame, "choices": [], "usage": self._meter.reply()})
         yield DONE

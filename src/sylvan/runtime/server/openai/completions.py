@@ -19,6 +19,7 @@ from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
+from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
@@ -57,6 +58,7 @@ class _Job:
         self._created = int(context.wall())
         self._model = model_name(context, body)
         self._meter = Meter(call, len(self._prompts), self._samples)
+        self._extras = Extras(call)
         self._prompt_ids: list[tuple[int, ...]] = []
         self._prompt_texts: list[str] = []
 
@@ -88,11 +90,12 @@ class _Job:
                     rid=sample.rid, index=i, usage=sample.usage, finish=sample.finish
                 )
                 self._meter.see(prompt, delta)
+                self._extras.see(prompt * self._samples + i, sample.token_ids, sample.usage)
             choices += [
                 self._choice(len(choices) + i, prompt, s)
                 for i, s in enumerate(self._chosen(samples))
             ]
-        return {**self._frame(choices), "usage": self._meter.reply()}
+        return {**self._frame(choices), "usage": self._meter.reply(), **self._extras.reply()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Events of a streaming call."""
@@ -105,23 +108,28 @@ class _Job:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
                 self._meter.see(prompt, delta)
+                place = prompt * self._samples + delta.index
+                self._extras.see(place, delta.token_ids, delta.usage)
                 usage = self._meter.reply() if usage_always else None
-                writer = writers[prompt * self._samples + delta.index]
+                writer = writers[place]
                 chunk = writer.write(delta, usage)
                 if chunk or not started:
                     started = True
                     yield chunk
+        if extras := self._extras.reply():
+            yield event({**self._frame([]), **extras})
         if usage_at_end:
             yield event({**self._frame([]), "usage": self._meter.reply()})
         yield DONE
 
     async def _inputs(self) -> list[GenerateInput]:
         body, engine = self._body, self._context.engine
-        if body.return_prompt_token_ids or body.echo:
+        if body.return_prompt_token_ids or body.echo or self._extras.wants_input:
             for prompt in self._prompts:
                 is_text = isinstance(prompt, str)
                 ids = tuple(await engine.tokenize(prompt)) if is_text else prompt
                 self._prompt_ids.append(ids)
+                self._extras.see_prompt(ids)
                 text = prompt if is_text else await engine.detokenize(ids)
                 self._prompt_texts.append(text)
         return [self._input(i) for i in range(len(self._prompts))]

@@ -111,6 +111,10 @@ class _Job:
         self._keep = body.store is not False and store.enabled
         if body.background and not self._keep:
             raise RequestError("background needs store.", param="background")
+        for name in ("top_logprobs", "max_tool_calls"):
+            if getattr(body, name):
+                message = f"{name} cannot be honoured: this server does not support it."
+                raise RequestError(message, param=name)
         self._id = body.request_id or f"resp_{secrets.token_hex(16)}"
         self._created = int(call.context.wall())
         self._tools = chat_tools(body)
