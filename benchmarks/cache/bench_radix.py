@@ -98,13 +98,13 @@ def one_prompt(page_size: int) -> dict[str, object]:
 def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, object]:
     rng = np.random.default_rng(1)
     cache = kv_cache(700_001, 1, "radix", "lru")
-    tree: RadixCache = cache._tree  # noqa: SLF001 - the benchmark fills it directly
+    tree: RadixCache = cache._tree
     page = 1
     while tree.num_nodes < nodes:
         key = CacheKey(rng.integers(0, 100, 3, np.int32), f":{rng.integers(100)}")
-        pages = cache._allocator.alloc(3)  # noqa: SLF001
+        pages = cache._allocator.alloc(3)
         done = tree.insert(key, pages, with_tail=False)
-        cache._allocator.free(pages[: done.cached])  # noqa: SLF001
+        cache._allocator.free(pages[: done.cached])
         page += 3
     executor = SimExecutor(
         lambda req, at: (at * 7 + req.order) % 90,

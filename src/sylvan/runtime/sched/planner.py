@@ -52,9 +52,12 @@ class Planner:
         prompts: list[Req] = []
         plain = not self._parts.features
         for req in tuple(self._running):
-            lacking = req.tokens.length + req.pending - req.computed
+            known = req.tokens.length + req.pending
+            lacking = known - req.computed
             if lacking > 1:
                 prompts.append(req)
+            elif req.pending and known >= req.max_tokens:
+                continue  # what is in flight brings its last token
             elif lacking == 1 and not (plain and self._decode(req)):
                 self._go_on(req)
         for req in prompts:

@@ -1,0 +1,231 @@
+"""A whole native step against its floor: reading the weights once, or the machine's matmul rate.
+
+    python benchmarks/kernels/bench_step.py M --format bf16
+
+Prints medians of interleaved runs and the share of the floor. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
+from sylvan.kernels.native.library import load
+from sylvan.kernels.native.memory import allocate
+from sylvan.runtime.attention.null import NullAttention
+from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.graphs.program import ProgramRunner
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.registry import load_family
+from sylvan.runtime.pool.mha import KVShape
+
+SHAPES = {
+    "S": ("LlamaForCausalLM", 256, 704, 8, 4, 2, 4096, True),
+    "M": ("Qwen2ForCausalLM", 896, 4864, 24, 14, 2, 151936, True),
+    "L": ("LlamaForCausalLM", 2048, 8192, 16, 32, 8, 128256, True),
+}
+FORMATS = {
+    "bf16": lambda w: w,
+    "w8a8": quantise_int8,
+    "w4a8": lambda w: quantise_int4(w, 64),
+}
+PAGE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    shape: str
+    format: str
+    threads: int
+    variant: str | None
+    repeats: int
+    context: int
+
+
+class Bench:
+    """A program over made-up weights, and steps for it."""
+
+    def __init__(self, options: Options) -> None:
+        family, dim, inner, layers, heads, kv_heads, vocab, tied = SHAPES[options.shape]
+        raw = {
+            "architectures": [family],
+            "hidden_size": dim,
+            "intermediate_size": inner,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "vocab_size": vocab,
+            "tie_word_embeddings": tied,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "hidden_act": "silu",
+            "rope_theta": 10000.0,
+        }
+        parsed = load_family(family)
+        config = parsed.parse(raw)
+        self.library = load(options.variant)
+        build = Build(dtype=torch.bfloat16, length=4096)
+        model = parsed.model(config, build)
+        _fill(model, FORMATS[options.format])
+        self.limits = BatchLimits(max_tokens=2048, max_reqs=64, max_pages_per_req=64)
+        shape = KVShape(
+            num_layers=layers,
+            num_kv_heads=kv_heads,
+            head_dim=config.head_dim,
+            num_pages=64 * 32,
+            page_size=PAGE,
+        )
+        pool = NativePool(shape, torch.bfloat16)
+        self.runner = ProgramRunner(
+            model, self.limits, pool, self.library, dtype=torch.bfloat16, threads=options.threads
+        )
+        self.batch = ForwardBatch(self.limits, pool, NullAttention())
+        self.flop_per_token = 2 * sum(
+            p.shape.numel() for p in _weights(model).values() if p.shape[0] != vocab
+        )
+        self.vocab = vocab
+        self._floor = allocate(self.runner.weight_bytes)
+        self._floor[:] = 1
+        rng = np.random.default_rng(0)
+        pages = rng.permutation(64 * 32 - 1) + 1
+        self.batch.host.page_table[:31] = pages[: 31 * 64].reshape(31, 64)
+        self.batch.host.page_table[31:] = pages[:64]
+
+    def prepare(self, reqs: int, start: int, tokens: int) -> None:
+        """`reqs` requests that have `start` tokens get `tokens` more."""
+        host = self.batch.host
+        total = reqs * tokens
+        position = np.tile(np.arange(start, start + tokens), reqs)
+        row = np.repeat(np.arange(reqs), tokens)
+        host.input_ids[:total] = np.arange(total) * 7919 % self.vocab
+        host.positions[:total] = position
+        host.out_slots[:total] = host.page_table[row, position // PAGE] * PAGE + position % PAGE
+        host.kv_lens[:reqs] = start + tokens
+        host.q_starts[: reqs + 1] = np.arange(reqs + 1) * tokens
+        host.req_slots[:reqs] = np.arange(reqs)
+        host.sample_rows[:reqs] = np.arange(1, reqs + 1) * tokens - 1
+        self.batch.ready(total, reqs, reqs)
+
+    def step(self) -> None:
+        self.runner.run(self.batch)
+
+    def read_floor(self) -> None:
+        """Read as many bytes as the weights have."""
+        self.library.dll.sylvan_read(
+            ctypes.c_void_p(self._floor.ctypes.data), ctypes.c_int64(self._floor.nbytes)
+        )
+
+
+def _weights(model: torch.nn.Module) -> dict[int, DeferredWeight]:
+    found = (getattr(m, "weight", None) for m in model.modules())
+    return {id(w): w for w in found if isinstance(w, DeferredWeight)}
+
+
+def _fill(model: torch.nn.Module, convert: Callable) -> None:
+    """Repeat one block of random numbers: quick, and as good as any for timing."""
+    block = torch.randn(1 << 20).mul(0.02).bfloat16()
+    made: dict[int, DeferredWeight] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.dim() == 1:
+                parameter.data.fill_(1.0)
+                continue
+            if id(parameter) not in made:
+                shape = parameter.shape
+                made[id(parameter)] = DeferredWeight(
+                    shape,
+                    lambda s=shape: convert(
+                        block.repeat(-(-s.numel() // len(block)))[: s.numel()].view(s)
+                    ),
+                    str(len(made)),
+                )
+            delattr(module, name)
+            setattr(module, name, made[id(parameter)])
+
+
+def median_ms(repeats: int, *actions: Callable[[], None]) -> list[float]:
+    """Medians of interleaved runs, one warm-up each."""
+    for action in actions:
+        action()
+    times: list[list[float]] = [[] for _ in actions]
+    for _ in range(repeats):
+        for spent, action in zip(times, actions, strict=True):
+            start = time.perf_counter()
+            action()
+            spent.append((time.perf_counter() - start) * 1e3)
+    return [statistics.median(t) for t in times]
+
+
+def matmul_gflops(options: Options) -> Callable[[], float]:
+    """Rate of torch's own matrix product at a shape like gate-up."""
+    torch.set_num_threads(options.threads)
+    x, w = torch.randn(512, 1024).bfloat16(), torch.randn(8192, 1024).bfloat16()
+
+    def rate() -> float:
+        (spent,) = median_ms(3, lambda: torch.nn.functional.linear(x, w))
+        return 2 * 512 * 1024 * 8192 / spent / 1e6
+
+    return rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--format", choices=FORMATS, default="bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--variant")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    raw = vars(parser.parse_args())
+    profile, out = raw.pop("profile"), raw.pop("json")
+    options = Options(**raw)
+    bench = Bench(options)
+    results: dict[str, dict[str, float]] = {}
+    for reqs in (1, 8, 31):
+        bench.prepare(reqs, options.context, 1)
+        spent, floor = median_ms(options.repeats, bench.step, bench.read_floor)
+        results[f"decode {reqs}"] = {"ms": spent, "floor_ms": floor, "share": floor / spent}
+        _profile(bench, profile)
+    rate = matmul_gflops(options)
+    for tokens in (512, 2048):
+        bench.prepare(1, 0, tokens)
+        gflops = rate()
+        (spent,) = median_ms(max(3, options.repeats // 3), bench.step)
+        got = bench.flop_per_token * tokens / spent / 1e6
+        results[f"prefill {tokens}"] = {
+            "ms": spent,
+            "tokens_per_s": tokens / spent * 1e3,
+            "gflops": got,
+            "torch_gflops": gflops,
+        }
+        _profile(bench, profile)
+    for name, values in results.items():
+        print(name, {key: round(value, 3) for key, value in values.items()})
+    if out:
+        out.write_text(json.dumps({"options": raw, "variant": bench.library.variant, **results}))
+
+
+def _profile(bench: Bench, wanted: bool) -> None:
+    if not wanted:
+        return
+    total: dict[str, float] = {}
+    for kind, ns in bench.runner.profile(bench.batch):
+        total[kind.name] = total.get(kind.name, 0.0) + ns / 1e3
+    print({name: round(us) for name, us in total.items()})
+
+
+if __name__ == "__main__":
+    main()
