@@ -1,0 +1,95 @@
+"""Claim: the engine adds little to the bare forward pass.
+
+A decode step of the engine (schedule, prepare, forward, sample, settle) over the forward alone, for
+1, 8 and 32 requests of the built-in model.
+
+    python benchmarks/engine/bench_step_overhead.py [--model DIR] [--overlap on|off]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from sylvan.config.sources import from_keywords, gather
+from sylvan.protocol.arrays import EMPTY_IDS
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.engine.build import build_scheduler
+
+CONTEXT, STEPS = 256, 200
+
+
+class Timed:
+    """A runner that notes how long each forward takes."""
+
+    def __init__(self, runner) -> None:
+        self._run = runner.run
+        self.seconds: list[float] = []
+
+    def __call__(self, batch):
+        start = time.perf_counter()
+        try:
+            return self._run(batch)
+        finally:
+            self.seconds.append(time.perf_counter() - start)
+
+
+def measure(model: str, overlap: str, batch: int) -> dict[str, float]:
+    keywords = {"model": model, "overlap": overlap, "log_level": "warning"}
+    built = build_scheduler(gather(from_keywords(keywords)).config, lambda outputs: None)
+    runner = built.close.__self__._worker._runner
+    timed = Timed(runner)
+    runner.run = timed
+    rng = np.random.default_rng(0)
+    for number in range(batch):
+        built.scheduler.add(
+            GenerateRequest(
+                rid=str(number),
+                input_ids=rng.integers(0, 1000, CONTEXT, np.int32),
+                output_ids=EMPTY_IDS,
+                sampling=SamplingParams(
+                    max_new_tokens=STEPS + 60, temperature=0.0, ignore_eos=True, sampling_seed=0
+                ),
+            )
+        )
+    for _ in range(40):
+        built.scheduler.step()
+    timed.seconds.clear()
+    whole: list[float] = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        built.scheduler.step()
+        whole.append(time.perf_counter() - start)
+    forward, step = statistics.median(timed.seconds), statistics.median(whole)
+    built.scheduler.abort_all()
+    built.close()
+    return {
+        "batch": batch,
+        "forward_us": round(forward * 1e6, 1),
+        "step_us": round(step * 1e6, 1),
+        "added_us": round((step - forward) * 1e6, 1),
+        "ratio": round(step / forward, 3),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="sapling")
+    parser.add_argument("--overlap", default="auto")
+    args = parser.parse_args()
+    for batch in (1, 8, 32):
+        runs = [measure(args.model, args.overlap, batch) for _ in range(3)]
+        runs.sort(key=lambda r: r["ratio"])
+        spread = [runs[0]["ratio"], runs[-1]["ratio"]]
+        print(json.dumps(runs[1] | {"ratio_spread": spread, "overlap": args.overlap}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
