@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from sylvan.api.sampling import read_sampling
 from sylvan.api.validation import WireModel
@@ -298,7 +298,5 @@ class GenerateReply(BaseModel):
     prompt_token_ids: list[int] | None = None
 
 
-class GenerateReplies(BaseModel):
+class GenerateReplies(RootModel[GenerateReply | list[GenerateReply]]):
     """What `/generate` answers: an object for one sample, else a list, prompt by prompt."""
-
-    reply: GenerateReply | list[GenerateReply]

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import orjson
 from pydantic import BaseModel
@@ -88,7 +88,7 @@ class Endpoint:
         query: Model of its query.
         reply: Model of its answer; None: `media_type` says what it is.
         media_type: Type of an answer that is no JSON.
-        stream: Type of the answer if the client asks for a stream.
+        stream: Type of the answer if the client asks for a stream, or for another form.
         statuses: Statuses of its errors beyond the usual ones.
         tag: Section of the documentation.
         summary: One line for the documentation.
@@ -109,7 +109,7 @@ class Endpoint:
     query: type[WireModel] | None = None
     reply: type[BaseModel] | None = None
     media_type: str = "application/json"
-    stream: Literal["text/event-stream", "application/x-ndjson"] | None = None
+    stream: str | None = None
     statuses: tuple[int, ...] = ()
     tag: str = "Native"
     summary: str = ""

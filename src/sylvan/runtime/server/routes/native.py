@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sylvan.api.cache import CurveQuery, ExplainQuery, TreeQuery
 from sylvan.api.errors import Family
 from sylvan.api.native import (
     AbortBody,
@@ -18,9 +19,9 @@ from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, Tok
 from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply
 from sylvan.runtime.server import pages
 from sylvan.runtime.server.endpoint import Endpoint
-from sylvan.runtime.server.native import control, generate, health, info, parse, tokens
+from sylvan.runtime.server.native import cache, control, generate, health, info, parse, tokens
 from sylvan.runtime.server.openai import vectors
-from sylvan.runtime.server.routes.build import GET_POST, SSE, admin, aliases, opened
+from sylvan.runtime.server.routes.build import GET, GET_POST, SSE, admin, aliases, opened
 from sylvan.runtime.server.security import Level
 
 _GENERATION = (
@@ -105,7 +106,22 @@ _INFO = (
         admin("/server_info", handler=info.server_info, methods=("GET",), statuses=(503,)),
         "/get_server_info",
     ),
-    Endpoint(path="/v1/loads", handler=info.loads, methods=("GET",), query=LoadsQuery, tag="Info"),
+    Endpoint(
+        path="/v1/loads",
+        handler=info.loads,
+        methods=("GET",),
+        query=LoadsQuery,
+        stream="text/plain",
+        tag="Info",
+    ),
+)
+
+_CACHE = (
+    admin("/cache/tree", handler=cache.cache_tree, methods=GET, query=TreeQuery, statuses=(404,)),
+    admin(
+        "/cache/explain", handler=cache.cache_explain, methods=GET, query=ExplainQuery, statuses=(404,)
+    ),
+    admin("/cache/curve", handler=cache.cache_curve, methods=GET, query=CurveQuery, statuses=(404,)),
 )
 
 _CONTROL = (

@@ -1,0 +1,64 @@
+"""What the prefix cache holds, and why requests hit or missed it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from starlette.responses import Response
+
+from sylvan.api.cache import CurveQuery, ExplainQuery, TreeQuery
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import CachePrompts, CacheRequest, CacheTree
+from sylvan.runtime.cache.curve import hit_curve
+from sylvan.runtime.server.endpoint import Call, json_response
+
+
+async def cache_tree(call: Call[None]) -> Response:
+    """The prefix tree, the longest nodes of each level first; a tenant sees its own only."""
+    query: TreeQuery = call.query
+    body = await _ask(call, CacheTree(max_nodes=query.max_nodes, owner=_owner(call)), "tree")
+    for node in body["nodes"]:
+        node["text"] = await _text(call, node["head"])
+    return json_response(body)
+
+
+async def cache_explain(call: Call[None]) -> Response:
+    """What the prompt of a recent request found in the cache, and why no more."""
+    query: ExplainQuery = call.query
+    body = await _ask(call, CacheRequest(rid=query.rid, owner=_owner(call)), "rid")
+    there = body["divergence"]
+    there["ours_text"] = await _text(call, there["ours"])
+    there["theirs_text"] = await _text(call, there["theirs"])
+    return json_response(body)
+
+
+async def cache_curve(call: Call[None]) -> Response:
+    """Hit rate of recent prompts over the size of an LRU cache, by stack distance."""
+    query: CurveQuery = call.query
+    if _owner(call) is not None:
+        raise RequestError("the hit-rate curve is for the operator", status=403)
+    body = await _ask(call, CachePrompts(), "curve")
+    prompts = [np.array(p, np.uint64) for p in body["prompts"]]
+    total = call.context.engine.facts.max_total_tokens
+    sizes = sorted({max(64, total * step // query.points) for step in range(1, query.points + 1)})
+    curve = await asyncio.to_thread(hit_curve, prompts, sizes)
+    points = [{"cache_tokens": size, "hit_rate": round(rate, 6)} for size, rate in curve]
+    return json_response({"prompts": len(prompts), "cache_tokens": total, "curve": points})
+
+
+async def _ask(call: Call[None], command: CacheTree | CacheRequest | CachePrompts, param: str) -> Any:
+    reply = await call.context.engine.control(command)
+    if not reply.ok or reply.body is None:
+        raise RequestError("nothing is known of that, or no longer", param=param, status=404)
+    return reply.body
+
+
+def _owner(call: Call[None]) -> str | None:
+    """None for the operator, who sees everything."""
+    return None if call.tenant.admin else call.context.engine.isolation.owner(call.tenant.name)
+
+
+async def _text(call: Call[None], ids: list[int]) -> str:
+    return await call.context.engine.detokenize(ids, skip_special_tokens=False)
