@@ -28,17 +28,17 @@ class TrainConfig:
 
     seed: int = 1
     budget: float = 3300.0
-    step_tokens: int = 8192
-    micro_tokens: int = 1536
-    pool_steps: int = 4
+    batch_tokens: int = 1536
+    step_batches: int = 3
     matrix_lr: float = 0.02
     other_lr: float = 0.004
     weight_decay: float = 0.01
-    warmup_steps: int = 30
-    decay_from: float = 0.45
+    warmup_steps: int = 60
+    decay_from: float = 0.72
     average: float = 0.99
-    check_every: float = 240.0
-    check_per_class: int = 16
+    check_every: float = 900.0
+    save_every: float = 60.0
+    check_per_class: int = 10
     workers: int = 2
 
 
@@ -108,12 +108,12 @@ def answer_locally(
     return [answers[index] for index in range(len(examples))]
 
 
+WIDTHS = (28, 32, 36, 40, 48, 56, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def padded(rows: list[tuple[list[int], list[int]]]) -> Batch:
+def padded(rows: list[tuple[list[int], list[int]]], width: int) -> Batch:
     """Tokens and targets of rows as one pair of tensors."""
-    width = max(len(ids) for ids, _ in rows)
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
     targets = torch.full((len(rows), width), -100)
     for index, (ids, wanted) in enumerate(rows):
@@ -122,28 +122,24 @@ def padded(rows: list[tuple[list[int], list[int]]]) -> Batch:
     return tokens, targets
 
 
-def steps(
+def batches_of(
     examples: Iterator[Example], tokenizer: Tokenizer, config: TrainConfig
-) -> Iterator[list[Batch]]:
-    """The batches of step after step.
+) -> Iterator[Batch]:
+    """Full batches of rows of like length.
 
-    Examples of several steps are grouped by length, to pad little; each step gets groups of all
-    lengths.
+    Their shapes come from a short list: a new shape costs the matrix library a compilation, and
+    the allocator a search, each many times the work on the batch itself.
     """
-    while True:
-        rows: list[tuple[list[int], list[int]]] = []
-        total = 0
-        while total < config.pool_steps * config.step_tokens // config.workers:
-            rows.append(encode_example(tokenizer, next(examples)))
-            total += len(rows[-1][0])
-        rows.sort(key=lambda row: len(row[0]))
-        groups: list[list[tuple[list[int], list[int]]]] = [[]]
-        for row in rows:
-            if groups[-1] and len(row[0]) * (len(groups[-1]) + 1) > config.micro_tokens:
-                groups.append([])
-            groups[-1].append(row)
-        for index in range(config.pool_steps):
-            yield [padded(group) for group in groups[index :: config.pool_steps]]
+    waiting: dict[int, list[tuple[list[int], list[int]]]] = {width: [] for width in WIDTHS}
+    for example in examples:
+        ids, targets = encode_example(tokenizer, example)
+        if len(ids) > WIDTHS[-1]:
+            continue
+        width = next(width for width in WIDTHS if width >= len(ids))
+        waiting[width].append((ids, targets))
+        if len(waiting[width]) == config.batch_tokens // width:
+            yield padded(waiting[width], width)
+            waiting[width].clear()
 
 
 class Trainer:
@@ -169,6 +165,7 @@ class Trainer:
         self.weights = dict(mix.WEIGHTS)
         self.step = self.tokens = 0
         self.elapsed = 0.0
+        self.shared_clock = 0.0  # the first worker's, for decisions that all must share
         self.dev = mix.evaluation_set(config.seed, config.check_per_class, "dev")
 
     def say(self, text: str) -> None:
@@ -200,6 +197,7 @@ class Trainer:
             optimiser.load_state_dict(saved)
         self.weights.update(state["weights"])
         self.step, self.tokens, self.elapsed = state["counters"]
+        self.shared_clock = self.elapsed
 
     def check(self) -> Table:
         """Score the averaged model on dev examples and lean the mix towards weak classes."""
@@ -220,7 +218,7 @@ class Trainer:
 
     def share_gradients(self, counts: list[float]) -> list[float]:
         """Sum gradients and counts over the workers; gradients become means per learnt token."""
-        parameters = list(self.model.parameters())
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         flat = torch.cat([
             *(parameter.grad.flatten() for parameter in parameters if parameter.grad is not None),
             torch.tensor(counts),
@@ -246,7 +244,8 @@ class Trainer:
             loss.backward()
             total += float(loss.detach())
         clock = self.elapsed if self.rank == 0 else 0.0
-        learnt, total, read, self.elapsed = self.share_gradients([learnt, total, read, clock])
+        learnt, total, read, clock = self.share_gradients([learnt, total, read, clock])
+        self.elapsed = self.shared_clock = clock
         self.tokens += int(read)
         factor = schedule(self.elapsed / config.budget, self.step, config)
         for optimiser in self.optimisers:
@@ -267,10 +266,11 @@ class Trainer:
         config = self.config
         seed = random.Random(f"{config.seed}:{self.step}:{self.rank}").getrandbits(48)
         examples = mix.stream(seed, self.weights)
-        batches = steps(examples, self.tokenizer, config)
-        checked, since, recent = self.elapsed, time.monotonic(), list[float]()
-        while self.elapsed < config.budget:
-            recent.append(self.train_step(next(batches)))
+        batches = batches_of(examples, self.tokenizer, config)
+        checked = saved = self.elapsed
+        since, recent = time.monotonic(), list[float]()
+        while self.shared_clock < config.budget:
+            recent.append(self.train_step([next(batches) for _ in range(config.step_batches)]))
             now = time.monotonic()
             self.elapsed += now - since
             since = now
@@ -280,18 +280,14 @@ class Trainer:
                     f"tokens {self.tokens} elapsed {self.elapsed:.0f} s"
                 )
                 recent.clear()
-            # Every worker sees the clock of the first one as of the last step.
-            if self.step % 10 == 0 and self.checks_due(checked):
-                checked = self.elapsed
-                self.check()
-                self.save("last.pt")
-                if self.elapsed / config.budget < config.decay_from:
-                    self.save("steady.pt")
+            if self.step % 10 == 0:
+                elapsed = self.shared_clock
+                if elapsed - saved > config.save_every:
+                    saved = elapsed
+                    self.save("last.pt")
+                    if elapsed / config.budget < config.decay_from:
+                        self.save("steady.pt")
+                if elapsed - checked > config.check_every:
+                    checked = elapsed
+                    self.check()
         self.save("last.pt")
-        self.check()
-
-    def checks_due(self, checked: float) -> bool:
-        """Whether it is time for a check, as the first worker's clock has it."""
-        due = torch.tensor([float(self.elapsed - checked > self.config.check_every)])
-        distributed.broadcast(due, 0)
-        return bool(due.item())

@@ -169,3 +169,35 @@ def count(rng: random.Random) -> Example:
     text = casual(rng, template.format(a=low, b=high))
     messages = [*maybe_system(rng, 0.1), user(text), assistant(", ".join(map(str, numbers)))]
     return Example("count", messages, (key_of("count", low, high, down),))
+
+
+def _anything(rng: random.Random, count: int) -> list[str]:
+    pool = rng.randrange(5)
+    if pool == 0:
+        return [made_up(rng, capital=rng.random() < 0.5) for _ in range(count)]
+    if pool == 1:
+        return [scrambled(rng, 1, 4) for _ in range(count)]
+    if pool == 2:
+        return [str(rng.randint(0, 99)) for _ in range(count)]
+    return [
+        rng.choice(NOUNS if pool == 3 else (*NAMES, *CITIES, *ADJECTIVES)) for _ in range(count)
+    ]
+
+
+def drill(rng: random.Random) -> Example:
+    """Bare lists copied, reversed and sorted: much copying for each token."""
+    pieces: list[tuple[str, bool]] = []
+    for _ in range(rng.choice((2, 3, 4))):
+        what = rng.choice(("Copy", "Copy", "Copy", "Reverse", "Reverse", "Sort"))
+        separator = rng.choice((", ", " "))
+        if what == "Sort":
+            items = rng.sample(NOUNS, 6) if rng.random() < 0.5 else _numbers(rng, 6)
+            done = sorted(items, key=int) if items[0].isdigit() else sorted(items)
+        else:
+            items = _anything(rng, rng.randint(4, 16 if what == "Copy" else 9))
+            done = items if what == "Copy" else items[::-1]
+        pieces += [
+            (f"{what}: {separator.join(items)}\n", False),
+            (separator.join(done) + "\n", True),
+        ]
+    return Example("copy", [], ("drill",), drill=pieces)

@@ -29,6 +29,7 @@ GENERATORS: dict[str, Generator] = {
     "tool_session": toolcalls.tool_session,
     "sum_drill": arithmetic.drill,
     "fact_drill": facts.drill,
+    "list_drill": lists.drill,
 }
 
 # Generators that are not classes of the evaluation table, and the class that they help.
@@ -37,14 +38,15 @@ PART_OF = {
     "tool_session": "tool_call",
     "sum_drill": "arithmetic",
     "fact_drill": "facts",
+    "list_drill": "copy",
 }
 CLASSES = tuple(name for name in GENERATORS if name not in PART_OF)
 
 WEIGHTS: dict[str, float] = {
-    "smalltalk": 4.0,
-    "unknown": 2.5,
+    "smalltalk": 2.5,
+    "unknown": 1.5,
     "arithmetic": 13.0,
-    "facts": 15.0,
+    "facts": 11.0,
     "copy": 6.0,
     "reverse": 9.0,
     "sort": 13.0,
@@ -58,7 +60,8 @@ WEIGHTS: dict[str, float] = {
     "memory_empty": 0.7,
     "tool_session": 3.0,
     "sum_drill": 5.0,
-    "fact_drill": 3.0,
+    "fact_drill": 1.5,
+    "list_drill": 9.0,
 }
 
 _THOUGHTS = {
