@@ -154,17 +154,23 @@ class GetState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 
 
 class CacheTree(msgspec.Struct, frozen=True, kw_only=True, tag="cache_tree"):
-    """Describe the prefix tree, at most `max_nodes` of it; of one namespace, if one is given."""
+    """Describe the prefix tree, at most `max_nodes` of it.
+
+    With an `owner` only the namespaces whose salt begins with it are shown.
+    """
 
     max_nodes: int = 1000
-    namespace: str | None = None
+    owner: str | None = None
 
 
 class CacheRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cache_request"):
-    """Explain what the prompt of `rid` found in the cache, and why no more."""
+    """Explain what the prompt of `rid` found in the cache, and why no more.
+
+    With an `owner` the requests of others are not known.
+    """
 
     rid: str
-    namespace: str | None = None
+    owner: str | None = None
 
 
 class CachePrompts(msgspec.Struct, frozen=True, kw_only=True, tag="cache_prompts"):

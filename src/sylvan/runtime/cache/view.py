@@ -29,17 +29,16 @@ class Divergence:
     theirs: tuple[int, ...]
 
 
-def tree_view(
-    tree: RadixCache, *, max_nodes: int, namespace: str | None = None
-) -> Mapping[str, Any]:
+def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> Mapping[str, Any]:
     """The biggest nodes first, breadth first, at most `max_nodes` of them.
 
     Each node has its id and that of its parent, position, length in tokens, first tokens, pages,
-    locks, hits and last use. `namespace` leaves out all others.
+    locks, hits and last use. With an `owner` (see `owned`) the namespaces of others are left out,
+    and so are the counts over all.
     """
     nodes: list[Mapping[str, Any]] = []
     roots = tree.roots()
-    chosen = roots if namespace is None else {k: v for k, v in roots.items() if k == namespace}
+    chosen = {k: v for k, v in roots.items() if owned(k, owner)}
     level = [(node, -1) for root in chosen.values() for node in root.children.values()]
     while level and len(nodes) < max_nodes:
         level.sort(key=lambda pair: -len(pair[0].tokens))
@@ -48,15 +47,20 @@ def tree_view(
             below.extend((child, len(nodes)) for child in node.children.values())
             nodes.append(_node_view(node, len(nodes), parent))
         level = below
-    return {
-        "page_size": tree.page_size,
-        "num_nodes": tree.num_nodes,
-        "cached_tokens": tree.total_pages * tree.page_size,
-        "evictable_tokens": tree.evictable_pages * tree.page_size,
-        "namespaces": len(roots),
-        "shown_nodes": len(nodes),
-        "nodes": nodes,
-    }
+    view: dict[str, Any] = {"page_size": tree.page_size, "shown_nodes": len(nodes)}
+    if owner is None:
+        view |= {
+            "num_nodes": tree.num_nodes,
+            "cached_tokens": tree.total_pages * tree.page_size,
+            "evictable_tokens": tree.evictable_pages * tree.page_size,
+            "namespaces": len(roots),
+        }
+    return view | {"nodes": nodes}
+
+
+def owned(namespace: str, owner: str | None) -> bool:
+    """Whether a namespace, `adapter:salt`, is of the tenant whose salts begin with `owner`."""
+    return owner is None or namespace.partition(":")[2].startswith(owner)
 
 
 def why_missed(tree: RadixCache, key: CacheKey, cached: int, limit: int) -> Reason:

@@ -13,6 +13,7 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import Command, ControlReply, Finish, Load
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.tokenizer.checks import Prompt, build_request, check_ids, check_input
+from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.line import Line
 from sylvan.runtime.tokenizer.live import LiveRequest, Sample
 from sylvan.runtime.tokenizer.types import EdgeLimits, GenerateInput, ModelFacts, SampleDelta, State
@@ -45,6 +46,7 @@ class TokenizerManager:
         self._limits = limits or EdgeLimits()
         self._clock = clock
         self._reserved = 0
+        self.isolation = CacheIsolation()
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
 
     @property
@@ -187,8 +189,9 @@ class TokenizerManager:
         return Prompt(ids, "text")
 
     def _submit(self, inp: GenerateInput, base: GenerateRequest) -> LiveRequest:
+        salt = self.isolation.salt(inp.tenant, inp.cache_salt)
         samples = [
-            Sample(msgspec.structs.replace(base, sample=index), "")
+            Sample(msgspec.structs.replace(base, sample=index, cache_salt=salt), "")
             for index in range(base.sampling.n)
         ]
         interval = base.sampling.stream_interval or self._limits.stream_interval

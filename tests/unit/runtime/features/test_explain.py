@@ -82,8 +82,8 @@ def test_other_namespace_is_named_to_the_operator_and_hidden_from_tenants():
     run(world, "b", range(16), cache_salt="two")
 
     assert explain.explain("b")["reason"] == "other_namespace"
-    assert explain.explain("b", namespace=":two")["reason"] == "never_seen"
-    assert explain.explain("b", namespace=":one") is None
+    assert explain.explain("b", owner="two")["reason"] == "never_seen"
+    assert explain.explain("b", owner="one") is None
     assert explain.explain("unknown") is None
 
 
@@ -96,7 +96,7 @@ def test_tree_view_is_bounded_and_keeps_namespaces_apart():
     assert whole["num_nodes"] == whole["shown_nodes"] == len(whole["nodes"]) == 30
     assert whole["namespaces"] == 2
     assert len(explain.tree(7)["nodes"]) == 7
-    mine = explain.tree(1000, namespace=":a")["nodes"]
+    mine = explain.tree(1000, owner="a")["nodes"]
     assert len(mine) == 15
     assert {n["namespace"] for n in mine} == {":a"}
 

@@ -12,7 +12,7 @@ from sylvan.protocol.messages import CachePrompts, CacheRequest, CacheTree, Insp
 from sylvan.runtime.cache.curve import Hashes, block_hashes
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import CacheKey
-from sylvan.runtime.cache.view import Reason, divergence, tree_view, why_missed
+from sylvan.runtime.cache.view import Reason, divergence, owned, tree_view, why_missed
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.sched.feature import Feature
 
@@ -56,24 +56,23 @@ class CacheExplain(Feature):
     def answer(self, command: Inspection) -> Mapping[str, Any] | None:
         """Answer a question that came from outside; None if there is nothing to tell."""
         match command:
-            case CacheTree(max_nodes=max_nodes, namespace=namespace):
-                return self.tree(max_nodes, namespace)
-            case CacheRequest(rid=rid, namespace=namespace):
-                return self.explain(rid, namespace)
+            case CacheTree(max_nodes=max_nodes, owner=owner):
+                return self.tree(max_nodes, owner)
+            case CacheRequest(rid=rid, owner=owner):
+                return self.explain(rid, owner)
             case CachePrompts():
                 return {"prompts": [hashes.tolist() for hashes in self.prompts()]}
 
-    def explain(self, rid: str, namespace: str | None = None) -> Mapping[str, Any] | None:
+    def explain(self, rid: str, owner: str | None = None) -> Mapping[str, Any] | None:
         """What became of the prompt of `rid`; None if it is not (or no longer) known.
 
-        With a `namespace`, requests of others are not known, and what others hold reads as never
-        seen.
+        With an `owner`, requests of others are not known, and what others hold reads as never seen.
         """
         record = self._records.get(rid) or self._by_sample(rid)
-        if record is None or namespace not in (None, record.key.namespace):
+        if record is None or not owned(record.key.namespace, owner):
             return None
         found = divergence(self._tree, record.key, record.cached)
-        hidden = namespace is not None and record.reason == "other_namespace"
+        hidden = owner is not None and record.reason == "other_namespace"
         return {
             "rid": rid,
             "prompt_tokens": len(record.key.tokens),
@@ -82,9 +81,9 @@ class CacheExplain(Feature):
             "divergence": asdict(found),
         }
 
-    def tree(self, max_nodes: int, namespace: str | None = None) -> Mapping[str, Any]:
+    def tree(self, max_nodes: int, owner: str | None = None) -> Mapping[str, Any]:
         """See `tree_view`; bounded by `MAX_NODES`."""
-        return tree_view(self._tree, max_nodes=min(max_nodes, MAX_NODES), namespace=namespace)
+        return tree_view(self._tree, max_nodes=min(max_nodes, MAX_NODES), owner=owner)
 
     def prompts(self) -> Sequence[Hashes]:
         """Block hashes of recent prompts, oldest first: what `hit_curve` takes."""

@@ -48,7 +48,9 @@ async def cache_curve(call: Call[None]) -> Response:
     return json_response({"prompts": len(prompts), "cache_tokens": total, "curve": points})
 
 
-async def _ask(call: Call[None], command: CacheTree | CacheRequest | CachePrompts, param: str) -> Any:
+async def _ask(
+    call: Call[None], command: CacheTree | CacheRequest | CachePrompts, param: str
+) -> Any:
     reply = await call.context.engine.control(command)
     if not reply.ok or reply.body is None:
         raise RequestError("nothing is known of that, or no longer", param=param, status=404)

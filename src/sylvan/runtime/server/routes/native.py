@@ -119,9 +119,15 @@ _INFO = (
 _CACHE = (
     admin("/cache/tree", handler=cache.cache_tree, methods=GET, query=TreeQuery, statuses=(404,)),
     admin(
-        "/cache/explain", handler=cache.cache_explain, methods=GET, query=ExplainQuery, statuses=(404,)
+        "/cache/explain",
+        handler=cache.cache_explain,
+        methods=GET,
+        query=ExplainQuery,
+        statuses=(404,),
     ),
-    admin("/cache/curve", handler=cache.cache_curve, methods=GET, query=CurveQuery, statuses=(404,)),
+    admin(
+        "/cache/curve", handler=cache.cache_curve, methods=GET, query=CurveQuery, statuses=(404,)
+    ),
 )
 
 _CONTROL = (
@@ -171,4 +177,4 @@ _PAGES = (
     opened("/openapi.json", handler=pages.openapi_json, tag="Pages"),
 )
 
-NATIVE = (*_GENERATION, *_HEALTH, *_INFO, *_CONTROL, *_PAGES)
+NATIVE = (*_GENERATION, *_HEALTH, *_INFO, *_CACHE, *_CONTROL, *_PAGES)
