@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sylvan.kernels.cast import cast
 from sylvan.kernels.embed import embedding
 from sylvan.kernels.gating import activation, glu
 from sylvan.kernels.matmul import linear
@@ -13,6 +14,7 @@ __all__ = [
     "activation",
     "add",
     "attention",
+    "cast",
     "embedding",
     "glu",
     "layer_norm",

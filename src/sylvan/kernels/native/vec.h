@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -39,7 +38,7 @@ template <class V> static inline V load(const void* p) {
     return v;
 }
 template <class V> static inline void store(void* p, V v) { memcpy(p, &v, sizeof(V)); }
-static inline vf splat(float x) { return vf{} + x; }
+static inline vf splat(float x) { return vf{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 static inline vf max(vf a, vf b) { return a > b ? a : b; }
 static inline vf min(vf a, vf b) { return a < b ? a : b; }
 static inline vf abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
@@ -142,6 +141,12 @@ struct Int4 {  // w in [0, 15], x in [-127, 127]
     }
 };
 
+// ((first * x + next) * x + ...): unrolled at any level of optimisation.
+static inline vf horner(vf, vf total) { return total; }
+template <class... Rest> static inline vf horner(vf x, vf total, float next, Rest... rest) {
+    return horner(x, fma(total, x, splat(next)), rest...);
+}
+
 static inline vf exp(vf x) {  // 1e-7 relative on [-87, 88], clamped outside
     x = min(max(x, splat(-87.f)), splat(88.f));
     const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -150,8 +155,7 @@ static inline vf exp(vf x) {  // 1e-7 relative on [-87, 88], clamped outside
     n -= magic;
     vf r = fma(n, splat(-0.693359375f), x);
     r = fma(n, splat(2.12194440e-4f), r);
-    vf p = splat(1.f / 720);
-    for (float c : {1.f / 120, 1.f / 24, 1.f / 6, .5f, 1.f, 1.f}) p = fma(p, r, splat(c));
+    vf p = horner(r, splat(1.f / 720), 1.f / 120, 1.f / 24, 1.f / 6, .5f, 1.f, 1.f);
     return p * (vf)((e + 127) << 23);
 }
 static inline float exp1(float x) { return exp(splat(x))[0]; }
@@ -159,30 +163,28 @@ static inline float exp1(float x) { return exp(splat(x))[0]; }
 static inline vf tanh(vf x) {  // 1 - 2 / (exp(2 |x|) + 1), odd; a short series where that would cancel
     vf a = abs(x), s = x * x;
     vf large = 1.f - 2.f / (exp(a + a) + 1.f);
-    vf small = splat(-17.f / 315);
-    for (float c : {2.f / 15, -1.f / 3, 1.f}) small = fma(small, s, splat(c));
+    vf small = horner(s, splat(-17.f / 315), 2.f / 15, -1.f / 3, 1.f);
     vi sign = (vi)x & (int32_t)0x80000000;
     return a < .15f ? small * x : (vf)((vi)large | sign);
 }
 
 static inline vf erf(vf x) {  // 1.5e-7 absolute (Abramowitz and Stegun 7.1.26)
     vf a = abs(x), t = 1.f / fma(a, splat(0.3275911f), splat(1.f));
-    vf p = splat(1.061405429f);
-    for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = fma(p, t, splat(c));
+    vf p = horner(t, splat(1.061405429f), -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f);
     vf y = 1.f - p * t * exp(-(a * a));
     return (vf)((vi)y | ((vi)x & (int32_t)0x80000000));
 }
 
-template <class F> static inline float reduce(vf v, F f) {  // a fixed tree
-    float a[LANES];
-    store(a, v);
-    for (int s = LANES / 2; s; s /= 2)
-        for (int i = 0; i < s; i++) a[i] = f(a[i], a[i + s]);
-    return a[0];
+template <class F> static inline float reduce(vf v, F f) {  // a fixed tree: lane i with lane i + 8, + 4, + 2, + 1
+    v = f(v, __builtin_shuffle(v, vi{8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15}));
+    v = f(v, __builtin_shuffle(v, vi{4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7}));
+    v = f(v, __builtin_shuffle(v, vi{2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3}));
+    v = f(v, __builtin_shuffle(v, vi{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}));
+    return v[0];
 }
 static inline float sum(vf v) {
-    return reduce(v, [](float a, float b) { return a + b; });
+    return reduce(v, [](vf a, vf b) { return a + b; });
 }
 static inline float largest(vf v) {
-    return reduce(v, [](float a, float b) { return a > b ? a : b; });
+    return reduce(v, [](vf a, vf b) { return max(a, b); });
 }

@@ -11,39 +11,43 @@
 
 namespace {
 
-template <class E> void soften(const Op& op, const Query& q, int chunk, Span span, Room<E>& room, Part* part) {
-    int begin = chunk * KV_CHUNK;
-    vf scale = splat(op.f[0]), cap = splat(op.f[1]);
-    for (int i = 0; i < q.count; i++) {
-        float* score = room.score[i];
-        vi low = vi{} + (q.low[i] - begin), high = vi{} + (q.end[i] - begin);
-        vf top = splat(NOTHING), total{};
-        for (int t = span.begin; t < span.end; t += LANES) {
-            vf v = load<vf>(score + t) * scale;
-            if (op.f[1] > 0) v = tanh(v / cap) * cap;
-            vi token = lanes() + t;
-            v = (token >= low) & (token < high) ? v : splat(NOTHING);
-            store(score + t, v);
-            top = max(top, v);
-        }
-        float m = largest(top);
-        for (int t = span.begin; t < span.end; t += LANES) {
-            vi token = lanes() + t;
-            vf p = (token >= low) & (token < high) ? exp(load<vf>(score + t) - m) : vf{};
-            total += p;
-            put(room.weight[i] + t, p);
-        }
-        for (int t = round_up(span.end, LANES); t % (2 * LANES); t += LANES) put(room.weight[i] + t, vf{});
-        part->of(i, room.stride)[0] = m;
-        part->of(i, room.stride)[1] = sum(total);
+// Scores to weights of one vector, which sees tokens low .. high of the chunk. Blocks outside give zeros, and only the
+// blocks at the two ends need masks.
+template <class T> void soften(float* score, T* weight, Span span, int low, int high, float scale, float cap, float* part) {
+    vf top = splat(NOTHING), total{}, scales = splat(scale);
+    int begin = std::clamp(low / LANES * LANES, span.begin, round_up(span.end, LANES)), end = std::min(span.end, high);
+    auto cut = [&](vf v, int t, vf other) {
+        if (t >= low && t + LANES <= high) return v;
+        vi token = lanes() + t;
+        return (token >= low) & (token < high) ? v : other;
+    };
+    for (int t = begin; t < end; t += LANES) {
+        vf v = load<vf>(score + t) * scales;
+        if (cap > 0) v = tanh(v / cap) * cap;
+        v = cut(v, t, splat(NOTHING));
+        store(score + t, v);
+        top = max(top, v);
     }
+    float m = largest(top);
+    vf ms = splat(m);
+    for (int t = begin; t < end; t += LANES) {
+        vf p = cut(exp(load<vf>(score + t) - ms), t, vf{});
+        total += p;
+        put(weight + t, p);
+    }
+    for (int t = span.begin; t < begin; t += LANES) put(weight + t, vf{});
+    for (int t = round_up(std::max(begin, end), LANES); t < round_up(span.end, 2 * LANES); t += LANES) put(weight + t, vf{});
+    part[0] = m;
+    part[1] = sum(total);
 }
 
 template <class E> void attend(const Op& op, const Step& s, const Query& q, int kv_head, int chunk, Room<E>& room, Part* part) {
     Pages<E> pages(op, s, q, kv_head, chunk);
     Span span = pages.span(q);
     scores(pages, q, span, room);
-    soften(op, q, chunk, span, room, part);
+    for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++)
+        soften(room.score[i], room.weight[i], span, q.low[i] - start, q.end[i] - start, op.f[0], op.f[1],
+               part->of(i, room.stride));
     values(pages, q, span, room, part);
 }
 

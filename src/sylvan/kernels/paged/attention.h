@@ -77,6 +77,16 @@ template <class E> struct Pages {  // the pages of one head in one chunk
         int token = begin + t;
         return v + h.v_head(table[token / h.page], head) + token % h.page * h.v_pad;
     }
+    // Where one row reads the pages alone they come from memory: ask for 64 tokens of K before they are needed, and for
+    // the V of those at hand. Rows that share pages find them in the cache.
+    void fetch(const Query& q, Span span, int t) const {
+        if (q.row[0] != q.row[q.count - 1]) return;
+        for (int i = t == span.begin ? 0 : 64; i < 128 && t + i < span.end; i += LANES) fetch(keys(t + i), LANES * h.k_dim);
+        for (int i = 0; i < 64 && t + i < span.end; i += LANES) fetch(vals(t + i), LANES * h.v_pad);
+    }
+    static void fetch(const T* p, int64_t count) {
+        for (int64_t i = 0; i < count * int64_t(sizeof(T)); i += 64) __builtin_prefetch(reinterpret_cast<const char*>(p) + i);
+    }
     Span span(const Query& q) const {
         int low = std::max(0, q.low[0] - begin);
         return {low, low / 32 * 32, std::min(q.end[q.count - 1] - begin, KV_CHUNK)};
@@ -93,10 +103,11 @@ template <class E> void gather(const Op& op, const Step& s, const Query& q, Room
 }
 
 #if defined(__AMX_BF16__)
-static inline void scores(const Pages<Bf16>& pages, const Query&, Span span, Room<Bf16>& room) {
+static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span, Room<Bf16>& room) {
     constexpr int QS = MAX_HEAD * 2, OUT = KV_CHUNK * 4;
     int steps = int(pages.h.k_dim / 32);
     for (int t = span.begin; t < span.end; t += 64) {  // a missing block repeats the one before it
+        pages.fetch(q, span, t);
         const bf16* k[4];
         for (int i = 0; i < 4; i++) k[i] = t + 16 * i < span.end ? pages.keys(t + 16 * i) : k[i - 1];
         zero_four();
@@ -153,6 +164,7 @@ template <class E> void scores(const Pages<E>& pages, const Query& q, Span span,
     for (int m = 0; m < q.count; m += TILE_ROWS)
         constant<TILE_ROWS>(std::min(TILE_ROWS, q.count - m), [&](auto M) {
             for (int t = span.begin; t < span.end; t += 32) {  // two blocks at a time; a missing second one repeats the first
+                if (m == 0 && (t - span.begin) % 64 == 0) pages.fetch(q, span, t);
                 const auto *k0 = (const uint32_t*)pages.keys(t), *k1 = t + 16 < span.end ? (const uint32_t*)pages.keys(t + 16) : k0;
                 vf acc[M][2] = {};
                 multiply<E, M, 2>(acc, (const uint32_t*)room.q[m], MAX_HEAD / E::ELEMENTS, k0, k1 - k0, LANES, words, 0);

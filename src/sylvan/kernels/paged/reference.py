@@ -11,9 +11,15 @@ from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
 
 
 def head_norm(x_TNH: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
-    """RMSNorm over H of every head; float32 in, float32 out."""
+    """RMSNorm over H of every head, or over all heads at once where the weight is so long.
+
+    float32 in, float32 out.
+    """
     if norm is None:
         return x_TNH
+    if norm.weight.numel() != x_TNH.shape[-1]:
+        whole = head_norm(x_TNH.flatten(-2), norm)
+        return whole.unflatten(-1, x_TNH.shape[-2:])
     inverse = torch.rsqrt(x_TNH.square().mean(-1, keepdim=True) + norm.eps)
     return x_TNH * inverse * (norm.weight.float() + norm.offset)
 
