@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from http import HTTPStatus
 from typing import Any
 
@@ -63,6 +65,8 @@ def app_of(context: Context) -> ASGIApp:
         api.add_route(endpoint.path, serve(endpoint, context, gate), methods=list(endpoint.methods))
     api.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     api.add_exception_handler(Exception, _crash)
+    with contextlib.suppress(RuntimeError):  # no loop runs, as when only routes are listed
+        context.accounts.watch(asyncio.get_running_loop())
     context.batches.worker.begin(InternalCaller(context, gate, ENDPOINTS))
     app: ASGIApp = api
     if settings.cors_origins:

@@ -12,6 +12,7 @@ from typing import Any
 from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults
 from sylvan.runtime.server.keyring import Keyring, read_key_file
+from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.parsers import Parsers, make_parsers
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.stores.batches import BatchStore
@@ -41,6 +42,7 @@ class Context:
         parsers: Output to reasoning, answer and tool calls.
         responses: Stored responses.
         batches: Files, and requests that are worked off when there is time.
+        accounts: Counts what is served.
         clock: Monotonic; for durations.
         wall: Seconds since 1970; for time stamps.
         started: Time stamp of the start.
@@ -54,6 +56,7 @@ class Context:
     parsers: Parsers
     responses: ResponseStore
     batches: Batches
+    accounts: Accounts
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
     started: float = 0.0
@@ -74,11 +77,13 @@ def make_context(engine: TokenizerManager, settings: ServerSettings) -> Context:
         ConfigError: A setting names something that does not exist, or cannot be read.
     """
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
+    keyring = Keyring(settings.api_keys, entries, monotonic)
     store = BatchStore(settings.data_dir)
     return Context(
         engine=engine,
         settings=settings,
-        keyring=Keyring(settings.api_keys, entries, monotonic),
+        keyring=keyring,
+        accounts=Accounts(engine, keyring, settings.served_model_name),
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=ChatTemplate(engine.tokenizer),
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),

@@ -123,6 +123,11 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
     """The handler as FastAPI calls it."""
 
     async def handle(request: Request) -> Response:
+        response = await answer(request)
+        context.accounts.called(endpoint.path, request.method, response.status_code)
+        return response
+
+    async def answer(request: Request) -> Response:
         tenant = gate.check(endpoint.level, request.headers)
         if isinstance(tenant, Refusal):
             return _refuse(endpoint.family, tenant)

@@ -12,7 +12,6 @@ from sylvan.runtime.server.endpoint import Call, json_response, text_response
 
 _LINKS = (
     ("/docs", "every route, with its fields"),
-    ("/ui", "playground and live load"),
     ("/openapi.json", "the same for programs"),
     ("/metrics", "numbers for Prometheus"),
 )

@@ -39,6 +39,12 @@ class Sample:
         self.finish = delta.finish or self.finish
         self.timing = delta.timing or self.timing
 
+    def last_delta(self, index: int) -> SampleDelta:
+        """A delta that brings nothing but the end."""
+        return SampleDelta(
+            rid=self.rid, index=index, usage=self.usage, finish=self.finish, timing=self.timing
+        )
+
 
 async def collect(engine: TokenizerManager, inputs: Sequence[GenerateInput]) -> list[list[Sample]]:
     """The samples of every prompt, finished.

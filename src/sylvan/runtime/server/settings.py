@@ -23,6 +23,7 @@ class ServerSettings:
         port: Where the server listens.
         root_path: Path prefix under which a proxy shows the server.
         access_log: Log one line per call.
+        metrics: Serve `/metrics`.
         served_model_name: The name of the model in every answer.
         api_keys: Keys of ordinary clients; without any, everyone is one.
         api_key_file: JSON file of hashed keys with tenants and budgets.
@@ -54,6 +55,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     root_path: str = ""
     access_log: bool = False
+    metrics: bool = True
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     incremental_streaming_output: bool = False
     enable_cache_report: bool = True

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.messages import Finish, Timing, Usage
 from sylvan.runtime.server.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.server.endpoint import Call
 from sylvan.runtime.server.output import Answer, OutputReader, Piece, ReasoningDelta, read_whole
@@ -65,7 +65,7 @@ class Turn:
         [[sample]] = await collect(context.engine, [prepared.input])
         answer = read_whole(prepared.rules, sample.text)
         assert sample.finish is not None, "a collected sample is finished"
-        self._charge(sample.usage)
+        self._finished(sample.usage, sample.finish, sample.timing)
         tokens = count_reasoning(context, prepared.rules, sample.token_ids, answer.reasoning)
         return Outcome(answer, sample.finish, sample.usage, tokens)
 
@@ -87,7 +87,7 @@ class Turn:
                     ids.extend(delta.token_ids)
                     thinking += "".join(p.text for p in pieces if isinstance(p, ReasoningDelta))
                 if delta.finish is not None:
-                    self._charge(delta.usage)
+                    self._finished(delta.usage, delta.finish, delta.timing)
                     self.reasoning_tokens = count_reasoning(context, prepared.rules, ids, thinking)
                 yield Step(pieces, delta.usage, delta.finish)
 
@@ -101,6 +101,5 @@ class Turn:
         sampling = msgspec.structs.replace(prepared.input.sampling, max_new_tokens=limit)
         return prepared.with_sampling(sampling)
 
-    def _charge(self, usage: Usage) -> None:
-        tokens = usage.prompt_tokens + usage.completion_tokens
-        self._call.context.keyring.charge(self._call.tenant, tokens)
+    def _finished(self, usage: Usage, finish: Finish, timing: Timing | None) -> None:
+        self._call.context.accounts.finished(self._call.tenant, usage, finish, timing)

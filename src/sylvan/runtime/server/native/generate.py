@@ -41,8 +41,7 @@ class _Job:
         self._context = context
         self._body = body
         self._prompts, self._batch = read_prompts(body, context.defaults.preferred, context.limits)
-        self._tenant = call.tenant.name
-        self._charge = lambda tokens: context.keyring.charge(call.tenant, tokens)
+        self._tenant = call.tenant
         self._n = self._prompts[0].sampling.n
         self._began = context.clock()
 
@@ -51,9 +50,9 @@ class _Job:
         inputs, prompt_ids = await self._inputs()
         samples = await collect(self._context.engine, inputs)
         replies = [
-            self._whole(sample, self._options(i, prompt_ids))
+            self._whole(j, sample, self._options(i, prompt_ids))
             for i, of_prompt in enumerate(samples)
-            for sample in of_prompt
+            for j, sample in enumerate(of_prompt)
         ]
         return replies if self._batch or self._n > 1 else replies[0]
 
@@ -100,7 +99,7 @@ class _Job:
             stream=bool(self._body.stream),
             logprobs=prompt.logprobs,
             lora=prompt.lora,
-            tenant=self._tenant,
+            tenant=self._tenant.name,
             cache_salt=prompt.cache_salt,
             priority=self._body.priority or 0,
         )
@@ -119,15 +118,12 @@ class _Job:
             index=index,
         )
 
-    def _whole(self, sample: Sample, options: ReplyOptions) -> dict[str, Any]:
+    def _whole(self, index: int, sample: Sample, options: ReplyOptions) -> dict[str, Any]:
         state = ReplyState(options)
         state.add(sample.text, sample.token_ids, None, sample.prompt_logprobs)
         for part in sample.logprobs:
             state.add("", (), part, None)
-        delta = SampleDelta(
-            rid=sample.rid, usage=sample.usage, finish=sample.finish, timing=sample.timing
-        )
-        return self._reply(state, delta)
+        return self._reply(state, sample.last_delta(index))
 
     def _reply(self, state: ReplyState, delta: SampleDelta) -> dict[str, Any]:
         timing: dict[str, float] = {}
@@ -135,7 +131,13 @@ class _Job:
             context, tokens = self._context, delta.usage.completion_tokens
             elapsed_s = context.clock() - self._began
             timing = timing_keys(delta.timing, elapsed_s, context.wall(), tokens)
-            self._charge(delta.usage.prompt_tokens + tokens)
+            context.accounts.finished(
+                self._tenant,
+                delta.usage,
+                delta.finish,
+                delta.timing,
+                with_prompt=delta.index == 0,
+            )
         return state.reply(delta.rid, delta.usage, delta.finish, timing)
 
 

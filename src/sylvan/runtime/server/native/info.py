@@ -13,7 +13,7 @@ from sylvan.api.version import VERSION
 from sylvan.config.values import Secret
 from sylvan.protocol.messages import GetState
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
 
 _HIDDEN = "key", "password", "secret", "token_file"
 
@@ -88,6 +88,13 @@ async def loads(call: Call[None]) -> Response:
         "loads": [row] if query.dp_rank in (None, 0) else [],
     }
     return json_response(body)
+
+
+async def metrics(call: Call[None]) -> Response:
+    """Numbers for Prometheus."""
+    if not call.context.settings.metrics:
+        raise NotFoundError("Metrics are turned off.")
+    return Response(call.context.accounts.exposition(), media_type="text/plain; version=0.0.4")
 
 
 def public(value: Any) -> Any:

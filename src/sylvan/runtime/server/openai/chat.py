@@ -159,7 +159,7 @@ class _Job:
         [samples] = await collect(self._context.engine, [prepared.input])
         choices = []
         for i, sample in enumerate(samples):
-            delta = SampleDelta(rid=sample.rid, index=i, usage=sample.usage, finish=sample.finish)
+            delta = sample.last_delta(i)
             self._meter.see(0, delta)
             self._extras.see(i, sample.token_ids, sample.usage)
             choices.append(self._choice(i, sample, prepared))

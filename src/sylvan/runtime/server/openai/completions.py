@@ -86,9 +86,7 @@ class _Job:
         choices: list[dict[str, Any]] = []
         for prompt, samples in enumerate(results):
             for i, sample in enumerate(samples):
-                delta = SampleDelta(
-                    rid=sample.rid, index=i, usage=sample.usage, finish=sample.finish
-                )
+                delta = sample.last_delta(i)
                 self._meter.see(prompt, delta)
                 self._extras.see(prompt * self._samples + i, sample.token_ids, sample.usage)
             choices += [

@@ -26,11 +26,10 @@ class Meter:
         """Take in the counts of a delta; a finished sample is charged to the tenant."""
         self._usages[prompt * self._n + delta.index] = delta.usage
         if delta.finish is not None:
-            tokens = delta.usage.completion_tokens
-            if not self._charged[prompt]:
-                self._charged[prompt] = True
-                tokens += delta.usage.prompt_tokens
-            self._context.keyring.charge(self._tenant, tokens)
+            first, self._charged[prompt] = not self._charged[prompt], True
+            self._context.accounts.finished(
+                self._tenant, delta.usage, delta.finish, delta.timing, with_prompt=first
+            )
 
     def reply(self) -> dict[str, Any]:
         """`usage` so far."""

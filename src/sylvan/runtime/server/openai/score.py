@@ -40,7 +40,9 @@ async def score(call: Call[ScoreBody]) -> Response:
         assert chosen is not None, "label ids were asked for"
         logprobs.append(chosen[0].tolist())
     tokens = sum(sample.usage.prompt_tokens for [sample] in results)
-    context.keyring.charge(call.tenant, tokens)
+    for [sample] in results:
+        assert sample.finish is not None, "a collected sample is finished"
+        context.accounts.finished(call.tenant, sample.usage, sample.finish, sample.timing)
     reply: dict[str, Any] = {
         "scores": [_scores(row, softmax=bool(body.apply_softmax)) for row in logprobs],
         "model": body.model or context.settings.served_model_name,

@@ -130,6 +130,10 @@ _CACHE = (
     ),
 )
 
+_METRICS = (
+    opened("/metrics", handler=info.metrics, media_type="text/plain", statuses=(404,), tag="Info"),
+)
+
 _CONTROL = (
     Endpoint(
         path="/abort_request",
@@ -177,4 +181,4 @@ _PAGES = (
     opened("/openapi.json", handler=pages.openapi_json, tag="Pages"),
 )
 
-NATIVE = (*_GENERATION, *_HEALTH, *_INFO, *_CACHE, *_CONTROL, *_PAGES)
+NATIVE = (*_GENERATION, *_HEALTH, *_INFO, *_METRICS, *_CACHE, *_CONTROL, *_PAGES)

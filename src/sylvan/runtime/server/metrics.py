@@ -1,0 +1,150 @@
+"""Numbers for Prometheus, and the charging of tenants: every finished sample passes here once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sylvan.protocol.messages import Finish, Timing, Usage
+from sylvan.runtime.server.keyring import Keyring, Tenant
+from sylvan.runtime.tokenizer.manager import TokenizerManager
+
+PREFIX = "sglang:"
+LAG_PERIOD_S = 0.25
+_LATENCIES = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
+_LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class Accounts:
+    """Counts what is served, and charges it to tenants.
+
+    Args:
+        engine: Its load is shown.
+        keyring: Budgets of tenants.
+        model: Name of the model, a label of most metrics.
+    """
+
+    def __init__(self, engine: TokenizerManager, keyring: Keyring, model: str) -> None:
+        self._keyring = keyring
+        self._registry = registry = CollectorRegistry()
+        registry.register(_LoadGauges(engine, model))
+        labels = {"model_name": model, "engine_type": "unified"}
+
+        def counter(name: str, doc: str, *more: str) -> Counter:
+            return Counter(PREFIX + name, doc, [*labels, *more], registry=registry)
+
+        def histogram(name: str, doc: str) -> Histogram:
+            made = Histogram(
+                PREFIX + name, doc, list(labels), buckets=_LATENCIES, registry=registry
+            )
+            return made.labels(**labels)
+
+        self._prompt = counter("prompt_tokens", "Tokens of prompts").labels(**labels)
+        self._output = counter("generation_tokens", "Tokens generated").labels(**labels)
+        cached = counter("cached_tokens", "Prompt tokens from the cache", "cache_source")
+        self._cached = cached.labels(**labels, cache_source="device")
+        self._finished = counter("num_requests", "Samples that ended", "finish")
+        self._labels = labels
+        self._first_token = histogram("time_to_first_token_seconds", "Arrival to first token")
+        self._e2e = histogram("e2e_request_latency_seconds", "Arrival to end")
+        self._queue = histogram("queue_time_seconds", "Arrival to first computation")
+        self._calls = Counter(
+            PREFIX + "http_requests", "Calls", ["endpoint", "method"], registry=registry
+        )
+        self._answers = Counter(
+            PREFIX + "http_responses",
+            "Answers",
+            ["endpoint", "status_code", "method"],
+            registry=registry,
+        )
+        self._lag = Histogram(
+            "sylvan:event_loop_lag_seconds",
+            "How late the event loop runs what is due",
+            buckets=_LAGS,
+            registry=registry,
+        )
+        self._due_s = 0.0
+
+    def finished(
+        self,
+        tenant: Tenant,
+        usage: Usage,
+        finish: Finish,
+        timing: Timing | None,
+        *,
+        with_prompt: bool = True,
+    ) -> None:
+        """Count a finished sample; the prompt that several samples share counts with one."""
+        prompt = usage.prompt_tokens if with_prompt else 0
+        self._keyring.charge(tenant, prompt + usage.completion_tokens)
+        self._prompt.inc(prompt)
+        self._cached.inc(usage.cached_tokens if with_prompt else 0)
+        self._output.inc(usage.completion_tokens)
+        kind = finish.type
+        if kind == "abort":
+            kind = "abort_client" if finish.status is None else "abort_server"
+        self._finished.labels(**self._labels, finish=kind).inc()
+        if timing is None or not timing.received:
+            return
+        for metric, at in (
+            (self._queue, timing.started),
+            (self._first_token, timing.first_token),
+            (self._e2e, timing.finished),
+        ):
+            if at:
+                metric.observe(max(0.0, at - timing.received))
+
+    def called(self, endpoint: str, method: str, status: int) -> None:
+        """Count a call of a route."""
+        self._calls.labels(endpoint, method).inc()
+        self._answers.labels(endpoint, str(status), method).inc()
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Measure from now on how late the event loop is."""
+        now = loop.time()
+        if self._due_s:
+            self._lag.observe(max(0.0, now - self._due_s))
+        self._due_s = now + LAG_PERIOD_S
+        loop.call_at(self._due_s, self.watch, loop)
+
+    def exposition(self) -> bytes:
+        """All of it as text."""
+        return prometheus_client.generate_latest(self._registry)
+
+
+class _LoadGauges(Collector):
+    """The scheduler's load at its last heartbeat."""
+
+    def __init__(self, engine: TokenizerManager, model: str) -> None:
+        self._engine = engine
+        self._values = [model, "unified"]
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        load, facts = self._engine.load(), self._engine.facts
+        capacity = load.max_total_num_tokens or facts.max_total_tokens
+        seen = load.cached_prompt_tokens + load.computed_tokens
+        values = {
+            "num_running_reqs": load.num_running_reqs,
+            "num_queue_reqs": load.num_waiting_reqs,
+            "num_used_tokens": load.num_used_tokens,
+            "kv_evictable_tokens": load.num_cached_tokens,
+            "max_total_num_tokens": capacity,
+            "token_usage": load.num_used_tokens / capacity if capacity else 0.0,
+            "cache_hit_rate": load.cached_prompt_tokens / seen if seen else 0.0,
+            "context_len": facts.context_len,
+            "num_retracted_reqs": load.retractions,
+        }
+        for name, value in values.items():
+            gauge = GaugeMetricFamily(
+                PREFIX + name,
+                f"{name} at the last heartbeat",
+                labels=["model_name", "engine_type"],
+            )
+            gauge.add_metric(self._values, value)
+            yield gauge
