@@ -54,8 +54,14 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 
 def make(family: str, path: Path, **saving: object) -> PreTrainedModel:
     """Write a checkpoint to `path`; returns the fp32 model that transformers made of it."""
-    torch.manual_seed(len(family))
-    config = FAMILIES[family]()
+    return write(FAMILIES[family](), len(family), path, **saving)
+
+
+def write(
+    config: transformers.PretrainedConfig, seed: int, path: Path, **saving: object
+) -> PreTrainedModel:
+    """The same for any config."""
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:  # transformers starts them at 0 and 1

@@ -24,3 +24,19 @@ class GatedMLP(nn.Module):
     def forward(self, x_TD: X) -> X:
         """Shape: (T, D) -> (T, D)."""
         return self.down_proj(ops.glu(self.gate_up_proj(x_TD), self._act))
+
+
+class MLP(nn.Module):
+    """down(act(up(x))). Shape: (T, D) -> (T, D)."""
+
+    def __init__(
+        self, build: Build, dim: int, inner: int, act: ActivationKind, *, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.up_proj = ColumnParallel(build, dim, (inner,), bias=bias)
+        self.down_proj = RowParallel(build, inner, dim, bias=bias)
+        self._act: ActivationKind = act
+
+    def forward(self, x_TD: X) -> X:
+        """Shape: (T, D) -> (T, D)."""
+        return self.down_proj(ops.activation(self.up_proj(x_TD), self._act))

@@ -18,8 +18,15 @@ from sylvan.runtime.models.safetensors import Checkpoint
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) after each tensor."""
 
-_PREFIXES = ("model.", "transformer.")
-_DERIVED = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias", "rotary_emb.cos_cached")
+_PREFIXES = ("model.", "transformer.", "gpt_neox.", "decoder.")
+_DERIVED = (
+    ".rotary_emb.inv_freq",
+    ".attn.masked_bias",
+    ".attn.bias",
+    ".attention.masked_bias",
+    ".attention.bias",
+    "rotary_emb.cos_cached",
+)
 """Ends of names of buffers that some checkpoints store although they follow from the config."""
 
 
@@ -47,7 +54,8 @@ def slots(model: nn.Module) -> Iterator[Slot]:
         path, _, attribute = name.rpartition(".")
         head, _, last = path.rpartition(".")
         parts = fused.get(last, (last,))
-        stem = f"{head}." if head else ""
+        above = [fused.get(part, (part,)) for part in head.split(".") if part]
+        stem = "".join(f"{names[0]}." for names in above if names)
         sources = tuple(f"{stem}{part}.{attribute}" for part in parts)
         module, shape = model.get_submodule(path), parameter.shape
         yield Slot(module, attribute, name, sources, shape, parameter.dtype)
@@ -62,6 +70,7 @@ class WeightReader:
 
     def __init__(self, model: nn.Module, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
+        self._convert = getattr(model, "convert", _as_stored)
         self._names = {_canonical(name): name for name in checkpoint.tensors}
         self._slots = {slot.name: slot for slot in slots(model)}
         wanted = {source for slot in self._slots.values() for source in slot.sources}
@@ -107,6 +116,7 @@ class WeightReader:
                 f"tensor {self._names[source]!r} is stored as {tensor.dtype}; only plain float "
                 f"weights can be read"
             )
+        tensor = self._convert(source, tensor)
         whole = tensor.shape
         if isinstance(slot.module, Linear):
             tensor = slot.module.divide(tensor)
@@ -192,6 +202,11 @@ def _replace(model: nn.Module, parameter: torch.Tensor, weight: DeferredWeight) 
             if value is parameter:
                 delattr(module, attribute)
                 setattr(module, attribute, weight)
+
+
+def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """For models without `convert`."""
+    return tensor
 
 
 def _canonical(name: str) -> str:

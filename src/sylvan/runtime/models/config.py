@@ -28,6 +28,10 @@ ACTIVATIONS: dict[str, ActivationKind] = {
 }
 
 
+class NotNative(ConfigError):  # noqa: N818 - a kind of refusal that has a way out
+    """A known family with a switch that its file here lacks; another path may serve it."""
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What decoder-only models share, spelt as Hugging Face spells it; switches have defaults.
 
@@ -56,7 +60,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["", "head", "whole"] = ""
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = True  # of layer norms
+    norm_offset: float = 0.0
+    gated_mlp: bool = True
+    head_bias: bool = False
+    rope_interleaved: bool = False
+    local_rope: RopeParams | None = None  # of layers with a window; None: as the others
+    nope_layers: tuple[int, ...] = ()
+    learned_positions: bool = False
+    residual_scale: float = 1.0
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0

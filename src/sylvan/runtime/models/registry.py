@@ -19,11 +19,46 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, architecture_of, read_config
 
+_HERE = "sylvan.runtime.models."
+
 MODELS: dict[str, str] = {
-    "LlamaForCausalLM": "sylvan.runtime.models.llama",
-    "MistralForCausalLM": "sylvan.runtime.models.llama",
-    "Qwen2ForCausalLM": "sylvan.runtime.models.llama",
-    "Qwen3ForCausalLM": "sylvan.runtime.models.llama",
+    "ArceeForCausalLM": _HERE + "stablelm",
+    "BaichuanForCausalLM": _HERE + "internlm2",
+    "BaiChuanForCausalLM": _HERE + "internlm2",
+    "Cohere2ForCausalLM": _HERE + "cohere",
+    "CohereForCausalLM": _HERE + "cohere",
+    "CwmForCausalLM": _HERE + "llama",
+    "Exaone4ForCausalLM": _HERE + "olmo",
+    "FalconForCausalLM": _HERE + "gpt2",
+    "GPT2LMHeadModel": _HERE + "gpt2",
+    "GPTBigCodeForCausalLM": _HERE + "gpt2",
+    "GPTJForCausalLM": _HERE + "gpt2",
+    "GPTNeoXForCausalLM": _HERE + "gpt2",
+    "Gemma2ForCausalLM": _HERE + "gemma",
+    "Gemma3ForCausalLM": _HERE + "gemma",
+    "GemmaForCausalLM": _HERE + "gemma",
+    "Glm4ForCausalLM": _HERE + "glm",
+    "GlmForCausalLM": _HERE + "glm",
+    "GraniteForCausalLM": _HERE + "llama",
+    "HeliumForCausalLM": _HERE + "llama",
+    "InternLM2ForCausalLM": _HERE + "internlm2",
+    "InternLM3ForCausalLM": _HERE + "llama",
+    "LlamaForCausalLM": _HERE + "llama",
+    "MiniCPMForCausalLM": _HERE + "llama",
+    "MinistralForCausalLM": _HERE + "llama",
+    "MistralForCausalLM": _HERE + "llama",
+    "NemotronForCausalLM": _HERE + "stablelm",
+    "OPTForCausalLM": _HERE + "gpt2",
+    "Olmo2ForCausalLM": _HERE + "olmo",
+    "Olmo3ForCausalLM": _HERE + "olmo",
+    "Phi3ForCausalLM": _HERE + "phi3",
+    "PhiForCausalLM": _HERE + "gpt2",
+    "Qwen2ForCausalLM": _HERE + "llama",
+    "Qwen3ForCausalLM": _HERE + "llama",
+    "SeedOssForCausalLM": _HERE + "llama",
+    "SmolLM3ForCausalLM": _HERE + "llama",
+    "StableLmForCausalLM": _HERE + "stablelm",
+    "Starcoder2ForCausalLM": _HERE + "stablelm",
 }
 
 

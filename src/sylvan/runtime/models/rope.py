@@ -44,17 +44,22 @@ class RopeParams(msgspec.Struct, frozen=True, kw_only=True):
         return int(head_dim * self.partial_rotary_factor)
 
 
-def parse_rope(raw: dict[str, Any], max_positions: int) -> RopeParams:
+def parse_rope(
+    raw: dict[str, Any], max_positions: int, layers: str = "full_attention"
+) -> RopeParams:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
     Args:
         raw: config.json as read.
         max_positions: Its `max_position_embeddings`.
+        layers: Whose parameters, where kinds of layers differ.
 
     Raises:
         ConfigError: an unknown rule, or a missing or impossible parameter.
     """
     found = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    if isinstance(found.get(layers), dict):
+        found = dict(found[layers])
     for key in ("rope_theta", "partial_rotary_factor"):
         if raw.get(key) is not None:
             found.setdefault(key, raw[key])

@@ -1,0 +1,260 @@
+"""What decoder-only families are made of: attention, feed-forward, blocks, and the stack.
+
+A family file parses its config.json into the switches of `ModelConfig`, chooses a block, and names
+the tensors of its checkpoint where they differ from the names here.
+
+Shapes: T tokens of all requests, R rows whose logits are wanted, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import AttentionLayer, Rope, X
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.attention import PagedAttention
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.embedding import Embedding
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.mlp import MLP, GatedMLP
+from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.rope import RopeParams, rope_table
+
+FUSED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""The joined modules as most checkpoints name their parts."""
+
+
+class Ropes:
+    """Rotary tables of a model: one object per rule, so that each is stored once."""
+
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        self._config, self._build = config, build
+        self._made: dict[RopeParams, Rope] = {}
+
+    def of(self, layer: int) -> Rope | None:
+        """The table of a layer; None where it has no rotary positions."""
+        config, build = self._config, self._build
+        if layer in config.nope_layers or config.learned_positions:
+            return None
+        local = config.local_rope if config.layer_windows[layer] is not None else None
+        params = local or config.rope
+        if params not in self._made:
+            positions = config.max_position_embeddings
+            table = rope_table(params, config.head_dim, positions, build.length)
+            self._made[params] = Rope(table.to(build.device), config.rope_interleaved)
+        return self._made[params]
+
+
+def make_norm(config: ModelConfig, build: Build) -> RMSNorm | LayerNorm:
+    """The family's norm over the hidden size."""
+    if config.norm == "rms":
+        return RMSNorm(build, config.hidden_size, config.rms_norm_eps, config.norm_offset)
+    return LayerNorm(build, config.hidden_size, config.rms_norm_eps, bias=config.norm_bias)
+
+
+def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
+    """The family's feed-forward block of a layer."""
+    sizes = config.hidden_size, config.intermediate_size
+    kind = GatedMLP if config.gated_mlp else MLP
+    return kind(build, *sizes, config.hidden_act, bias=config.mlp_bias)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; positions, windows and norms of heads by the config."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__()
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        parts = (config.q_dim, config.kv_dim, config.kv_dim)
+        self.qkv_proj = ColumnParallel(build, config.hidden_size, parts, bias=config.qkv_bias)
+        self.o_proj = RowParallel(build, config.q_dim, config.hidden_size, bias=config.o_bias)
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            whole = config.qk_norm == "whole"
+            widths = parts if whole else (config.head_dim, config.head_dim)
+            eps, offset = config.rms_norm_eps, config.norm_offset
+            self.q_norm = RMSNorm(build, widths[0], eps, offset)
+            self.k_norm = RMSNorm(build, widths[1], eps, offset)
+        spec = AttentionLayer(
+            index=layer,
+            num_heads=build.shard.share(heads, "num_attention_heads"),
+            num_kv_heads=build.shard.share(kv_heads, "num_key_value_heads"),
+            head_dim=config.head_dim,
+            scale=config.attention_scale or config.head_dim**-0.5,
+            window=config.layer_windows[layer],
+            softcap=config.attention_softcap or None,
+        )
+        self.attn = PagedAttention(spec, ropes.of(layer), self.q_norm, self.k_norm)
+
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+        return self.o_proj(self.attn(self.qkv_proj(x_TD), batch))
+
+
+class PreNorm(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); the residual stream is added by the norms."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(config, build)
+        self.self_attn = Attention(config, build, layer, ropes)
+        self.post_attention_layernorm = make_norm(config, build)
+        self.mlp = make_mlp(config, build, layer)
+        self._scale = config.residual_scale
+
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
+        h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
+        h_TD = scaled(self.self_attn(h_TD, batch), self._scale)
+        h_TD, stream_TD = self.post_attention_layernorm(h_TD, stream_TD)
+        return scaled(self.mlp(h_TD), self._scale), stream_TD
+
+
+class Sandwich(nn.Module):
+    """A norm before and after both attention and mlp (Gemma 2 and 3, GLM-4)."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(config, build)
+        self.self_attn = Attention(config, build, layer, ropes)
+        self.post_attention_layernorm = make_norm(config, build)
+        self.pre_feedforward_layernorm = make_norm(config, build)
+        self.mlp = make_mlp(config, build, layer)
+        self.post_feedforward_layernorm = make_norm(config, build)
+
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
+        h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
+        h_TD, _ = self.post_attention_layernorm(self.self_attn(h_TD, batch))
+        h_TD, stream_TD = self.pre_feedforward_layernorm(h_TD, stream_TD)
+        h_TD, _ = self.post_feedforward_layernorm(self.mlp(h_TD))
+        return h_TD, stream_TD
+
+
+class PostNorm(nn.Module):
+    """x + norm(attention(x)), then x + norm(mlp(x)) (OLMo 2, EXAONE 4)."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, build, layer, ropes)
+        self.post_attention_layernorm = make_norm(config, build)
+        self.mlp = make_mlp(config, build, layer)
+        self.post_feedforward_layernorm = make_norm(config, build)
+
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X | None]:
+        like = self.post_attention_layernorm.weight
+        h_TD, _ = self.post_attention_layernorm(self.self_attn(ops.cast(x_TD, like), batch))
+        x_TD = ops.add(x_TD, h_TD)
+        h_TD, _ = self.post_feedforward_layernorm(self.mlp(ops.cast(x_TD, like)))
+        return ops.add(x_TD, h_TD), None
+
+
+class Parallel(nn.Module):
+    """x + attention(norm(x)) + mlp(norm(x)), both from one norm (Cohere, Phi, GPT-J, Falcon)."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(config, build)
+        self.self_attn = Attention(config, build, layer, ropes)
+        self.mlp = make_mlp(config, build, layer)
+
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
+        h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
+        return ops.add(self.self_attn(h_TD, batch), self.mlp(h_TD)), stream_TD
+
+
+class ParallelTwoNorms(nn.Module):
+    """x + attention(norm1(x)) + mlp(norm2(x)) (GPT-NeoX, larger Falcons)."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(config, build)
+        self.self_attn = Attention(config, build, layer, ropes)
+        self.post_attention_layernorm = make_norm(config, build)
+        self.mlp = make_mlp(config, build, layer)
+
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
+        h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
+        g_TD, _ = self.post_attention_layernorm(stream_TD)
+        return ops.add(self.self_attn(h_TD, batch), self.mlp(g_TD)), stream_TD
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, final norm, head. A family derives, or is this with its own config."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = FUSED
+
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        super().__init__()
+        self.config = config
+        ropes = Ropes(config, build)
+        ids, dim = config.vocab_size, config.hidden_size
+        self.embed_tokens = Embedding(build, ids, dim, config.embed_scale)
+        self.embed_positions = None
+        if config.learned_positions:
+            self.embed_positions = Embedding(build, _positions(config, build), dim)
+        self.layers = nn.ModuleList(
+            self.block(config, build, i, ropes) for i in range(config.num_hidden_layers)
+        )
+        self.norm = make_norm(config, build)
+        self.lm_head = ColumnParallel(build, dim, (ids,), bias=config.head_bias)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
+        """One layer; a family overrides this to choose another arrangement."""
+        return PreNorm(config, build, layer, ropes)
+
+    def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A checkpoint tensor in the layout of the parameter that it fills."""
+        return tensor
+
+    def embed(self, batch: ForwardBatch) -> X:
+        x_TD = self.embed_tokens(batch.input_ids_T)
+        if self.embed_positions is None:
+            return x_TD
+        return ops.add(x_TD, self.embed_positions(batch.positions_T))
+
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+        residual_TD = None
+        for block in self.layers:
+            x_TD, residual_TD = block(x_TD, residual_TD, batch)
+        return self.norm(x_TD, residual_TD)[0]
+
+    def head(self, hidden_RD: X) -> X:
+        logits_RV = scaled(self.lm_head(hidden_RD, out_f32=True), self.config.logit_scale)
+        cap = self.config.logit_softcap
+        return ops.softcap(logits_RV, cap) if cap else logits_RV
+
+
+def scaled(x: X, factor: float) -> X:
+    """Multiply x by a factor, without an op where the factor is 1."""
+    return x if factor == 1.0 else ops.scale(x, factor)
+
+
+def ungroup_qkv(tensor: torch.Tensor, groups: int, head_dim: int) -> torch.Tensor:
+    """Rows stored as (queries, key, value) of each group, as all queries, all keys, all values."""
+    grouped = tensor.unflatten(0, (groups, -1, head_dim))
+    parts = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
+    return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+
+
+def _positions(config: ModelConfig, build: Build) -> int:
+    """Rows of a table of learned positions.
+
+    Raises:
+        ConfigError: longer texts are to be served than there are positions.
+    """
+    rows = config.max_position_embeddings
+    if build.length > rows:
+        raise ConfigError(
+            f"this model has {rows} learned positions; it cannot serve texts of {build.length}"
+        )
+    return rows

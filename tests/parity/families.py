@@ -1,0 +1,89 @@
+"""One tiny random configuration for each architecture that is checked in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import transformers
+from transformers import PretrainedConfig
+
+from tests.parity.checkpoints import SHAPE, VOCAB
+
+LAYERS = SHAPE["num_hidden_layers"]
+SLIDING = ["sliding_attention", "sliding_attention", "full_attention"]
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0],
+    "factor": 4.0,
+    "partial_rotary_factor": 0.5,
+}
+OLD_NAMES = {
+    "vocab_size": VOCAB,
+    "n_embd": 64,
+    "n_layer": LAYERS,
+    "n_head": 4,
+    "n_positions": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.15,
+}
+
+
+def _shape(name: str, **changes: object) -> Callable[[], PretrainedConfig]:
+    """A config class of transformers in the common shape."""
+    return lambda: getattr(transformers, name)(**SHAPE | changes)
+
+
+def _old(name: str, **changes: object) -> Callable[[], PretrainedConfig]:
+    """The same for classes that spell sizes as GPT-2 does."""
+    return lambda: getattr(transformers, name)(**OLD_NAMES | changes)
+
+
+DENSE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
+    {
+        "arcee": _shape("ArceeConfig"),
+        "cohere": _shape("CohereConfig"),
+        "cohere2": _shape("Cohere2Config", sliding_window=12, layer_types=SLIDING),
+        "cwm": _shape("CwmConfig", sliding_window=12, layer_types=SLIDING, head_dim=16),
+        "exaone4": _shape("Exaone4Config", sliding_window=12, layer_types=SLIDING),
+        "falcon-7b": _shape("FalconConfig", multi_query=True, parallel_attn=True),
+        "falcon-40b": _shape("FalconConfig", new_decoder_architecture=True, num_kv_heads=2),
+        "falcon-1b": _shape("FalconConfig", multi_query=False, parallel_attn=False, bias=True),
+        "gemma": _shape("GemmaConfig", head_dim=24),
+        "gemma2": _shape("Gemma2Config", head_dim=24, sliding_window=12, layer_types=SLIDING),
+        "gemma3": _shape("Gemma3TextConfig", head_dim=24, sliding_window=12, layer_types=SLIDING),
+        "glm": _shape("GlmConfig", head_dim=16, attention_bias=True),
+        "glm4": _shape("Glm4Config", head_dim=16),
+        "gpt2": _old("GPT2Config"),
+        "gpt-bigcode": _old("GPTBigCodeConfig", multi_query=True),
+        "gptj": _old("GPTJConfig", rotary_dim=8, tie_word_embeddings=False),
+        "gpt-neox": _shape("GPTNeoXConfig"),
+        "gpt-neox-sequential": _shape("GPTNeoXConfig", use_parallel_residual=False),
+        "granite": _shape(
+            "GraniteConfig",
+            embedding_multiplier=3.0,
+            logits_scaling=2.0,
+            residual_multiplier=0.5,
+            attention_multiplier=0.2,
+        ),
+        "helium": _shape("HeliumConfig", head_dim=16),
+        "ministral": _shape("MinistralConfig", sliding_window=12, layer_types=SLIDING, head_dim=16),
+        "nemotron": _shape("NemotronConfig"),
+        "olmo2": _shape("Olmo2Config"),
+        "olmo3": _shape("Olmo3Config", sliding_window=12, layer_types=SLIDING),
+        "opt": _shape("OPTConfig", ffn_dim=112, word_embed_proj_dim=64),
+        "phi": _shape("PhiConfig"),
+        "phi3": _shape("Phi3Config", sliding_window=20),
+        "phi4-longrope": _shape(
+            "Phi3Config", rope_parameters=LONGROPE, original_max_position_embeddings=64
+        ),
+        "seed-oss": _shape("SeedOssConfig", head_dim=16, attention_out_bias=True),
+        "smollm3": _shape("SmolLM3Config", no_rope_layers=[1, 0, 1]),
+        "stablelm": _shape("StableLmConfig", use_qkv_bias=True),
+        "stablelm-parallel": _shape("StableLmConfig", use_parallel_residual=True),
+        "starcoder2": _shape("Starcoder2Config", sliding_window=20),
+    }
+)

@@ -1,0 +1,82 @@
+"""Every family: greedy tokens and log probabilities equal those of transformers, in fp32."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from tests.parity.checkpoints import SHAPE, write
+from tests.parity.compare import compare
+from tests.parity.families import DENSE
+
+TOLERANCE = 1e-4  # of log probabilities of order 5, both sides in fp32
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_family_equals_transformers(family, tmp_path):
+    model = write(DENSE[family](), len(family), tmp_path)
+
+    found = compare(tmp_path, model)
+
+    assert not found.modes
+    assert found.logprob < TOLERANCE
+
+
+def _internlm2(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Its own names and its grouped projection, from the tensors of Llama."""
+    names = {
+        "embed_tokens": "tok_embeddings",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "lm_head": "output",
+    }
+    if name.endswith("q_proj.weight"):
+        q, k, v = (
+            tensors[name.replace("q_proj", p)].unflatten(0, (2, -1, 16))
+            for p in ("q_proj", "k_proj", "v_proj")
+        )
+        joined = torch.cat((q, k, v), 1).flatten(0, 2)
+        return {name.replace("self_attn.q_proj", "attention.wqkv"): joined}
+    found = name
+    for old, new in names.items():
+        found = found.replace(old, new)
+    return {} if "_proj" in found else {found: tensors[name]}
+
+
+def _baichuan(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One joined projection."""
+    if name.endswith("q_proj.weight"):
+        parts = [tensors[name.replace("q_proj", p)] for p in ("q_proj", "k_proj", "v_proj")]
+        return {name.replace("q_proj", "W_pack"): torch.cat(parts)}
+    return {} if "k_proj" in name or "v_proj" in name else {name: tensors[name]}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rename", "kv_heads"),
+    [("InternLM2ForCausalLM", _internlm2, 2), ("BaichuanForCausalLM", _baichuan, 4)],
+)
+def test_renamed_llama_equals_llama(architecture, rename, kv_heads, tmp_path):
+    """Architectures that transformers does not have: Llama's tensors under their names."""
+    shape = SHAPE | {"num_key_value_heads": kv_heads}
+    model = write(transformers.LlamaConfig(**shape), 3, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    found = {}
+    for name in tensors:
+        found |= rename(name, tensors)
+    save_file({k: v.contiguous() for k, v in found.items()}, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["architectures"] = [architecture]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+
+    difference = compare(tmp_path, model)
+
+    assert not difference.modes
+    assert difference.logprob < TOLERANCE
