@@ -170,35 +170,34 @@ async def render(context: Context, conversation: Conversation) -> RenderedPrompt
 def _rules(context: Context, conversation: Conversation, *, starts: bool) -> OutputRules:
     parsers, use = context.parsers, conversation.tool_use
     calling = None
-    if use.tools and use.choice == "auto":
+    if use.tools and use.choice != "none":
         calling = parsers.tools
-    elif use.choice not in ("auto", "none"):
-        calling = tool_family("json_array")
+        if use.choice != "auto" and (calling is None or calling.wrapping is None):
+            calling = tool_family("json_array")
     return OutputRules(
         reasoning=parsers.reasoning if conversation.separate_reasoning else None,
         starts_in_reasoning=starts,
         stream_reasoning=conversation.stream_reasoning,
         tools=calling,
         specs=ToolSpec.from_openai(use.tools),
-        parallel=use.parallel,
+        parallel=use.parallel and use.choice in ("auto", "required"),
     )
 
 
 def _constrained(conversation: Conversation, rules: OutputRules) -> SamplingParams:
     """Sampling parameters that force the calls the client asked for."""
     use, sampling = conversation.tool_use, conversation.sampling
-    if use.choice == "none":
-        return sampling
-    if use.choice != "auto":
-        if sampling.grammar is not None:
-            message = "tool_choice that forces a call excludes response_format and grammars."
-            raise RequestError(message, param="tool_choice")
-        schema = calls_schema(rules.specs, use.choice, parallel=use.parallel)
-        return msgspec.structs.replace(sampling, json_schema=json.dumps(schema))
+    forced = use.choice not in ("auto", "none")
+    if forced and sampling.grammar is not None:
+        message = "tool_choice that forces a call excludes response_format and grammars."
+        raise RequestError(message, param="tool_choice")
     strict = any(tool.get("function", {}).get("strict") for tool in use.tools)
-    if not strict or rules.tools is None or sampling.grammar is not None:
+    if rules.tools is None or sampling.grammar is not None or not (forced or strict):
         return sampling
-    tags = structural_tags(rules.tools.wrapping, rules.specs)
-    if tags is None:
+    tags = structural_tags(rules.tools.wrapping, rules.specs, use.choice)
+    if tags is not None:  # calls as the model writes them
+        return msgspec.structs.replace(sampling, structural_tag=json.dumps(tags.to_json()))
+    if not forced:
         return sampling
-    return msgspec.structs.replace(sampling, structural_tag=json.dumps(tags.to_json()))
+    schema = calls_schema(rules.specs, use.choice, parallel=use.parallel)
+    return msgspec.structs.replace(sampling, json_schema=json.dumps(schema))

@@ -159,12 +159,12 @@ async def test_tokens_are_counted_as_they_will_be_used(client):
 
 
 async def test_any_forces_a_call(client):
-    says(client, '[{"name": "get_weather", "parameters": {"city": "Ulm"}}]')
+    says(client, OUTPUT.partition("Let me see.")[2])
     body = {**BODY, "tools": [TOOL], "tool_choice": {"type": "any"}}
     reply = (await client.post("/v1/messages", body)).json()
 
     assert reply["content"][0]["input"] == {"city": "Ulm"}
-    assert client.engine.control.requests[-1].sampling.json_schema
+    assert client.engine.control.requests[-1].sampling.structural_tag
 
 
 @pytest.mark.parametrize(

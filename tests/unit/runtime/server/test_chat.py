@@ -8,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.http import Client
+
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {
     "type": "function",
@@ -187,16 +189,30 @@ async def test_tool_choice_none_leaves_the_text_alone(client):
     assert reply["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
-)
-async def test_forced_call_constrains_the_output_to_a_json_array(client, choice):
+FORCED = ["required", {"type": "function", "function": {"name": "get_weather"}}]
+
+
+@pytest.mark.parametrize("choice", FORCED)
+async def test_forced_call_is_constrained_to_the_models_own_form(client, choice):
+    says(client, TWO_CALLS.removeprefix("Let me see."))
+    reply = await chat(client, tools=[TOOL], tool_choice=choice)
+
+    calls = reply["choices"][0]["message"]["tool_calls"]
+    assert len(calls) == (2 if choice == "required" else 1)
+    assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Ulm"}
+    tag = json.loads(client.engine.control.requests[-1].sampling.structural_tag)
+    assert tag["at_least_one"] is True
+
+
+@pytest.mark.parametrize("choice", FORCED)
+async def test_forced_call_of_other_models_is_a_json_array(engine, choice):
+    client = Client(engine, tool_parser="pythonic")
     says(client, '[{"name": "get_weather", "parameters": {"city": "Ulm"}}]')
     reply = await chat(client, tools=[TOOL], tool_choice=choice)
 
     [call] = reply["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Ulm"}
-    schema = json.loads(client.engine.control.requests[-1].sampling.json_schema)
+    schema = json.loads(engine.control.requests[-1].sampling.json_schema)
     assert schema["type"] == "array"
     assert schema["minItems"] == 1
 
