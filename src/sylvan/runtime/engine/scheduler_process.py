@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from typing import Any, cast
@@ -39,6 +40,8 @@ def main(build: Build = build_scheduler) -> int:
 
 
 def _serve(loop: SchedulerLoop) -> int:
+    gc.collect()
+    gc.freeze()  # what is there now stays: collections that walk it are pauses for nothing
     try:
         loop.run()
     except ExecutorError:
