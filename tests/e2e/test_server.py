@@ -101,3 +101,21 @@ def test_nothing_runs_afterwards(http):
     info = http.get("/server_info").json()
     assert "secret" not in json.dumps(info)
     assert info["internal_states"][0]["num_running_reqs"] == 0
+
+
+def test_cache_is_explained(http):
+    prompt = "the quick brown fox jumps over the lazy dog"
+    for rid in ("first-look", "second-look"):
+        body = {"text": prompt, "rid": rid, "sampling_params": {"max_new_tokens": 4}}
+        assert http.post("/generate", json=body).status_code == 200
+
+    told = http.get("/cache/explain", params={"rid": "second-look"}).json()
+    assert told["reason"] == "all_cached"
+    assert told["cached_tokens"] == told["prompt_tokens"] - 1
+    tree = http.get("/cache/tree", params={"max_nodes": 5}).json()
+    assert 1 <= len(tree["nodes"]) <= 5
+    assert any(prompt[:9] in node["text"] for node in tree["nodes"])
+    curve = http.get("/cache/curve", params={"points": 4}).json()["curve"]
+    assert [p["hit_rate"] for p in curve] == sorted(p["hit_rate"] for p in curve)
+    assert http.get("/cache/explain", params={"rid": "nobody"}).status_code == 404
+    assert http.get("/cache/tree", params={"max_nodes": 0}).status_code == 400
