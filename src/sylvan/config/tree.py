@@ -90,6 +90,8 @@ class ServerConfig(Section, frozen=True):
     """Listen on this unix socket instead of host and port."""
     api_key: Secret | None = None
     """Key that clients must send as `Authorization: Bearer KEY`."""
+    api_key_file: str | None = None
+    """JSON file of further keys, as SHA-256 hashes, with tenants and their budgets."""
     admin_api_key: Secret | None = None
     """Key for the administrative routes."""
     root_path: str = ""
@@ -98,6 +100,8 @@ class ServerConfig(Section, frozen=True):
     """Web origins that may call this server from a browser; `*` for all."""
     max_body_bytes: Bytes = 32 << 20
     """A larger request body is refused with status 413."""
+    data_dir: str | None = None
+    """Folder for uploaded files and batches; without one they live until the server stops."""
     drain_s: Seconds = 30.0
     """After SIGTERM, how long running requests may take to end."""
     access_log: bool = False

@@ -12,19 +12,27 @@ HOLE = "\x00hole\x00"
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 
 
+def encode(content: Any) -> bytes:
+    """JSON on one line, also for clients to whom U+0085, U+2028 and U+2029 end a line."""
+    data = orjson.dumps(content, option=_OPTIONS)
+    if b"\xe2\x80" in data:
+        data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return data.replace(b"\xc2\x85", b"\\u0085") if b"\xc2\x85" in data else data
+
+
 def event(content: Any) -> bytes:
     """One event."""
-    return b"data: " + orjson.dumps(content, option=_OPTIONS) + b"\n\n"
+    return b"data: " + encode(content) + b"\n\n"
 
 
 def named_event(name: str, content: Any) -> bytes:
     """One event with a name, as Anthropic's and the Responses API's clients expect."""
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(content) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + encode(content) + b"\n\n"
 
 
 def line(content: Any) -> bytes:
     """One line of JSON, as Ollama's clients expect."""
-    return orjson.dumps(content) + b"\n"
+    return encode(content) + b"\n"
 
 
 class Framed:
@@ -44,4 +52,4 @@ class Framed:
 
     def fill(self, text: str) -> bytes:
         """The event with `text` in the hole."""
-        return self._head + orjson.dumps(text) + self._tail
+        return self._head + encode(text) + self._tail

@@ -179,3 +179,9 @@ async def test_abort_ends_a_stream_with_its_own_reason(client):
     reply = (await call).json()
 
     assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_ignored_fields_are_named_with_streams_too(client):
+    response = await client.post("/generate", {"text": "a", "stream": True, "foo": 1})
+
+    assert response.headers["x-sylvan-ignored-fields"] == "foo"
