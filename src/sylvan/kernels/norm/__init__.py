@@ -23,6 +23,7 @@ def rms_norm(
     """
     if isinstance(x, Value):
         return x.recorder.rms_norm(x, weight, eps, residual, weight_offset)
+    assert residual is None or isinstance(residual, torch.Tensor)
     return reference.rms_norm(x, weight, eps, residual, weight_offset)
 
 
@@ -39,4 +40,5 @@ def layer_norm(
     """
     if isinstance(x, Value):
         return x.recorder.layer_norm(x, weight, bias, eps, residual)
+    assert residual is None or isinstance(residual, torch.Tensor)
     return reference.layer_norm(x, weight, bias, eps, residual)

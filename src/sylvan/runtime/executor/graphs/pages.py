@@ -65,7 +65,7 @@ class NativePool:
     def export_pages(self, pages: IntArray) -> memoryview:
         """See `KVCachePool.export_pages`."""
         sides = [x[pages] for layer in self._layers for x in (layer.keys, layer.values)]
-        return memoryview(np.concatenate(sides, axis=1)).cast("B")
+        return np.concatenate(sides, axis=1).data.cast("B")
 
     def import_pages(self, pages: IntArray, data: memoryview) -> None:
         """See `KVCachePool.import_pages`."""
