@@ -27,7 +27,7 @@ class TrainConfig:
     """How to train; the budget is in seconds of wall time."""
 
     seed: int = 1
-    budget: float = 3300.0
+    budget: float = 3600.0
     batch_tokens: int = 1536
     step_batches: int = 3
     matrix_lr: float = 0.02
