@@ -89,7 +89,9 @@ def keyed():
     return Config(server=ServerConfig(api_key=key, admin_api_key=key, ssl_keyfile_password=key))
 
 
-@pytest.mark.parametrize("show", [repr, str, "{}".format, "{!r}".format], ids=str)
+@pytest.mark.parametrize(
+    "show", [repr, str, "{}".format, "{!r}".format], ids=["repr", "str", "format", "format repr"]
+)
 def test_secrets_never_show(keyed, show):
     assert "sesame" not in show(keyed)
     assert "sesame" not in show(keyed.server.api_key)
