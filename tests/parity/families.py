@@ -12,6 +12,31 @@ from tests.parity.checkpoints import SHAPE, VOCAB
 
 LAYERS = SHAPE["num_hidden_layers"]
 SLIDING = ["sliding_attention", "sliding_attention", "full_attention"]
+EXPERTS = {
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_local_experts": 8,
+    "num_experts": 8,
+}
+SHARED = EXPERTS | {"n_shared_experts": 1, "n_group": 4, "topk_group": 2}
+LATENT = SHARED | {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 64,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -87,3 +112,25 @@ DENSE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
         "starcoder2": _shape("Starcoder2Config", sliding_window=20),
     }
 )
+
+EXPERT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
+    {
+        "deepseek-v2": _shape(
+            "DeepseekV2Config",
+            **LATENT | {"q_lora_rank": None, "head_dim": 8},
+            topk_method="group_limited_greedy",
+        ),
+        "deepseek-v3": _shape("DeepseekV3Config", **LATENT, rope_parameters=YARN),
+        "dots1": _shape("Dots1Config", **SHARED, first_k_dense_replace=1, head_dim=16),
+        "glm4-moe": _shape("Glm4MoeConfig", **SHARED, use_qk_norm=True, head_dim=16),
+        "gpt-oss": _shape("GptOssConfig", **EXPERTS, head_dim=16, sliding_window=12),
+        "mixtral": _shape("MixtralConfig", **EXPERTS),
+        "olmoe": _shape("OlmoeConfig", **EXPERTS),
+        "phimoe": _shape("PhimoeConfig", **EXPERTS, attention_bias=True, lm_head_bias=True),
+        "qwen2-moe": _shape(
+            "Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, decoder_sparse_step=2
+        ),
+        "qwen3-moe": _shape("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True, head_dim=16),
+    }
+)
+FAMILIES = {**DENSE, **EXPERT}

@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from tests.parity.checkpoints import SHAPE, write
 from tests.parity.compare import compare
-from tests.parity.families import DENSE
+from tests.parity.families import FAMILIES
 
 TOLERANCE = 1e-4  # of log probabilities of order 5, both sides in fp32
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_family_equals_transformers(family, tmp_path):
-    model = write(DENSE[family](), len(family), tmp_path)
+    model = write(FAMILIES[family](), len(family), tmp_path)
 
     found = compare(tmp_path, model)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from sylvan.kernels.cast import cast
 from sylvan.kernels.embed import embedding
+from sylvan.kernels.experts import experts
 from sylvan.kernels.gating import activation, glu
+from sylvan.kernels.latent import latent_heads, latent_output
 from sylvan.kernels.matmul import linear
 from sylvan.kernels.norm import layer_norm, rms_norm
 from sylvan.kernels.paged import attention
@@ -16,7 +18,10 @@ __all__ = [
     "attention",
     "cast",
     "embedding",
+    "experts",
     "glu",
+    "latent_heads",
+    "latent_output",
     "layer_norm",
     "linear",
     "rms_norm",

@@ -33,8 +33,10 @@ from sylvan.runtime.models.checkpoint import (
 )
 from sylvan.runtime.models.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token
 from sylvan.runtime.models.registry import load_config, load_family
+from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
-from sylvan.runtime.sampling.processors import GrammarMasks, LogitsProcessor
+from sylvan.runtime.sampling.constraints import Constraints
+from sylvan.runtime.sampling.processors import LogitsProcessor
 from sylvan.runtime.sampling.sampler import Sampler
 from sylvan.utils import plugins
 
@@ -70,7 +72,7 @@ class LocalOptions:
 class SamplingParts:
     """What features add to sampling."""
 
-    masks: GrammarMasks | None = None
+    constraints: Constraints | None = None
     custom: Sequence[LogitsProcessor] = ()
 
 
@@ -157,8 +159,13 @@ def build_executor(
     made = _with_program(plan) or _with_tensors(plan)
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device)
     parts = sampling or SamplingParts()
-    sampler = Sampler(parts.masks, parts.custom)
-    worker = Worker(made.runner, batch, sampler, config.vocab_size)
+    worker = Worker(
+        made.runner,
+        batch,
+        Sampler(parts.custom),
+        config.vocab_size,
+        constraints=parts.constraints,
+    )
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens, max_running_reqs=options.max_running_reqs
     )
@@ -184,10 +191,11 @@ class _Plan:
     @property
     def kv_shape(self) -> KVShape:
         """What the pool holds."""
+        config, latent = self.config, self.config.latent
         return KVShape(
-            num_layers=self.config.num_hidden_layers,
-            num_kv_heads=self.config.num_key_value_heads,
-            head_dim=self.config.head_dim,
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=latent.latent + latent.turning if latent else config.head_dim,
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
         )
@@ -246,8 +254,15 @@ def _with_tensors(plan: _Plan) -> _Made:
         dummy_weights(model, plan.options.seed)
     else:
         load_weights(model, plan.model_dir, plan.progress)
-    pool = MHAPool(plan.kv_shape, plan.build.dtype, plan.build.device)
+    pool = tensor_pool(plan.config, plan.kv_shape, plan.build)
     return _Made("eager", EagerRunner(model), pool, attention)
+
+
+def tensor_pool(config: ModelConfig, shape: KVShape, build: Build) -> KVCachePool:
+    """The pool of what a model's attention keeps of a token."""
+    if config.latent is not None:
+        return LatentPool(shape, config.latent.latent, build.dtype, build.device)
+    return MHAPool(shape, build.dtype, build.device)
 
 
 def load_attention(name: str, device: torch.device) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import nn
 from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models.safetensors import Checkpoint
 
 Progress = Callable[[int, int], None]
@@ -56,8 +58,12 @@ def slots(model: nn.Module) -> Iterator[Slot]:
         parts = fused.get(last, (last,))
         above = [fused.get(part, (part,)) for part in head.split(".") if part]
         stem = "".join(f"{names[0]}." for names in above if names)
-        sources = tuple(f"{stem}{part}.{attribute}" for part in parts)
         module, shape = model.get_submodule(path), parameter.shape
+        sources = tuple(f"{stem}{part}.{attribute}" for part in parts)
+        if isinstance(module, Experts) and not getattr(model, "stacked", False):
+            names = fused.get(attribute, (attribute,))
+            places = itertools.product(range(len(parameter)), names)
+            sources = tuple(f"{stem}{last}.{n}.{part}.weight" for n, part in places)
         yield Slot(module, attribute, name, sources, shape, parameter.dtype)
 
 
@@ -96,9 +102,10 @@ class WeightReader:
         """The parameter `name`, joined, converted and checked; a new tensor."""
         slot = self._slots[name]
         out = torch.empty(slot.shape, dtype=slot.dtype)
+        flat = out.flatten(0, 1) if len(slot.sources) > 1 and out.dim() == 3 else out
         row = 0
         for source, rows in zip(slot.sources, _rows(slot), strict=True):
-            target = out[row : row + rows]
+            target = flat[row : row + rows]
             target.copy_(self._part(slot, source, target.shape))
             row += rows
         _check_finite(name, out)
@@ -159,7 +166,7 @@ def defer_weights(
     progress = progress or (lambda done, total: None)
     meter = _Meter(reader, progress, total)
     for slot in list(slots(model)):
-        if slot.parameter.dim() == 2:
+        if slot.parameter.dim() >= 2:
             _replace(model, slot.parameter, meter.deferred(slot))
         else:
             slot.parameter.data.copy_(meter.read(slot.name))
@@ -219,6 +226,8 @@ def _rows(slot: Slot) -> tuple[int, ...]:
     """Rows of the parameter that each source fills."""
     if isinstance(slot.module, Linear) and len(slot.module.parts) == len(slot.sources):
         return slot.module.parts
+    if isinstance(slot.module, Experts) and len(slot.sources) > 1:
+        return (slot.shape[0] * slot.shape[1] // len(slot.sources),) * len(slot.sources)
     assert len(slot.sources) == 1
     return (slot.shape[0],)
 

@@ -32,6 +32,43 @@ class NotNative(ConfigError):  # noqa: N818 - a kind of refusal that has a way o
     """A known family with a switch that its file here lacks; another path may serve it."""
 
 
+class MoEConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Mixture of experts; see `kernels.experts.Routing` and `layers.moe.MoEShape`.
+
+    `layers` are those with experts; the others have the plain feed-forward.
+    """
+
+    num_experts: int
+    top_k: int
+    inner: int
+    layers: tuple[int, ...]
+    scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"] = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    group_rank: Literal["best", "best_two"] = "best"
+    jitter: float = 0.01
+    scale_inputs: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+    correction: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+    alpha: float = 1.0
+    limit: float | None = None
+
+
+class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of latent attention; see `kernels.latent.LatentShape`."""
+
+    q_rank: int | None
+    latent: int
+    nope: int
+    turning: int
+    value: int
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What decoder-only models share, spelt as Hugging Face spells it; switches have defaults.
 
@@ -71,6 +108,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     nope_layers: tuple[int, ...] = ()
     learned_positions: bool = False
     residual_scale: float = 1.0
+    sinks: bool = False
+    moe: MoEConfig | None = None
+    latent: LatentConfig | None = None
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
@@ -213,6 +253,8 @@ def check_config(config: ModelConfig) -> None:
         )
     if not (math.isfinite(config.rms_norm_eps) and config.rms_norm_eps >= 0):
         raise ConfigError(f"config.json: rms_norm_eps must be >= 0, it is {config.rms_norm_eps}")
+    if config.moe is not None:
+        _check_moe(config.moe)
     if config.layer_windows and len(config.layer_windows) != config.num_hidden_layers:
         raise ConfigError(
             f"config.json: layer_types has {len(config.layer_windows)} entries for "
@@ -220,6 +262,22 @@ def check_config(config: ModelConfig) -> None:
         )
     if any(w is not None and w < 1 for w in config.layer_windows):
         raise ConfigError("config.json: sliding_window must be at least 1")
+
+
+def _check_moe(moe: MoEConfig) -> None:
+    counts = {"experts": moe.num_experts, "experts of a token": moe.top_k, "inner size": moe.inner}
+    for what, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"config.json: the mixture of experts needs at least 1 {what}")
+    if moe.top_k > moe.num_experts:
+        raise ConfigError(
+            f"config.json: a token goes to {moe.top_k} experts, but there are {moe.num_experts}"
+        )
+    if moe.groups < 1 or moe.num_experts % moe.groups or not 1 <= moe.kept_groups <= moe.groups:
+        raise ConfigError(
+            f"config.json: {moe.num_experts} experts do not divide into {moe.groups} groups of "
+            f"which {moe.kept_groups} are kept"
+        )
 
 
 def sliding_windows(raw: dict[str, Any], default_on: bool) -> tuple[int | None, ...]:
@@ -246,6 +304,8 @@ def sliding_windows(raw: dict[str, Any], default_on: bool) -> tuple[int | None, 
 def kv_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int:
     """Bytes of keys and values that one token takes in all layers; needs no weights."""
     per_layer = 2 * config.num_key_value_heads * config.head_dim
+    if config.latent is not None:
+        per_layer = config.latent.latent + config.latent.turning
     return config.num_hidden_layers * per_layer * DTYPE_BYTES[dtype or config.dtype]
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, Rope, X
+from sylvan.kernels.experts import Routing
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import PagedAttention
@@ -23,8 +24,9 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
 from sylvan.runtime.layers.mlp import MLP, GatedMLP
+from sylvan.runtime.layers.moe import MoE, MoEShape
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
-from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.config import ModelConfig, MoEConfig
 from sylvan.runtime.models.rope import RopeParams, rope_table
 
 FUSED: Mapping[str, tuple[str, ...]] = {
@@ -64,9 +66,39 @@ def make_norm(config: ModelConfig, build: Build) -> RMSNorm | LayerNorm:
 
 def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
     """The family's feed-forward block of a layer."""
+    if config.moe is not None and layer in config.moe.layers:
+        return MoE(build, _moe_shape(config.moe, config))
     sizes = config.hidden_size, config.intermediate_size
     kind = GatedMLP if config.gated_mlp else MLP
     return kind(build, *sizes, config.hidden_act, bias=config.mlp_bias)
+
+
+def _moe_shape(moe: MoEConfig, config: ModelConfig) -> MoEShape:
+    routing = Routing(
+        top_k=moe.top_k,
+        scores=moe.scores,
+        normalise=moe.normalise,
+        scale=moe.scale,
+        groups=moe.groups,
+        kept_groups=moe.kept_groups,
+        group_rank=moe.group_rank,
+        jitter=moe.jitter,
+        scale_inputs=moe.scale_inputs,
+    )
+    return MoEShape(
+        dim=config.hidden_size,
+        inner=moe.inner,
+        num_experts=moe.num_experts,
+        routing=routing,
+        act=config.hidden_act,
+        shared=moe.shared,
+        shared_gate=moe.shared_gate,
+        correction=moe.correction,
+        router_bias=moe.router_bias,
+        expert_bias=moe.expert_bias,
+        alpha=moe.alpha,
+        limit=moe.limit,
+    )
 
 
 class Attention(nn.Module):
@@ -78,6 +110,7 @@ class Attention(nn.Module):
         parts = (config.q_dim, config.kv_dim, config.kv_dim)
         self.qkv_proj = ColumnParallel(build, config.hidden_size, parts, bias=config.qkv_bias)
         self.o_proj = RowParallel(build, config.q_dim, config.hidden_size, bias=config.o_bias)
+        self.sinks = build.empty(heads) if config.sinks else None
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             whole = config.qk_norm == "whole"
@@ -93,6 +126,7 @@ class Attention(nn.Module):
             scale=config.attention_scale or config.head_dim**-0.5,
             window=config.layer_windows[layer],
             softcap=config.attention_softcap or None,
+            sinks=self.sinks,
         )
         self.attn = PagedAttention(spec, ropes.of(layer), self.q_norm, self.k_norm)
 

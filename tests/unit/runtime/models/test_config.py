@@ -80,10 +80,10 @@ def test_windows_of_layers(tmp_path, changes, windows):
 @pytest.mark.parametrize(
     ("family", "switches"),
     [
-        ("Llama", (False, False, False)),
-        ("Mistral", (False, False, False)),
-        ("Qwen2", (True, False, False)),
-        ("Qwen3", (False, False, True)),
+        ("Llama", (False, False, "")),
+        ("Mistral", (False, False, "")),
+        ("Qwen2", (True, False, "")),
+        ("Qwen3", (False, False, "head")),
     ],
 )
 def test_switches_of_families(tmp_path, family, switches):

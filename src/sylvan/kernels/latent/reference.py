@@ -1,0 +1,34 @@
+"""The definition of correct, in PyTorch."""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.kernels.latent.parts import LatentParts
+from sylvan.kernels.paged.reference import head_norm, rotate
+
+
+def latent_heads(
+    q: torch.Tensor, kv: torch.Tensor, parts: LatentParts, positions_T: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `latent.latent_heads`."""
+    shape = parts.shape
+    nope, turning = q.unflatten(-1, (shape.num_heads, -1)).split((shape.nope, shape.turning), -1)
+    keys_up = _dense(parts).unflatten(0, (shape.num_heads, -1))[:, : shape.nope]
+    absorbed = torch.einsum("tnh,nhc->tnc", nope, keys_up)
+    turned = rotate(turning.float(), positions_T, parts.rope).to(q.dtype)
+    latent, key = kv.float()[:, None].split((shape.latent, shape.turning), -1)
+    key = torch.cat((head_norm(latent, parts.norm), rotate(key, positions_T, parts.rope)), -1)
+    return torch.cat((absorbed, turned), -1), key.to(kv.dtype)
+
+
+def latent_output(out_TNC: torch.Tensor, parts: LatentParts) -> torch.Tensor:
+    """See `latent.latent_output`."""
+    shape = parts.shape
+    values_up = _dense(parts).unflatten(0, (shape.num_heads, -1))[:, shape.nope :]
+    return torch.einsum("tnc,nvc->tnv", out_TNC, values_up).flatten(1)
+
+
+def _dense(parts: LatentParts) -> torch.Tensor:
+    assert isinstance(parts.up, torch.Tensor)
+    return parts.up

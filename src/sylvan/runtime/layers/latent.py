@@ -1,0 +1,63 @@
+"""Multi-head latent attention over the compressed KV pool.
+
+Shapes: T rows, D hidden, N heads.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import AttentionLayer, Rope, X
+from sylvan.kernels.latent import LatentParts, LatentShape
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.linear import Linear, RowParallel
+from sylvan.runtime.layers.norm import RMSNorm
+
+_EPS = 1e-6  # of the norms of latent vectors, whatever the model's own is
+
+
+class LatentAttention(nn.Module):
+    """Queries by way of a latent vector if `q_rank`; keys and values always."""
+
+    def __init__(
+        self, build: Build, dim: int, shape: LatentShape, layer: AttentionLayer, q_rank: int | None
+    ) -> None:
+        super().__init__()
+        self._shape, self._layer = shape, layer
+        self._rope: Rope | None = None
+        queries = (shape.num_heads * (shape.nope + shape.turning),)
+        self.q_rank = q_rank
+        if q_rank is None:
+            self.q_proj = Linear(build, dim, queries, bias=False)
+        else:
+            self.q_a_proj = Linear(build, dim, (q_rank,), bias=False)
+            self.q_a_layernorm = RMSNorm(build, q_rank, _EPS)
+            self.q_b_proj = Linear(build, q_rank, queries, bias=False)
+        joined = (shape.latent + shape.turning,)
+        self.kv_a_proj_with_mqa = Linear(build, dim, joined, bias=False)
+        self.kv_a_layernorm = RMSNorm(build, shape.latent, _EPS)
+        both = (shape.num_heads * (shape.nope + shape.value),)
+        self.kv_b_proj = Linear(build, shape.latent, both, bias=False)
+        self.o_proj = RowParallel(build, shape.num_heads * shape.value, dim)
+
+    def turn_by(self, rope: Rope) -> None:
+        """Set the table of positions."""
+        self._rope = rope
+
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+        """Shape: (T, D) -> (T, D)."""
+        assert self._rope is not None
+        if self.q_rank is None:
+            q = self.q_proj(x_TD)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD))[0])
+        parts = LatentParts(
+            self._shape, self.kv_b_proj.weight, self.kv_a_layernorm.of_heads(), self._rope
+        )
+        kv = self.kv_a_proj_with_mqa(x_TD)
+        q_TNC, k_T1C = ops.latent_heads(q, kv, parts, batch.positions_T)
+        value_T1C = k_T1C[..., : self._shape.latent]
+        out_TNC = batch.attention.run(self._layer, q_TNC, k_T1C, value_T1C, batch)
+        return self.o_proj(ops.latent_output(out_TNC, parts))

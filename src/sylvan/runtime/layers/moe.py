@@ -1,0 +1,104 @@
+"""Mixture-of-experts feed-forward: router, experts, and experts that every token goes to.
+
+Shapes: T rows, D hidden, E experts, F inner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import ActivationKind, X
+from sylvan.kernels.experts import ExpertWeights, Routing
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.mlp import GatedMLP
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoEShape:
+    """Sizes and switches of one layer. `shared` columns belong to experts that all tokens visit."""
+
+    dim: int
+    inner: int
+    num_experts: int
+    routing: Routing
+    act: ActivationKind
+    shared: int = 0
+    shared_gate: bool = False
+    correction: bool = False  # a bias that takes part in choosing only
+    router_bias: bool = False
+    expert_bias: bool = False
+    alpha: float = 1.0
+    limit: float | None = None
+
+
+class Router(Linear):
+    """Logits of each expert; `e_score_correction_bias` is for choosing."""
+
+    def __init__(self, build: Build, shape: MoEShape) -> None:
+        super().__init__(build, shape.dim, (shape.num_experts,), bias=shape.router_bias)
+        self.e_score_correction_bias = build.empty(shape.num_experts) if shape.correction else None
+
+
+class Experts(nn.Module):
+    """Weights of all experts, stacked. Checkpoints store each expert, or the stack."""
+
+    def __init__(self, build: Build, shape: MoEShape) -> None:
+        super().__init__()
+        count, inner, dim = shape.num_experts, shape.inner, shape.dim
+        self.gate_up_proj = build.empty(count, 2 * inner, dim)
+        self.down_proj = build.empty(count, dim, inner)
+        self.gate_up_proj_bias = build.empty(count, 2 * inner) if shape.expert_bias else None
+        self.down_proj_bias = build.empty(count, dim) if shape.expert_bias else None
+        self._shape = shape
+
+    def weights(self) -> ExpertWeights:
+        """As the op takes them."""
+        return ExpertWeights(
+            gate_up=self.gate_up_proj,
+            down=self.down_proj,
+            gate_up_bias=self.gate_up_proj_bias,
+            down_bias=self.down_proj_bias,
+            act=self._shape.act,
+            alpha=self._shape.alpha,
+            limit=self._shape.limit,
+        )
+
+
+class MoE(nn.Module):
+    """Each row visits a few experts. `load` counts the rows that each expert had so far: (E,)."""
+
+    def __init__(self, build: Build, shape: MoEShape) -> None:
+        super().__init__()
+        self.gate = Router(build, shape)
+        self.experts = Experts(build, shape)
+        self.shared_experts = self.shared_expert_gate = None
+        if shape.shared:
+            self.shared_experts = GatedMLP(build, shape.dim, shape.shared, shape.act)
+        if shape.shared_gate:
+            self.shared_expert_gate = Linear(build, shape.dim, (1,), bias=False)
+        self.load = torch.zeros(shape.num_experts, dtype=torch.int64)
+        self._routing = shape.routing
+
+    def forward(self, x_TD: X) -> X:
+        """Shape: (T, D) -> (T, D)."""
+        logits_TE = self.gate(x_TD, out_f32=True)
+        routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
+        out_TD, load_E = ops.experts(x_TD, logits_TE, routing, self.experts.weights())
+        self.load += load_E.to(self.load.device)
+        if self.shared_experts is None:
+            return out_TD
+        shared_TD = self.shared_experts(x_TD)
+        if self.shared_expert_gate is not None:
+            open_T1 = ops.activation(self.shared_expert_gate(x_TD), "sigmoid")
+            shared_TD = shared_TD * open_T1
+        return ops.add(out_TD, shared_TD)
+
+
+def expert_load(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Rows that each expert had since the model was made, by the name of the layer."""
+    return {name: part.load for name, part in model.named_modules() if isinstance(part, MoE)}

@@ -1,0 +1,124 @@
+"""DeepSeek V2 and V3 (R1): latent attention with a compressed cache, and many small experts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+from sylvan.kernels.api import AttentionLayer, X
+from sylvan.kernels.latent import LatentShape
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.latent import LatentAttention
+from sylvan.runtime.models.config import (
+    LatentConfig,
+    ModelConfig,
+    MoEConfig,
+    NotNative,
+    common_fields,
+    make_config,
+)
+from sylvan.runtime.models.decoder import Decoder, Ropes, make_mlp, make_norm
+from sylvan.runtime.models.moe import grouped_experts, sparse_layers
+from sylvan.runtime.models.rope import RopeParams
+
+Raw = dict[str, Any]
+
+
+def parse(raw: Raw) -> ModelConfig:
+    """Read config.json of `DeepseekV2ForCausalLM` and `DeepseekV3ForCausalLM`."""
+    if raw.get("attention_bias"):
+        raise NotNative("biases in latent attention")
+    turning = raw.get("qk_rope_head_dim") or 64
+    fields = common_fields(raw | {"head_dim": turning, "num_key_value_heads": 1})
+    latent = LatentConfig(
+        q_rank=raw.get("q_lora_rank"),
+        latent=raw.get("kv_lora_rank") or 512,
+        nope=raw.get("qk_nope_head_dim") or 128,
+        turning=turning,
+        value=raw.get("v_head_dim") or 128,
+    )
+    second = fields["architecture"] == "DeepseekV2ForCausalLM"
+    found = {
+        "latent": latent,
+        "rope_interleaved": bool(raw.get("rope_interleave", True)),
+        "attention_scale": (latent.nope + turning) ** -0.5 * _stretch(fields["rope"]),
+        "moe": _greedy(raw) if second else grouped_experts(raw, first=_first(raw, 3)),
+    }
+    return make_config(fields | found)
+
+
+def _first(raw: Raw, default: int) -> int:
+    found = raw.get("first_k_dense_replace")
+    return default if found is None else found
+
+
+def _stretch(rope: RopeParams) -> float:
+    """YaRN's correction of the scores of long texts, squared: for queries and for keys."""
+    if rope.rope_type == "default" or not rope.mscale_all_dim or (rope.factor or 1) <= 1:
+        return 1.0
+    return (0.1 * rope.mscale_all_dim * math.log(rope.factor or 1) + 1) ** 2
+
+
+def _greedy(raw: Raw) -> MoEConfig:
+    """Version 2: softmax over all experts, the best groups by their best expert."""
+    groups = raw.get("topk_method", "greedy") == "group_limited_greedy"
+    inner = raw.get("moe_intermediate_size") or 0
+    return MoEConfig(
+        num_experts=raw.get("n_routed_experts") or 64,
+        top_k=raw.get("num_experts_per_tok") or 6,
+        inner=inner,
+        scale=raw.get("routed_scaling_factor", 1.0),
+        groups=(raw.get("n_group") or 1) if groups else 1,
+        kept_groups=(raw.get("topk_group") or 1) if groups else 1,
+        layers=sparse_layers(raw, first=_first(raw, 0)),
+        shared=inner * (raw.get("n_shared_experts") or 0),
+    )
+
+
+class Block(nn.Module):
+    """Pre-norm, as Llama's, around latent attention."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__()
+        sizes = config.latent
+        assert sizes is not None
+        shape = LatentShape(
+            num_heads=config.num_attention_heads,
+            nope=sizes.nope,
+            turning=sizes.turning,
+            value=sizes.value,
+            latent=sizes.latent,
+        )
+        spec = AttentionLayer(
+            index=layer,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=1,
+            head_dim=sizes.latent + sizes.turning,
+            v_head_dim=sizes.latent,
+            scale=config.attention_scale or 1.0,
+        )
+        rope = ropes.of(layer)
+        assert rope is not None
+        self.input_layernorm = make_norm(config, build)
+        self.self_attn = LatentAttention(build, config.hidden_size, shape, spec, sizes.q_rank)
+        self.self_attn.turn_by(rope)
+        self.post_attention_layernorm = make_norm(config, build)
+        self.mlp = make_mlp(config, build, layer)
+
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
+        h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
+        h_TD, stream_TD = self.post_attention_layernorm(self.self_attn(h_TD, batch), stream_TD)
+        return self.mlp(h_TD), stream_TD
+
+
+class Deepseek(Decoder):
+    """A decoder of these blocks."""
+
+    def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
+        return Block(config, build, layer, ropes)
+
+
+MODEL = Deepseek
