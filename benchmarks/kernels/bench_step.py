@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
+from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.library import load
-from sylvan.kernels.native.memory import allocate
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool

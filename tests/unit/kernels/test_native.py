@@ -13,9 +13,9 @@ from sylvan.kernels import build
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.matmul.pack import pack, pack_nothing
 from sylvan.kernels.matmul.weights import Int4Weight, quantise_int4, quantise_int8
+from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.binding import Kind
 from sylvan.kernels.native.library import LibraryMissing, describe, load
-from sylvan.kernels.native.memory import allocate
 from sylvan.kernels.native.plan import Call, Draft, place
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight, Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
-from sylvan.kernels.native.memory import Bytes, allocate
+from sylvan.kernels.memory import Bytes, allocate
 
 PackKind = Literal["dense", "int8", "int4"]
 LANES = 16

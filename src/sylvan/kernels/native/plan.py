@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import COUNTS, OP, TYPES, Kind
-from sylvan.kernels.native.memory import Bytes, allocate
 
 Ref = int | None
 """Index into the constants (negative: ~index) or the virtual buffers (>= 0); None is absent."""

@@ -23,8 +23,8 @@ from sylvan.kernels.api import (
 )
 from sylvan.kernels.matmul.pack import PackedWeight, as_bytes, pack, pack_nothing
 from sylvan.kernels.matmul.weights import DeferredWeight
+from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import FUNCTIONS, Constants, Kind
-from sylvan.kernels.native.memory import Bytes, allocate
 from sylvan.kernels.native.plan import Call, Draft, Ref
 from sylvan.kernels.paged.cache import LayerPages
 
@@ -196,11 +196,16 @@ class NativeRecorder:
         dims = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
         dims = (*dims, pages.shape.page_size)
         table, turning = self._rope(rope, layer.head_dim)
-        norms = [self._head_norm(n, layer.head_dim) for n in (q_norm, k_norm)]
+        norms, at_once = zip(
+            self._head_norm(q_norm, layer.head_dim, layer.num_heads),
+            self._head_norm(k_norm, layer.head_dim, layer.num_kv_heads),
+            strict=True,
+        )
         eps = [n.eps if n else 0.0 for n in (q_norm, k_norm)]
         interleaved = int(rope is not None and rope.interleaved)
         store = (qkv.id, keys, values, table, *norms)
-        self._call(Kind.ROPE_STORE, qkv, store, (*dims, turning, interleaved), (*eps,))
+        sizes = (*dims, turning, interleaved, *at_once)
+        self._call(Kind.ROPE_STORE, qkv, store, sizes, (*eps,))
         out = self._new(layer.num_heads * layer.value_dim, self._dtype)
         if self._parts is None:
             self._parts = self.draft.constant(allocate(_PARTS_MIB << 20))
@@ -227,6 +232,14 @@ class NativeRecorder:
         wide = [int(v.dtype == "f32" != self._dtype) for v in (a, b)]
         buffers = a.id, b.id, out.id
         self._call(Kind.ADD, out, buffers, (a.cols, *wide), (scale,), type_=self._dtype)
+        return out
+
+    def cast(self, x: Value) -> Value:
+        """See `Recorder.cast`."""
+        if x.dtype == self._dtype:
+            return x
+        out = self._new(x.cols, self._dtype, x.rows)
+        self._call(Kind.CAST, out, (x.id, out.id), (x.cols,))
         return out
 
     def scale(self, x: Value, factor: float) -> Value:
@@ -338,12 +351,14 @@ class NativeRecorder:
             raise Unsupported(f"a rotary table of {dim} columns for heads of {head_dim}")
         return self._vector(rope.cos_sin), dim
 
-    def _head_norm(self, norm: HeadNorm | None, head_dim: int) -> Ref:
+    def _head_norm(self, norm: HeadNorm | None, head_dim: int, heads: int) -> tuple[Ref, int]:
+        """The weight, and whether it is over all heads at once."""
         if norm is None:
-            return None
-        if norm.weight.numel() != head_dim:
-            raise Unsupported("a norm over all heads at once")
-        return self._vector(norm.weight, norm.offset)
+            return None, 0
+        size = norm.weight.numel()
+        if size not in (head_dim, heads * head_dim):
+            raise Unsupported(f"a head norm of {size} weights for {heads} heads of {head_dim}")
+        return self._vector(norm.weight, norm.offset), int(size != head_dim)
 
 
 def view(memory: Bytes, rows: int, cols: int, dtype: Dtype) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sylvan.kernels.native.memory import Bytes, allocate
+from sylvan.kernels.memory import Bytes, allocate
 
 _KEY_PAD, _VALUE_PAD = 32, 16
 PAGE_MULTIPLE = 16
