@@ -43,6 +43,7 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.4
+AUDIT_S = 10.0
 MAX_MESSAGES_PER_STEP = 1024  # so that a flood of requests does not hold up those that run
 PROMPT_TAIL_TOKENS = 16
 MAX_FAILED_STEPS = 3
@@ -98,6 +99,7 @@ class SchedulerLoop:
         self._inspect = inspect
         self._clock = clock
         self._beat_due_s = 0.0
+        self._audit_due_s = clock() + AUDIT_S
         self._wait_s = 0.0
         self._failed_steps = 0
         self._settled = True  # an idle scheduler has had its last step
@@ -196,8 +198,13 @@ class SchedulerLoop:
             self._fail_running(f"{type(error).__name__} in the engine")
             return True
         self._failed_steps = 0
-        if self._scheduler.idle and not progressed and not self._settled:
+        rests = self._scheduler.idle and not progressed and not self._settled
+        if rests:
             self._beat_due_s = 0.0  # the load has come to rest; tell it
+        if rests or self._clock() >= self._audit_due_s:
+            self._audit_due_s = self._clock() + AUDIT_S
+            if self._scheduler.audit():
+                self._beat_due_s = 0.0
         self._settled = not progressed
         return progressed
 

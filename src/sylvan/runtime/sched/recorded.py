@@ -84,8 +84,11 @@ class RecordedScheduler:
         return self._scheduler.cached_tokens(req)
 
     def audit(self) -> int:
-        """See `Scheduler.audit`."""
-        return self._scheduler.audit()
+        """See `Scheduler.audit`; one that changes nothing is not worth writing down."""
+        lost = self._scheduler.audit()
+        if lost:
+            self._recorder.write(Called("audit"))
+        return lost
 
     def load(self) -> Load:
         """See `Scheduler.load`."""

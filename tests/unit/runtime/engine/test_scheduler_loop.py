@@ -32,7 +32,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.engine.scheduler_loop import HEARTBEAT_S, Ports, SchedulerLoop
+from sylvan.runtime.engine.scheduler_loop import AUDIT_S, HEARTBEAT_S, Ports, SchedulerLoop
 from sylvan.runtime.executor.sim import SimExecutor
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
@@ -73,7 +73,8 @@ class Fixture:
         self.inbox, self.text, self.replies = Wire(clock), Wire(clock), Wire(clock)
         ports = Ports(self.inbox, self.text, self.replies)
         self.executor = Fragile(next_token or (lambda req, position: position % 7), lambda b: 0.01)
-        self.cache = KVCacheManager(PageAllocator(33, 4), RadixCache(4, eviction_policy("lru")))
+        self.clock, self.allocator = clock, PageAllocator(33, 4)
+        self.cache = KVCacheManager(self.allocator, RadixCache(4, eviction_policy("lru")))
         parts = Parts(
             cache=self.cache,
             executor=self.executor,
@@ -265,6 +266,33 @@ def test_the_load_is_told_when_work_ends() -> None:
 
     assert fix.replies.sent[-1].load.generated_tokens == 5
     assert fix.replies.sent[-1].load.num_running_reqs == 0
+
+
+def test_a_lost_page_is_taken_back_when_work_ends_and_counted_in_the_heartbeat() -> None:
+    fix = Fixture()
+    fix.send(submit("a"))
+    fix.run(2)
+    assert fix.allocator.alloc(1) is not None  # a bug
+    fix.run(20)
+
+    assert fix.replies.sent[-1].load.repaired_pages == 1
+    assert fix.replies.sent[-1].load.num_used_tokens == 0
+
+
+def test_a_lost_page_is_taken_back_while_requests_run() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=60))
+    fix.run(3)
+    assert fix.allocator.alloc(2) is not None  # a bug
+    fix.run(3)
+    assert fix.scheduler.load().repaired_pages == 0
+
+    fix.clock.advance(AUDIT_S)
+    fix.run(2)
+    assert fix.scheduler.running
+    assert fix.replies.sent[-1].load.repaired_pages == 2
+    fix.run(100)
+    assert len(fix.tokens("a")) == 60
 
 
 def test_commands_are_answered_after_all_other_messages() -> None:
