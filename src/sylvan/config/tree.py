@@ -142,6 +142,12 @@ class GrammarConfig(Section, frozen=True):
 
     backend: str = "auto"
     """Library that compiles schemas, regexes and grammars; `none` refuses such requests."""
+    jump_forward: bool = True
+    """Append text that the grammar leaves no choice about without asking the model."""
+    compile_timeout_s: Annotated[float, msgspec.Meta(gt=0.0)] = 10.0
+    """Longest time that compiling one grammar may take, in seconds."""
+    cache_dir: str | None = None
+    """Directory in which compiled grammars outlive the process."""
 
 
 class LoraConfig(Section, frozen=True):

@@ -160,12 +160,14 @@ class Batch:
 class SliceOutput:
     """What one slice brought.
 
-    `token_ids` is empty where the slice samples none, one id, or several: when guesses were
+    `token_ids` is empty where the slice samples none, one id, or several when guesses were
     accepted, or when what follows the first was certain without asking the model: the KV of those
     is lacking, and later steps in flight sample none for this request. `ended`: the output is
-    complete with `token_ids`. `prompt_logprobs` are those of the prompt tokens at positions start + 1 to stop (those
-    that the rows of this slice predict), without the last when it is not part of the prompt; only
-    if the request asks for prompt log probabilities. `error` fails this request only.
+    complete with `token_ids`.
+
+    `prompt_logprobs` are those of the prompt tokens at positions start + 1 to stop (those that the
+    rows of this slice predict), without the last when it is not part of the prompt; only if the
+    request asks for prompt log probabilities. `error` fails this request only.
     """
 
     token_ids: Sequence[int] = ()

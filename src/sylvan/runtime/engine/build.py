@@ -21,14 +21,16 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.executor.build import LocalOptions, build_executor
+from sylvan.runtime.executor.build import LocalOptions, SamplingParts, build_executor, read_facts
 from sylvan.runtime.features.explain.control import CacheExplain
+from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.sched.feature import Feature
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.recording import Recorder, Setup
 from sylvan.runtime.sched.scheduler import Scheduler
+from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
@@ -63,10 +65,21 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
     """
     config = resolved(config)
     torch.set_num_threads(_number(config.threads))
+    path = model_dir(config.model)
+    vocab_size = read_facts(path, config.dtype).vocab_size
+    grammar = build_grammar(config.grammar, lambda: Tokenizer.load(path), vocab_size)
     executor, model = build_executor(
-        model_dir(config.model), _options(config), progress=_LoggedProgress()
+        path,
+        _options(config),
+        progress=_LoggedProgress(),
+        sampling=SamplingParts(grammar.matchers),
     )
-    scheduler, inspect = compose_scheduler(config, executor, emit)
+    scheduler, inspect = compose_scheduler(config, executor, emit, (grammar.control,))
+
+    def close() -> None:
+        executor.close()
+        grammar.close()
+
     num_tokens = _number(config.cache.max_tokens)
     return Composition(
         scheduler,
@@ -82,21 +95,22 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
             "weight_bytes": model.weight_bytes,
             "kv_bytes": num_tokens * model.kv_bytes_per_token,
         },
-        state=lambda: _state(config),
+        state=lambda: _state(config, grammar),
         inspect=inspect,
-        close=executor.close,
+        close=close,
     )
 
 
 def compose_scheduler(
-    config: Config, executor: Executor, emit: Emit
+    config: Config, executor: Executor, emit: Emit, features: tuple[Feature, ...] = ()
 ) -> tuple[Scheduler | RecordedScheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
     settings, size = config.scheduler, _number(config.cache.page_size)
     num_pages = _number(config.cache.max_tokens) // size + 1
     cache = kv_cache(num_pages, size, config.cache.prefix, config.cache.eviction)
     explain = CacheExplain(cache.tree) if isinstance(cache.tree, RadixCache) else None
-    features: tuple[Feature, ...] = (explain,) if explain else ()
+    if explain:
+        features = (explain, *features)
     parts = Parts(
         cache=cache,
         executor=executor,
@@ -164,8 +178,8 @@ def _options(config: Config) -> LocalOptions:
     )
 
 
-def _state(config: Config) -> Mapping[str, Any]:
-    return {"config": dump(config)}
+def _state(config: Config, grammar: Grammar) -> Mapping[str, Any]:
+    return {"config": dump(config), "grammar": asdict(grammar.stats())}
 
 
 def _number(value: int | str) -> int:

@@ -16,6 +16,7 @@ from sylvan import kernels
 from sylvan.config.checkpoint import model_facts
 from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts, cpu_facts
 from sylvan.config.tree import Config
+from sylvan.runtime.features.grammar.libraries import installed_backends
 from sylvan.utils import plugins
 from sylvan.utils.machine import inspect_machine
 
@@ -56,7 +57,7 @@ def gather_facts(config: Config) -> Facts:
             "attention": plugins.options(sylvan.runtime.attention),
             "cache.eviction": plugins.options(sylvan.runtime.cache.eviction),
             "scheduler.policy": plugins.options(sylvan.runtime.sched.policies),
-            "grammar.backend": (),
+            "grammar.backend": installed_backends(),
         },
     )
 

@@ -32,7 +32,7 @@ from sylvan.runtime.models.checkpoint import (
     load_weights,
 )
 from sylvan.runtime.models.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token
-from sylvan.runtime.models.registry import load_config, load_family
+from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from sylvan.runtime.sampling.constraints import Constraints
@@ -110,7 +110,7 @@ def facts_of(config: ModelConfig, model_dir: Path, dtype: str = "auto") -> Model
     """The same for a config that has been read already."""
     name = _dtype_name(config, dtype)
     build = Build(dtype=getattr(torch, name), length=1, device=torch.device("meta"))
-    model = load_family(config.architecture).model(config, build)
+    model = family_of(config).model(config, build)
     numbers = sum(p.numel() for p in model.parameters())
     return ModelFacts(
         architecture=config.architecture,
@@ -186,7 +186,7 @@ class _Plan:
 
     def model(self) -> Any:
         """A new model without contents."""
-        return load_family(self.config.architecture).model(self.config, self.build)
+        return family_of(self.config).model(self.config, self.build)
 
     @property
     def kv_shape(self) -> KVShape:
@@ -229,6 +229,8 @@ def _record(plan: _Plan) -> _Made:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
     if plan.options.attention not in ("auto", "native"):
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
+    if plan.config.path == "transformers":
+        raise Unsupported("the model runs through transformers")
     library = load_library()
     pool = NativePool(plan.kv_shape, plan.build.dtype)
     model = plan.model()
@@ -250,12 +252,20 @@ def _record(plan: _Plan) -> _Made:
 def _with_tensors(plan: _Plan) -> _Made:
     attention = load_attention(plan.options.attention, plan.build.device)
     model = plan.model()
-    if plan.options.load_format == "dummy":
+    if plan.config.path == "transformers":
+        _load_by_transformers(model, plan)
+    elif plan.options.load_format == "dummy":
         dummy_weights(model, plan.options.seed)
     else:
         load_weights(model, plan.model_dir, plan.progress)
     pool = tensor_pool(plan.config, plan.kv_shape, plan.build)
     return _Made("eager", EagerRunner(model), pool, attention)
+
+
+def _load_by_transformers(model: Any, plan: _Plan) -> None:
+    if plan.options.load_format == "dummy":
+        raise ConfigError("load_format dummy serves native families only")
+    model.load(plan.model_dir)
 
 
 def tensor_pool(config: ModelConfig, shape: KVShape, build: Build) -> KVCachePool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import FloatArray, IntArray
 from sylvan.protocol.errors import ExecutorError
@@ -19,6 +20,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.req import SliceOutput, StepResult
 from sylvan.runtime.executor.plan import Join, StepPlan
 from sylvan.runtime.executor.runner import GraphRunner
+from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.logprobs import join, token_logprobs
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
@@ -36,7 +38,8 @@ _PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once
 class _Found:
     """What a step brought so far, by slice index."""
 
-    token_ids: dict[int, int] = field(default_factory=dict)
+    token_ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt: dict[int, TokenLogprobs] = field(default_factory=dict)
     vectors: dict[int, FloatArray] = field(default_factory=dict)
@@ -53,6 +56,7 @@ class Worker:
         sampler: Sampler,
         vocab_size: int,
         pooler: Pooler | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         num_slots = batch.limits.max_reqs
         self._runner = runner
@@ -60,6 +64,7 @@ class Worker:
         self._sampler = sampler
         self._params = SamplingSlots(num_slots, vocab_size)
         self._pooler = pooler
+        self._constraints = constraints
         self._last_token: IntArray = np.zeros(num_slots, np.int32)
         self._bad: dict[int, str] = {}  # slot -> why its request cannot be sampled
         self._prompt_rows = max(1, min(num_slots, _PROMPT_BLOCK_BYTES // (4 * vocab_size)))
@@ -75,6 +80,8 @@ class Worker:
             return StepResult(())
         found = _Found()
         with torch.inference_mode():
+            if self._constraints is not None:
+                self._constraints.prepare(plan.slots[plan.samples], _positions(plan))
             try:
                 self._copy_pages(plan)
                 self._fill(plan)
@@ -90,6 +97,8 @@ class Worker:
         for slot in plan.leaves:
             self._params.leave(slot)
             self._bad.pop(slot, None)
+            if self._constraints is not None:
+                self._constraints.leave(slot)
         for entry in plan.joins:
             self._join(entry)
         table = self._batch.host.page_table
@@ -102,6 +111,8 @@ class Worker:
             self._bad[entry.slot] = f"token ids must be in 0..{self._params.vocab_size - 1}"
         try:
             self._params.join(entry.slot, entry.request, entry.outputs)
+            if self._constraints is not None:
+                self._constraints.join(entry.slot, entry.request, entry.outputs)
         except FAILURES as error:
             self._params.leave(entry.slot)
             self._bad[entry.slot] = f"sampling parameters cannot be used: {error}"
@@ -135,7 +146,7 @@ class Worker:
         if not len(plan.samples):
             return
         slots = plan.slots[plan.samples]
-        positions = plan.stops[plan.samples].astype(np.int64)
+        positions = _positions(plan)
         rows = SamplingBatch(slots, positions, self._params)
         try:
             self._take(plan.samples, rows, logits_RV, found)
@@ -157,13 +168,43 @@ class Worker:
         self, indices: IntArray, rows: SamplingBatch, logits_RV: torch.Tensor, found: _Found
     ) -> None:
         """Sample some slices and note what they brought."""
-        out = self._sampler.sample(logits_RV, rows)
+        masks = self._constraints.masks(rows) if self._constraints is not None else None
+        out = self._sampler.sample(logits_RV, rows, masks)
         self._last_token[rows.slots] = out.token_ids
-        self._params.sampled(rows.slots, out.token_ids)
         slices = indices.tolist()
-        found.token_ids.update(zip(slices, out.token_ids.tolist(), strict=True))
+        tokens = ((token,) for token in out.token_ids.tolist())
+        found.token_ids.update(zip(slices, tokens, strict=True))
         found.logprobs.update((slices[row], value) for row, value in out.logprobs.items())
         found.errors.update((slices[row], why) for row, why in out.errors.items())
+        if self._constraints is not None and self._adjust(indices, rows, out.token_ids, found):
+            return
+        self._params.sampled(rows.slots, out.token_ids)
+
+    def _adjust(
+        self, indices: IntArray, rows: SamplingBatch, token_ids: IntArray, found: _Found
+    ) -> bool:
+        """Let the constraints follow what was sampled; whether that changed and counted it."""
+        assert self._constraints is not None
+        outcomes = self._constraints.advance(rows, token_ids)
+        if not outcomes:
+            return False
+        for row, outcome in outcomes.items():
+            index, slot = int(indices[row]), int(rows.slots[row])
+            found.token_ids[index] = outcome.tokens
+            if outcome.tokens:  # a step in flight may feed the first; the others are known by then
+                self._last_token[slot] = outcome.tokens[0]
+            else:
+                found.logprobs.pop(index, None)
+                found.errors.pop(index, None)
+            if outcome.ended:
+                found.ended.add(index)
+            if outcome.error:
+                found.errors[index] = outcome.error
+        tokens = [found.token_ids[int(i)] for i in indices]
+        slots = np.repeat(rows.slots, [len(t) for t in tokens])
+        ids = np.fromiter((t for some in tokens for t in some), np.int32, len(slots))
+        self._params.sampled(slots, ids)
+        return True
 
     def _prompt_logprobs(self, plan: StepPlan, found: _Found) -> None:
         for want in plan.prompt:
@@ -203,12 +244,17 @@ def _within(request: GenerateRequest, vocab_size: int) -> bool:
     return all(not len(p) or (p.min() >= 0 and p.max() < vocab_size) for p in parts)
 
 
+def _positions(plan: StepPlan) -> NDArray[np.int64]:
+    """Of the tokens that are sampled."""
+    return plan.stops[plan.samples].astype(np.int64)
+
+
 def _output(found: _Found, index: int) -> SliceOutput:
     if index in found.errors:
         return SliceOutput(error=found.errors[index])
-    token = found.token_ids.get(index)
     return SliceOutput(
-        token_ids=() if token is None else (token,),
+        token_ids=found.token_ids.get(index, ()),
+        ended=index in found.ended,
         logprobs=found.logprobs.get(index),
         prompt_logprobs=found.prompt.get(index),
         vector=found.vectors.get(index),

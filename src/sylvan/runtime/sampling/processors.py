@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn, in the order of `ORDER`.
+"""What changes logits before a token is drawn: penalties, early stops, masks, bias, cleaning.
 
 Each works in place on all rows at once and touches only rows that ask for it. Shapes: R rows to
 sample, V vocabulary.
@@ -6,28 +6,16 @@ sample, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.params import SamplingBatch
 
 LogitsProcessor = Callable[[torch.Tensor, SamplingBatch], None]
 """(logits_RV float32, batch) -> None; changes the logits in place, each row by itself."""
-
-
-class GrammarMasks(Protocol):
-    """Which tokens a grammar allows; a feature supplies it where grammars are on."""
-
-    def fill(self, batch: SamplingBatch) -> tuple[IntArray, torch.Tensor] | None:
-        """Rows (n,) that are constrained, and their bit masks int32 (n, ceil(V / 32)).
-
-        Bit i of a row allows id i. None if no row is constrained.
-        """
-        ...
 
 
 def penalise(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
@@ -88,27 +76,16 @@ def clean(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
     )
 
 
-def apply_masks(logits_RV: torch.Tensor, batch: SamplingBatch, masks: GrammarMasks) -> None:
-    """Forbid what a grammar does not allow."""
-    found = masks.fill(batch)
-    if found is None:
+def apply_masks(logits_RV: torch.Tensor, masks: Masks) -> None:
+    """Forbid what a constraint does not allow."""
+    bits = np.ascontiguousarray(masks.bits).view(np.uint8)
+    allowed = np.unpackbits(bits, axis=1, count=logits_RV.shape[1], bitorder="little")
+    forbidden = torch.from_numpy(allowed == 0).to(logits_RV.device)
+    if len(masks.rows) == len(logits_RV):
+        logits_RV.masked_fill_(forbidden, float("-inf"))
         return
-    rows, bits = found
-    index = torch.from_numpy(rows.astype(np.int64)).to(logits_RV.device)
-    shifts = torch.arange(32, dtype=torch.int32)
-    allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits_RV.shape[1]]
-    logits = logits_RV[index]
-    logits_RV[index] = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
-
-
-def in_order(
-    masks: GrammarMasks | None, custom: Sequence[LogitsProcessor] = ()
-) -> tuple[LogitsProcessor, ...]:
-    """All processors in the contract's order; `custom` ones come after the bias."""
-    grammar: tuple[LogitsProcessor, ...] = ()
-    if masks is not None:
-        grammar = (lambda logits, batch: apply_masks(logits, batch, masks),)
-    return (penalise, forbid_early_stops, *grammar, add_bias, *custom, clean)
+    index = torch.from_numpy(masks.rows.astype(np.int64)).to(logits_RV.device)
+    logits_RV[index] = logits_RV[index].masked_fill(forbidden, float("-inf"))
 
 
 def _at(logits_RV: torch.Tensor, rows: np.ndarray, ids: np.ndarray, value: float) -> None:

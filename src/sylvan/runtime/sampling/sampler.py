@@ -10,10 +10,18 @@ import torch
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
+from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import draw
 from sylvan.runtime.sampling.logprobs import token_logprobs
 from sylvan.runtime.sampling.params import SamplingBatch
-from sylvan.runtime.sampling.processors import GrammarMasks, LogitsProcessor, in_order
+from sylvan.runtime.sampling.processors import (
+    LogitsProcessor,
+    add_bias,
+    apply_masks,
+    clean,
+    forbid_early_stops,
+    penalise,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +36,28 @@ class SampleOutput:
 class Sampler:
     """Applies the processors in their fixed order, then draws. A row never sees another row."""
 
-    def __init__(
-        self, masks: GrammarMasks | None = None, custom: Sequence[LogitsProcessor] = ()
-    ) -> None:
-        self._processors = in_order(masks, custom)
-        self._always = masks is not None or bool(custom)
+    def __init__(self, custom: Sequence[LogitsProcessor] = ()) -> None:
+        self._custom = tuple(custom)
 
-    def sample(self, logits_RV: torch.Tensor, batch: SamplingBatch) -> SampleOutput:
-        """Choose one token for each row; overwrites the logits."""
-        if batch.plain and not self._always:
-            clean = logits_RV if _finite(logits_RV) else logits_RV.nan_to_num(float("-inf"))
-            ids = clean.argmax(-1).cpu().numpy().astype(np.int32)
-            return SampleOutput(ids, {}, _hopeless(clean, ids))
-        for process in self._processors:
+    def sample(
+        self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
+    ) -> SampleOutput:
+        """Choose one token for each row; overwrites the logits.
+
+        The order of what changes them is the contract's: penalties and early stops, the masks of
+        grammars, the bias, custom processors, cleaning.
+        """
+        if batch.plain and not self._custom:
+            if masks is not None:
+                apply_masks(logits_RV, masks)
+            usable = logits_RV if _finite(logits_RV) else logits_RV.nan_to_num(float("-inf"))
+            ids = usable.argmax(-1).cpu().numpy().astype(np.int32)
+            return SampleOutput(ids, {}, _hopeless(usable, ids))
+        for process in (penalise, forbid_early_stops):
+            process(logits_RV, batch)
+        if masks is not None:
+            apply_masks(logits_RV, masks)
+        for process in (add_bias, *self._custom, clean):
             process(logits_RV, batch)
         ids = draw(logits_RV, batch).cpu().numpy().astype(np.int32)
         errors = _hopeless(logits_RV, ids)

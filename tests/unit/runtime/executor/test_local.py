@@ -174,10 +174,10 @@ def test_pages_are_copied_before_the_forward(bench):
 class Picky(Sampler):
     """Breaks on one seed, wherever it stands in the batch."""
 
-    def sample(self, logits_RV, batch):
+    def sample(self, logits_RV, batch, masks=None):
         if (batch.params.seed[batch.slots] == 13).any():
             raise ValueError("thirteen")
-        return super().sample(logits_RV, batch)
+        return super().sample(logits_RV, batch, masks)
 
 
 def test_a_request_that_breaks_sampling_fails_alone():

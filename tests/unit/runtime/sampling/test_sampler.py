@@ -7,6 +7,7 @@ import torch
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.sampling import draw
+from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
 from tests.unit.runtime.sampling.slow import choose, final_logits
@@ -269,24 +270,34 @@ def test_more_alternatives_than_tokens_are_cut():
     assert part.top_ids.shape == (1, VOCAB)
 
 
-class OnlyEven:
-    """A grammar that allows even ids, on every second row."""
-
-    def fill(self, batch):
-        rows = np.arange(0, len(batch.slots), 2, dtype=np.int32)
-        words = torch.full((len(rows), -(-VOCAB // 32)), 0x55555555, dtype=torch.int32)
-        return rows, words
+def even_ids(rows):
+    """A grammar that allows even ids, on some rows."""
+    bits = np.full((len(rows), -(-VOCAB // 32)), 0x55555555, dtype=np.int32)
+    return Masks(np.array(rows, np.int32), bits)
 
 
-def test_grammar_masks_forbid_tokens_of_their_rows():
+@pytest.mark.parametrize("bias", [{}, {"3": 1e-3}])
+@pytest.mark.parametrize(
+    ("masked", "expected"), [([0, 2], [64, 33, 64, 33]), ([0, 1, 2, 3], [64] * 4)]
+)
+def test_masks_forbid_tokens_of_their_rows(masked, expected, bias):
     values = torch.zeros(4, VOCAB)
     values[:, 33] = 9.0
     values[:, 64] = 1.0
-    rows = Rows([ask(temperature=0)] * 4)
+    rows = Rows([ask(temperature=0, logit_bias=bias)] * 4)
 
-    found = Sampler(masks=OnlyEven()).sample(values, rows.batch())
+    found = Sampler().sample(values, rows.batch(), even_ids(masked))
 
-    assert found.token_ids.tolist() == [64, 33, 64, 33]
+    assert found.token_ids.tolist() == expected
+
+
+def test_a_mask_without_any_token_fails_its_row_only():
+    rows = Rows([ask(temperature=0.7), ask(temperature=0.7)])
+    nothing = Masks(np.array([1], np.int32), np.zeros((1, -(-VOCAB // 32)), np.int32))
+
+    found = Sampler().sample(torch.zeros(2, VOCAB), rows.batch(), nothing)
+
+    assert list(found.errors) == [1]
 
 
 def test_custom_processors_come_after_the_bias():

@@ -1,0 +1,92 @@
+"""What a grammar library is to the rest: compile, match, mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+
+
+class GrammarMatcher(Protocol):
+    """One output on its way through a grammar. Not thread-safe.
+
+    The end token is no part of the text: it is never given to `accept`, and whether it may come
+    is what `is_accepting` says; in masks its bit means nothing.
+    """
+
+    def fill_mask(self, row: IntArray) -> bool:
+        """Write which ids may come next into `row`; False: all of them, and `row` is undefined.
+
+        `row` is int32 (ceil(vocabulary.size / 32),), C-contiguous; bit i of the row allows id i.
+        Does not change the state. Ids that are special are allowed only where the grammar names
+        them. Releases the GIL while it works, where the library can.
+        """
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Go on by one token; False, changing nothing, if the grammar does not allow it."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` accepted tokens."""
+        ...
+
+    def forced(self) -> bytes:
+        """The longest text that has to come next, whatever is chosen; empty if there is a choice.
+
+        May be shorter than what is possible, and may end inside a character.
+        """
+        ...
+
+    def is_accepting(self) -> bool:
+        """Whether the output may end here."""
+        ...
+
+    def is_terminated(self) -> bool:
+        """Whether the output has to end here: it is accepted, and nothing can follow."""
+        ...
+
+    def error(self) -> str:
+        """Why the library gave up on this output (a limit was hit); empty if it did not."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A grammar ready for use; immutable, shared by requests."""
+
+    def matcher(self) -> GrammarMatcher:
+        """A matcher at the start. Cheap."""
+        ...
+
+    def dump(self) -> bytes:
+        """What `GrammarBackend.load` makes the same grammar from, in this or another process."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """A library and one vocabulary."""
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile a grammar. May take long, and much memory.
+
+        Raises:
+            RequestError: it is not valid or not supported; the library's reason.
+        """
+        ...
+
+    def load(self, data: bytes) -> CompiledGrammar:
+        """What `CompiledGrammar.dump` gave, by the same version of the library.
+
+        Cheap, where the library can serialise; else known to be cheap, since it was done before.
+
+        Raises:
+            RequestError: it is not from this version and vocabulary.
+        """
+        ...
+
+
+BackendMaker = Callable[[Vocabulary], GrammarBackend]
+"""`BACKEND` of a module in `backends`; raises ConfigError where the library is missing."""

@@ -1,0 +1,162 @@
+"""llguidance: an Earley parser over a lazy lexer; compiles in no time, computes masks as needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.structural import (
+    LarkWriter,
+    choices,
+    escape_slashes,
+    literal,
+    tree_of,
+)
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+
+MAX_REASON_CHARS = 1000
+
+_CONTROL = b"\xff"  # begins a control token among forced bytes; no text has it
+
+_JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
+    "lenient": False,
+    "whitespace_flexible": True,
+    "coerce_one_of": True,
+    # bounded, so that no model writes spaces until its tokens are used up
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}",
+}
+
+
+class LLGuidance:
+    """See `GrammarBackend`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tokenizer = llguidance.LLTokenizer(
+            _Tokens(vocabulary), n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids)
+        )
+        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """See `GrammarBackend.compile`."""
+        return self._compiled(self._write(spec), spec.kind)
+
+    def load(self, data: bytes) -> CompiledGrammar:
+        """See `GrammarBackend.load`."""
+        return self._compiled(data.decode(), "grammar")
+
+    def _compiled(self, text: str, kind: str) -> CompiledGrammar:
+        first = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        if first.is_error():
+            raise RequestError(f"{kind}: {_reason(first)}", param=kind)
+        return _Compiled(text, first)
+
+    def _write(self, spec: GrammarSpec) -> str:
+        match spec.kind:
+            case "json_schema":
+                schema = spec.json()
+                if not isinstance(schema, dict | bool):
+                    raise RequestError("json_schema must be an object", param="json_schema")
+                text = json.dumps({} if schema is True else schema)
+                return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
+            case "regex":
+                return f"start: /{escape_slashes(spec.text)}/"
+            case "choice":
+                found = choices(spec)
+                return "start: " + " | ".join(literal(c, self._vocabulary.special) for c in found)
+            case "structural_tag":
+                return LarkWriter(self._vocabulary.special, _lark).write(tree_of(spec))
+            case _:
+                return _lark(spec.text)
+
+
+class _Tokens(llguidance.TokenizerWrapper):
+    """A vocabulary in the shape that the library wants."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+        self.tokens: Sequence[bytes] = vocabulary.tokens
+        self.special_token_ids = sorted({*vocabulary.special.values(), *vocabulary.eos_ids})
+        self.is_tokenizer_wrapper = True
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text.encode() if isinstance(text, str) else text)
+
+
+class _Compiled:
+    """A grammar as text, and a matcher at its start to be copied."""
+
+    def __init__(self, text: str, first: llguidance.LLMatcher) -> None:
+        self._text, self._first = text, first
+
+    def matcher(self) -> GrammarMatcher:
+        """See `CompiledGrammar.matcher`."""
+        return _Matcher(self._first.deep_copy())
+
+    def dump(self) -> bytes:
+        """See `CompiledGrammar.dump`: the library has no format of its own."""
+        return self._text.encode()
+
+
+class _Matcher:
+    """See `GrammarMatcher`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+
+    def fill_mask(self, row: IntArray) -> bool:
+        """See `GrammarMatcher.fill_mask`."""
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        return True
+
+    def accept(self, token: int) -> bool:
+        """See `GrammarMatcher.accept`."""
+        return self._matcher.try_consume_tokens([token]) == 1
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `GrammarMatcher.rollback`."""
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def forced(self) -> bytes:
+        """See `GrammarMatcher.forced`."""
+        return self._matcher.compute_ff_bytes().partition(_CONTROL)[0]
+
+    def is_accepting(self) -> bool:
+        """See `GrammarMatcher.is_accepting`."""
+        return self._matcher.is_accepting()
+
+    def is_terminated(self) -> bool:
+        """See `GrammarMatcher.is_terminated`."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def error(self) -> str:
+        """See `GrammarMatcher.error`."""
+        return _reason(self._matcher) if self._matcher.is_error() else ""
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    reason = matcher.get_error().replace("<non-verbose/>", "").strip()[:MAX_REASON_CHARS]
+    return "it matches no text at all" if reason.startswith("NoExtension") else reason
+
+
+def _lark(text: str) -> str:
+    """A grammar in the EBNF of llama.cpp and xgrammar, or in Lark's own notation."""
+    try:
+        return any_to_lark(text)
+    except RecursionError:
+        raise RequestError("ebnf is nested too deep", param="ebnf") from None
+    except Exception as error:  # the converter raises plain Exception
+        raise RequestError(f"ebnf: {error}", param="ebnf") from None
+
+
+BACKEND = LLGuidance

@@ -1,0 +1,157 @@
+"""outlines-core: one finite automaton over the whole vocabulary. Regular languages only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.structural import choices
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+
+try:
+    import outlines_core
+    from outlines_core.json_schema import build_regex_from_schema
+except ImportError as error:
+    raise ConfigError(
+        f"grammar.backend outlines_core cannot be used ({error}); pip install 'sylvan[grammar]'"
+    ) from error
+
+MAX_REASON_CHARS = 1000
+MAX_ROLLBACK = 1 << 16
+MAX_FORCED_BYTES = 256
+
+
+class OutlinesCore:
+    """See `GrammarBackend`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._textual = _Textual(vocabulary)
+        ids: defaultdict[bytes, list[int]] = defaultdict(list)
+        for i in np.setdiff1d(np.arange(vocabulary.size), vocabulary.untextual()).tolist():
+            if i not in vocabulary.eos_ids:
+                ids[vocabulary.tokens[i]].append(i)
+        self._words = outlines_core.Vocabulary(vocabulary.eos_ids[0], dict(ids))
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """See `GrammarBackend.compile`."""
+        try:
+            index = outlines_core.Index(_regex(spec), self._words)
+        except (ValueError, TypeError, RuntimeError) as error:
+            reason = str(error)[:MAX_REASON_CHARS].strip()
+            raise RequestError(f"{spec.kind}: {reason}", param=spec.kind) from None
+        return _Compiled(index, self._textual)
+
+    def load(self, data: bytes) -> CompiledGrammar:
+        """See `GrammarBackend.load`."""
+        try:
+            index = outlines_core.Index.from_binary(data)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise RequestError(f"the compiled grammar cannot be read: {error}") from None
+        return _Compiled(index, self._textual)
+
+
+class _Textual:
+    """What matchers know of the vocabulary: which id is each single byte, if all bytes have one."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        unusable = {*vocabulary.untextual().tolist(), *vocabulary.eos_ids}
+        self.singles = {
+            i: token[0]
+            for i, token in enumerate(vocabulary.tokens)
+            if len(token) == 1 and i not in unusable
+        }
+        if len(set(self.singles.values())) < 256:
+            self.singles = {}
+
+
+class _Compiled:
+    def __init__(self, index: outlines_core.Index, textual: _Textual) -> None:
+        self.index, self.textual = index, textual
+
+    def matcher(self) -> GrammarMatcher:
+        """See `CompiledGrammar.matcher`."""
+        return _Matcher(self)
+
+    def dump(self) -> bytes:
+        """See `CompiledGrammar.dump`."""
+        return self.index.__reduce__()[1][0]
+
+
+class _Matcher:
+    """See `GrammarMatcher`."""
+
+    def __init__(self, compiled: _Compiled) -> None:
+        self._index, self._textual = compiled.index, compiled.textual
+        self._guide = outlines_core.Guide(compiled.index, MAX_ROLLBACK)
+
+    def fill_mask(self, row: IntArray) -> bool:
+        """See `GrammarMatcher.fill_mask`."""
+        self._guide.write_mask_into(row.ctypes.data, row.size, row.itemsize)
+        return True
+
+    def accept(self, token: int) -> bool:
+        """See `GrammarMatcher.accept`."""
+        if token in self._textual.vocabulary.eos_ids or not self._guide.accepts_tokens([token]):
+            return False
+        self._guide.advance(token, False)
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `GrammarMatcher.rollback`."""
+        if num_tokens:
+            self._guide.rollback_state(num_tokens)
+
+    def forced(self) -> bytes:
+        """See `GrammarMatcher.forced`: as long as only one single byte is possible."""
+        state, data = self._guide.get_state(), bytearray()
+        singles = self._textual.singles
+        while singles and len(data) < MAX_FORCED_BYTES and not self._index.is_final_state(state):
+            allowed = self._index.get_allowed_tokens(state) or []
+            if len(allowed) > 64:
+                break
+            found = {singles[i]: i for i in allowed if i in singles}
+            if len(found) != 1:
+                break
+            byte, token = next(iter(found.items()))
+            data.append(byte)
+            state = self._index.get_next_state(state, token)
+            if state is None:
+                break
+        return bytes(data)
+
+    def is_accepting(self) -> bool:
+        """See `GrammarMatcher.is_accepting`."""
+        return self._index.is_final_state(self._guide.get_state())
+
+    def is_terminated(self) -> bool:
+        """See `GrammarMatcher.is_terminated`."""
+        ends = self._textual.vocabulary.eos_ids
+        return self.is_accepting() and all(i in ends for i in self._guide.get_tokens())
+
+    def error(self) -> str:
+        """See `GrammarMatcher.error`."""
+        return ""
+
+
+def _regex(spec: GrammarSpec) -> str:
+    match spec.kind:
+        case "json_schema":
+            return build_regex_from_schema(json.dumps(spec.json()))
+        case "regex":
+            return spec.text
+        case "choice":
+            return "(" + "|".join(map(re.escape, choices(spec))) + ")"
+        case kind:
+            message = f"{kind} is not supported by grammar.backend outlines_core"
+            raise RequestError(message, param=kind)
+
+
+BACKEND = OutlinesCore

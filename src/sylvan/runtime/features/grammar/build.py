@@ -1,0 +1,96 @@
+"""Puts the capability together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sylvan.config.tree import GrammarConfig
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar.api import CompiledGrammar
+from sylvan.runtime.features.grammar.compiler.client import (
+    CompilerStats,
+    GrammarCompiler,
+    Setup,
+)
+from sylvan.runtime.features.grammar.compiler.messages import Limits
+from sylvan.runtime.features.grammar.control import GrammarControl
+from sylvan.runtime.features.grammar.data import Matchers
+from sylvan.runtime.features.grammar.libraries import library_version
+from sylvan.runtime.features.grammar.spec import spec_of
+from sylvan.runtime.features.grammar.store import GrammarStore, store_folder
+from sylvan.runtime.features.grammar.text import vocabulary_of
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.sched.feature import Feature, Verdict
+from sylvan.text.tokenizer import Tokenizer
+from sylvan.utils import plugins
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The capability: its control half, and the data half beside the sampler."""
+
+    control: Feature
+    matchers: Matchers | None
+    stats: Callable[[], CompilerStats]
+    close: Callable[[], None]
+
+
+def build_grammar(
+    config: GrammarConfig, load_tokenizer: Callable[[], Tokenizer], vocab_size: int
+) -> Grammar:
+    """Nothing is loaded or started before the first request with a grammar.
+
+    Args:
+        config: Without `auto`.
+        load_tokenizer: Reads the model's; called in another thread.
+        vocab_size: How many ids the model has logits for.
+    """
+    name = config.backend
+    if name == "none":
+        return Grammar(NoGrammar(), None, CompilerStats, lambda: None)
+
+    @functools.cache
+    def vocabulary() -> Vocabulary:
+        found = vocabulary_of(load_tokenizer(), vocab_size)
+        if not found.eos_ids:
+            raise ConfigError("the tokenizer has no token that ends an output; grammars need one")
+        return found
+
+    def setup() -> Setup:
+        words = vocabulary()
+        backend = plugins.load(backends, name).BACKEND(words)
+        return Setup(backend, words, _store(config, name, words))
+
+    compiler = GrammarCompiler(name, setup, Limits(timeout_s=config.compile_timeout_s))
+    grammars: dict[str, CompiledGrammar] = {}
+    matchers = Matchers(grammars, vocabulary, jumps=config.jump_forward)
+
+    def close() -> None:
+        compiler.close()
+        matchers.close()
+
+    return Grammar(GrammarControl(compiler, grammars), matchers, lambda: compiler.stats, close)
+
+
+class NoGrammar(Feature):
+    """Refuses requests with a grammar."""
+
+    def gate(self, req: Req) -> Verdict:
+        """See `Feature.gate`."""
+        spec = spec_of(req.request)
+        if spec is not None:
+            message = f"{spec.kind} cannot be honoured: this server runs with grammar.backend none"
+            raise RequestError(message, param=spec.kind)
+        return Verdict.READY
+
+
+def _store(config: GrammarConfig, name: str, vocabulary: Vocabulary) -> GrammarStore | None:
+    if config.cache_dir is None:
+        return None
+    root = Path(config.cache_dir).expanduser()
+    return GrammarStore(store_folder(root, library_version(name), vocabulary))

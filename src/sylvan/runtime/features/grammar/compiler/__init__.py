@@ -1,0 +1,1 @@
+"""Proves, in processes that can be killed, that grammars compile within limits."""

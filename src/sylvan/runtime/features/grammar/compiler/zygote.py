@@ -1,0 +1,255 @@
+"""The compiling process: holds the library and the vocabulary, forks one child for each grammar.
+
+A child compiles under limits on time and memory, computes the first mask, sends what it got
+through a pipe and is gone: whatever a grammar does to a library is done to nobody else, and nothing
+is left behind. The scheduler talks on stdin and stdout; when they close, this process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar.api import GrammarBackend
+from sylvan.runtime.features.grammar.compiler.messages import (
+    Cancel,
+    Limits,
+    Order,
+    Prepare,
+    Proof,
+    Prove,
+    pack,
+    read_frame,
+)
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
+from sylvan.utils import plugins
+
+NICENESS = 10
+_CPU_SLACK_S = 2
+
+
+@dataclass(slots=True)
+class _Child:
+    """A grammar being compiled."""
+
+    order: Prove
+    pid: int
+    pipe: int
+    started_s: float
+    deadline_s: float
+    slow: bool
+    data: bytearray = field(default_factory=bytearray)
+    reason: str = ""  # set when it is killed
+
+
+class Zygote:
+    """One thread, so that forking is safe; everything waits in one place."""
+
+    def __init__(self, backend: GrammarBackend, words: int, limits: Limits, out: int) -> None:
+        self._backend, self._words, self._limits, self._out = backend, words, limits, out
+        self._quick: deque[Prove] = deque()
+        self._slow: deque[Prove] = deque()
+        self._children: dict[int, _Child] = {}  # by pipe
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, orders: BinaryIO) -> None:
+        """Serve until `orders` ends. It must be unbuffered."""
+        decoder = msgspec.msgpack.Decoder(Order)
+        self._selector.register(orders, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select(self._patience_s()):
+                if key.fileobj is not orders:
+                    self._read(self._children[key.fd])
+                    continue
+                frame = read_frame(orders)
+                if frame is None:
+                    self._kill_all()
+                    return
+                self._take(decoder.decode(frame))
+            self._expire()
+            self._start()
+
+    def _take(self, order: Order) -> None:
+        if isinstance(order, Prove):
+            self._quick.append(order)
+        elif isinstance(order, Cancel):
+            self._quick = deque(o for o in self._quick if o.id != order.id)
+            self._slow = deque(o for o in self._slow if o.id != order.id)
+            for child in self._children.values():
+                if child.order.id == order.id:
+                    self._kill(child, "nobody waits for it")
+
+    def _start(self) -> None:
+        for queue, slow, lanes in (
+            (self._quick, False, self._limits.quick_lanes),
+            (self._slow, True, self._limits.slow_lanes),
+        ):
+            busy = sum(c.slow is slow for c in self._children.values())
+            for _ in range(min(lanes - busy, len(queue))):
+                self._fork(queue.popleft(), slow)
+
+    def _fork(self, order: Prove, slow: bool) -> None:
+        reader, writer = os.pipe()
+        allowed_s = self._limits.timeout_s if slow else self._limits.quick_s
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            _compile(self._backend, self._words, order, self._limits, writer)
+        os.close(writer)
+        now = time.monotonic()
+        self._children[reader] = _Child(order, pid, reader, now, now + allowed_s, slow)
+        self._selector.register(reader, selectors.EVENT_READ)
+
+    def _read(self, child: _Child) -> None:
+        part = os.read(child.pipe, 1 << 20)
+        if part:
+            child.data += part
+            return
+        self._selector.unregister(child.pipe)
+        os.close(child.pipe)
+        del self._children[child.pipe]
+        _, status = os.waitpid(child.pid, 0)
+        if child.reason == _TOO_SLOW and not child.slow:
+            self._slow.append(child.order)
+            return
+        self._reply(child, status)
+
+    def _reply(self, child: _Child, status: int) -> None:
+        reason = child.reason
+        if not reason and not (os.WIFEXITED(status) and child.data):
+            mib = self._limits.memory_bytes >> 20
+            reason = f"the grammar library ended on it; more than {mib} MiB or too deep nesting"
+        if reason == _TOO_SLOW:
+            reason = f"not compiled within {self._limits.timeout_s:g} s"
+        if reason:
+            seconds = time.monotonic() - child.started_s
+            frame = pack(Proof(id=child.order.id, reason=reason, seconds=seconds))
+        else:
+            frame = bytes(child.data)
+        _write(self._out, frame)
+
+    def _patience_s(self) -> float | None:
+        due_s = [child.deadline_s for child in self._children.values() if not child.reason]
+        return max(0.0, min(due_s) - time.monotonic()) if due_s else None
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for child in self._children.values():
+            if child.deadline_s <= now and not child.reason:
+                self._kill(child, _TOO_SLOW)
+
+    def _kill(self, child: _Child, reason: str) -> None:
+        child.reason = child.reason or reason
+        os.kill(child.pid, signal.SIGKILL)
+
+    def _kill_all(self) -> None:
+        for child in self._children.values():
+            self._kill(child, "the end")
+            os.waitpid(child.pid, 0)
+
+
+_TOO_SLOW = "too slow"
+
+
+def _compile(backend: GrammarBackend, words: int, order: Prove, limits: Limits, out: int) -> None:
+    """What a child does; it never returns."""
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries shout when they die
+        _restrict(limits)
+        _write(out, pack(_prove(backend, words, order, limits)))
+        code = 0
+    except MemoryError:
+        _write(out, pack(Proof(id=order.id, reason=_out_of_memory(limits))))
+        code = 0
+    finally:
+        os._exit(code)  # nothing of the parent's may be flushed or closed
+
+
+def _prove(backend: GrammarBackend, words: int, order: Prove, limits: Limits) -> Proof:
+    before_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        compiled = backend.compile(GrammarSpec(order.kind, order.text))
+        matcher = compiled.matcher()
+        row = np.zeros(words, np.int32)
+        choice = not matcher.fill_mask(row) or bool(row.any())
+        if reason := matcher.error():
+            return Proof(id=order.id, reason=f"{order.kind}: {reason}")
+        if not choice and not matcher.is_accepting():
+            return Proof(id=order.id, reason=f"{order.kind} matches no text at all")
+        data = compiled.dump()
+    except RequestError as error:
+        return Proof(id=order.id, reason=str(error))
+    except RecursionError:
+        return Proof(id=order.id, reason=f"{order.kind} is nested too deep")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return Proof(
+        id=order.id,
+        data=data,
+        memory_bytes=max(len(data), grown << 10),
+        seconds=time.monotonic() - before_s,
+    )
+
+
+def _restrict(limits: Limits) -> None:
+    """Bound what this process may still use; pages of the parent's are not counted anew."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if _has_proc() else 0
+    if pages:
+        most = pages * resource.getpagesize() + limits.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    seconds = int(limits.timeout_s) + _CPU_SLACK_S
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _has_proc() -> bool:
+    return Path("/proc/self/statm").exists()
+
+
+def _out_of_memory(limits: Limits) -> str:
+    return f"compiling needs more than {limits.memory_bytes >> 20} MiB of memory"
+
+
+def _write(out: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]
+
+
+def main() -> None:
+    """Take the library and the vocabulary from stdin, then serve."""
+    out = os.dup(1)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)  # libraries print
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    with contextlib.closing(open(0, "rb", buffering=0)) as orders:
+        frame = read_frame(orders)
+        if frame is None:
+            return
+        prepare = msgspec.msgpack.decode(frame, type=Prepare)
+        special = frozenset(prepare.special.values())
+        encode = GreedyEncoder(prepare.tokens, special)
+        vocabulary = Vocabulary(prepare.tokens, prepare.special, prepare.eos_ids, encode)
+        backend = plugins.load(backends, prepare.backend).BACKEND(vocabulary)
+        sys.stdout.flush()
+        Zygote(backend, vocabulary.words, prepare.limits, out).run(orders)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A grammar as clients write it, and what may not even be given to a library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+
+ANY_JSON = "$$ANY$$"
+KINDS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
+MAX_TEXT_BYTES = 1 << 20
+MAX_DEPTH = 128
+
+_JSON_KINDS = frozenset({"json_schema", "structural_tag", "choice"})
+_JSON_MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_OTHER_MARKS = re.compile(r"\\.|[()\[\]{}]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """Kind (of `KINDS`) and text of a grammar.
+
+    The text is JSON for a schema, a structural tag and a choice (a list of strings).
+    """
+
+    kind: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """Name of the content."""
+        return hashlib.sha256(f"{self.kind}\n{self.text}".encode()).hexdigest()
+
+    def json(self) -> Any:
+        """The text, read; `$$ANY$$` is the schema of any JSON value.
+
+        Raises:
+            RequestError: it is no JSON.
+        """
+        if self.kind == "json_schema" and self.text == ANY_JSON:
+            return {}
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{self.kind} is not valid JSON: {error}", param=self.kind) from None
+
+
+def spec_of(request: GenerateRequest | EmbedRequest) -> GrammarSpec | None:
+    """The grammar that constrains a request, if any."""
+    if not isinstance(request, GenerateRequest) or request.sampling.grammar is None:
+        return None
+    return GrammarSpec(*request.sampling.grammar)
+
+
+def check_limits(spec: GrammarSpec) -> None:
+    """Refuse what is too large or too deep for libraries that recurse.
+
+    Raises:
+        RequestError: names the limit.
+    """
+    size = len(spec.text.encode("utf-8", "surrogatepass"))
+    if size > MAX_TEXT_BYTES:
+        message = f"{spec.kind} has {size} bytes; at most {MAX_TEXT_BYTES} are allowed"
+        raise RequestError(message, param=spec.kind)
+    if "\0" in spec.text:
+        raise RequestError(f"{spec.kind} contains a NUL character", param=spec.kind)
+    depth = deepest = 0
+    marks = _JSON_MARKS if spec.kind in _JSON_KINDS else _OTHER_MARKS
+    for found in marks.finditer(spec.text):
+        mark = found.group()
+        if mark in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark in ")]}":
+            depth -= 1
+    if deepest > MAX_DEPTH:
+        message = f"{spec.kind} is nested {deepest} deep; at most {MAX_DEPTH} are allowed"
+        raise RequestError(message, param=spec.kind)

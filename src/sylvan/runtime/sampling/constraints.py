@@ -1,0 +1,70 @@
+"""What constrains the outputs of some requests while they are sampled, such as a grammar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.sampling.params import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Which ids may be sampled, for the rows that are constrained.
+
+    `rows` (n,) are ascending rows of the batch; bit i of a row of `bits`, int32 (n, at least
+    ceil(V / 32)), allows id i.
+    """
+
+    rows: IntArray
+    bits: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of a row that was sampled.
+
+    `tokens` is what the request gets instead of the sampled id alone: none if the row is void, or
+    that id and others that are certain to follow. `ended`: the output is complete with them. An
+    `error` fails the request.
+    """
+
+    tokens: tuple[int, ...] = ()
+    ended: bool = False
+    error: str = ""
+
+
+class Constraints(Protocol):
+    """The data half of a feature that lives beside the sampler; called by the worker's thread.
+
+    Each step calls `leave` and `join` for requests that changed, `prepare`, then once or more
+    `masks`, each time followed by `advance` with the same batch.
+    """
+
+    def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
+        """A request enters a slot, having generated `outputs` already."""
+        ...
+
+    def leave(self, slot: int) -> None:
+        """The request in `slot` is gone."""
+        ...
+
+    def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> None:
+        """These slots are going to be sampled for these positions; must not block.
+
+        The forward pass runs while masks are computed.
+        """
+        ...
+
+    def masks(self, batch: SamplingBatch) -> Masks | None:
+        """Constraints of the rows of `batch`, which was prepared; None if no row has any."""
+        ...
+
+    def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, Outcome]:
+        """Rows of `batch` that come to something else than their sampled id alone."""
+        ...
