@@ -23,6 +23,8 @@ TokenIds = list[TokenId]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Rid = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Timeout = Annotated[float, Field(gt=0, le=86400)]
+Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 
 
 def _sampling_schema() -> dict[str, Any]:
@@ -76,6 +78,12 @@ class GenerateBody(WireModel):
     """Name of the adapter."""
     priority: Priority | None = None
     """Larger is more urgent."""
+    timeout: Timeout | None = None
+    """Seconds after which the request is ended with status 503, done or not."""
+    ttft_ms: Milliseconds | None = None
+    """Target for the time until the first token; met ones are counted as goodput."""
+    tpot_ms: Milliseconds | None = None
+    """Target for the mean time of each later token."""
     extra_key: Name | list[Name | None] | None = None
     """Namespace of the prefix cache."""
     cache_salt: Name | list[Name | None] | None = None

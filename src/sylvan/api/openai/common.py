@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name, Priority, Rid, join_salt
+from sylvan.api.native import Milliseconds, Name, Priority, Rid, Timeout, join_salt
 from sylvan.api.sampling import OBJECT_SCHEMA, SamplingDefaults, read_sampling
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
@@ -83,6 +83,13 @@ class GenerationBody(WireModel):
     extra_key: Name | None = None
     cache_salt: Name | None = None
     priority: Priority | None = None
+    """Larger is more urgent."""
+    timeout: Timeout | None = None
+    """Seconds after which the request is ended with status 503, done or not."""
+    ttft_ms: Milliseconds | None = None
+    """Target for the time until the first token; met ones are counted as goodput."""
+    tpot_ms: Milliseconds | None = None
+    """Target for the mean time of each later token."""
     return_cached_tokens_details: bool | None = None
     """Say in `sglext` where cached prompt tokens came from."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name, Priority
+from sylvan.api.native import Milliseconds, Name, Priority, Timeout
 from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOL_NAME, MAX_TOOLS
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
@@ -89,6 +89,13 @@ class ResponsesBody(WireModel):
     user: str | None = None
     request_id: Annotated[str, Field(pattern=r"^resp_[A-Za-z0-9_-]{1,64}$")] | None = None
     priority: Priority | None = None
+    """Larger is more urgent."""
+    timeout: Timeout | None = None
+    """Seconds after which the request is ended with status 503, done or not."""
+    ttft_ms: Milliseconds | None = None
+    """Target for the time until the first token; met ones are counted as goodput."""
+    tpot_ms: Milliseconds | None = None
+    """Target for the mean time of each later token."""
     extra_key: Name | None = None
     cache_salt: Name | None = None
     frequency_penalty: float | None = None

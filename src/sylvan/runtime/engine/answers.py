@@ -159,6 +159,9 @@ class NativeCall:
             lora=prompt.lora,
             cache_salt=prompt.cache_salt,
             priority=self._body.priority or 0,
+            deadline_s=self._body.timeout,
+            ttft_ms=self._body.ttft_ms,
+            tpot_ms=self._body.tpot_ms,
         )
 
     def _options(self, prompt: Prompt, index: int | None) -> ReplyOptions:

@@ -47,6 +47,9 @@ class RequestFacts:
     lora: str | None = None
     cache_salt: str = ""
     priority: int = 0
+    deadline_s: float | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +143,9 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
             tenant=facts.tenant,
             cache_salt=facts.cache_salt,
             priority=facts.priority,
+            deadline_s=facts.deadline_s,
+            ttft_ms=facts.ttft_ms,
+            tpot_ms=facts.tpot_ms,
             thinking_end_ids=context.parsers.think_end_ids if waits else (),
         ),
         rules=rules,

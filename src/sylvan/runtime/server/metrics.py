@@ -139,6 +139,9 @@ class _LoadGauges(Collector):
             "cache_hit_rate": load.cached_prompt_tokens / seen if seen else 0.0,
             "context_len": facts.context_len,
             "num_retracted_reqs": load.retractions,
+            "targets_set": load.targets_set,
+            "targets_met": load.targets_met,
+            "repaired_pages": load.repaired_pages,
         }
         for name, value in values.items():
             gauge = GaugeMetricFamily(

@@ -20,6 +20,7 @@ MAX_TOP_LOGPROBS = 1024
 MAX_LOGPROB_IDS = 1024
 MAX_LOGIT_BIAS = 100.0
 MAX_RID_CHARS = 256
+MAX_TIMEOUT_S = 86400.0
 MAX_CHARS_PER_TOKEN = 256  # a text longer than this times the context cannot fit
 _INT32 = range(-(2**31), 2**31)
 _FLOATS = (
@@ -59,8 +60,7 @@ def check_input(inp: GenerateInput, facts: ModelFacts) -> None:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
     if inp.priority not in _INT32:
         raise RequestError("priority must be a 32-bit integer", param="priority")
-    if inp.deadline_s is not None and not 0 < inp.deadline_s < math.inf:
-        raise RequestError("deadline_s must be a positive number", param="deadline_s")
+    _check_times(inp)
     if inp.lora is not None:
         raise RequestError(f"there is no adapter called {inp.lora!r}", param="lora_path")
     _check_sampling(inp.sampling, facts)
@@ -104,6 +104,8 @@ def build_request(
         cache_salt=inp.cache_salt,
         priority=inp.priority,
         deadline_s=inp.deadline_s,
+        ttft_ms=inp.ttft_ms,
+        tpot_ms=inp.tpot_ms,
         thinking_end_ids=inp.thinking_end_ids,
         custom_params=sampling.custom_params,
     )
@@ -132,6 +134,18 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> Int
             param=param,
         )
     return array.astype(np.int32)
+
+
+def _check_times(inp: GenerateInput) -> None:
+    for name, most in (
+        ("deadline_s", MAX_TIMEOUT_S),
+        ("ttft_ms", MAX_TIMEOUT_S * 1e3),
+        ("tpot_ms", MAX_TIMEOUT_S * 1e3),
+    ):
+        value = getattr(inp, name)
+        if value is not None and not 0 < value <= most:
+            message = f"{name} must be a positive number, at most {most:g}"
+            raise RequestError(message, param=name)
 
 
 def _check_prompt(prompt: Prompt, facts: ModelFacts) -> IntArray:

@@ -21,9 +21,10 @@ class GenerateInput:
 
     Exactly one of `text` and `input_ids` is given. `text` is tokenised as a client's text: with
     `trusted` control tokens spelt in it count. `rid` names the request for `abort`; it must not be
-    that of a live request. `deadline_s` counts from arrival. With `stream` False each sample
-    yields one delta, at its end; otherwise one whenever `sampling.stream_interval` tokens (1 if
-    None) are there and the reader is.
+    that of a live request. `deadline_s` counts from arrival; `ttft_ms` and `tpot_ms` are targets
+    for the first token and for each later one. With `stream` False each sample yields one delta, at
+    its end; otherwise one whenever `sampling.stream_interval` tokens (1 if None) are there and the
+    reader is.
     """
 
     text: str | None = None
@@ -37,6 +38,8 @@ class GenerateInput:
     cache_salt: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
     add_special_tokens: bool = True
     trusted: bool = True
     thinking_end_ids: tuple[int, ...] = ()

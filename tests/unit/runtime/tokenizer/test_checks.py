@@ -47,11 +47,12 @@ def test_open_values_are_filled() -> None:
 def test_given_values_are_kept() -> None:
     sampling = SamplingParams(max_new_tokens=0, sampling_seed=0, ignore_eos=True)
 
-    request = build(sampling=sampling, priority=-5, deadline_s=2.0)
+    request = build(sampling=sampling, priority=-5, deadline_s=2.0, ttft_ms=50.0, tpot_ms=5)
 
     assert request.sampling == sampling
     assert request.eos_ids == ()
     assert (request.priority, request.deadline_s) == (-5, 2.0)
+    assert (request.ttft_ms, request.tpot_ms) == (50.0, 5)
 
 
 def test_memory_bounds_the_rest_of_the_context() -> None:
@@ -144,6 +145,11 @@ def test_logprob_options_out_of_bounds_are_refused(options: LogprobOptions, para
         ("deadline_s", 0.0),
         ("deadline_s", math.nan),
         ("deadline_s", math.inf),
+        ("deadline_s", 86401.0),
+        ("ttft_ms", 0.0),
+        ("ttft_ms", math.inf),
+        ("tpot_ms", -1.0),
+        ("tpot_ms", math.nan),
     ],
 )
 def test_other_fields_out_of_bounds_are_refused(field: str, value: Any) -> None:

@@ -102,6 +102,9 @@ class _Job:
             tenant=self._tenant.name,
             cache_salt=prompt.cache_salt,
             priority=self._body.priority or 0,
+            deadline_s=self._body.timeout,
+            ttft_ms=self._body.ttft_ms,
+            tpot_ms=self._body.tpot_ms,
         )
 
     def _options(

@@ -133,6 +133,9 @@ def _load(context: Context) -> dict[str, Any]:
         "cached_prompt_tokens": load.cached_prompt_tokens,
         "generated_tokens": load.generated_tokens,
         "num_retractions": load.retractions,
+        "targets_set": load.targets_set,
+        "targets_met": load.targets_met,
+        "repaired_pages": load.repaired_pages,
     }
 
 

@@ -101,6 +101,9 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
             lora=adapter_of(body),
             cache_salt=salt_of(body),
             priority=body.priority or 0,
+            deadline_s=body.timeout,
+            ttft_ms=body.ttft_ms,
+            tpot_ms=body.tpot_ms,
         ),
     )
 

@@ -150,6 +150,9 @@ class _Job:
             tenant=self._call.tenant.name,
             cache_salt=salt_of(body),
             priority=body.priority or 0,
+            deadline_s=body.timeout,
+            ttft_ms=body.ttft_ms,
+            tpot_ms=body.tpot_ms,
         )
 
     def _chosen(self, samples: list[Sample]) -> list[Sample]:

@@ -204,6 +204,9 @@ class _Job:
                 tenant=self._call.tenant.name,
                 cache_salt=join_salt(body.extra_key, body.cache_salt),
                 priority=body.priority or 0,
+                deadline_s=body.timeout,
+                ttft_ms=body.ttft_ms,
+                tpot_ms=body.tpot_ms,
             ),
         )
 
