@@ -133,4 +133,14 @@ EXPERT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
         "qwen3-moe": _shape("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True, head_dim=16),
     }
 )
-FAMILIES = {**DENSE, **EXPERT}
+FALLBACK: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
+    {
+        "biogpt": _shape("BioGptConfig"),
+        "cohere-qk-norm": _shape("CohereConfig", use_qk_norm=True),
+        "granitemoe": _shape("GraniteMoeConfig", **EXPERTS),
+        "minicpm3": _shape("MiniCPM3Config", **LATENT),
+        "olmo": _shape("OlmoConfig"),
+        "solar-open": _shape("SolarOpenConfig", **SHARED, head_dim=16),
+    }
+)
+FAMILIES = {**DENSE, **EXPERT, **FALLBACK}

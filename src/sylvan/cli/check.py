@@ -167,9 +167,11 @@ def _outcome(what: str, look: Callable[[], str]) -> Finding:
 
 
 def _architecture(directory: str) -> str:
-    from sylvan.runtime.models.registry import load_config  # needs torch
+    from sylvan.runtime.models.config import read_config  # needs torch, as does the next
+    from sylvan.runtime.models.registry import choose_path
 
-    return load_config(model_dir(directory)).architecture
+    choice = choose_path(read_config(model_dir(directory)))
+    return f"{choice.config.architecture}, {choice.config.path} path: {choice.why}"
 
 
 def _fits(directory: str, args: Parsed) -> str:

@@ -111,6 +111,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     sinks: bool = False
     moe: MoEConfig | None = None
     latent: LatentConfig | None = None
+    path: Literal["native", "transformers"] = "native"
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
@@ -193,13 +194,23 @@ def common_fields(raw: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"config.json: unknown activation {act!r}; supported are {', '.join(ACTIVATIONS)}"
         )
-    return fields | {
-        "architecture": architecture_of(raw),
+    return (
+        fields
+        | plain_fields(raw)
+        | {
+            "architecture": architecture_of(raw),
+            "hidden_act": ACTIVATIONS[act],
+            "rope": parse_rope(raw, _positions(fields["max_position_embeddings"])),
+        }
+    )
+
+
+def plain_fields(raw: dict[str, Any]) -> dict[str, Any]:
+    """Fields that do not depend on what the model computes."""
+    return {
         "dtype": _dtype(raw),
-        "hidden_act": ACTIVATIONS[act],
         "eos_ids": _ids(raw.get("eos_token_id")),
         "bos_id": raw.get("bos_token_id"),
-        "rope": parse_rope(raw, _positions(fields["max_position_embeddings"])),
         "raw": raw,
     }
 

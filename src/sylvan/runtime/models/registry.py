@@ -17,7 +17,7 @@ import torch
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.config import ModelConfig, architecture_of, read_config
+from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of, read_config
 
 _HERE = "sylvan.runtime.models."
 
@@ -104,6 +104,14 @@ class Family:
     model: Callable[[ModelConfig, Build], torch.nn.Module]
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a checkpoint is served (`config.path`), and why."""
+
+    config: ModelConfig
+    why: str
+
+
 def load_family(architecture: str) -> Family:
     """Import the module that serves `architecture`; it defines `parse` and `MODEL`.
 
@@ -127,5 +135,36 @@ def load_config(model_dir: Path) -> ModelConfig:
     Raises:
         ConfigError: one sentence that says what cannot be served.
     """
-    raw = read_config(model_dir)
-    return load_family(architecture_of(raw)).parse(raw)
+    return choose_path(read_config(model_dir)).config
+
+
+def choose_path(raw: dict[str, Any]) -> Choice:
+    """Native if the family and all its switches are; else through transformers if that can be.
+
+    Raises:
+        ConfigError: neither; one sentence.
+    """
+    architecture = architecture_of(raw)
+    lack = "no native file serves it"
+    if architecture in MODELS:
+        try:
+            return Choice(load_family(architecture).parse(raw), "a native family")
+        except NotNative as error:
+            lack = f"its native file lacks {error}"
+    try:
+        return Choice(load_fallback().parse(raw), lack)
+    except ConfigError as error:
+        if architecture not in MODELS and "model_type" not in raw:
+            load_family(architecture)  # raises, with what is supported
+        raise ConfigError(f"{architecture} cannot be served: {lack}, and {error}") from None
+
+
+def family_of(config: ModelConfig) -> Family:
+    """What builds the model of a parsed config."""
+    return load_family(config.architecture) if config.path == "native" else load_fallback()
+
+
+def load_fallback() -> Family:
+    """The family of everything else, through transformers."""
+    module = importlib.import_module(_HERE + "fallback")
+    return Family(module.parse, module.MODEL)
