@@ -1,0 +1,321 @@
+"""What every grammar library does for us, whatever its name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.features.grammar.api import CompiledGrammar
+from sylvan.runtime.features.grammar.libraries import installed_backends
+from sylvan.runtime.features.grammar.spec import ANY_JSON, GrammarSpec
+from tests.support.grammar import (
+    CALL,
+    END,
+    TOKENS,
+    accept,
+    allowed,
+    make_backend,
+    vocabulary,
+    write,
+)
+
+NAMES = installed_backends()
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+SCHEMA = GrammarSpec("json_schema", json.dumps(PERSON))
+TAGS = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": "<f=a>", "schema": {"enum": [1, 23]}, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"type": "boolean"}, "end": "</f>"},
+    ],
+    "triggers": ["<f="],
+}
+SEQUENCE = {
+    "type": "structural_tag",
+    "format": {
+        "type": "sequence",
+        "elements": [
+            {"type": "const_string", "value": "A"},
+            {
+                "type": "or",
+                "elements": [
+                    {"type": "regex", "pattern": "[0-9]{2}"},
+                    {"type": "const_string", "value": "z"},
+                ],
+            },
+            {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"},
+        ],
+    },
+}
+
+
+@functools.cache
+def backend(name: str):
+    return make_backend(name)
+
+
+def compiled(name: str, spec: GrammarSpec) -> CompiledGrammar:
+    try:
+        return backend(name).compile(spec)
+    except RequestError as error:
+        if f"is not supported by grammar.backend {name}" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_there_is_a_backend() -> None:
+    assert "llguidance" in NAMES
+
+
+CASES = [
+    (SCHEMA, ['{"name":"x","age":12}', '{"name": "", "age": -1}'], ['{"age":1,"name":"x"}', "[]"]),
+    (GrammarSpec("json_schema", '{"type": "object"}'), ["{}", '{"a": [1, {"b": null}]}'], ["[1]"]),
+    (GrammarSpec("json_schema", ANY_JSON), ["[1, 2]", '"x"', "null", '{"a": 1}'], ["nul", "{a"]),
+    (GrammarSpec("json_schema", '{"enum": ["a", 1, null]}'), ['"a"', "1", "null"], ['"b"', "2"]),
+    (GrammarSpec("regex", "ab+(c|d)"), ["abc", "abbbd"], ["ac", "abcd", ""]),
+    (GrammarSpec("regex", "a/b\\n?"), ["a/b", "a/b\n"], ["ab"]),
+    (GrammarSpec("regex", "(x|y)*"), ["", "xyx"], ["z"]),
+    (
+        GrammarSpec("choice", '["yes", "no", "ye\\"s\\u00e9"]'),
+        ["yes", "no", 'ye"s\u00e9'],
+        ["y", "yesno"],
+    ),
+    (GrammarSpec("ebnf", 'root ::= "a" b\nb ::= [0-9] | "x" root'), ["a1", "axa2"], ["a", "ax"]),
+    (
+        GrammarSpec("structural_tag", json.dumps(TAGS)),
+        ["", "plain", "see <f=a>23</f> and <f=b>true</f>."],
+        ["<f=", "<f=c>1</f>", "<f=a>2</f>"],
+    ),
+    (
+        GrammarSpec("structural_tag", json.dumps(TAGS | {"at_least_one": True})),
+        ["<f=a>1</f>", "<f=a>1</f> so <f=b>false</f>"],
+        ["", "plain"],
+    ),
+    (
+        GrammarSpec("structural_tag", json.dumps(SEQUENCE)),
+        ["A12<t>so</t>", "Az<t></t>"],
+        ["Az", "A1<t></t>"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "good", "bad"), CASES, ids=lambda x: getattr(x, "kind", ""))
+def test_exactly_the_texts_of_a_grammar_are_accepted(name, spec, good, bad) -> None:
+    grammar = compiled(name, spec)
+
+    for text in good:
+        matcher = grammar.matcher()
+        assert accept(matcher, text.encode()), text
+        assert matcher.is_accepting(), text
+    for text in bad:
+        matcher = grammar.matcher()
+        assert not (accept(matcher, text.encode()) and matcher.is_accepting()), text
+
+
+@pytest.mark.parametrize(("spec", "good", "bad"), CASES, ids=lambda x: getattr(x, "kind", ""))
+def test_a_dumped_grammar_is_loaded_as_the_same(name, spec, good, bad) -> None:
+    data = compiled(name, spec).dump()
+
+    again = backend(name).load(data)
+
+    assert all(accept(again.matcher(), text.encode()) for text in good)
+
+
+def test_masks_hold_what_can_be_accepted(name) -> None:
+    matcher = compiled(name, GrammarSpec("regex", "(yes|yeah|no) [0-9]")).matcher()
+
+    first = allowed(matcher)
+    assert {TOKENS[i] for i in first} <= {b"y", b"n", b"yes", b"ye", b"no"}
+    assert {TOKENS.index(b"yes"), TOKENS.index(b"no")} <= first
+    assert matcher.accept(TOKENS.index(b"yes"))
+    assert allowed(matcher) == {ord(" ")}
+    assert not matcher.accept(ord("x"))
+    assert not matcher.accept(CALL)
+    assert matcher.accept(ord(" "))
+    assert allowed(matcher) == {ord(d) for d in "0123456789"}
+
+
+def test_control_tokens_and_padding_are_no_text(name) -> None:
+    matcher = compiled(name, GrammarSpec("regex", "(.|\\n)*")).matcher()
+
+    ids = allowed(matcher)
+
+    assert {ord("a"), ord("<"), TOKENS.index(b" the")} <= ids
+    assert CALL not in ids
+    assert all(TOKENS[i] for i in ids)
+
+
+def test_a_control_token_comes_where_a_tag_names_it(name) -> None:
+    tags = TAGS["structures"][0] | {"begin": "<|call|>f:"}
+    spec = GrammarSpec(
+        "structural_tag", json.dumps({"structures": [tags], "triggers": ["<|call|>"]})
+    )
+    matcher = compiled(name, spec).matcher()
+
+    assert CALL in allowed(matcher)
+    assert matcher.accept(CALL)
+    assert allowed(matcher) == {ord("f")}
+    assert accept(matcher, b"f:23</f>")
+    assert matcher.is_accepting()
+
+
+def test_an_output_ends_only_where_the_grammar_accepts(name) -> None:
+    matcher = compiled(name, GrammarSpec("regex", "ab?")).matcher()
+
+    assert not matcher.is_accepting()
+    assert matcher.accept(ord("a"))
+    assert matcher.is_accepting()
+    assert not matcher.is_terminated()
+    assert matcher.accept(ord("b"))
+    assert matcher.is_accepting()
+    assert matcher.is_terminated()
+    assert not matcher.accept(ord("b"))
+    assert matcher.error() == ""
+    matcher.rollback(2)
+    assert not matcher.is_accepting()
+    assert not matcher.is_terminated()
+
+
+def test_forced_text_is_what_must_come(name) -> None:
+    matcher = compiled(name, GrammarSpec("regex", 'key="(red|rose)"')).matcher()
+
+    assert matcher.forced() == b'key="r'
+    assert accept(matcher, b'key="r')
+    assert matcher.forced() == b""
+    assert matcher.accept(ord("e"))
+    assert matcher.forced() in (b"d", b'd"')
+    matcher.rollback(2)
+    assert matcher.forced() == b"r"
+
+
+BAD = [
+    GrammarSpec("json_schema", '{"type": "nope"}'),
+    GrammarSpec("json_schema", '{"$ref": "#/nowhere"}'),
+    GrammarSpec("json_schema", "{"),
+    GrammarSpec("json_schema", "[1]"),
+    GrammarSpec("regex", "(a"),
+    GrammarSpec("regex", "[b-a]"),
+    GrammarSpec("choice", "[]"),
+    GrammarSpec("choice", '["a", 1]'),
+    GrammarSpec("ebnf", 'root ::= "a" | b'),
+    GrammarSpec("ebnf", "nonsense"),
+    GrammarSpec("structural_tag", "{}"),
+    GrammarSpec("structural_tag", '{"format": {"type": "wrong"}}'),
+    GrammarSpec("structural_tag", '{"structures": [{"begin": "a"}], "triggers": ["b"]}'),
+]
+
+
+@pytest.mark.parametrize("spec", BAD, ids=lambda s: f"{s.kind}:{s.text}")
+def test_a_bad_grammar_is_refused_with_its_kind_and_a_reason(name, spec) -> None:
+    with pytest.raises(RequestError) as caught:
+        backend(name).compile(spec)
+
+    assert caught.value.param == spec.kind
+    assert str(caught.value).startswith(spec.kind)
+    assert caught.value.status == 400
+
+
+def test_what_another_version_dumped_is_refused_where_that_can_be_told(name) -> None:
+    if name == "llguidance":
+        pytest.skip("its dump is the grammar's text")
+
+    with pytest.raises(RequestError):
+        backend(name).load(b"nonsense")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), name=st.sampled_from(NAMES), number=st.integers(0, len(CASES) - 1)
+)
+def test_rolling_back_is_as_if_it_never_was(seed, name, number) -> None:
+    spec, rng = CASES[number][0], random.Random(seed)
+    try:
+        grammar = backend(name).compile(spec)
+    except RequestError:
+        return
+    matcher, taken = grammar.matcher(), []
+    for _ in range(30):
+        ids = sorted(allowed(matcher))
+        if rng.random() < 0.3 and taken:
+            count = rng.randrange(1, len(taken) + 1)
+            matcher.rollback(count)
+            del taken[-count:]
+        elif ids and not matcher.is_terminated():
+            taken.append(rng.choice(ids))
+            assert matcher.accept(taken[-1])
+        fresh = grammar.matcher()
+        assert all(fresh.accept(token) for token in taken)
+        assert allowed(fresh) == allowed(matcher)
+        assert fresh.is_accepting() == matcher.is_accepting()
+        assert fresh.is_terminated() == matcher.is_terminated()
+        assert fresh.forced() == matcher.forced()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(NAMES))
+def test_forced_text_is_the_only_way(seed, name) -> None:
+    rng = random.Random(seed)
+    matcher = backend(name).compile(SCHEMA).matcher()
+    for _ in range(20):
+        forced, ids = matcher.forced(), sorted(allowed(matcher))
+        for token in ids:
+            text = TOKENS[token]
+            assert forced.startswith(text[: len(forced)]), (forced, text)
+        if not ids:
+            return
+        assert matcher.accept(rng.choice(ids))
+
+
+SCHEMAS = [
+    PERSON,
+    {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+    {"type": "string", "pattern": "^[a-c]{2,4}$"},
+    {"anyOf": [{"type": "boolean"}, {"const": "x"}]},
+    {"type": "number"},
+    {
+        "$defs": {
+            "leaf": {"type": "object", "properties": {"v": {"type": "null"}}, "required": ["v"]}
+        },
+        "type": "array",
+        "items": {"$ref": "#/$defs/leaf"},
+        "maxItems": 2,
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
+def test_what_is_generated_validates(name, schema) -> None:
+    validator = importlib.import_module("jsonschema_rs").validator_for(schema)
+    try:
+        grammar = backend(name).compile(GrammarSpec("json_schema", json.dumps(schema)))
+    except RequestError:
+        pytest.skip("the library does not support it")
+    finished = 0
+    for seed in range(8):
+        text = write(grammar.matcher(), random.Random(seed))
+        if text is not None:
+            finished += 1
+            value = json.loads(text.decode("utf-8", "replace"))
+            assert validator.is_valid(value), text
+    assert finished
+
+
+def test_a_vocabulary_knows_what_is_no_text() -> None:
+    assert {END, CALL, len(TOKENS) - 1} <= set(vocabulary().untextual().tolist())

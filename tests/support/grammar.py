@@ -1,0 +1,71 @@
+"""A vocabulary for grammars: every byte, some longer tokens, two control tokens, some padding."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar.api import GrammarBackend, GrammarMatcher
+from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
+from sylvan.utils import plugins
+
+END, CALL = 256, 257
+LONGER = [
+    b'"name"',
+    b'":',
+    b"name",
+    b'":"',
+    b'{"',
+    b"yes",
+    b"ye",
+    b"no",
+    b" the",
+    b"\xc3\xa9",
+]
+TOKENS = [*(bytes([i]) for i in range(256)), b"<|end|>", b"<|call|>", *LONGER, b"", b""]
+
+
+def vocabulary() -> Vocabulary:
+    special = {"<|end|>": END, "<|call|>": CALL}
+    return Vocabulary(TOKENS, special, (END,), GreedyEncoder(TOKENS, frozenset(special.values())))
+
+
+def make_backend(name: str) -> GrammarBackend:
+    return plugins.load(backends, name).BACKEND(vocabulary())
+
+
+def allowed(matcher: GrammarMatcher) -> set[int]:
+    """Ids of the mask, the end apart."""
+    row = np.zeros(vocabulary().words, np.int32)
+    if not matcher.fill_mask(row):
+        row[:] = -1
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist()) - {END}
+
+
+def accept(matcher: GrammarMatcher, text: bytes) -> bool:
+    """Byte by byte; False, and back at the start, if some byte is not allowed."""
+    for count, byte in enumerate(text):
+        if not matcher.accept(byte):
+            matcher.rollback(count)
+            return False
+    return True
+
+
+def write(matcher: GrammarMatcher, rng: random.Random, most: int = 300) -> bytes | None:
+    """A random output; None if it did not end within `most` tokens."""
+    text = b""
+    for _ in range(most):
+        if matcher.is_terminated():
+            return text
+        ids = sorted(allowed(matcher))
+        if matcher.is_accepting() and (not ids or rng.random() < 0.4):
+            return text
+        # short things first, so that outputs end
+        closing = [i for i in ids if TOKENS[i][:1] in b'"}],.eE0-' and TOKENS[i] != b"\\"]
+        token = rng.choice(closing if closing and rng.random() < 0.7 else ids)
+        assert matcher.accept(token), (text, TOKENS[token])
+        text += TOKENS[token]
+    return None
