@@ -28,6 +28,7 @@ class Case:
     rotary_dim: int = 0
     interleaved: bool = False
     qk_norm: bool = False
+    norm_heads: tuple[int, int] = (1, 1)
     page_size: int = 32
 
     def rope(self) -> Rope | None:
@@ -41,7 +42,8 @@ class Case:
         if not self.qk_norm:
             return None, None
         dim = self.layer.head_dim
-        q, k = (random(dim, dtype=torch.bfloat16, seed=s) for s in (7, 8))
+        sizes = zip(self.norm_heads, (7, 8), strict=True)
+        q, k = (random(n * dim, dtype=torch.bfloat16, seed=seed) for n, seed in sizes)
         return HeadNorm(q, 1e-6), HeadNorm(k, 1e-5, offset=1.0)
 
 
@@ -53,6 +55,7 @@ CASES = {
     "partial rope": Case(rotary_dim=24),
     "interleaved rope": Case(rotary_dim=32, interleaved=True),
     "head norms": Case(rotary_dim=64, qk_norm=True),
+    "norms over all heads": Case(rotary_dim=64, qk_norm=True, norm_heads=(4, 2)),
     "window": Case(replace(BASE, window=37)),
     "window over chunks": Case(replace(BASE, window=300)),
     "soft cap": Case(replace(BASE, softcap=1.5, scale=1.0)),

@@ -68,7 +68,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("vocab", [5, 203, 4096])
+@pytest.mark.parametrize("vocab", [5, 1003])
 @pytest.mark.parametrize("name", CASES)
 def test_draws_what_the_definition_draws(library: Library, name: str, vocab: int) -> None:
     logits = np.random.default_rng(3).normal(0, 3, (ROWS, vocab)).astype(np.float32)

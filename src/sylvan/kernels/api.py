@@ -165,6 +165,10 @@ class Recorder(Protocol):
         """See `ops.add`."""
         ...
 
+    def cast(self, x: Value) -> Value:
+        """The rows in the model's dtype. See `ops.cast`."""
+        ...
+
     def scale(self, x: Value, factor: float) -> Value:
         """See `ops.scale`."""
         ...

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from sylvan import kernels
 from sylvan.kernels import build
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.matmul.pack import pack, pack_nothing
@@ -54,12 +53,6 @@ def test_without_a_compiler_every_variant_is_a_failure(
 
     assert not built.libraries
     assert set(built.failures) == set(build.VARIANTS)
-
-
-def test_the_package_offers_every_op_by_name() -> None:
-    assert all(callable(getattr(kernels, name)) for name in kernels.OPS)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = kernels.nothing
 
 
 @pytest.mark.parametrize("size", [1, 1000, 5 << 20])

@@ -48,11 +48,13 @@ template <class T> void few_rows(const Op& op, const Step& s, int t) {
 }
 
 #if defined(__AMX_INT8__)
-// The levels of one group of 16 columns as B tiles; a group of 32 is half a tile, the rest zero.
+typedef int8_t v64 __attribute__((vector_size(64)));
+
+// One group of 16 columns as B tiles of levels - 8; a group of 32 is half a tile, the rest zero.
 void unpack(const uint32_t* w, int group, uint32_t* tiles) {
     for (int k = 0; k < group / 8; k++) {
         vu v = load<vu>(w + k * LANES);
-        store(tiles + 2 * k * LANES, v & LOW), store(tiles + (2 * k + 1) * LANES, (v >> 4) & LOW);
+        store(tiles + 2 * k * LANES, (v64)(v & LOW) - 8), store(tiles + (2 * k + 1) * LANES, (v64)((v >> 4) & LOW) - 8);
     }
     for (int k = group / 4; k < TILE_WORDS; k++) store(tiles + k * LANES, vu{});
 }
@@ -76,14 +78,13 @@ template <class T> void many_rows(const Op& op, const Step& s, int t) {
                 tile_zero<0>(), tile_zero<1>();
                 for (int k = 0; k < steps; k++) {
                     tile_load<4>(x + k * 64, xs), tile_load<6>(tiles[0] + k * 256, 64), tile_load<7>(tiles[1] + k * 256, 64);
-                    TilesInt4::dot<0, 4, 6>(), TilesInt4::dot<1, 4, 7>();
+                    TilesInt8::dot<0, 4, 6>(), TilesInt8::dot<1, 4, 7>();
                 }
                 tile_store<0>(raw[0], 64), tile_store<1>(raw[1], 64);
                 for (int i = 0, count = std::min(TILE, b.m1 - m); i < count; i++)
                     for (int j = 0; j < 2; j++) {
-                        vi acc = load<vi>(raw[j] + i * TILE) - 8 * at<int32_t>(op, s, SUMS)[int64_t(m + i) * groups + g];
                         float* sum = total[m - b.m0 + i] + j * LANES;
-                        store(sum, fma(__builtin_convertvector(acc, vf), scale[j], load<vf>(sum)));
+                        store(sum, fma(__builtin_convertvector(load<vi>(raw[j] + i * TILE), vf), scale[j], load<vf>(sum)));
                     }
             }
         }

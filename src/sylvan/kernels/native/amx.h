@@ -31,12 +31,6 @@ struct TilesInt8 {
         asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
     }
 };
-struct TilesInt4 {  // B unsigned
-    template <int C, int A, int B> static inline void dot() {
-        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
-    }
-};
-
 static inline void zero_four() { tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>(); }
 static inline void store_four(float* out) {
     tile_store<0>(out, 64), tile_store<1>(out + 256, 64), tile_store<2>(out + 512, 64), tile_store<3>(out + 768, 64);

@@ -40,6 +40,7 @@ class Kind(IntEnum):
     ADD = 13
     SCALE = 14
     SOFTCAP = 15
+    CAST = 16
 
 
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")

@@ -8,7 +8,7 @@ namespace {
 const Kernel* const kernels[N_KINDS] = {
     embed_kernel, rms_norm_kernel, layer_norm_kernel, quantise_kernel, linear_kernel, linear_int8_kernel,
     linear_int4_kernel, glu_kernel, activation_kernel, rope_store_kernel, attention_kernel, attention_merge_kernel,
-    take_rows_kernel, add_kernel, scale_kernel, softcap_kernel,
+    take_rows_kernel, add_kernel, scale_kernel, softcap_kernel, cast_kernel,
 };
 
 struct Program {

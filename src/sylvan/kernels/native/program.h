@@ -7,7 +7,7 @@
 
 enum Kind : int32_t {
     EMBED, RMS_NORM, LAYER_NORM, QUANTISE, LINEAR, LINEAR_INT8, LINEAR_INT4, GLU, ACTIVATION, ROPE_STORE, ATTENTION,
-    ATTENTION_MERGE, TAKE_ROWS, ADD, SCALE, SOFTCAP, N_KINDS
+    ATTENTION_MERGE, TAKE_ROWS, ADD, SCALE, SOFTCAP, CAST, N_KINDS
 };
 enum Count : int32_t { TOKENS, OUTPUTS };  // which run-time row count an op works on
 enum Type : int32_t { BF16, F32_ROWS };    // what rows (and KV) are made of
@@ -64,4 +64,5 @@ constexpr int SCRATCH_BYTES = 256 << 10;     // per thread
 // One entry per kind and type, defined beside the op.
 extern const Kernel embed_kernel[2], rms_norm_kernel[2], layer_norm_kernel[2], quantise_kernel[2], linear_kernel[2],
     linear_int8_kernel[2], linear_int4_kernel[2], glu_kernel[2], activation_kernel[2], rope_store_kernel[2],
-    attention_kernel[2], attention_merge_kernel[2], take_rows_kernel[2], add_kernel[2], scale_kernel[2], softcap_kernel[2];
+    attention_kernel[2], attention_merge_kernel[2], take_rows_kernel[2], add_kernel[2], scale_kernel[2], softcap_kernel[2],
+    cast_kernel[2];

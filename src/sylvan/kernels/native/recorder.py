@@ -196,15 +196,12 @@ class NativeRecorder:
         dims = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
         dims = (*dims, pages.shape.page_size)
         table, turning = self._rope(rope, layer.head_dim)
-        norms, at_once = zip(
-            self._head_norm(q_norm, layer.head_dim, layer.num_heads),
-            self._head_norm(k_norm, layer.head_dim, layer.num_kv_heads),
-            strict=True,
-        )
+        q_weight, q_at_once = self._head_norm(q_norm, layer.head_dim, layer.num_heads)
+        k_weight, k_at_once = self._head_norm(k_norm, layer.head_dim, layer.num_kv_heads)
         eps = [n.eps if n else 0.0 for n in (q_norm, k_norm)]
         interleaved = int(rope is not None and rope.interleaved)
-        store = (qkv.id, keys, values, table, *norms)
-        sizes = (*dims, turning, interleaved, *at_once)
+        store = (qkv.id, keys, values, table, q_weight, k_weight)
+        sizes = (*dims, turning, interleaved, q_at_once, k_at_once)
         self._call(Kind.ROPE_STORE, qkv, store, sizes, (*eps,))
         out = self._new(layer.num_heads * layer.value_dim, self._dtype)
         if self._parts is None:

@@ -1,0 +1,92 @@
+"""One linear layer in each weight format, against torch and against reading its weights.
+
+    python benchmarks/kernels/bench_linear.py --inputs 896 --outputs 9728
+
+Cycles through enough copies that the weights come from memory. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
+from sylvan.kernels.native.binding import Kind, Run
+from sylvan.kernels.native.library import load
+from sylvan.kernels.native.plan import place
+from sylvan.kernels.native.program import Program
+from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+
+FORMATS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
+    "bf16": lambda w: w.clone(),
+    "w8a8": quantise_int8,
+    "w4a8": lambda w: quantise_int4(w, 64),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=896)
+    parser.add_argument("--outputs", type=int, default=9728)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--variant")
+    parser.add_argument("--memory-mb", type=int, default=200)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    library = load(args.variant)
+    library.dll.sylvan_threads(args.threads)
+    print(f"variant {library.variant}, {args.inputs} -> {args.outputs}")
+    weight = (torch.randn(args.outputs, args.inputs) * 0.05).bfloat16()
+    for name, convert in FORMATS.items():
+        program, copies, num_bytes = _program(library, weight, convert, args.memory_mb)
+        for rows in (1, 8, 32, 512):
+            spent = _median_us(program, rows) / copies
+            rate = 2 * rows * weight.numel() / spent / 1e3
+            speed = num_bytes / spent / 1e3
+            print(f"{name} rows {rows}: {spent:.0f} us, {speed:.1f} GB/s, {rate:.0f} G/s")
+    for rows in (1, 8, 32, 512):
+        x = torch.randn(rows, args.inputs).bfloat16()
+        spent = _time_us(lambda x=x: torch.nn.functional.linear(x, weight))
+        print(f"torch bf16 rows {rows}: {spent:.0f} us")
+
+
+def _program(library, weight, convert, memory_mb):
+    """Linears over copies of the weight, all reading one input."""
+    limits = RecorderLimits(max_tokens=512, max_outputs=1)
+    recorder = NativeRecorder(torch.bfloat16, limits, {}, library.constants)
+    x = recorder.input(weight.shape[1], "bf16")
+    before = 0
+    copies = 0
+    while recorder.weight_bytes < memory_mb << 20:
+        before = recorder.weight_bytes
+        ops.linear(x, convert(weight))
+        copies += 1
+    program = Program(library, place(recorder.draft))
+    program.read(x, 512).copy_(torch.randn(512, weight.shape[1]))
+    return program, copies, recorder.weight_bytes - before
+
+
+def _median_us(program: Program, rows: int) -> float:
+    """Of the linears alone, by the program's own clock."""
+    runs = [program.profile(Run(tokens=rows)) for _ in range(6)][1:]
+    linear = {Kind.LINEAR, Kind.LINEAR_INT8, Kind.LINEAR_INT4}
+    return statistics.median(sum(ns for kind, ns in run if kind in linear) / 1e3 for run in runs)
+
+
+def _time_us(action: Callable[[], object]) -> float:
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        action()
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times[1:])
+
+
+if __name__ == "__main__":
+    main()
