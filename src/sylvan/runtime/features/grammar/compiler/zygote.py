@@ -40,7 +40,7 @@ from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
 from sylvan.utils import plugins
 
 NICENESS = 10
-_CPU_SLACK_S = 2
+_SLACK_S = 2
 
 
 @dataclass(slots=True)
@@ -109,6 +109,7 @@ class Zygote:
         pid = os.fork()
         if pid == 0:
             os.close(reader)
+            os.close(self._out)  # who reads it is to see when this process ends
             _compile(self._backend, self._words, order, self._limits, writer)
         os.close(writer)
         now = time.monotonic()
@@ -212,8 +213,9 @@ def _restrict(limits: Limits) -> None:
     if pages:
         most = pages * resource.getpagesize() + limits.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    seconds = int(limits.timeout_s) + _CPU_SLACK_S
+    seconds = int(limits.timeout_s) + _SLACK_S  # in case nobody is left to end it
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    signal.alarm(seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
