@@ -121,7 +121,9 @@ def test_many_bad_grammars_leave_nothing_behind(compiler) -> None:
     assert not compiler._underway
     assert compiler._life is not None
     assert not compiler._life.owed
-    children = Path(f"/proc/{compiler._life.process.pid}/task/{compiler._life.process.pid}/children")
+    children = Path(
+        f"/proc/{compiler._life.process.pid}/task/{compiler._life.process.pid}/children"
+    )
     assert children.read_text().split() == []
 
 
@@ -151,7 +153,8 @@ def sleepy(monkeypatch, tmp_path) -> Iterator[GrammarCompiler]:
     folder.mkdir()
     (folder / "sleepy.py").write_text(SLEEPY)
     (tmp_path / "sitecustomize.py").write_text(
-        f"import sylvan.runtime.features.grammar.backends as b\nb.__path__.append({str(folder)!r})\n"
+        "import sylvan.runtime.features.grammar.backends as backends\n"
+        f"backends.__path__.append({str(folder)!r})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     words = vocabulary()

@@ -1,0 +1,170 @@
+"""Structured output through `sylvan.Engine`, the scheduler's process and the sampler included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.engine.engine import Engine
+from tests.support.tiny import write_model
+
+KEYS = ["the_first_of_the_long_keys", "the_second_of_the_long_keys", "and_one_more_long_key"]
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {key: {"type": "boolean"} for key in KEYS},
+        "required": KEYS,
+        "additionalProperties": False,
+    }
+)
+EVERYTHING = "start: <[*]>*"
+GRAMMARS: list[dict[str, Any]] = [
+    {},
+    {"json_schema": SCHEMA, "max_new_tokens": 500},
+    {"regex": "[a-z]{4} = (yes|no)"},
+    {"ebnf": 'root ::= "<" item ("," item)* ">"\nitem ::= [a-f]+'},
+    {"json_schema": '{"enum": ["red", "green"]}', "temperature": 0.0},
+    {"regex": "[ab]{3,9}", "frequency_penalty": 0.5, "min_p": 0.01},
+]
+PARAMS = [{"max_new_tokens": 60, "sampling_seed": 5, **g} for g in GRAMMARS]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def start(model: Path, **keywords: Any) -> Engine:
+    known = {
+        "load_format": "dummy",
+        "device": "cpu",
+        "threads": 1,
+        "max_total_tokens": 4096,
+        "grammar_backend": "llguidance",
+    }
+    return Engine(model_path=str(model), **(known | keywords))
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    with start(model) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Iterator[Engine]:
+    """Without overlap and without jumps."""
+    with start(model, disable_overlap_schedule=True, **{"grammar.jump_forward": False}) as engine:
+        yield engine
+
+
+def ids(reply: Any) -> list[int]:
+    return reply["output_ids"]
+
+
+def test_outputs_follow_their_grammars_in_one_batch(engine: Engine) -> None:
+    replies: Any = engine.generate(["hello"] * len(PARAMS), PARAMS)
+
+    assert set(json.loads(replies[1]["text"])) == set(KEYS)
+    assert json.loads(replies[4]["text"]) in ("red", "green")
+    for reply in replies[1:5]:
+        assert reply["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_the_answer_does_not_depend_on_company_overlap_or_history(
+    engine: Engine, plain: Engine
+) -> None:
+    exact = [p for p in PARAMS if "json_schema" not in p]  # jumps may split texts otherwise
+    together: Any = engine.generate(["hello"] * len(exact), exact)
+    alone: list[Any] = [engine.generate("hello", p) for p in exact]
+    without: list[Any] = [plain.generate("hello", p) for p in exact]
+
+    assert [ids(r) for r in alone] == [ids(r) for r in together]
+    assert [r["text"] for r in without] == [r["text"] for r in together]
+
+
+@pytest.mark.parametrize("extra", [{}, {"temperature": 0.0}, {"n": 3}, {"repetition_penalty": 1.3}])
+def test_a_grammar_that_allows_everything_changes_nothing(engine: Engine, extra: Any) -> None:
+    params = {"max_new_tokens": 24, "sampling_seed": 11, "top_p": 0.9, **extra}
+    free: Any = engine.generate("some text", params)
+    bound: Any = engine.generate("some text", params | {"ebnf": EVERYTHING})
+
+    assert json.dumps([ids(r) for r in (free if "n" in extra else [free])]) == json.dumps(
+        [ids(r) for r in (bound if "n" in extra else [bound])]
+    )
+
+
+def test_jumps_save_passes_and_keep_the_language(engine: Engine, plain: Engine) -> None:
+    params = {"max_new_tokens": 400, "sampling_seed": 3, "json_schema": SCHEMA}
+    before = [e.get_server_info()["internal_states"][0] for e in (engine, plain)]
+    replies: list[Any] = [e.generate("hello", params) for e in (engine, plain)]
+    after = [e.get_server_info()["internal_states"][0] for e in (engine, plain)]
+
+    for reply in replies:
+        assert set(json.loads(reply["text"])) == set(KEYS)
+    steps = [b["load"]["steps"] - a["load"]["steps"] for a, b in zip(before, after, strict=True)]
+    tokens = [r["meta_info"]["completion_tokens"] for r in replies]
+    assert steps[1] in (tokens[1], tokens[1] + 1)
+    assert tokens[0] - steps[0] > 50  # most of the keys' characters
+
+
+def test_log_probabilities_are_given_for_every_token(engine: Engine) -> None:
+    reply: Any = engine.generate(
+        "hello", {"regex": "abc(d|e)f", "sampling_seed": 1}, return_logprob=True
+    )
+
+    meta = reply["meta_info"]
+    assert meta["completion_tokens"] == len(meta["output_token_logprobs"]) == 5
+    assert meta["output_token_logprobs"][0][0] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_length_inside_a_grammar_says_so(engine: Engine) -> None:
+    reply: Any = engine.generate("hello", {"regex": "[a-z]{50}", "max_new_tokens": 5})
+
+    assert reply["meta_info"]["finish_reason"] == {"type": "length", "length": 5}
+
+
+def test_a_stop_string_inside_a_grammar_ends_it(engine: Engine) -> None:
+    reply: Any = engine.generate(
+        "hello", {"regex": "(kit=[0-9];){5}", "stop": ["="], "max_new_tokens": 50}
+    )
+
+    assert reply["meta_info"]["finish_reason"]["matched"] == "="
+    assert reply["text"] == "kit"
+
+
+BAD = [
+    {"regex": "(a"},
+    {"json_schema": '{"type": "nope"}'},
+    {"json_schema": '{"$ref": "#"}'},
+    {"ebnf": "nonsense"},
+    {"structural_tag": "{}"},
+    {"json_schema": '{"enum": ["' + "x" * (2 << 20) + '"]}'},
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda b: next(iter(b)))
+def test_a_bad_grammar_fails_its_request_alone(engine: Engine, bad: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        good = pool.submit(engine.generate, "hello", PARAMS[2])
+        with pytest.raises(RequestError) as caught:
+            engine.generate("hello", {"max_new_tokens": 5, **bad})
+
+        assert caught.value.status == 400
+        assert next(iter(bad)) in (caught.value.param or "")
+        reply: Any = good.result()
+    again: Any = engine.generate("hello", PARAMS[2])
+    assert ids(again) == ids(reply)
+
+
+def test_without_a_backend_grammars_are_refused(model: Path) -> None:
+    with start(model, grammar_backend="none") as engine:
+        with pytest.raises(RequestError, match=r"grammar\.backend none"):
+            engine.generate("hello", {"regex": "a"})
+        assert ids(engine.generate("hello", {"max_new_tokens": 2, "ignore_eos": True}))

@@ -1,0 +1,201 @@
+"""Matchers beside the sampler, driven as the worker drives them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.features.grammar.data import Matchers
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.sampling.constraints import Outcome
+from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
+from tests.support.grammar import END, TOKENS, make_backend, vocabulary
+
+PROMPT = 4
+BACKEND = make_backend("llguidance")
+
+
+class Bench:
+    """One request in slot 3; each `step` samples one row."""
+
+    def __init__(self, *, jumps: bool = False, outputs: bytes = b"", **fields: object) -> None:
+        sampling = SamplingParams(max_new_tokens=50, sampling_seed=0, **fields.pop("sampling"))
+        self.request = GenerateRequest(
+            rid="a",
+            input_ids=np.zeros(PROMPT, np.int32),
+            output_ids=np.zeros(0, np.int32),
+            sampling=sampling,
+            **{"eos_ids": (END,)} | fields,
+        )
+        spec = GrammarSpec(*sampling.grammar) if sampling.grammar else None
+        grammars = {"a": BACKEND.compile(spec)} if spec else {}
+        self.matchers = Matchers(grammars, vocabulary, jumps=jumps)
+        self.params = SamplingSlots(8, len(TOKENS))
+        self.matchers.join(3, self.request, np.frombuffer(outputs, np.uint8).astype(np.int32))
+        self.position = PROMPT + len(outputs)
+
+    def batch(self, position: int) -> SamplingBatch:
+        return SamplingBatch(np.array([3], np.int32), np.array([position]), self.params)
+
+    def mask(self, position: int | None = None) -> set[int] | None:
+        batch = self.batch(self.position if position is None else position)
+        self.matchers.prepare(batch.slots, batch.positions)
+        found = self.matchers.masks(batch)
+        if found is None:
+            return None
+        assert found.rows.tolist() == [0]
+        bits = np.unpackbits(found.bits.view(np.uint8), bitorder="little")
+        return set(np.flatnonzero(bits).tolist())
+
+    def step(self, token: int, position: int | None = None) -> Outcome | None:
+        position = self.position if position is None else position
+        self.mask(position)
+        found = self.matchers.advance(self.batch(position), np.array([token], np.int32))
+        outcome = found.get(0)
+        self.position += 1 if outcome is None else len(outcome.tokens)
+        return outcome
+
+    def write(self, text: bytes) -> None:
+        for byte in text:
+            assert self.step(byte) is None
+
+
+@pytest.fixture(autouse=True)
+def _close(request):
+    benches = []
+    made = Bench.__init__
+
+    def note(self, **keywords):
+        made(self, **keywords)
+        benches.append(self)
+
+    request.getfixturevalue("monkeypatch").setattr(Bench, "__init__", note)
+    yield
+    for bench in benches:
+        bench.matchers.close()
+
+
+def test_a_request_without_grammar_is_left_alone() -> None:
+    bench = Bench(sampling={})
+
+    assert bench.mask() is None
+    assert bench.step(65) is None
+
+
+def test_the_end_comes_where_the_grammar_accepts() -> None:
+    bench = Bench(sampling={"regex": "ab*"})
+
+    assert bench.mask() == {ord("a")}
+    bench.write(b"a")
+    assert bench.mask() == {ord("b"), END}
+    assert bench.step(END) == Outcome((END,), ended=True)
+
+
+def test_stop_tokens_may_end_it_too_and_none_may_with_ignore_eos() -> None:
+    stops = Bench(sampling={"regex": "ab*", "stop_token_ids": (7,)}, outputs=b"a")
+    never = Bench(sampling={"regex": "ab*"}, outputs=b"a", eos_ids=())
+
+    assert stops.mask() == {ord("b"), END, 7}
+    assert never.mask() == {ord("b")}
+
+
+def test_an_output_that_cannot_go_on_ends_at_once() -> None:
+    bench = Bench(sampling={"regex": "ab"})
+    bench.write(b"a")
+
+    assert bench.step(ord("b")) == Outcome((ord("b"),), ended=True)
+
+
+def test_a_grammar_of_the_empty_text_leaves_but_the_end() -> None:
+    bench = Bench(sampling={"regex": "()"})
+
+    assert bench.mask() == {END}
+    assert bench.step(END) == Outcome((END,), ended=True)
+
+
+def test_a_token_that_is_not_allowed_fails_the_request() -> None:
+    bench = Bench(sampling={"regex": "ab"})
+
+    outcome = bench.step(ord("z"))
+
+    assert outcome is not None
+    assert outcome.error
+
+
+def test_a_grammar_that_gives_up_fails_the_request() -> None:
+    bench = Bench(sampling={"regex": "((((a{0,999}){0,999}){0,999}){0,999}){0,999}"})
+    errors = [o.error for _ in range(30) if (o := bench.step(ord("a"))) is not None]
+
+    assert errors
+    assert "too many" in errors[0]
+
+
+def test_outputs_of_before_are_taken_in() -> None:
+    bench = Bench(sampling={"regex": "abc?d"}, outputs=b"ab")
+
+    assert bench.mask() == {ord("c"), ord("d")}
+
+
+def test_thinking_is_free_and_the_grammar_starts_after_it() -> None:
+    bench = Bench(sampling={"regex": "yes|no"}, thinking_end_ids=(60, 61))
+
+    assert bench.mask() is None
+    for token in (1, 60, 60, END):
+        assert bench.step(token) is None
+    assert bench.mask() is None
+    assert bench.step(60) is None
+    assert bench.step(61) is None
+    assert {TOKENS[i] for i in bench.mask()} == {b"y", b"ye", b"yes", b"n", b"no"}
+
+
+def test_thinking_is_found_in_outputs_of_before() -> None:
+    bench = Bench(
+        sampling={"regex": "ab"}, outputs=bytes([1, 60, 61, 97]), thinking_end_ids=(60, 61)
+    )
+
+    assert bench.mask() == {ord("b")}
+
+
+def test_what_is_certain_comes_with_the_token_before_it() -> None:
+    bench = Bench(sampling={"regex": "(k|l)it=[0-9]!"}, jumps=True)
+
+    assert bench.step(ord("k")) == Outcome(tuple(b"kit="))
+    assert bench.mask(PROMPT + 1) is None  # launched before that was known
+    assert bench.step(ord("z"), PROMPT + 1) == Outcome()
+    assert bench.mask() == {ord(d) for d in "0123456789"}
+    assert bench.step(ord("7")) == Outcome(tuple(b"7!"), ended=True)
+    assert bench.matchers.certain_tokens == 4
+
+
+def test_what_is_certain_at_the_start_replaces_the_first_token() -> None:
+    bench = Bench(sampling={"regex": "kit(a|b)"}, jumps=True)
+
+    assert bench.mask() is None
+    assert bench.step(ord("z")) == Outcome(tuple(b"kit"))
+    assert bench.mask() == {ord("a"), ord("b")}
+
+
+def test_log_probabilities_are_those_of_a_pass_each() -> None:
+    bench = Bench(sampling={"regex": "key"}, jumps=True, logprobs=LogprobOptions())
+
+    assert bench.step(ord("k")) is None
+    assert bench.step(ord("e")) is None
+    assert bench.step(ord("y")) == Outcome((ord("y"),), ended=True)
+
+
+def test_a_request_whose_grammar_is_gone_fails() -> None:
+    bench = Bench(sampling={"regex": "a"})
+    matchers = Matchers({}, vocabulary, jumps=False)
+    matchers.join(3, bench.request, np.zeros(0, np.int32))
+
+    assert matchers.advance(bench.batch(PROMPT), np.array([1], np.int32))[0].error
+
+
+def test_a_slot_is_forgotten_when_its_request_leaves() -> None:
+    bench = Bench(sampling={"regex": "ab"})
+    bench.matchers.leave(3)
+
+    assert bench.mask() is None
+    assert bench.step(5) is None
