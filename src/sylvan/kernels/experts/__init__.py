@@ -5,28 +5,14 @@ Shapes: T rows, E experts, K experts of a row, D hidden, F inner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from sylvan.kernels.api import ActivationKind, Unsupported, Value, X
+from sylvan.kernels.api import Unsupported, Value, X
 from sylvan.kernels.experts import reference
 from sylvan.kernels.experts.routing import Routing, route
+from sylvan.kernels.experts.weights import ExpertWeights
 
 __all__ = ["ExpertWeights", "Routing", "experts", "route"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertWeights:
-    """All experts of a layer. `limit` None: act(gate) * up; else GPT-OSS's clamped form of it."""
-
-    gate_up: torch.Tensor  # (E, 2 F, D), gate then up
-    down: torch.Tensor  # (E, D, F)
-    gate_up_bias: torch.Tensor | None = None  # (E, 2 F)
-    down_bias: torch.Tensor | None = None  # (E, D)
-    act: ActivationKind = "silu"
-    alpha: float = 1.0
-    limit: float | None = None
 
 
 def experts(x: X, logits: X, routing: Routing, weights: ExpertWeights) -> tuple[X, torch.Tensor]:

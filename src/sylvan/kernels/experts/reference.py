@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch.nn import functional as F
 
-from sylvan.kernels.api import ActivationKind
 from sylvan.kernels.experts.routing import Routing, route
+from sylvan.kernels.experts.weights import ExpertWeights
 from sylvan.kernels.gating import glu
 
 
-class Weights(Protocol):
-    """See `experts.ExpertWeights`."""
-
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down_bias: torch.Tensor | None
-    act: ActivationKind
-    alpha: float
-    limit: float | None
-
-
 def experts(
-    x_TD: torch.Tensor, logits_TE: torch.Tensor, routing: Routing, weights: Weights
+    x_TD: torch.Tensor, logits_TE: torch.Tensor, routing: Routing, weights: ExpertWeights
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `experts.experts`."""
     ids_TK, shares_TK = route(logits_TE, routing)
@@ -51,7 +37,7 @@ def experts(
     return total_TD.to(x_TD.dtype), load_E
 
 
-def _feed_forward(x: torch.Tensor, expert: int, weights: Weights) -> torch.Tensor:
+def _feed_forward(x: torch.Tensor, expert: int, weights: ExpertWeights) -> torch.Tensor:
     biases = (weights.gate_up_bias, weights.down_bias)
     up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
     gate_up = F.linear(x, weights.gate_up[expert], up_bias)

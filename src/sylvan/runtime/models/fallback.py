@@ -125,6 +125,7 @@ class TransformersModel(nn.Module):
     """A causal model of transformers behind the interface of our own."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    inner: Any
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         """A skeleton without weights; `load` fills it."""
@@ -141,7 +142,7 @@ class TransformersModel(nn.Module):
         import transformers
 
         try:
-            self.inner = transformers.AutoModelForCausalLM.from_pretrained(
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 model_dir,
                 dtype=self._build.dtype,
                 attn_implementation=NAME,
@@ -150,8 +151,8 @@ class TransformersModel(nn.Module):
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {error}") from None
+        self.inner = loaded.to(self._build.device).eval()
         names = [call.name for call in _probe(*_skeleton_of(self.inner))]
-        self.inner.to(self._build.device).eval()
         self._step = _attach(self.inner, names)
         self._step.width = self._sizes.head_dim
 
@@ -196,9 +197,9 @@ def paged_attention(
     if step.batch is None:
         step.calls.append(shape)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
-    heads = [
+    q, k, v = (
         F.pad(x[0].transpose(0, 1), (0, step.width - x.shape[-1])) for x in (query, key, value)
-    ]
+    )
     spec = AttentionLayer(
         index=layer.index,
         num_heads=shape.num_heads,
@@ -209,7 +210,7 @@ def paged_attention(
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
-    out_TNH = step.batch.attention.run(spec, *heads, step.batch)
+    out_TNH = step.batch.attention.run(spec, q, k, v, step.batch)
     return out_TNH[None, :, :, : shape.value_dim], None
 
 
@@ -234,7 +235,7 @@ def _config(raw: dict[str, Any]) -> Any:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     except ImportError:
         raise ConfigError("and transformers, which may know it, is not installed") from None
-    kind = raw.get("model_type")
+    kind = str(raw.get("model_type"))
     if kind not in CONFIG_MAPPING:
         code = " without running code from the checkpoint, which is refused"
         needs = code if raw.get("auto_map") else ""
@@ -255,7 +256,7 @@ def _skeleton(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[An
 
     if type(config) not in CAUSAL:
         raise ConfigError(f"transformers has no causal model of {type(config).__name__}")
-    cls = CAUSAL[type(config)]
+    cls: Any = CAUSAL[type(config)]
     if cls._is_stateful:
         raise ConfigError(f"{cls.__name__} keeps recurrent states")
     _register()
