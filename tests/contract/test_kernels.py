@@ -87,7 +87,7 @@ def test_embedding_reads_rows_of_the_packed_head(
     got = native(
         library,
         dtype,
-        lambda r: ops.embedding(r.input_ids(), packed, 1.5),
+        lambda r: ops.embedding(r.input_ids, packed, 1.5),
         [],
         Run(tokens=5, ids=ids.ctypes.data),
     )
@@ -197,6 +197,6 @@ def test_take_rows_picks_the_sample_rows(library: Library, dtype: torch.dtype) -
     rows = np.array([8, 0, 3], np.int32)
     step = Run(tokens=9, outputs=3, out_rows=rows.ctypes.data)
 
-    got = native(library, dtype, lambda r, v: ops.take_rows(v, r.sample_rows()), [x], step)
+    got = native(library, dtype, lambda r, v: ops.take_rows(v, r.sample_rows), [x], step)
 
     assert torch.equal(got, x[[8, 0, 3]])

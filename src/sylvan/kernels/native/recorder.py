@@ -31,6 +31,7 @@ from sylvan.kernels.paged.cache import LayerPages
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "bf16": 2, "i32": 4})
 _TILE_ROWS = 32  # rows of a matrix tile: buffers are long enough for the last one to be whole
 _PARTS_MIB = 8  # room for attention spread over threads
+_IDS, _POSITIONS, _SAMPLE_ROWS = -1, -2, -3
 _KINDS = ("dense", "int8", "int4")
 _LINEAR = (Kind.LINEAR, Kind.LINEAR_INT8, Kind.LINEAR_INT4)
 
@@ -68,6 +69,10 @@ class NativeRecorder:
         if dtype not in (torch.bfloat16, torch.float32):
             raise Unsupported(f"rows of {dtype}")
         self.draft = Draft()
+        # Inputs of every step: ids and positions of its tokens, rows whose logits are wanted.
+        self.input_ids = Value(self, _IDS, 1, "i32")
+        self.positions = Value(self, _POSITIONS, 1, "i32")
+        self.sample_rows = Value(self, _SAMPLE_ROWS, 1, "i32", "outputs")
         self.weight_bytes = 0
         self._torch_dtype = dtype
         self._dtype: Dtype = "bf16" if dtype == torch.bfloat16 else "f32"
@@ -78,19 +83,6 @@ class NativeRecorder:
         self._vectors: dict[tuple[int, float], tuple[object, Ref]] = {}
         self._quantised: dict[tuple[int, str, int], tuple[Ref, ...]] = {}
         self._parts: Ref = None
-
-    # ---- inputs of the step
-    def input_ids(self) -> Value:
-        """The ids of the step's tokens."""
-        return Value(self, -1, 1, "i32")
-
-    def positions(self) -> Value:
-        """The positions of the step's tokens."""
-        return Value(self, -2, 1, "i32")
-
-    def sample_rows(self) -> Value:
-        """The rows whose logits are wanted."""
-        return Value(self, -3, 1, "i32", "outputs")
 
     def input(self, cols: int, dtype: Dtype, rows: Rows = "tokens") -> Value:
         """A matrix that the caller fills before each run; columns beyond `cols` stay zero."""
@@ -105,11 +97,11 @@ class NativeRecorder:
     # ---- ops
     def embedding(self, ids: Value, weight: LinearWeight, scale: float) -> Value:
         """See `Recorder.embedding`."""
-        if ids.id not in (-1, -2):
+        if ids.id not in (_IDS, _POSITIONS):
             raise Unsupported("embedding of computed ids")
         packed, (data, col_scale, _) = self._weight(weight)
         out = self._new(packed.cols, "f32")
-        sizes = packed.cols, int(ids.id == -2), packed.words, _KINDS.index(packed.kind)
+        sizes = packed.cols, int(ids.id == _POSITIONS), packed.words, _KINDS.index(packed.kind)
         self._call(Kind.EMBED, out, (out.id, data, col_scale), (*sizes, packed.group), (scale,))
         return out
 
@@ -215,7 +207,7 @@ class NativeRecorder:
 
     def take_rows(self, x: Value, rows: Value) -> Value:
         """See `Recorder.take_rows`."""
-        if rows.id != -3:
+        if rows.id != _SAMPLE_ROWS:
             raise Unsupported("rows other than the batch's sample rows")
         out = self._new(x.cols, x.dtype, "outputs")
         self._call(Kind.TAKE_ROWS, out, (x.id, out.id), (x.cols,))

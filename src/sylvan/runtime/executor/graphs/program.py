@@ -24,9 +24,9 @@ class SymbolicBatch:
     """What a model may read of its batch while it is recorded."""
 
     def __init__(self, recorder: NativeRecorder) -> None:
-        self.input_ids_T = recorder.input_ids()
-        self.positions_T = recorder.positions()
-        self.sample_rows = recorder.sample_rows()
+        self.input_ids_T = recorder.input_ids
+        self.positions_T = recorder.positions
+        self.sample_rows = recorder.sample_rows
 
 
 @dataclass(frozen=True, slots=True)
