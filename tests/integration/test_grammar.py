@@ -23,6 +23,13 @@ SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<call>", "schema": {"type": "boolean"}, "end": "</call>"}],
+    "triggers": ["<call>"],
+    "at_least_one": True,
+    "stop_after_first": True,
+}
 EVERYTHING = "start: <[*]>*"
 GRAMMARS: list[dict[str, Any]] = [
     {},
@@ -30,6 +37,8 @@ GRAMMARS: list[dict[str, Any]] = [
     {"regex": "[a-z]{4} = (yes|no)"},
     {"ebnf": 'root ::= "<" item ("," item)* ">"\nitem ::= [a-f]+'},
     {"json_schema": '{"enum": ["red", "green"]}', "temperature": 0.0},
+    {"choice": ["first answer", "second answer"]},
+    {"structural_tag": json.dumps(TAG)},
     {"regex": "[ab]{3,9}", "frequency_penalty": 0.5, "min_p": 0.01},
 ]
 PARAMS = [{"max_new_tokens": 60, "sampling_seed": 5, **g} for g in GRAMMARS]
@@ -73,7 +82,9 @@ def test_outputs_follow_their_grammars_in_one_batch(engine: Engine) -> None:
 
     assert set(json.loads(replies[1]["text"])) == set(KEYS)
     assert json.loads(replies[4]["text"]) in ("red", "green")
-    for reply in replies[1:5]:
+    assert replies[5]["text"] in ("first answer", "second answer")
+    assert replies[6]["text"] in ("<call>true</call>", "<call>false</call>")
+    for reply in replies[1:7]:
         assert reply["meta_info"]["finish_reason"]["type"] == "stop"
 
 
@@ -102,13 +113,13 @@ def test_a_grammar_that_allows_everything_changes_nothing(engine: Engine, extra:
 
 def test_jumps_save_passes_and_keep_the_language(engine: Engine, plain: Engine) -> None:
     params = {"max_new_tokens": 400, "sampling_seed": 3, "json_schema": SCHEMA}
-    before = [e.get_server_info()["internal_states"][0] for e in (engine, plain)]
+    before = [e.get_server_info()["load"]["steps"] for e in (engine, plain)]
     replies: list[Any] = [e.generate("hello", params) for e in (engine, plain)]
-    after = [e.get_server_info()["internal_states"][0] for e in (engine, plain)]
+    after = [e.get_server_info()["load"]["steps"] for e in (engine, plain)]
 
     for reply in replies:
         assert set(json.loads(reply["text"])) == set(KEYS)
-    steps = [b["load"]["steps"] - a["load"]["steps"] for a, b in zip(before, after, strict=True)]
+    steps = [b - a for a, b in zip(before, after, strict=True)]
     tokens = [r["meta_info"]["completion_tokens"] for r in replies]
     assert steps[1] in (tokens[1], tokens[1] + 1)
     assert tokens[0] - steps[0] > 50  # most of the keys' characters

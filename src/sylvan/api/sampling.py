@@ -17,7 +17,7 @@ MAX_LOGIT_BIAS_VALUE = 100.0
 
 _FIELDS = frozenset(SamplingParams.__struct_fields__)
 _LISTED = ("stop", "stop_regex")
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
 _UNSUPPORTED = {
     "beam_width": (None, 1),
     "watermark": (None, {}),

@@ -62,7 +62,7 @@ _SENT: Mapping[str, Any] = MappingProxyType({
     "regex": None,
     "json_schema": None,
 })  # fmt: skip
-_LISTS = ("stop", "stop_token_ids", "stop_regex")
+_LISTS = ("stop", "stop_token_ids", "stop_regex", "choice")
 
 _DTYPES: Mapping[Any, str] = MappingProxyType({
     int: "int", "int": "int", float: "float", "float": "float",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import msgspec
@@ -11,6 +12,7 @@ MAX_STOP_REGEX_BYTES = 256
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 4096
+MAX_CHOICES = 4096
 MAX_N = 128
 TOP_K_ALL = -1
 
@@ -49,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    choice: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_CHOICES)] = ()
     logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_LOGIT_BIAS)] = {}
     sampling_seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stream_interval: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
@@ -61,9 +64,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def grammar(self) -> tuple[str, str] | None:
-        """Kind and text of the one grammar that constrains the output, if any."""
+        """Kind and text of the one grammar that constrains the output, if any.
+
+        The text of a choice is a JSON list.
+        """
         for kind in ("json_schema", "regex", "ebnf", "structural_tag"):
             text = getattr(self, kind)
             if text:
                 return kind, text
-        return None
+        return ("choice", json.dumps(self.choice)) if self.choice else None

@@ -23,6 +23,7 @@ OTHER = {
     "n": 3, "stop": ["x"], "stop_token_ids": [5], "stop_regex": ["y+"], "no_stop_trim": True,
     "ignore_eos": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "json_schema": "{}", "regex": "a", "ebnf": "root ::= 'a'", "structural_tag": "{}",
+    "choice": ["a", "b"],
     "logit_bias": {"1": 2.0}, "sampling_seed": 9, "stream_interval": 4,
     "custom_params": {"k": 1},
 }  # fmt: skip

@@ -69,6 +69,7 @@ class GenerationBody(WireModel):
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
+    choice: list[str] | None = None
     structural_tag: str | dict[str, Any] | None = None
     repetition_penalty: float | None = None
     stop_token_ids: list[int | None] | None = None
@@ -106,6 +107,7 @@ _SAME_NAME = (
     "min_p",
     "regex",
     "ebnf",
+    "choice",
     "repetition_penalty",
     "stop_token_ids",
     "stop_regex",

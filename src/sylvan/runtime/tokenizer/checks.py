@@ -186,7 +186,7 @@ def _check_sampling(sampling: SamplingParams, facts: ModelFacts) -> None:
         raise RequestError("top_k must be -1 (all) or at least 1", param="top_k")
     grammars = [
         name
-        for name in ("json_schema", "regex", "ebnf", "structural_tag")
+        for name in ("json_schema", "regex", "ebnf", "structural_tag", "choice")
         if getattr(sampling, name)
     ]
     if len(grammars) > 1:
