@@ -94,6 +94,7 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
     for name, needed in (("tokenizer.json", True), ("generation_config.json", False)):
         yield _file(name, needed=needed, there=(path / name).is_file())
     yield _outcome("architecture", lambda: _architecture(directory))
+    yield _outcome("vocabulary", lambda: _vocabulary(directory))
     yield _outcome("fits", lambda: _fits(directory, args))
 
 
@@ -171,7 +172,18 @@ def _architecture(directory: str) -> str:
     from sylvan.runtime.models.registry import choose_path
 
     choice = choose_path(read_config(model_dir(directory)))
-    return f"{choice.config.architecture}, {choice.config.path} path: {choice.why}"
+    words = f"{choice.config.architecture}, path {choice.config.path}"
+    return words if choice.config.path == "native" else f"{words}: {choice.why}"
+
+
+def _vocabulary(directory: str) -> str:
+    from sylvan.runtime.models.registry import load_config  # needs torch
+    from sylvan.text.tokenizer import Tokenizer
+
+    ids, rows = Tokenizer.load(directory).vocab_size, load_config(model_dir(directory)).vocab_size
+    if ids > rows:
+        raise ConfigError(f"the tokenizer has ids up to {ids - 1}, but the model only {rows} rows")
+    return f"{ids} ids of {rows} rows"
 
 
 def _fits(directory: str, args: Parsed) -> str:

@@ -17,6 +17,14 @@ from sylvan.protocol.errors import ConfigError
 ASSETS = Path(__file__).parent.parent / "assets"
 NEEDED = "config.json, *.safetensors and tokenizer.json"
 _MAX_HEADER_BYTES = 100 << 20
+_COMPRESSED = frozenset({"deepseek_v2", "deepseek_v3"})
+_OLD_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""How GPT-2 and its like spell sizes."""
 
 
 def model_dir(model: str) -> Path:
@@ -64,7 +72,7 @@ def model_facts(model: str) -> ModelFacts:
         dtype=_dtype(config),
         num_params=stored or linear + 2 * vocab * hidden,
         num_linear_params=min(linear, stored) if stored else linear,
-        kv_per_token=2 * layers * kv_heads * head_dim,
+        kv_per_token=layers * _kept(config, 2 * kv_heads * head_dim),
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
     )
 
@@ -81,8 +89,24 @@ def _read_config(path: Path) -> dict[str, Any]:
     return nested if isinstance(nested, dict) else config  # pyright: ignore[reportUnknownVariableType]
 
 
+def _kept(config: dict[str, Any], ordinary: int) -> int:
+    """Numbers that a layer keeps of a token.
+
+    DeepSeek's latent attention keeps one compressed vector; others of its kind are served whole.
+    """
+    if not isinstance(config.get("kv_lora_rank"), int):
+        return ordinary
+    turning = _number(config, "qk_rope_head_dim", 64)
+    if str(config.get("model_type")) in _COMPRESSED:
+        return _number(config, "kv_lora_rank") + turning
+    head = _number(config, "qk_nope_head_dim", 128) + turning
+    return 2 * _number(config, "num_attention_heads") * head
+
+
 def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
+    if value is None and name in _OLD_NAMES:
+        value = config.get(_OLD_NAMES[name])
     if value is None and default is not None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

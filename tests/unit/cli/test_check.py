@@ -62,7 +62,7 @@ def test_model_without_weights_is_reported(capsys, tiny_model):
     assert code == 1
     assert found["weights"]["status"] == "missing"
     assert found["tokenizer.json"]["status"] == "ok"
-    assert found["architecture"]["detail"] == "LlamaForCausalLM"
+    assert found["architecture"]["detail"] == "LlamaForCausalLM, path native"
     assert "KV cache" in found["fits"]["detail"]
 
 

@@ -49,6 +49,23 @@ def test_facts_come_from_the_config(folder):
     assert facts.num_params == 2 * layer + 2 * 100 * 64
 
 
+def test_sizes_in_the_spelling_of_gpt2_count(folder):
+    old = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "vocab_size": 100}
+    (folder / "config.json").write_text(json.dumps(old))
+
+    facts = model_facts(str(folder))
+
+    assert (facts.context_len, facts.kv_per_token) == (256, 2 * 3 * 4 * 16)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("deepseek_v3", 32 + 8), ("minicpm3", 2 * 4 * 24)])
+def test_latent_attention_is_kept_compressed_or_whole(folder, kind, kept):
+    sizes = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+    write_config(folder, model_type=kind, **sizes)
+
+    assert model_facts(str(folder)).kv_per_token == 2 * kept
+
+
 def test_stored_weights_are_counted_over_all_files(folder):
     write_weights(folder, "a.safetensors", x=[100, 64], y=[3])
     write_weights(folder, "b.safetensors", z=[2, 2, 2])
