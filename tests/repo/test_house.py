@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_SUPPRESSIONS = 40  # may only fall
+ONE_METHOD_PER_OP = {"NativeRecorder"}  # as wide as the list of ops
 NO_TORCH = ["sylvan", "sylvan.lang", "sylvan.gateway", "sylvan.api", "sylvan.text", "sylvan.config"]
 
 
@@ -40,7 +41,7 @@ def test_classes_have_few_public_methods():
                     if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
                     and not f.name.startswith("_")
                 ]
-                if len(public) > 15:
+                if len(public) > 15 and node.name not in ONE_METHOD_PER_OP:
                     crowded[f"{name(path)}:{node.name}"] = len(public)
     assert crowded == {}
 

@@ -19,6 +19,7 @@ FLAGS = {
     "--quantization w8a8": ("quantization", "w8a8"),
     "--context-length 32k": ("context_len", 32000),
     "--device cpu": ("device", "cpu"),
+    "--record flight": ("observe.record", "flight"),
     "--random-seed 3": ("seed", 3),
     "--attention-backend reference": ("attention", "reference"),
     "--disable-cuda-graph": ("runner", "eager"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sylvan.text.tools.events import Calls
 from sylvan.text.tools.json_text import read_value
-from sylvan.text.tools.reader import Malformed, Reader, Steps
+from sylvan.text.tools.reader import Malformed, Reader, Steps, past_space
 from sylvan.text.tools.values import ArgumentsWriter
 
 _LIMIT = 512
@@ -117,9 +117,9 @@ class PairGrammar:
         """See `ObjectGrammar.read`."""
         if marker in self.wrappers:
             yield from reader.expect((self.open,))
-        reader.skip_space()
+        reader.run_of(past_space)
         yield from reader.peek()
-        reader.skip_space()
+        reader.run_of(past_space)
         ends = (*self.separators, "\n", self.key[0], self.close)
         name, end = yield from reader.until(ends, limit=_LIMIT)
         if end in (self.key[0], self.close):
