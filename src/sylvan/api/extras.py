@@ -44,7 +44,7 @@ REFUSED: Mapping[str, str] = {
         (
             "input_embeds", "positional_embed_overrides", "embed_overrides",
             "embed_override_token_id", "query_embed_overrides", "item_embed_overrides",
-            "multi_item_delimiter_indices", "token_indices_to_pool", "session_params",
+            "multi_item_delimiter_indices", "token_indices_to_pool",
             "return_hidden_states", "return_routed_experts", "return_indexer_topk",
             "return_sampling_mask", "return_entropy", "return_bytes",
             "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs",
@@ -56,6 +56,7 @@ REFUSED: Mapping[str, str] = {
     ),
     "custom_logit_processor": "this server runs no code of clients",
     "lora_id": "name the adapter with lora_path",
+    "session_params": "sessions are for /generate",
 }  # fmt: skip
 """Known names that cannot be honoured unless their value asks for nothing, and why."""
 

@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel, Field, RootModel
 
 from sylvan.api.sampling import read_sampling
-from sylvan.api.validation import WireModel
+from sylvan.api.validation import ClosedModel, WireModel
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
@@ -38,6 +38,41 @@ def _sampling_schema() -> dict[str, Any]:
 
 
 _SAMPLING_SCHEMA = _sampling_schema()
+
+
+class OpenSessionBody(WireModel):
+    """A session to begin."""
+
+    capacity_of_str_len: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    """Expected length of its texts; must be given, and is kept."""
+    session_id: Rid | None = None
+    """Its id; one is made up if not given."""
+    streaming: bool | None = None
+    """Turns strictly one after the other in a slot of their own; not supported."""
+    timeout: Annotated[float, Field(gt=0, le=31 * 86400)] | None = None
+    """Seconds without a request after which it is closed."""
+
+
+class CloseSessionBody(WireModel):
+    """A session to end."""
+
+    session_id: Rid | None = None
+    """Its id."""
+
+
+class SessionParams(ClosedModel):
+    """Where a prompt goes on from, in a session that was opened before."""
+
+    id: Rid | None = None
+    """The session."""
+    rid: Rid | None = None
+    """Name of the earlier request whose prompt and output come first; null: begin afresh."""
+    offset: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Only so many of their tokens, counted from the end if negative; 0 or null: all."""
+    replace: bool | None = None
+    """Forget what came after `rid`; without `rid`, forget everything."""
+    drop_previous_output: bool | None = None
+    """Leave out what was generated for `rid`."""
 
 
 class GenerateBody(WireModel):
@@ -88,6 +123,10 @@ class GenerateBody(WireModel):
     """Namespace of the prefix cache."""
     cache_salt: Name | list[Name | None] | None = None
     """Isolates the prefix cache."""
+    session_params: SessionParams | None = None
+    """Go on from an earlier request of a session; the prompt is the new part only."""
+    session_id: Name | None = None
+    """Names who asks; has no effect on the prompt."""
     require_reasoning: bool | None = None
     """A grammar waits for the end of the reasoning."""
 
@@ -121,7 +160,7 @@ def read_prompts(
     Raises:
         RequestError: Names the field and the limit.
     """
-    prompts, is_batch = _inputs(body)
+    prompts, is_batch = _inputs(body, session=session_of(body) is not None)
     size = len(prompts)
     if size > limits.max_samples:
         field = "text" if body.text is not None else "input_ids"
@@ -158,10 +197,29 @@ def join_salt(extra_key: str | None, cache_salt: str | None) -> str:
     return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"
 
 
-def _inputs(body: GenerateBody) -> tuple[list[str] | list[TokenIds], bool]:
-    """The prompts, and whether they came as a list."""
+def session_of(body: GenerateBody) -> SessionParams | None:
+    """Where in which session the prompt goes on from; None without a session.
+
+    Raises:
+        RequestError: It is not said which session, or two are named.
+    """
+    params = body.session_params
+    if params is None or not params.model_fields_set:
+        return None
+    if body.session_id is not None:
+        message = "session_id and session_params exclude each other."
+        raise RequestError(message, param="session_id")
+    if params.id is None:
+        raise RequestError("session_params.id must be given.", param="session_params.id")
+    return params
+
+
+def _inputs(body: GenerateBody, *, session: bool) -> tuple[list[str] | list[TokenIds], bool]:
+    """The prompts, and whether they came as a list; that of a session may be empty."""
     field = "text" if body.text is not None else "input_ids"
     value: Any = body.text if body.text is not None else body.input_ids
+    if session and not value:
+        return [[]], False
     if value is None:
         raise RequestError("One of text and input_ids must be given.", param="text")
     if not value:

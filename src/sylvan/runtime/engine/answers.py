@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sylvan.api.native import GenerateBody, Limits, Prompt, read_prompts
+from sylvan.api.native import GenerateBody, Limits, Prompt, read_prompts, session_of
 from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
+from sylvan.protocol.errors import RequestError
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.utils.clock import Clock, monotonic
@@ -45,6 +46,9 @@ class NativeCall:
         self, manager: TokenizerManager, body: GenerateBody, style: Style, clock: Clock = monotonic
     ) -> None:
         self._manager, self._body, self._style, self._clock = manager, body, style, clock
+        if session_of(body) is not None:
+            message = "session_params: sessions are kept by the HTTP server only."
+            raise RequestError(message, param="session_params")
         self._prompts, self._is_batch = read_prompts(body, style.defaults, LIMITS)
         self._n = self._prompts[0].sampling.n
         self._began_s = clock()

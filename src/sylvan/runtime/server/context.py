@@ -18,6 +18,7 @@ from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.stores.batches import BatchStore
 from sylvan.runtime.server.stores.responses import ResponseStore
 from sylvan.runtime.server.stores.service import Batches
+from sylvan.runtime.server.stores.sessions import SessionStore
 from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.text.chat_template import ChatTemplate
@@ -41,6 +42,7 @@ class Context:
         template: Conversations to prompts.
         parsers: Output to reasoning, answer and tool calls.
         responses: Stored responses.
+        sessions: Past turns of `/generate`.
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
         clock: Monotonic; for durations.
@@ -55,6 +57,7 @@ class Context:
     template: ChatTemplate
     parsers: Parsers
     responses: ResponseStore
+    sessions: SessionStore
     batches: Batches
     accounts: Accounts
     clock: Clock = monotonic
@@ -70,14 +73,16 @@ class Context:
         )
 
 
-def make_context(engine: TokenizerManager, settings: ServerSettings) -> Context:
+def make_context(
+    engine: TokenizerManager, settings: ServerSettings, clock: Clock = monotonic
+) -> Context:
     """Everything that routes need.
 
     Raises:
         ConfigError: A setting names something that does not exist, or cannot be read.
     """
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
-    keyring = Keyring(settings.api_keys, entries, monotonic)
+    keyring = Keyring(settings.api_keys, entries, clock)
     store = BatchStore(settings.data_dir)
     return Context(
         engine=engine,
@@ -88,7 +93,9 @@ def make_context(engine: TokenizerManager, settings: ServerSettings) -> Context:
         template=ChatTemplate(engine.tokenizer),
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
         responses=ResponseStore(settings.response_store_size),
+        sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
         batches=Batches(store, BatchWorker(store, wall_clock)),
+        clock=clock,
         started=wall_clock(),
     )
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
 from sylvan.api.errors import Family, error_body
-from sylvan.api.native import GenerateBody, Prompt, read_prompts
+from sylvan.api.native import GenerateBody, Prompt, read_prompts, session_of
 from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
-from sylvan.protocol.errors import SylvanError
+from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.native.sessions import begin_turn
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, event
+from sylvan.runtime.server.stores.sessions import Turn
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
@@ -38,17 +41,24 @@ class _Job:
 
     def __init__(self, call: Call[Any], body: GenerateBody) -> None:
         context = call.context
+        self._call = call
         self._context = context
         self._body = body
+        self._session = session_of(body)
+        self._turn: Turn | None = None
         self._prompts, self._batch = read_prompts(body, context.defaults.preferred, context.limits)
         self._tenant = call.tenant
         self._n = self._prompts[0].sampling.n
         self._began = context.clock()
+        if self._session is not None and self._batch:
+            raise RequestError("session_params needs a single prompt.", param="session_params")
 
     async def replies(self) -> Any:
         """The object, or the list of objects, of a call without streaming."""
         inputs, prompt_ids = await self._inputs()
-        samples = await collect(self._context.engine, inputs)
+        with self._context.sessions.recorded(self._turn):
+            samples = await collect(self._context.engine, inputs)
+            self._record(samples[0][0].token_ids, ended=True)
         replies = [
             self._whole(j, sample, self._options(i, prompt_ids))
             for i, of_prompt in enumerate(samples)
@@ -66,19 +76,34 @@ class _Job:
             for j, i in enumerate(i for i in range(len(inputs)) for _ in range(self._n))
         ]
         started = False
-        async with aclosing(stream(self._context.engine, inputs)) as deltas:
-            async for prompt, delta in deltas:
-                if not started and (error := error_of(delta.finish)) is not None:
-                    raise error
-                started = True
-                state = states[prompt * self._n + delta.index]
-                state.add(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
-                yield event(self._reply(state, delta))
+        with self._context.sessions.recorded(self._turn):
+            async with aclosing(stream(self._context.engine, inputs)) as deltas:
+                async for prompt, delta in deltas:
+                    if not started and (error := error_of(delta.finish)) is not None:
+                        raise error
+                    started = True
+                    self._record(delta.token_ids, ended=delta.finish is not None)
+                    state = states[prompt * self._n + delta.index]
+                    state.add(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
+                    yield event(self._reply(state, delta))
         yield DONE
+
+    def _record(self, ids: Sequence[int], *, ended: bool) -> None:
+        """Before a client hears of the end it can go on from there."""
+        if self._turn is not None:
+            self._context.sessions.extend(self._turn, ids)
+            if ended:
+                self._context.sessions.end(self._turn)
 
     async def _inputs(self) -> tuple[list[GenerateInput], Sequence[Sequence[int]] | None]:
         """What goes to the engine, and the ids of the prompts if the client wants them."""
         prompt_ids: list[Sequence[int]] | None = None
+        if self._session is not None:
+            self._turn = await begin_turn(self._call, self._session, self._prompts[0])
+            prompt = replace(self._prompts[0], rid=self._turn.rid)
+            ids = self._turn.prompt.tolist()
+            shown = [ids] if self._body.return_prompt_token_ids else None
+            return [self._input(prompt, ids)], shown
         if self._body.return_prompt_token_ids:
             tokenize = self._context.engine.tokenize
             prompt_ids = [

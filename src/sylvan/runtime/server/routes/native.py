@@ -6,12 +6,14 @@ from sylvan.api.cache import CurveQuery, ExplainQuery, TreeQuery
 from sylvan.api.errors import Family
 from sylvan.api.native import (
     AbortBody,
+    CloseSessionBody,
     ContinueBody,
     ControlReplyBody,
     FlushQuery,
     GenerateBody,
     GenerateReplies,
     LoadsQuery,
+    OpenSessionBody,
     PauseBody,
 )
 from sylvan.api.openai.vectors import EncodeBody
@@ -19,7 +21,16 @@ from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, Tok
 from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply
 from sylvan.runtime.server import pages
 from sylvan.runtime.server.endpoint import Endpoint
-from sylvan.runtime.server.native import cache, control, generate, health, info, parse, tokens
+from sylvan.runtime.server.native import (
+    cache,
+    control,
+    generate,
+    health,
+    info,
+    parse,
+    sessions,
+    tokens,
+)
 from sylvan.runtime.server.openai import vectors
 from sylvan.runtime.server.routes.build import GET, GET_POST, SSE, admin, aliases, opened
 from sylvan.runtime.server.security import Level
@@ -116,6 +127,26 @@ _INFO = (
     ),
 )
 
+_SESSIONS = (
+    Endpoint(
+        path="/open_session",
+        handler=sessions.open_session,
+        methods=GET_POST,
+        body=OpenSessionBody,
+        body_optional=True,
+        query=OpenSessionBody,
+    ),
+    Endpoint(
+        path="/close_session",
+        handler=sessions.close_session,
+        methods=GET_POST,
+        body=CloseSessionBody,
+        body_optional=True,
+        query=CloseSessionBody,
+        media_type="",
+    ),
+)
+
 _CACHE = (
     admin("/cache/tree", handler=cache.cache_tree, methods=GET, query=TreeQuery, statuses=(404,)),
     admin(
@@ -181,4 +212,4 @@ _PAGES = (
     opened("/openapi.json", handler=pages.openapi_json, tag="Pages"),
 )
 
-NATIVE = (*_GENERATION, *_HEALTH, *_INFO, *_METRICS, *_CACHE, *_CONTROL, *_PAGES)
+NATIVE = (*_GENERATION, *_SESSIONS, *_HEALTH, *_INFO, *_METRICS, *_CACHE, *_CONTROL, *_PAGES)

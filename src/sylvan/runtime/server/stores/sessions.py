@@ -1,0 +1,314 @@
+"""Sessions: trees of past turns, from which prompts of further turns are made.
+
+Only ids are kept here. The keys and values of past turns lie in the prefix cache like those of any
+other prompt, so a session that is forgotten, or never closed, holds no memory of the device.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sylvan.api.native import OpenSessionBody, SessionParams
+from sylvan.protocol.arrays import EMPTY_IDS, IntArray
+from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.utils.clock import Clock
+
+RID = "session_params.rid"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionLimits:
+    """What one tenant may keep; of the sessions beyond, those that rested longest are closed."""
+
+    sessions: int = 1024
+    turns: int = 4096
+    tokens: int = 1 << 24
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request of a session; a node of its tree.
+
+    Attributes:
+        rid: Name of the request, and of this node.
+        prompt: The whole prompt.
+        max_new_tokens: As the client gave it.
+        output: What has been generated and passed on so far.
+        running: It has not ended yet.
+    """
+
+    rid: str
+    prompt: IntArray
+    max_new_tokens: int | None
+    session: Session
+    parent: Turn | None
+    children: list[Turn] = field(default_factory=list["Turn"])
+    output: list[int] = field(default_factory=list[int])
+    running: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        """How much it holds."""
+        return len(self.prompt) + len(self.output)
+
+    def history(self, *, with_output: bool) -> IntArray:
+        """What a further turn begins with."""
+        if not with_output:
+            return self.prompt
+        output = np.array(self.output[: self.max_new_tokens], np.int32)
+        return np.concatenate((self.prompt, output))
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A tree of turns.
+
+    Attributes:
+        capacity_of_str_len: As the client gave it; nothing depends on it.
+        timeout_s: It is closed when it has rested for so long; None: never.
+        turns: By name; the roots are those without a parent.
+        used_s: When something last happened.
+        num_running: Turns that have not ended.
+        num_tokens: Held by all turns.
+    """
+
+    capacity_of_str_len: int
+    timeout_s: float | None
+    used_s: float
+    turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
+    num_running: int = 0
+    num_tokens: int = 0
+
+    def add(self, turn: Turn) -> None:
+        """Take in a turn that runs."""
+        self.turns[turn.rid] = turn
+        self.num_running += 1
+        self.num_tokens += turn.num_tokens
+        if turn.parent is not None:
+            turn.parent.children.append(turn)
+
+    def settle(self, turn: Turn) -> None:
+        """The turn runs no more."""
+        self.num_running -= turn.running
+        turn.running = False
+
+    def remove(self, turn: Turn) -> None:
+        """Forget a turn; its children have been forgotten before."""
+        self.settle(turn)
+        if self.turns.get(turn.rid) is turn:
+            del self.turns[turn.rid]
+            self.num_tokens -= turn.num_tokens
+        if turn.parent is not None:
+            turn.parent.children.remove(turn)
+            turn.parent = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewTurn:
+    """What a client adds.
+
+    Attributes:
+        rid: Name of the request.
+        ids: New part of the prompt; may be empty if there is a history.
+        max_new_tokens: As the client gave it.
+    """
+
+    rid: str
+    ids: Sequence[int]
+    max_new_tokens: int | None = None
+
+
+class SessionStore:
+    """The sessions of all tenants; none sees those of another.
+
+    Args:
+        abort: Ends the request of that name, if it is alive.
+        bos_id: Token that begins a prompt; it is dropped where a prompt is continued.
+    """
+
+    def __init__(
+        self,
+        abort: Callable[[str], object],
+        bos_id: int | None,
+        clock: Clock,
+        limits: SessionLimits | None = None,
+    ) -> None:
+        self._abort = abort
+        self._bos_id = bos_id
+        self._clock = clock
+        self._limits = limits or SessionLimits()
+        self._tenants: dict[str, dict[str, Session]] = {}
+
+    def open(self, tenant: str, wanted: OpenSessionBody) -> str:
+        """Begin a session; returns its id.
+
+        Raises:
+            RequestError: There is one of that id already.
+            CapacityError: The tenant's other sessions are all busy.
+        """
+        assert wanted.capacity_of_str_len is not None, "checked by the route"
+        sessions = self._sessions(tenant)
+        name = wanted.session_id or secrets.token_hex(16)
+        if name in sessions:
+            message = f"session_id: there is a session {name!r} already."
+            raise RequestError(message, param="session_id")
+        if len(sessions) >= self._limits.sessions:
+            self._close_oldest(sessions, None, f"{len(sessions)} sessions are open and in use.")
+        sessions[name] = Session(wanted.capacity_of_str_len, wanted.timeout, self._clock())
+        return name
+
+    def close(self, tenant: str, name: str) -> bool:
+        """End a session and what still runs in it; returns whether there was one."""
+        sessions = self._sessions(tenant)
+        if name not in sessions:
+            return False
+        self._clear(sessions.pop(name))
+        return True
+
+    def begin(self, tenant: str, params: SessionParams, new: NewTurn) -> Turn:
+        """The prompt of a new turn, which runs until it is ended.
+
+        Raises:
+            RequestError: There is no such session, or no such turn to go on from.
+            CapacityError: The sessions of the tenant are full.
+        """
+        sessions = self._sessions(tenant)
+        session = sessions.get(params.id or "")
+        if session is None:
+            message = f"session_params.id: there is no session {params.id!r}; open it first."
+            raise RequestError(message, param="session_params.id")
+        parent = self._parent(session, params)
+        if params.replace and parent is not None:
+            self._stop(parent)
+        prompt = self._prompt(parent, params, new.ids)
+        if params.replace:
+            self._prune(session, parent)
+        if new.rid in session.turns:
+            message = f"rid: the session has a turn {new.rid!r} already."
+            raise RequestError(message, param="rid")
+        if len(session.turns) >= self._limits.turns:
+            message = f"session_params.id: the session has {len(session.turns)} turns, the limit."
+            raise RequestError(message, param="session_params.id")
+        self._make_room(sessions, session, len(prompt))
+        turn = Turn(new.rid, prompt, new.max_new_tokens, session, parent)
+        session.add(turn)
+        session.used_s = self._clock()
+        return turn
+
+    def extend(self, turn: Turn, ids: Sequence[int]) -> None:
+        """Take in what was generated; a turn that has been replaced stays as it is."""
+        if turn.running:
+            turn.output.extend(ids)
+            turn.session.num_tokens += len(ids)
+
+    def end(self, turn: Turn) -> None:
+        """The turn is over, and can be gone on from."""
+        turn.session.settle(turn)
+        turn.session.used_s = self._clock()
+
+    def drop(self, turn: Turn) -> None:
+        """The turn was refused: it leaves no trace."""
+        turn.session.remove(turn)
+
+    @contextmanager
+    def recorded(self, turn: Turn | None) -> Iterator[None]:
+        """Ends the turn however the block ends; does nothing without one."""
+        if turn is None:
+            yield
+            return
+        try:
+            yield
+        except SylvanError:
+            self.drop(turn)
+            raise
+        finally:
+            self.end(turn)
+
+    def _sessions(self, tenant: str) -> dict[str, Session]:
+        """Those of the tenant that have not timed out."""
+        sessions = self._tenants.setdefault(tenant, {})
+        now = self._clock()
+        late = [
+            name
+            for name, session in sessions.items()
+            if session.timeout_s is not None
+            and now - session.used_s >= session.timeout_s
+            and not session.num_running
+        ]
+        for name in late:
+            self._clear(sessions.pop(name))
+        return sessions
+
+    def _parent(self, session: Session, params: SessionParams) -> Turn | None:
+        if params.rid is None:
+            return None
+        parent = session.turns.get(params.rid)
+        if parent is None:
+            raise RequestError(f"{RID}: the session has no turn {params.rid!r}.", param=RID)
+        if parent.running and not params.replace:
+            raise RequestError(f"{RID}: the turn {params.rid!r} has not finished.", param=RID)
+        return parent
+
+    def _prompt(self, parent: Turn | None, params: SessionParams, new: Sequence[int]) -> IntArray:
+        history = EMPTY_IDS
+        if parent is not None:
+            history = parent.history(with_output=not params.drop_previous_output)
+            history = history[: params.offset] if params.offset else history
+        if len(history) and len(new) and new[0] == self._bos_id:
+            new = new[1:]
+        prompt = np.concatenate((history, np.asarray(new, np.int32)))
+        if not len(prompt):
+            message = "input_ids must not be empty: the session has no history to go on from."
+            raise RequestError(message, param="input_ids")
+        return prompt
+
+    def _prune(self, session: Session, parent: Turn | None) -> None:
+        """Take away what is replaced."""
+        if parent is None:
+            self._clear(session)
+            return
+        doomed = list(parent.children)
+        for turn in doomed:  # grows while it is walked
+            doomed += turn.children
+        for turn in reversed(doomed):
+            self._stop(turn)
+            session.remove(turn)
+
+    def _clear(self, session: Session) -> None:
+        for turn in reversed(tuple(session.turns.values())):  # parents are older
+            self._stop(turn)
+            session.remove(turn)
+
+    def _stop(self, turn: Turn) -> None:
+        if turn.running:
+            turn.session.settle(turn)
+            self._abort(turn.rid)
+
+    def _make_room(self, sessions: dict[str, Session], keep: Session, more: int) -> None:
+        """Close what rested longest until `more` tokens fit."""
+        most = self._limits.tokens
+        if keep.num_tokens + more > most:
+            message = f"session_params.id: the session would hold more than {most} tokens."
+            raise RequestError(message, param="session_params.id")
+        held = more + sum(session.num_tokens for session in sessions.values())
+        while held > most:
+            message = f"Sessions hold {held} tokens; {most} would fit."
+            held -= self._close_oldest(sessions, keep, message)
+
+    def _close_oldest(
+        self, sessions: dict[str, Session], keep: Session | None, otherwise: str
+    ) -> int:
+        """Close the session that rested longest; returns how many tokens it held."""
+        idle = [n for n, s in sessions.items() if s is not keep and not s.num_running]
+        if not idle:
+            raise CapacityError(otherwise)
+        name = min(idle, key=lambda n: sessions[n].used_s)
+        oldest = sessions.pop(name)
+        num_tokens = oldest.num_tokens
+        self._clear(oldest)
+        return num_tokens
