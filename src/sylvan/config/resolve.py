@@ -102,6 +102,12 @@ def _deterministic(state: _State) -> None:
     state.decide("deterministic", on_cpu and exact, why)
 
 
+def _fallback(state: _State) -> None:
+    chosen = state.config.runner != "auto" or state.config.attention != "auto"
+    why = "runner or attention was chosen" if chosen else "every model can be served somehow"
+    state.decide("runner_fallback", not chosen, why)
+
+
 def _attention(state: _State) -> None:
     for name, attention in state.facts.attention.items():
         if _fits(state, attention):
@@ -246,6 +252,7 @@ _STEPS: tuple[Callable[[_State], None], ...] = (
     _device,
     _dtype,
     _deterministic,
+    _fallback,
     _attention,
     _runner,
     _names,

@@ -228,6 +228,9 @@ class Config(Section, frozen=True):
     """Attention kernels."""
     runner: Literal["auto", "program", "eager"] = "auto"
     """How a step is executed: recorded once and replayed natively, or operation by operation."""
+    runner_fallback: bool | Auto = "auto"
+    """Whether a model that cannot be recorded is executed operation by operation instead of being
+    refused; `auto` does so unless runner or attention was chosen."""
     deterministic: bool | Auto = "auto"
     """The answer to a request never depends on what else is batched, cached or chunked, bit for
     bit."""

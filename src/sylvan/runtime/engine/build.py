@@ -162,6 +162,7 @@ def _limits(config: Config) -> Limits:
 
 def _options(config: Config) -> LocalOptions:
     size = _number(config.cache.page_size)
+    may_fall_back = config.runner == "program" and config.runner_fallback is True
     return LocalOptions(
         page_size=size,
         num_pages=-(-_number(config.cache.max_tokens) // size) + 1,
@@ -170,8 +171,9 @@ def _options(config: Config) -> LocalOptions:
         context_len=_number(config.context_len),
         dtype=config.dtype,
         device=config.device,
-        attention=config.attention,
-        runner=config.runner,
+        # told to choose, the executor serves what the step program cannot some other way
+        attention="auto" if may_fall_back else config.attention,
+        runner="auto" if may_fall_back else config.runner,
         load_format="dummy" if config.load_format == "dummy" else "safetensors",
         overlap=config.scheduler.overlap == "on",
         seed=config.seed or 0,
