@@ -170,6 +170,8 @@ _RENAMED = {
     "reasoning_parser": "text.reasoning_parser",
     "sampling_defaults": "text.sampling_defaults",
     "stream_interval": "text.stream_interval",
+    "preferred_sampling_params": "text.preferred_sampling_params",
+    "default_chat_template_kwargs": "text.default_chat_template_kwargs",
     "attention_backend": "attention",
     "grammar_backend": "grammar.backend",
     "max_loras_per_batch": "lora.max_per_batch",
@@ -193,6 +195,7 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
     "disable_priority_preemption": ("scheduler.preempt_threshold", None),
     "enable_deterministic_inference": ("deterministic", True),
     "incremental_streaming_output": ("text.incremental_stream", True),
+    "enable_cache_report": ("text.cache_report", True),
     "enable_lora": ("lora", {}),
 }
 
@@ -229,7 +232,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "hicache_ratio": ("a cache tier in host memory",),
     "hicache_size": ("a cache tier in host memory", 0),
     "hicache_storage_backend": ("a cache tier in storage",),
-    "preferred_sampling_params": ("sampling defaults as JSON",),
 }
 
 _REFUSED_SWITCHES = {
@@ -258,7 +260,7 @@ _NEEDLESS = {
     "enable_p2p_check": "there is nothing to check",
     "skip_server_warmup": "the server is ready without a warm-up",
     "enable_priority_scheduling": "priorities of requests always count",
-    "enable_cache_report": "usage always names cached tokens",
+    "enable_response_store": "responses are stored unless server.response_store_size is 0",
 }
 
 _NEEDLESS_VALUES = {

@@ -118,13 +118,21 @@ def _tuple(_: Member, text: str) -> tuple[object, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _dict(_: Member, text: str) -> dict[str, str]:
+def _dict(member: Member, text: str) -> dict[str, object]:
     if text.lstrip().startswith("{"):
         return json.loads(text)
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     if not all(key and sign for key, sign, _ in pairs):
         raise ValueError(text)
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    read = _str if get_args(member.base)[1] is str else _json
+    return {key.strip(): read(member, value.strip()) for key, _, value in pairs}
+
+
+def _json(_: Member, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _int(_: Member, text: str) -> int:

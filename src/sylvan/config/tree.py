@@ -6,7 +6,7 @@ pages are generated from it. A value `auto` is filled by `sylvan.config.resolve`
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -72,6 +72,9 @@ class SchedulerConfig(Section, frozen=True):
     """How much higher the priority of a waiting request must be to push out a running one; `none`
     never does."""
 
+    tenant_weights: dict[str, Annotated[float, msgspec.Meta(gt=0, le=1e6)]] = {}
+    """Shares of tenants under policy `vtc`: `name=2,other=1`; those not named weigh 1."""
+
     @property
     def inflight(self) -> int:
         """Steps under way at the same time; needs a resolved `overlap`."""
@@ -102,6 +105,8 @@ class ServerConfig(Section, frozen=True):
     """A larger request body is refused with status 413."""
     data_dir: str | None = None
     """Folder for uploaded files and batches; without one they live until the server stops."""
+    response_store_size: Natural = 1024
+    """Answers of `/v1/responses` that are kept to be read or continued; 0 keeps none."""
     drain_s: Seconds = 30.0
     """After SIGTERM, how long running requests may take to end."""
     access_log: bool = False
@@ -132,6 +137,14 @@ class TextConfig(Section, frozen=True):
     """`/generate` streams only the new text in each event, not all text so far."""
     stream_interval: Count = 1
     """Tokens per streamed event, unless the request says otherwise."""
+    cache_report: bool = True
+    """Usage names the prompt tokens that came from the cache."""
+    stream_include_usage: bool = False
+    """OpenAI streams end with their usage, also if the request does not ask for it."""
+    preferred_sampling_params: dict[str, Any] = {}
+    """Sampling parameters for what requests leave out: `temperature=0.7,top_p=0.9`, or JSON."""
+    default_chat_template_kwargs: dict[str, Any] = {}
+    """Variables for chat templates that requests leave out: `enable_thinking=false`, or JSON."""
     allow_control_text: bool = False
     """Let text of users spell control tokens such as `<|im_end|>`. Unsafe: users can then forge
     messages of others."""

@@ -54,6 +54,13 @@ FLAGS = {
     "--sampling-defaults openai": ("text.sampling_defaults", "openai"),
     "--incremental-streaming-output": ("text.incremental_stream", True),
     "--stream-interval 4": ("text.stream_interval", 4),
+    "--enable-cache-report": ("text.cache_report", True),
+    "--preferred-sampling-params top_k=5": ("text.preferred_sampling_params", {"top_k": 5}),
+    '--default-chat-template-kwargs {"a":[1]}': (
+        "text.default_chat_template_kwargs",
+        {"a": [1]},
+    ),
+    "--scheduler.tenant-weights acme=2": ("scheduler.tenant_weights", {"acme": 2.0}),
     "--grammar-backend xgrammar": ("grammar.backend", "xgrammar"),
     "--log-level warning": ("observe.log_level", "warning"),
     "--lora-paths a=/x /y/b": ("lora.adapters", {"a": "/x", "b": "/y/b"}),

@@ -118,6 +118,7 @@ def compose_scheduler(
         emit=emit,
         features=features,
         seed=config.seed or 0,
+        tenant_weights=settings.tenant_weights,
     )
     limits = _limits(config)
     if config.observe.record is None:
@@ -132,6 +133,7 @@ def compose_scheduler(
             seed=parts.seed,
             limits=asdict(limits),
             features=len(parts.features),
+            tenant_weights=settings.tenant_weights,
             lockstep=executor.caps.lockstep,
         )
         recorder = Recorder(Path(config.observe.record), setup)

@@ -42,6 +42,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, Any]
     features: int
     lockstep: bool = False
+    tenant_weights: dict[str, float] = {}
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

@@ -110,6 +110,7 @@ def _scheduler(setup: Setup, tape: _Tape) -> Scheduler:
         features=tuple(_TapeFeature(tape, n) for n in range(setup.features)),
         clock=tape.now,
         seed=setup.seed,
+        tenant_weights=setup.tenant_weights,
     )
     return Scheduler(parts, Limits(**setup.limits))
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.api.native import Limits
-from sylvan.api.sampling import SamplingDefaults, model_defaults
+from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
+from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.server.keyring import Keyring, read_key_file
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.parsers import Parsers, make_parsers
@@ -110,7 +111,15 @@ def read_generation_config(model_path: str) -> Mapping[str, Any]:
 
 
 def sampling_defaults(settings: ServerSettings, model_path: str) -> SamplingDefaults:
-    """Defaults of the operator and of the checkpoint."""
+    """Defaults of the operator and of the checkpoint.
+
+    Raises:
+        ConfigError: Those of the operator are no sampling parameters.
+    """
+    try:
+        read_sampling(settings.preferred_sampling_params, {}, "text.preferred_sampling_params")
+    except RequestError as error:
+        raise ConfigError(str(error)) from error
     model: dict[str, Any] = {}
     if settings.sampling_defaults == "model":
         model = model_defaults(read_generation_config(model_path))

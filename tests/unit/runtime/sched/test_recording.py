@@ -29,7 +29,7 @@ class Moody(Feature):
         return self._random.choice([Verdict.READY, Verdict.READY, Verdict.WAIT])
 
 
-def record(folder, *, policy="lpm", pages=16, features=(), inflight=2) -> World:
+def record(folder, *, policy="lpm", pages=16, features=(), inflight=2, weights=None) -> World:
     limits = Limits(
         max_batch_tokens=16, chunk_tokens=8, max_running_reqs=4, inflight=inflight, age_limit_s=0.3
     )
@@ -43,10 +43,15 @@ def record(folder, *, policy="lpm", pages=16, features=(), inflight=2) -> World:
         seed=3,
         limits=asdict(limits),
         features=len(features),
+        tenant_weights=weights or {},
     )
     recorder = Recorder(folder, setup)
     parts = replace(
-        world.scheduler._parts, policy=schedule_policy(policy), features=features, seed=3
+        world.scheduler._parts,
+        policy=schedule_policy(policy),
+        features=features,
+        seed=3,
+        tenant_weights=weights or {},
     )
     world.scheduler = RecordedScheduler(parts, limits, recorder)
     rng = random.Random(1)
@@ -68,6 +73,12 @@ def record(folder, *, policy="lpm", pages=16, features=(), inflight=2) -> World:
     for req in todo:
         assert req.rid == "9" or world.tokens[req.rid] == alone(req)
     return world
+
+
+def test_replay_knows_the_weights_of_tenants(tmp_path):
+    record(tmp_path, policy="vtc", weights={"0": 8.0})
+
+    assert replay(tmp_path).difference == ""
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs", "random", "vtc", "slo", "hrrn"])
