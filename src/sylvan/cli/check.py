@@ -21,7 +21,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.utils.machine import Machine, inspect_machine
 
 SPEC = Spec(
-    usage="check [model DIR] [flags]",
+    usage="check [model DIR | kernels] [flags]",
     doc="Check this machine, or whether a model directory can be served here. The exit code is 1 "
     "if something is missing that serving needs.",
     options=(Option("json", "Print one JSON object per finding, in a list."),),
@@ -63,7 +63,18 @@ def _findings(args: Parsed) -> Iterable[Finding]:
         return check_machine(inspect_machine(), server)
     if words[0] == "model" and len(words) > 1:
         return check_model(words[1], args)
+    if words == ["kernels"]:
+        return check_kernels()
     raise ConfigError(f"unexpected argument {words[0]!r}; usage: sylvan {SPEC.usage}")
+
+
+def check_kernels() -> Iterable[Finding]:
+    """Which native kernels are in use, and why not others."""
+    from sylvan.kernels import describe  # looks at the built libraries
+
+    for line in describe().lines:
+        name, _, detail = line.partition(": ")
+        yield Finding("ok", name, detail)
 
 
 def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:

@@ -72,3 +72,10 @@ def test_model_that_does_not_fit_is_reported(capsys, tiny_model):
     found = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
     assert found["fits"]["status"] == "missing"
     assert "too little memory" in found["fits"]["cost"]
+
+
+def test_kernels_are_listed_with_the_reason(capsys):
+    assert main(["check", "kernels"]) == 0
+    out = capsys.readouterr().out
+    assert "portable" in out
+    assert out.count("in use") <= 1
