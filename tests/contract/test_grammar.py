@@ -317,5 +317,26 @@ def test_what_is_generated_validates(name, schema) -> None:
     assert finished
 
 
+@pytest.mark.parametrize(
+    ("schema", "bad"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "[1,1]"),
+        ({"type": "integer", "not": {"const": 3}}, "3"),
+        ({"type": "array", "contains": {"const": 1}}, "[2]"),
+        ({"allOf": [{"type": "integer"}, {"minimum": 5}]}, "4"),
+        ({"type": "integer", "multipleOf": 3}, "4"),
+        ({"anyOf": [{"type": "integer", "minimum": 5}]}, "4"),
+    ],
+    ids=json.dumps,
+)
+def test_a_keyword_is_enforced_or_refused(name, schema, bad) -> None:
+    try:
+        grammar = backend(name).compile(GrammarSpec("json_schema", json.dumps(schema)))
+    except RequestError:
+        return
+    matcher = grammar.matcher()
+    assert not (accept(matcher, bad.encode()) and matcher.is_accepting())
+
+
 def test_a_vocabulary_knows_what_is_no_text() -> None:
     assert {END, CALL, len(TOKENS) - 1} <= set(vocabulary().untextual().tolist())

@@ -11,13 +11,13 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.schema import refuse_keywords
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import choices
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 try:
     import outlines_core
-    from outlines_core.json_schema import build_regex_from_schema
 except ImportError as error:
     raise ConfigError(
         f"grammar.backend outlines_core cannot be used ({error}); pip install 'sylvan[grammar]'"
@@ -26,6 +26,24 @@ except ImportError as error:
 MAX_REASON_CHARS = 1000
 MAX_ROLLBACK = 1 << 16
 MAX_FORCED_BYTES = 256
+IGNORED_KEYWORDS = frozenset(
+    {
+        "contains",
+        "dependentRequired",
+        "dependentSchemas",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "maxProperties",
+        "maximum",
+        "minimum",
+        "multipleOf",
+        "not",
+        "propertyNames",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+"""The library compiles schemas with these, and does not enforce them."""
 
 
 class OutlinesCore:
@@ -144,7 +162,8 @@ class _Matcher:
 def _regex(spec: GrammarSpec) -> str:
     match spec.kind:
         case "json_schema":
-            return build_regex_from_schema(json.dumps(spec.json()))
+            refuse_keywords(spec.json(), IGNORED_KEYWORDS, "outlines_core")
+            return outlines_core.json_schema.build_regex_from_schema(json.dumps(spec.json()))
         case "regex":
             return spec.text
         case "choice":

@@ -12,6 +12,7 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.schema import refuse_keywords
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import choices, tree_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
@@ -25,6 +26,19 @@ except ImportError as error:
 
 MAX_REASON_CHARS = 1000
 MAX_WHITESPACE = 32
+IGNORED_KEYWORDS = frozenset(
+    {
+        "allOf",
+        "contains",
+        "dependentRequired",
+        "dependentSchemas",
+        "if",
+        "not",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+"""The library compiles schemas with these, and does not enforce them."""
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 _ERRORS = (RuntimeError, ValueError, TypeError)
@@ -68,6 +82,7 @@ class XGrammar:
         compiler = self._compiler
         match spec.kind:
             case "json_schema":
+                refuse_keywords(spec.json(), IGNORED_KEYWORDS, "xgrammar")
                 schema = json.dumps(spec.json())
                 return lambda: compiler.compile_json_schema(
                     schema, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -72,7 +72,7 @@ def pack(message: Order | Proof) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """The body of the next message; blocks. None at the end of the stream."""
     head = _exactly(stream, _LENGTH.size)
     if head is None:
@@ -81,7 +81,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return _exactly(stream, length) if length <= MAX_MESSAGE_BYTES else None
 
 
-def _exactly(stream: BinaryIO, count: int) -> bytes | None:
+def _exactly(stream: IO[bytes], count: int) -> bytes | None:
     data = b""
     while len(data) < count:
         part = stream.read(count - len(data))

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -67,7 +67,7 @@ class Zygote:
         self._children: dict[int, _Child] = {}  # by pipe
         self._selector = selectors.DefaultSelector()
 
-    def run(self, orders: BinaryIO) -> None:
+    def run(self, orders: IO[bytes]) -> None:
         """Serve until `orders` ends. It must be unbuffered."""
         decoder = msgspec.msgpack.Decoder(Order)
         self._selector.register(orders, selectors.EVENT_READ)

@@ -1,0 +1,150 @@
+"""Which JSON Schema keywords each installed grammar library supports, measured; writes the table.
+
+    python benchmarks/grammar/keywords.py [--check]
+
+A keyword counts as supported if a schema that uses it is compiled, texts that are valid by it are
+accepted, and texts that are not valid are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar.api import GrammarBackend
+from sylvan.runtime.features.grammar.libraries import installed_backends, library_version
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
+from sylvan.utils import plugins
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "grammar.md"
+BEGIN, END = "<!-- keywords: generated -->\n", "<!-- /keywords -->\n"
+
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+CLOSED = {"type": "object", "additionalProperties": False}
+PAIR = {"a": INTEGER, "b": INTEGER}
+
+# keyword: schema, valid values, invalid values
+CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "type": (INTEGER, [1, -3], ["x", None, 1.5]),
+    "type (several)": ({"type": ["integer", "null"]}, [1, None], ["x"]),
+    "enum": ({"enum": ["a", 1, None]}, ["a", 1, None], ["b"]),
+    "const": ({"const": {"a": [1]}}, [{"a": [1]}], [{"a": [2]}]),
+    "properties": ({**CLOSED, "properties": PAIR}, [{"a": 1, "b": 2}], [{"a": "x"}]),
+    "required": ({**CLOSED, "properties": PAIR, "required": ["b"]}, [{"b": 1}], [{}, {"a": 1}]),
+    "additionalProperties": (
+        {"type": "object", "additionalProperties": INTEGER}, [{"z": 1}], [{"z": "x"}],
+    ),
+    "patternProperties": (
+        {**CLOSED, "patternProperties": {"^x[0-9]$": INTEGER}}, [{"x1": 2}], [{"x1": "a"}, {"y": 1}],
+    ),
+    "propertyNames": (
+        {"type": "object", "propertyNames": {"pattern": "^[a-c]+$"}}, [{"ab": 1}], [{"z": 1}],
+    ),
+    "minProperties": ({"type": "object", "minProperties": 1}, [{"a": 1}], [{}]),
+    "maxProperties": ({"type": "object", "maxProperties": 1}, [{}, {"a": 1}], [{"a": 1, "b": 2}]),
+    "dependentRequired": (
+        {**CLOSED, "properties": PAIR, "dependentRequired": {"a": ["b"]}}, [{"b": 1}], [{"a": 1}],
+    ),
+    "items": ({"type": "array", "items": INTEGER}, [[], [1, 2]], [["x"]]),
+    "prefixItems": (
+        {"type": "array", "prefixItems": [INTEGER, STRING], "items": False}, [[1, "x"]], [["x", 1]],
+    ),
+    "minItems": ({"type": "array", "items": INTEGER, "minItems": 2}, [[1, 2]], [[1]]),
+    "maxItems": ({"type": "array", "items": INTEGER, "maxItems": 1}, [[1]], [[1, 2]]),
+    "uniqueItems": ({"type": "array", "items": INTEGER, "uniqueItems": True}, [[1, 2]], [[1, 1]]),
+    "contains": ({"type": "array", "contains": {"const": 1}}, [[1]], [[2]]),
+    "minLength": ({**STRING, "minLength": 2}, ["ab"], ["a"]),
+    "maxLength": ({**STRING, "maxLength": 2}, ["ab", ""], ["abc"]),
+    "pattern": ({**STRING, "pattern": "^[a-c]{2}$"}, ["ab"], ["a", "zz"]),
+    "format: date": ({**STRING, "format": "date"}, ["2024-02-28"], ["today", "2024-13-01"]),
+    "format: date-time": ({**STRING, "format": "date-time"}, ["2024-02-28T10:00:00Z"], ["today"]),
+    "format: email": ({**STRING, "format": "email"}, ["a@example.org"], ["nobody"]),
+    "format: uuid": (
+        {**STRING, "format": "uuid"}, ["2d2f7a8c-1f4e-4c5c-8e1c-0a5f4d1e2b3c"], ["1234"],
+    ),
+    "format: ipv4": ({**STRING, "format": "ipv4"}, ["127.0.0.1"], ["1.2"]),
+    "minimum": ({**INTEGER, "minimum": 5}, [5, 12], [4, -7]),
+    "maximum": ({**INTEGER, "maximum": 5}, [5, -9], [6, 12]),
+    "exclusiveMinimum": ({**INTEGER, "exclusiveMinimum": 5}, [6], [5]),
+    "multipleOf": ({**INTEGER, "multipleOf": 3}, [3, 9], [4]),
+    "anyOf": ({"anyOf": [INTEGER, {"type": "null"}]}, [1, None], ["x"]),
+    "oneOf": ({"oneOf": [INTEGER, {"type": "null"}]}, [1, None], ["x"]),
+    "allOf": ({"allOf": [INTEGER, {"minimum": 5}]}, [6], [4]),
+    "not": ({"type": "integer", "not": {"const": 3}}, [4], [3]),
+    "if/then/else": (
+        {"if": {"type": "integer"}, "then": {"minimum": 5}, "else": STRING}, [6, "x"], [4, None],
+    ),
+    "$ref, $defs": (
+        {"$defs": {"n": INTEGER}, "type": "array", "items": {"$ref": "#/$defs/n"}}, [[1]], [["x"]],
+    ),
+    "$ref (recursive)": (
+        {**CLOSED, "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+        [{"next": {"next": None}}], [{"next": 1}],
+    ),
+    "unevaluatedProperties": (
+        {"type": "object", "properties": PAIR, "unevaluatedProperties": False},
+        [{"a": 1}],
+        [{"z": 1}],
+    ),
+}  # fmt: skip
+
+
+def byte_vocabulary() -> Vocabulary:
+    tokens = [*(bytes([i]) for i in range(256)), b"<|end|>"]
+    return Vocabulary(tokens, {"<|end|>": 256}, (256,), GreedyEncoder(tokens, frozenset({256})))
+
+
+def verdict(backend: GrammarBackend, case: tuple[Any, list[Any], list[Any]]) -> str:
+    schema, good, bad = case
+    try:
+        grammar = backend.compile(GrammarSpec("json_schema", json.dumps(schema)))
+    except RequestError:
+        return "refused"
+
+    def accepts(value: Any) -> bool:
+        texts = {json.dumps(value), json.dumps(value, separators=(",", ":"))}
+        return any(_accepts(grammar.matcher(), text.encode()) for text in texts)
+
+    if any(accepts(value) for value in bad):
+        return "not enforced"
+    return "yes" if all(accepts(value) for value in good) else "too strict"
+
+
+def _accepts(matcher: Any, text: bytes) -> bool:
+    return all(matcher.accept(byte) for byte in text) and matcher.is_accepting()
+
+
+def table() -> str:
+    names = installed_backends()
+    made = {n: plugins.load(backends, n).BACKEND(byte_vocabulary()) for n in names}
+    rows = [
+        f"| keyword | {' | '.join(map(library_version, names))} |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for keyword, case in CASES.items():
+        found = [verdict(made[name], case) for name in names]
+        rows.append(f"| `{keyword}` | {' | '.join(found)} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
+    options = parser.parse_args()
+    page = PAGE.read_text()
+    start, stop = page.index(BEGIN) + len(BEGIN), page.index(END)
+    wanted = page[:start] + table() + page[stop:]
+    if options.check:
+        return int(page != wanted)
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
