@@ -68,7 +68,7 @@ class Added(msgspec.Struct, frozen=True, tag="add"):
 class Called(msgspec.Struct, frozen=True, tag="call"):
     """Another method of the scheduler was called."""
 
-    method: Literal["abort", "stop_at", "release", "pause", "resume", "flush_cache"]
+    method: Literal["abort", "stop_at", "release", "pause", "resume", "flush_cache", "audit"]
     arguments: tuple[Finish | str | int | None, ...] = ()
 
 
