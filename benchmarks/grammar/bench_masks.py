@@ -25,21 +25,6 @@ from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils import plugins
 
 NOUNS = ["user", "order", "item", "price", "city", "code", "status", "tag", "owner", "total"]
-    "user",
-    "order",
-    "item",
-    "price",
-    "city",
-    "street",
-    "code",
-    "status",
-    "created",
-    "updated",
-    "tag",
-    "owner",
-    "total",
-    "unit",
-]
 TOKENS_PER_OUTPUT = 40
 
 

@@ -18,11 +18,11 @@ from sylvan.runtime.features.grammar.compiler.client import (
     Setup,
 )
 from sylvan.runtime.features.grammar.compiler.messages import Limits
+from sylvan.runtime.features.grammar.compiler.store import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.libraries import library_version
 from sylvan.runtime.features.grammar.spec import spec_of
-from sylvan.runtime.features.grammar.store import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.text import vocabulary_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.sched.feature import Feature, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sylvan.runtime.features.grammar.cache import GrammarCache
 from sylvan.runtime.features.grammar.compiler.messages import Proof
-from sylvan.runtime.features.grammar.store import GrammarStore, store_folder
+from sylvan.runtime.features.grammar.compiler.store import GrammarStore, store_folder
 from tests.support.grammar import vocabulary
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
 from sylvan.runtime.features.grammar.compiler.messages import Limits
+from sylvan.runtime.features.grammar.compiler.store import GrammarStore
 from sylvan.runtime.features.grammar.spec import MAX_DEPTH, MAX_TEXT_BYTES, GrammarSpec
-from sylvan.runtime.features.grammar.store import GrammarStore
 from tests.support.grammar import accept, make_backend, vocabulary
 
 PATIENCE_S = 60.0

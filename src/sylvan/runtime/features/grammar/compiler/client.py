@@ -27,8 +27,8 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     pack,
     read_frame,
 )
+from sylvan.runtime.features.grammar.compiler.store import GrammarStore
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_limits
-from sylvan.runtime.features.grammar.store import GrammarStore
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
