@@ -26,7 +26,10 @@ MAX_STEPS = 4
 
 def call_tool(action):
     """Result of an action, and whether it was the last."""
-    name, argument = re.fullmatch(r"(\w+)\[(.*)\]", action).groups()
+    found = re.fullmatch(r"(\w+)\[(.*)\]", action)
+    if found is None:  # cut off by the limit on tokens
+        return action, True
+    name, argument = found.groups()
     if name == "add":
         return str(operator.add(*map(int, argument.split(",")))), False
     if name == "age":

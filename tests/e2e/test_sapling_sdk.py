@@ -36,7 +36,7 @@ def ask(client, text, **fields):
 
 
 def test_it_says_who_it_is(client):
-    choice = ask(client, "Hello! Who are you?")
+    choice = ask(client, "Who are you?")
     assert "sapling" in choice.message.content.lower()
     assert choice.finish_reason == "stop"
 

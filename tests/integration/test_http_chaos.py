@@ -33,6 +33,8 @@ GOOD = {
     "/abort_request": {"rid": "x"},
     "/pause_generation": {},
     "/continue_generation": {},
+    "/open_session": {"capacity_of_str_len": 10},
+    "/close_session": {"session_id": "x"},
     "/v1/embeddings": {"input": "x"},
     "/v1/rerank": {"query": "q", "documents": ["d"]},
     "/v1/classify": {"input": "x"},

@@ -313,7 +313,8 @@ class TestBuiltInModel:
     """Answers that need a trained model."""
 
     @pytest.fixture(scope="class", autouse=True)
-    def served(self):
+    @classmethod
+    def served(cls):
         with sgl.Runtime(launch_timeout=120) as runtime:
             sgl.set_default_backend(runtime)
             yield runtime

@@ -98,9 +98,8 @@ def test_what_nobody_could_remove_is_swept_by_the_next_engine(parent: Parent) ->
         process.kill()
     parent.process.wait()
     assert parent.is_gone()
-    assert parent.path.exists()
 
-    sweep(parent.path.parent)
+    sweep(parent.path.parent)  # unless an engine that started meanwhile has done it already
 
     assert not parent.path.exists()
 

@@ -8,8 +8,10 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
+_REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01
 _PREFIX = "sylvan-"
 _LOCK = "lock"
 _MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 107 on Linux and 103 on macOS
@@ -68,8 +70,15 @@ class Workspace:
             file.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete the directory with all in it; idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the directory with all in it; idempotent.
+
+        Others may be deleting it, or writing to it, at the same moment.
+        """
+        for _ in range(_REMOVE_TRIES):
+            shutil.rmtree(self.path, ignore_errors=True)
+            if not self.path.exists():
+                break
+            time.sleep(_REMOVE_PAUSE_S)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None

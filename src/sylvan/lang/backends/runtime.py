@@ -16,7 +16,6 @@ from sylvan.lang.backends._http import HttpClient
 from sylvan.lang.backends.runtime_endpoint import RuntimeEndpoint
 from sylvan.lang.errors import BackendError
 
-DEFAULT_PORT = 30000
 LAST_PORT = 40000
 POLL_S = 0.1
 GRACE_S = 10.0  # a server that has not ended this long after it was asked to is killed
@@ -45,8 +44,9 @@ class Runtime:
         **server_args: Any,
     ) -> None:
         server_args.setdefault("host", "127.0.0.1")
-        first = int(server_args.pop("port", DEFAULT_PORT))
-        self.port = free_port(server_args["host"], first)
+        first = server_args.pop("port", None)
+        host = server_args["host"]
+        self.port = any_port(host) if first is None else free_port(host, int(first))
         self.url = f"http://{server_args['host']}:{self.port}"
         self.generate_url = f"{self.url}/generate"
         options = {**server_args, "port": self.port, "log_level": log_level}
@@ -79,7 +79,8 @@ class Runtime:
             except BackendError:
                 time.sleep(POLL_S)
             else:
-                return
+                if self.pid is not None:  # and it is ours that answers
+                    return
         raise BackendError(f"the server did not answer within {timeout_s} s")
 
     def generate(
@@ -141,6 +142,13 @@ class Runtime:
 
     def __exit__(self, *error: object) -> None:
         self.shutdown()
+
+
+def any_port(host: str) -> int:
+    """A port that nobody listens on, unlikely to be what somebody else is about to choose."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
 
 
 def free_port(host: str, first: int) -> int:
