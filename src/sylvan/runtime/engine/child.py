@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from sylvan.utils import logs
 logger = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
+_ORPHAN_TRIES, _ORPHAN_PAUSE_S = 25, 0.01
 _PR_SET_PDEATHSIG = 1
 
 
@@ -91,9 +93,17 @@ class Child:
 
     def _exit(self) -> None:
         """End at once; without a parent there is nobody else to remove the workspace."""
-        if os.getppid() != self._launch.parent_pid:
+        if self._is_orphan():
             self._workspace.remove()
         os._exit(1)
+
+    def _is_orphan(self) -> bool:
+        # a parent that is killed closes its pipes a moment before its children are given away
+        for _ in range(_ORPHAN_TRIES):
+            if os.getppid() != self._launch.parent_pid:
+                return True
+            time.sleep(_ORPHAN_PAUSE_S)
+        return False
 
     def _set_signals(self) -> None:
         # Ctrl-C reaches the whole terminal group; the parent decides what becomes of its children
