@@ -12,8 +12,8 @@ import logging
 import os
 import signal
 import sys
-import time
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
