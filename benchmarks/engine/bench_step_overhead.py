@@ -43,7 +43,7 @@ class Timed:
 def measure(model: str, overlap: str, batch: int) -> dict[str, float]:
     keywords = {"model": model, "overlap": overlap, "log_level": "warning"}
     built = build_scheduler(gather(from_keywords(keywords)).config, lambda outputs: None)
-    runner = built.close.__self__._worker._runner
+    runner = built.scheduler._parts.executor._worker._runner
     timed = Timed(runner)
     runner.run = timed
     rng = np.random.default_rng(0)

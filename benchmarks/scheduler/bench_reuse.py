@@ -240,7 +240,7 @@ def bubble(model: Model, repeats: int) -> dict[str, object]:
     shares = []
     for _ in range(repeats):
         engine = Engine(model, prefix="radix")
-        runner = engine.built.close.__self__._worker._runner
+        runner = engine.built.scheduler._parts.executor._worker._runner
         busy = 0.0
         real = runner.run
 
