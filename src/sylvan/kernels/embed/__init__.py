@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from sylvan.kernels.api import LinearWeight, Value, X
 from sylvan.kernels.embed import reference
+from sylvan.kernels.gpu.choice import Choice
+
+_embedding = Choice(reference.embedding, "sylvan.kernels.embed.triton_embed")
 
 
 def embedding(ids: X, weight: LinearWeight, scale: float = 1.0) -> X:
@@ -13,4 +16,4 @@ def embedding(ids: X, weight: LinearWeight, scale: float = 1.0) -> X:
     """
     if isinstance(ids, Value):
         return ids.recorder.embedding(ids, weight, scale)
-    return reference.embedding(ids, weight, scale)
+    return _embedding.on(ids)(ids, weight, scale)

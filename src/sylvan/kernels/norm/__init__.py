@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.api import Value, X
+from sylvan.kernels.gpu.choice import Choice
 from sylvan.kernels.norm import reference
+
+_rms_norm = Choice(reference.rms_norm, "sylvan.kernels.norm.triton_norm")
+_layer_norm = Choice(reference.layer_norm, "sylvan.kernels.norm.triton_norm")
 
 
 def rms_norm(
@@ -24,7 +28,7 @@ def rms_norm(
     if isinstance(x, Value):
         return x.recorder.rms_norm(x, weight, eps, residual, weight_offset)
     assert residual is None or isinstance(residual, torch.Tensor)
-    return reference.rms_norm(x, weight, eps, residual, weight_offset)
+    return _rms_norm.on(x)(x, weight, eps, residual, weight_offset)
 
 
 def layer_norm(
@@ -41,4 +45,4 @@ def layer_norm(
     if isinstance(x, Value):
         return x.recorder.layer_norm(x, weight, bias, eps, residual)
     assert residual is None or isinstance(residual, torch.Tensor)
-    return reference.layer_norm(x, weight, bias, eps, residual)
+    return _layer_norm.on(x)(x, weight, bias, eps, residual)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.api import Value, X
+from sylvan.kernels.gpu.choice import Choice
 from sylvan.kernels.rows import reference
+
+_MODULE = "sylvan.kernels.rows.triton_rows"
+_take_rows = Choice(reference.take_rows, _MODULE)
+_add = Choice(reference.add, _MODULE)
+_scale = Choice(reference.scale, _MODULE)
+_softcap = Choice(reference.softcap, _MODULE)
 
 
 def take_rows(x: X, rows: X) -> X:
@@ -17,7 +24,7 @@ def take_rows(x: X, rows: X) -> X:
         assert isinstance(rows, Value)
         return x.recorder.take_rows(x, rows)
     assert isinstance(rows, torch.Tensor)
-    return reference.take_rows(x, rows)
+    return _take_rows.on(x)(x, rows)
 
 
 def add(a: X, b: X, scale: float = 1.0) -> X:
@@ -26,18 +33,18 @@ def add(a: X, b: X, scale: float = 1.0) -> X:
         assert isinstance(b, Value)
         return a.recorder.add(a, b, scale)
     assert isinstance(b, torch.Tensor)
-    return reference.add(a, b, scale)
+    return _add.on(a)(a, b, scale)
 
 
 def scale(x: X, factor: float) -> X:
     """A new matrix x * factor."""
     if isinstance(x, Value):
         return x.recorder.scale(x, factor)
-    return reference.scale(x, factor)
+    return _scale.on(x)(x, factor)
 
 
 def softcap(x: X, cap: float) -> X:
     """A new matrix cap * tanh(x / cap)."""
     if isinstance(x, Value):
         return x.recorder.softcap(x, cap)
-    return reference.softcap(x, cap)
+    return _softcap.on(x)(x, cap)

@@ -1,0 +1,122 @@
+"""Element-wise non-linearities on GPUs: a block of columns of one row a program."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sylvan.kernels.api import ActivationKind
+from sylvan.kernels.gpu.launch import launch
+from sylvan.kernels.gpu.tiles import ceil_div
+
+_BLOCK = 1024
+
+
+@triton.jit
+def tanh(x: tl.tensor) -> tl.tensor:
+    """Saturates without overflow: exp(2 x) may be infinite, and then 2 / inf is 0."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _act(x, KIND: tl.constexpr):
+    if KIND == "silu":
+        y = x * _sigmoid(x)
+    elif KIND == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        y = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif KIND == "relu":
+        y = tl.maximum(x, 0.0)
+    elif KIND == "relu2":
+        y = tl.maximum(x, 0.0)
+        y = y * y
+    elif KIND == "sigmoid":
+        y = _sigmoid(x)
+    else:
+        tl.static_assert(KIND == "tanh")
+        y = tanh(x)
+    return y
+
+
+@triton.jit
+def _glu_kernel(
+    x_ptr,
+    y_ptr,
+    width,
+    x_stride,
+    alpha,
+    limit,
+    KIND: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = col < width
+    gate = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * x_stride + width + col, mask=inside, other=0.0).to(tl.float32)
+    if CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        y = (up + 1.0) * gate * _sigmoid(gate * alpha)
+    else:
+        y = _act(gate, KIND) * up
+    tl.store(y_ptr + row * width + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _activation_kernel(x_ptr, y_ptr, total, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < total, other=0.0).to(tl.float32)
+    tl.store(y_ptr + i, _act(x, KIND).to(y_ptr.dtype.element_ty), mask=i < total)
+
+
+def glu(gate_up: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """See `gating.glu`."""
+    return _glu(gate_up, kind, None)
+
+
+def clamped_glu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """GPT-OSS's form: both halves clamped, up plus one, sigmoid of alpha times gate."""
+    return _glu(gate_up, "silu", (alpha, limit))
+
+
+def _glu(
+    gate_up: torch.Tensor, kind: ActivationKind, clamp: tuple[float, float] | None
+) -> torch.Tensor:
+    rows = gate_up.reshape(-1, gate_up.shape[-1])
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    width = rows.shape[1] // 2
+    out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
+    alpha, limit = clamp or (1.0, 0.0)
+    launch(
+        _glu_kernel,
+        (len(rows), ceil_div(width, _BLOCK)),
+        rows,
+        out,
+        width,
+        rows.stride(0),
+        alpha,
+        limit,
+        KIND=kind,
+        CLAMPED=clamp is not None,
+        BLOCK=_BLOCK,
+    )
+    return out
+
+
+def activation(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """See `gating.activation`."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    grid = (ceil_div(x.numel(), _BLOCK),)
+    launch(_activation_kernel, grid, x, out, x.numel(), KIND=kind, BLOCK=_BLOCK)
+    return out

@@ -1,0 +1,50 @@
+"""Which implementation of an op a tensor gets: Triton's on a GPU, else the reference.
+
+Triton is imported when the first op meets a tensor on a GPU, never before: a machine without one
+does not pay for it, nor need it installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar, cast
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@functools.cache
+def triton_installed() -> bool:
+    """Whether the extra `gpu` is there."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def on_gpu(x: torch.Tensor) -> bool:
+    """Whether Triton kernels can take this tensor (CUDA and ROCm tensors are both `cuda`)."""
+    return x.is_cuda and triton_installed()
+
+
+class Choice(Generic[P, T]):
+    """A function of an op by where its tensors are.
+
+    `module` holds a function of the same name and signature as `reference`.
+    """
+
+    def __init__(self, reference: Callable[P, T], module: str) -> None:
+        self._reference = reference
+        self._module = module
+        self._triton: Callable[P, T] | None = None
+
+    def on(self, x: torch.Tensor) -> Callable[P, T]:
+        """The function to call with tensors that are where x is."""
+        if not on_gpu(x):
+            return self._reference
+        if self._triton is None:
+            module = importlib.import_module(self._module)
+            self._triton = cast("Callable[P, T]", getattr(module, self._reference.__name__))
+        return self._triton

@@ -1,0 +1,46 @@
+"""Starts kernels, and says what they are started on."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import torch
+from triton.runtime import driver
+
+Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
+"""Families that tiles are chosen by. Newer NVIDIA chips are `sm90`, all of AMD's are `gfx9`."""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
+    """Run `kernel` over `grid`; the first argument is a tensor.
+
+    On the meta device it is compiled only, with the very specialisation of the real call: that is
+    how kernels are checked on machines without a GPU. A grid without programs starts nothing.
+    """
+    first = args[0]
+    assert isinstance(first, torch.Tensor)
+    if first.is_meta:
+        kernel.warmup(*args, grid=grid, **options)
+    elif 0 not in grid:
+        kernel[grid](*args, **options)
+
+
+def arch_of(x: torch.Tensor) -> Arch:
+    """What kernels over x run on: an interpreter for CPU tensors, the driver's chip otherwise."""
+    if x.device.type == "cpu":
+        return "interpreter"
+    return _target() if x.is_meta else _target_of(x.device)
+
+
+@functools.cache
+def _target_of(device: torch.device) -> Arch:
+    del device  # the driver's current one; a process has one kind of GPU
+    return _target()
+
+
+def _target() -> Arch:
+    target: Any = driver.active.get_current_target()
+    if target.backend != "cuda":
+        return "gfx9"
+    return "sm90" if int(target.arch) >= 90 else "sm80"

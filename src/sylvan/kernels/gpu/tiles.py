@@ -1,0 +1,94 @@
+"""Sizes of tiles, warps and pipeline stages: one frozen table instead of tuning at run time.
+
+Tuning would measure while serving, differ from run to run, and not work ahead of time. The table
+is kept honest by `sylvan.kernels.aot`, which compiles every row and refuses spilled registers.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from sylvan.kernels.gpu.launch import Arch
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`rows` x `cols` of the output or the scores; `inner` of a matrix product's sum."""
+
+    rows: int
+    cols: int
+    inner: int = 0
+    warps: int = 4
+    stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Holds for heads (or rows) up to `width`, elements up to `size` bytes, on `arch` (or any)."""
+
+    op: str
+    arch: Arch | None
+    width: int
+    size: int
+    tile: Tile
+
+
+_ANY = 1 << 30
+
+# The first entry that fits is taken: narrow before wide, chips before the general case.
+_TABLE = (
+    # ---- one query a request: bound by memory, so small tiles and a deep pipeline
+    _Entry("decode", "gfx9", 64, 2, Tile(16, 64, warps=4, stages=1)),
+    _Entry("decode", "gfx9", 128, 2, Tile(16, 64, warps=4, stages=1)),
+    _Entry("decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    _Entry("decode", None, 128, 2, Tile(16, 64, warps=4, stages=3)),
+    _Entry("decode", None, 256, 2, Tile(16, 32, warps=4, stages=3)),
+    _Entry("decode", None, 128, 4, Tile(16, 32, warps=4, stages=2)),
+    _Entry("decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
+    _Entry("decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    # ---- many queries: bound by matrix units; registers hold rows x value columns
+    _Entry("extend", "gfx9", 128, 2, Tile(64, 64, warps=4, stages=1)),
+    _Entry("extend", "gfx9", 256, 2, Tile(64, 32, warps=4, stages=1)),
+    _Entry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    _Entry("extend", "sm90", 128, 2, Tile(128, 64, warps=8, stages=3)),
+    _Entry("extend", None, 64, 2, Tile(128, 64, warps=4, stages=3)),
+    _Entry("extend", None, 128, 2, Tile(128, 64, warps=8, stages=2)),
+    _Entry("extend", None, 256, 2, Tile(64, 32, warps=8, stages=2)),
+    _Entry("extend", None, 128, 4, Tile(32, 32, warps=4, stages=1)),
+    _Entry("extend", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
+    _Entry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    # ---- experts, by rows an expert gets on average
+    _Entry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),
+    _Entry("experts", "gfx9", _ANY, 2, Tile(64, 128, 64, warps=4, stages=1)),
+    _Entry("experts", None, 16, 2, Tile(16, 128, 64, warps=4, stages=4)),
+    _Entry("experts", None, 64, 2, Tile(32, 128, 64, warps=4, stages=3)),
+    _Entry("experts", "sm90", _ANY, 2, Tile(128, 128, 64, warps=8, stages=3)),
+    _Entry("experts", None, _ANY, 2, Tile(64, 128, 64, warps=4, stages=3)),
+    _Entry("experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+)
+
+
+@functools.cache
+def tile(op: str, width: int, size: int, arch: Arch) -> Tile:
+    """The tile of `op` for heads of `width` columns and elements of `size` bytes."""
+    for entry in _TABLE:
+        fits = width <= entry.width and size <= entry.size
+        if entry.op == op and entry.arch in (None, arch) and fits:
+            return entry.tile
+    raise AssertionError(f"no tile for {op} {width} {size} {arch}")
+
+
+def row_warps(width: int) -> int:
+    """Warps of a program that holds one row of `width` (a power of two) elements."""
+    return max(1, min(16, width // 512))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """How many pieces of b cover a."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n: blocks of Triton have such sizes."""
+    return 1 << max(0, n - 1).bit_length()
