@@ -1,0 +1,129 @@
+"""GPUs by torch's own interface, which CUDA, ROCm and XPU share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from sylvan.runtime.platform.api import Event, Graph, Memory, Stream
+from sylvan.runtime.platform.facts import PlatformFacts
+
+
+class DeviceEvent:
+    """A recorded event."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        """See `Event.done`."""
+        return self._event.query()
+
+    def wait(self) -> None:
+        """See `Event.wait`."""
+        self._event.synchronize()
+
+
+class DeviceStream:
+    """A side stream, which graphs can be captured on."""
+
+    def __init__(self, module: ModuleType, device: torch.device) -> None:
+        self._module = module
+        self.raw = module.Stream(device)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """See `Stream.run`."""
+        with self._module.stream(self.raw):
+            work()
+
+    def event(self) -> Event:
+        """See `Stream.event`."""
+        event = self._module.Event()
+        event.record(self.raw)
+        return DeviceEvent(event)
+
+
+class DeviceGraph:
+    """A captured graph; captures share one memory pool, so the largest is to come first."""
+
+    def __init__(self, module: ModuleType, graph: Any, pool: Any, stream: Any) -> None:
+        self._module, self._graph, self._pool, self._stream = module, graph, pool, stream
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """See `Graph.capture`."""
+        with self._module.graph(self._graph, pool=self._pool, stream=self._stream):
+            return work()
+
+    def replay(self) -> None:
+        """See `Graph.replay`."""
+        self._graph.replay()
+
+
+class Accelerator:
+    """Implements `Platform` for the process's current device."""
+
+    def __init__(self, facts: PlatformFacts) -> None:
+        self.facts = facts
+        self._module: Any = getattr(torch, facts.device_type)
+        self.device = torch.device(facts.device_type, self._module.current_device())
+        self._stream = DeviceStream(self._module, self.device)
+        # Everything of this thread, loading included, is ordered by the one stream.
+        self._module.set_stream(self._stream.raw)
+        self._graph_type = getattr(self._module, f"{facts.device_type.upper()}Graph", None)
+        self._pool = self._module.graph_pool_handle() if self._graph_type else None
+
+    def memory(self) -> Memory:
+        """See `Platform.memory`."""
+        free, total = self._module.mem_get_info(self.device)
+        kept = self._module.memory_reserved(self.device) - self._module.memory_allocated(
+            self.device
+        )
+        return Memory(free + kept, total)
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """See `Platform.peak`."""
+        before = self._module.memory_allocated(self.device)
+        self._module.reset_peak_memory_stats(self.device)
+        self._stream.run(work)
+        self._stream.event().wait()
+        return self._module.max_memory_allocated(self.device) - before
+
+    def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """See `Platform.pinned`."""
+        return torch.zeros(size, dtype=dtype, pin_memory=True)
+
+    def stream(self) -> Stream:
+        """See `Platform.stream`."""
+        return self._stream
+
+    def graph(self) -> Graph | None:
+        """See `Platform.graph`."""
+        if self._graph_type is None:
+            return None
+        return DeviceGraph(self._module, self._graph_type(), self._pool, self._stream.raw)
+
+    @contextmanager
+    def unsynced(self) -> Iterator[None]:
+        """See `Platform.unsynced`; only CUDA can tell."""
+        if not hasattr(self._module, "set_sync_debug_mode"):
+            yield
+            return
+        before = self._module.get_sync_debug_mode()
+        self._module.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            self._module.set_sync_debug_mode(before)
+
+    def trim(self) -> None:
+        """See `Platform.trim`."""
+        self._module.empty_cache()
+
+
+def open_accelerator(facts: PlatformFacts) -> Accelerator:
+    """See `PlatformFacts.opener`."""
+    return Accelerator(facts)

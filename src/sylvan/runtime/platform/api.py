@@ -1,0 +1,99 @@
+"""The interface of an open device: streams, events, graphs and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from sylvan.runtime.platform.facts import PlatformFacts
+
+
+class Event(Protocol):
+    """A place in a stream."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> None:
+        """Block until all work given to the stream before this event is done.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        ...
+
+
+class Stream(Protocol):
+    """Work on the device, in the order given."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Give work to the device; it is done at the latest when an event after it is waited for.
+
+        `work` launches kernels and copies and must neither read a result nor wait for one.
+        Memory that it reads on the host must stay as it is until then.
+        """
+        ...
+
+    def event(self) -> Event:
+        """Mark this place."""
+        ...
+
+
+class Graph(Protocol):
+    """Kernel launches recorded once, over memory that stays where it is."""
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Record what `work` launches; the tensor returned is filled by each replay."""
+        ...
+
+    def replay(self) -> None:
+        """Launch it all again; inside `Stream.run`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the device."""
+
+    free: int
+    total: int
+
+
+class Platform(Protocol):
+    """One device of a kind, in use by this process."""
+
+    facts: PlatformFacts
+    device: torch.device
+
+    def memory(self) -> Memory:
+        """What is free now; what torch keeps for itself without using it counts as free."""
+        ...
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """Run `work` to its end; bytes that it held at most beyond what was held before."""
+        ...
+
+    def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed host memory that the device reads and writes by itself."""
+        ...
+
+    def stream(self) -> Stream:
+        """The stream that this process's steps run on; one object for all callers."""
+        ...
+
+    def graph(self) -> Graph | None:
+        """A new graph, which shares memory with all others; None if there are none."""
+        ...
+
+    def unsynced(self) -> AbstractContextManager[None]:
+        """While it is entered, a call that waits for the device raises RuntimeError."""
+        ...
+
+    def trim(self) -> None:
+        """Give memory that torch holds without using it back to the device."""
+        ...

@@ -1,0 +1,48 @@
+"""What is known of a kind of device without touching one; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlatformFacts:
+    """Facts that hold for every device of a kind.
+
+    Attributes:
+        name: What `device` in the configuration calls it.
+        device_type: What torch calls it; ROCm's devices are `cuda` there.
+        attention: Attention backends that may be chosen for it, the preferred one first.
+        runners: Ways to execute a step, the preferred one first.
+        dtypes: Types of weights that it computes with at full speed.
+        float8: torch's name of its 8-bit float with 4 exponent bits; empty: it has none.
+        collective: Backend of `torch.distributed`.
+        streams: Whether work runs beside the CPU.
+        automatic: Whether `device=auto` may choose it.
+        opener: `module:function` that makes the `Platform`; imported when the device is used.
+    """
+
+    name: str
+    device_type: str
+    attention: tuple[str, ...]
+    runners: tuple[str, ...]
+    dtypes: frozenset[str]
+    float8: str = ""
+    collective: str = "gloo"
+    streams: bool = True
+    automatic: bool = False
+    opener: str = ""
+
+
+class Kind(Protocol):
+    """A kind of device. Packages offer their own as entry points of group `sylvan.platforms`."""
+
+    facts: PlatformFacts
+
+    def problem(self) -> str | None:
+        """Why no device of this kind can be used here, with the way out; None if one can.
+
+        One sentence without a full stop. Must be quick where there is no such device.
+        """
+        ...

@@ -1,0 +1,60 @@
+"""Kinds of devices by name: those here, and those of other packages."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.platform import kinds
+from sylvan.runtime.platform.facts import Kind
+from sylvan.utils import plugins
+
+GROUP = "sylvan.platforms"
+AUTO_ORDER = ("cuda", "rocm")
+"""Kinds of this package that `auto` prefers to a CPU; those of other packages come before them."""
+
+
+def load_kinds(others: Iterable[EntryPoint] | None = None) -> Mapping[str, Kind]:
+    """All kinds by name; `auto` takes the first usable one among those that are `automatic`.
+
+    Args:
+        others: Instead of the entry points of installed packages.
+
+    Raises:
+        ConfigError: another package's kind cannot be imported, or takes a name of ours.
+    """
+    own = plugins.options(kinds)
+    order = [*AUTO_ORDER, *(name for name in own if name not in AUTO_ORDER)]
+    found: dict[str, Kind] = {}
+    for entry in entry_points(group=GROUP) if others is None else others:
+        if entry.name in own:
+            raise ConfigError(f"device {entry.name!r} of {entry.value!r} is a name of Sylvan's own")
+        found[entry.name] = _load(entry)
+    return found | {name: plugins.load(kinds, name).KIND for name in order}
+
+
+def _load(entry: EntryPoint) -> Kind:
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the device {entry.name!r} cannot be loaded from {entry.value!r}: {error}; uninstall "
+            "or mend the package that offers it"
+        ) from None
+
+
+def open_platform(kind: Kind) -> Any:
+    """Make the device of a kind ready for use.
+
+    Returns: A `Platform`, whose module imports torch.
+
+    Raises:
+        ConfigError: it cannot be used here; says why.
+    """
+    if why := kind.problem():
+        raise ConfigError(f"device={kind.facts.name}: {why}")
+    module, _, function = kind.facts.opener.partition(":")
+    return getattr(importlib.import_module(module), function)(kind.facts)

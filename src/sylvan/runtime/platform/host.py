@@ -1,0 +1,79 @@
+"""The CPU as a platform: work is done when it is given, and every event is past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from sylvan.runtime.platform.api import Event, Graph, Memory, Stream
+from sylvan.runtime.platform.facts import PlatformFacts
+from sylvan.utils.machine import inspect_machine
+
+
+class Past:
+    """An event of a stream that never lags."""
+
+    def done(self) -> bool:
+        """See `Event.done`."""
+        return True
+
+    def wait(self) -> None:
+        """See `Event.wait`."""
+
+
+class InlineStream:
+    """Runs work at once."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """See `Stream.run`."""
+        work()
+
+    def event(self) -> Event:
+        """See `Stream.event`."""
+        return Past()
+
+
+class HostPlatform:
+    """Implements `Platform` without a device; for tests and small trials of the device path."""
+
+    def __init__(self, facts: PlatformFacts) -> None:
+        self.facts = facts
+        self.device = torch.device("cpu")
+        self._stream = InlineStream()
+
+    def memory(self) -> Memory:
+        """See `Platform.memory`."""
+        machine = inspect_machine()
+        return Memory(machine.available_bytes, machine.total_bytes)
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """See `Platform.peak`; the CPU's allocator does not count, so 0."""
+        work()
+        return 0
+
+    def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """See `Platform.pinned`."""
+        return torch.zeros(size, dtype=dtype)
+
+    def stream(self) -> Stream:
+        """See `Platform.stream`."""
+        return self._stream
+
+    def graph(self) -> Graph | None:
+        """See `Platform.graph`."""
+        return None
+
+    @contextmanager
+    def unsynced(self) -> Iterator[None]:
+        """See `Platform.unsynced`; nothing waits here."""
+        yield
+
+    def trim(self) -> None:
+        """See `Platform.trim`."""
+
+
+def open_host(facts: PlatformFacts) -> HostPlatform:
+    """See `PlatformFacts.opener`."""
+    return HostPlatform(facts)

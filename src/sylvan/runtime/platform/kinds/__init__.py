@@ -1,0 +1,1 @@
+"""The kinds of devices that this package knows, one file each."""

@@ -1,0 +1,29 @@
+"""The processor itself."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sylvan.runtime.platform.facts import PlatformFacts
+
+
+class CpuKind:
+    """Always there."""
+
+    facts: ClassVar = PlatformFacts(
+        name="cpu",
+        device_type="cpu",
+        attention=("native", "torch", "reference"),
+        runners=("program", "eager"),
+        dtypes=frozenset({"float32", "bfloat16"}),
+        float8="float8_e4m3fn",
+        streams=False,
+        opener="sylvan.runtime.platform.host:open_host",
+    )
+
+    def problem(self) -> str | None:
+        """See `Kind.problem`."""
+        return None
+
+
+KIND = CpuKind()

@@ -1,0 +1,36 @@
+"""AMD GPUs. Kernels are compiled for them in tests; nothing was run on one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from sylvan.runtime.platform.facts import PlatformFacts
+from sylvan.runtime.platform.probe import Build, amd_problem, find_build
+
+
+class RocmKind:
+    """Devices of the kernel driver amdkfd; torch calls them `cuda`."""
+
+    facts: ClassVar = PlatformFacts(
+        name="rocm",
+        device_type="cuda",
+        attention=("triton", "torch", "reference"),
+        runners=("graph", "eager"),
+        dtypes=frozenset({"float32", "float16", "bfloat16"}),
+        float8="float8_e4m3fnuz",
+        collective="nccl",
+        automatic=True,
+        opener="sylvan.runtime.platform.accelerator:open_accelerator",
+    )
+
+    def __init__(self, root: Path = Path("/"), build: Build | None = None) -> None:
+        """`root` and `build` stand for this machine and the installed torch, in tests."""
+        self._root, self._build = root, build
+
+    def problem(self) -> str | None:
+        """See `Kind.problem`."""
+        return amd_problem(self._root, lambda: self._build or find_build())
+
+
+KIND = RocmKind()

@@ -1,0 +1,34 @@
+"""Intel GPUs: written against torch's interface, never run; chosen only by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from sylvan.runtime.platform.facts import PlatformFacts
+from sylvan.runtime.platform.probe import Build, find_build, intel_problem
+
+
+class XpuKind:
+    """PyTorch computes each op; no kernels of ours are known to work."""
+
+    facts: ClassVar = PlatformFacts(
+        name="xpu",
+        device_type="xpu",
+        attention=("torch", "reference"),
+        runners=("eager",),
+        dtypes=frozenset({"float32", "float16", "bfloat16"}),
+        collective="xccl",
+        opener="sylvan.runtime.platform.accelerator:open_accelerator",
+    )
+
+    def __init__(self, root: Path = Path("/"), build: Build | None = None) -> None:
+        """`root` and `build` stand for this machine and the installed torch, in tests."""
+        self._root, self._build = root, build
+
+    def problem(self) -> str | None:
+        """See `Kind.problem`."""
+        return intel_problem(self._root, lambda: self._build or find_build())
+
+
+KIND = XpuKind()

@@ -1,0 +1,174 @@
+"""A device that is late: work waits in its stream until an event is waited for.
+
+Whatever forgets to wait reads what was there before. A call that would wait for a real device,
+made inside work or under `unsynced`, raises `EarlySyncError`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from sylvan.runtime.platform.api import Memory
+from sylvan.runtime.platform.facts import PlatformFacts
+
+GIB = 1 << 30
+FACTS = PlatformFacts(
+    name="delayed",
+    device_type="cpu",
+    attention=("torch", "reference"),
+    runners=("graph", "eager"),
+    dtypes=frozenset({"float32", "bfloat16"}),
+    float8="float8_e4m3fn",
+    opener="tests.support.delayed:open_delayed",
+)
+
+_TENSOR = torch.Tensor
+_WAITING = {
+    _TENSOR.item,
+    _TENSOR.tolist,
+    _TENSOR.numpy,
+    _TENSOR.cpu,
+    _TENSOR.__bool__,
+    _TENSOR.__int__,
+    _TENSOR.__float__,
+    _TENSOR.__index__,
+    _TENSOR.__array__,
+    _TENSOR.__contains__,
+    _TENSOR.nonzero,
+    _TENSOR.masked_select,
+    _TENSOR.unique,
+    _TENSOR.equal,
+    torch.nonzero,
+    torch.masked_select,
+    torch.unique,
+    torch.equal,
+    torch.allclose,
+    # uploads of memory that is not pinned wait as well
+    torch.from_numpy,
+    torch.tensor,
+    torch.as_tensor,
+}
+
+
+class EarlySyncError(RuntimeError):
+    """The CPU would have waited for the device."""
+
+
+class NoWaiting(TorchFunctionMode):
+    """Refuses calls whose answer depends on what the device computes."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _WAITING or (func is _TENSOR.__getitem__ and _has_mask(args[1])):
+            raise EarlySyncError(f"{getattr(func, '__name__', func)} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+def _has_mask(index) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(p, torch.Tensor) and p.dtype == torch.bool for p in parts)
+
+
+class LateEvent:
+    def __init__(self, stream: LateStream, place: int) -> None:
+        self._stream, self._place = stream, place
+
+    def done(self) -> bool:
+        return self._stream.finished >= self._place
+
+    def wait(self) -> None:
+        self._stream.catch_up(self._place)
+
+
+class LateStream:
+    def __init__(self) -> None:
+        self._work = deque()
+        self._given = 0
+        self.finished = 0
+        self.most_waiting = 0
+
+    def run(self, work) -> None:
+        self._work.append(work)
+        self._given += 1
+        self.most_waiting = max(self.most_waiting, len(self._work))
+
+    def event(self) -> LateEvent:
+        return LateEvent(self, self._given)
+
+    def catch_up(self, place: int) -> None:
+        while self.finished < place:
+            self.finished += 1
+            with torch.inference_mode(), NoWaiting():
+                self._work.popleft()()
+
+
+class ReplayedGraph:
+    """Keeps the callable; a replay runs it again into the same output."""
+
+    def __init__(self, platform: DelayedPlatform) -> None:
+        self._platform = platform
+
+    def capture(self, work):
+        with NoWaiting():
+            self._out = work()
+        self._work = work
+        self._platform.captured += 1
+        return self._out
+
+    def replay(self) -> None:
+        self._platform.replayed += 1
+        self._out.copy_(self._work())
+
+
+class DelayedPlatform:
+    """`memory_bytes` are free; `peak` says what `peaks` gives, in turn."""
+
+    def __init__(self, facts: PlatformFacts = FACTS, *, memory_bytes: int = 4 * GIB) -> None:
+        self.facts = facts
+        self.device = torch.device("cpu")
+        self.captured = self.replayed = self.trimmed = 0
+        self.peaks: list[int] = []
+        self.memory_bytes = memory_bytes
+        self.late = LateStream()
+
+    def memory(self) -> Memory:
+        return Memory(self.memory_bytes, 8 * GIB)
+
+    def peak(self, work) -> int:
+        self.late.run(work)
+        self.late.event().wait()
+        return self.peaks.pop(0) if self.peaks else 0
+
+    def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    def stream(self) -> LateStream:
+        return self.late
+
+    def graph(self) -> ReplayedGraph:
+        return ReplayedGraph(self)
+
+    @contextmanager
+    def unsynced(self):
+        with NoWaiting():
+            yield
+
+    def trim(self) -> None:
+        self.trimmed += 1
+
+
+class DelayedKind:
+    facts = FACTS
+
+    def problem(self) -> str | None:
+        return None
+
+
+KIND = DelayedKind()
+
+
+def open_delayed(facts: PlatformFacts) -> DelayedPlatform:
+    return DelayedPlatform(facts)
