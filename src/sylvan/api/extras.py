@@ -49,7 +49,7 @@ REFUSED: Mapping[str, str] = {
             "return_sampling_mask", "return_entropy", "return_bytes",
             "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs",
             "return_spec_tokens_details", "return_pooled_hidden_states", "watermark",
-            "max_thinking_tokens", "score_extraction_token", "task", "web_search_options",
+            "score_extraction_token", "task", "web_search_options",
             "prediction", "functions", "function_call",
         ),
         "this server does not support it",

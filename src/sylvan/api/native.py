@@ -24,6 +24,7 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Rid = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Timeout = Annotated[float, Field(gt=0, le=86400)]
+ThinkingBudget = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 
 
@@ -128,7 +129,9 @@ class GenerateBody(WireModel):
     session_id: Name | None = None
     """Names who asks; has no effect on the prompt."""
     require_reasoning: bool | None = None
-    """A grammar waits for the end of the reasoning."""
+    """The output goes on with reasoning; a grammar waits for the end of it."""
+    max_thinking_tokens: ThinkingBudget | None = None
+    """Tokens of reasoning after which it is made to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,20 @@ class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
 
 
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an output thinks: a grammar waits for the end of it, a budget brings the end about.
+
+    `ends` are the markers that end thinking, as token ids; the first is forced after `budget`
+    tokens of thinking. With `inside` the prompt ended in thinking; else the output thinks if it
+    begins with one of `starts`.
+    """
+
+    ends: tuple[tuple[int, ...], ...]
+    starts: tuple[tuple[int, ...], ...] = ()
+    inside: bool = True
+    budget: int | None = None
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Generate one continuation of `input_ids`.
 
@@ -45,7 +59,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     deadline_s: float | None = None  # seconds after arrival at which the request is ended
     ttft_ms: float | None = None  # targets for the first token and for each later one; the
     tpot_ms: float | None = None  # request is served all the same when they are missed
-    thinking_end_ids: tuple[int, ...] = ()  # a grammar starts after these, if not empty
+    thinking: Thinking | None = None
     custom_params: dict[str, str | int | float | bool | None] | None = None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import TokenIds
+from sylvan.api.native import ThinkingBudget, TokenIds
 from sylvan.api.openai.common import GenerationBody, UsageReply
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
@@ -86,6 +86,8 @@ class Thinking(WireModel):
     """Switch for thinking."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: ThinkingBudget | None = None
+    """Tokens of thinking after which it is made to end."""
 
 
 class ChatBody(GenerationBody):
@@ -109,6 +111,10 @@ class ChatBody(GenerationBody):
     """How much to think: none, minimal, low, medium, high, xhigh, ...; "none" turns it off."""
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
+    thinking_budget: ThinkingBudget | None = None
+    """Tokens of thinking after which it is made to end."""
+    max_thinking_tokens: ThinkingBudget | None = None
+    """Other name of `thinking_budget`."""
     chat_template: str | None = None
     """Name of one of the model's chat templates."""
     chat_template_kwargs: dict[str, Any] | None = None

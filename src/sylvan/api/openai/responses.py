@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Milliseconds, Name, Priority, Timeout
+from sylvan.api.native import Milliseconds, Name, Priority, ThinkingBudget, Timeout
 from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOL_NAME, MAX_TOOLS
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
@@ -55,6 +55,8 @@ class ReasoningOptions(WireModel):
     """How much to think."""
 
     effort: str | None = None
+    budget_tokens: ThinkingBudget | None = None
+    """Tokens of thinking after which it is made to end."""
     summary: str | None = None
 
 

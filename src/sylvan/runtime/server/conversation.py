@@ -15,6 +15,7 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.chat_prompt import render_chat
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.output import OutputRules
+from sylvan.runtime.server.thinking import ending, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.text.chat_template import ChatRequest, RenderedPrompt
 from sylvan.text.tools import ToolSpec, calls_schema, structural_tags
@@ -66,6 +67,7 @@ class Conversation:
         continue_final: Go on with the last message instead.
         separate_reasoning: Take thinking out of the text.
         stream_reasoning: Pass thinking on as it comes.
+        thinking_budget: Tokens of thinking after which it is made to end.
         input_ids: Replaces the rendering of the messages.
         request: Everything else that the engine is told.
     """
@@ -79,6 +81,7 @@ class Conversation:
     continue_final: bool = False
     separate_reasoning: bool = True
     stream_reasoning: bool = True
+    thinking_budget: int | None = None
     input_ids: Sequence[int] | None = None
     request: RequestFacts
 
@@ -123,7 +126,8 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
     """
     prompt = await render(context, conversation)
     family = context.parsers.reasoning
-    thinks = family is not None and family.starts_in_reasoning(prompt.text, conversation.variables)
+    text = prompt.text or ending(context.engine.tokenizer, prompt.input_ids)
+    thinks = family is not None and family.starts_in_reasoning(text, conversation.variables)
     rules = _rules(context, conversation, starts=thinks)
     sampling = _constrained(conversation, rules)
     if (rules.reasoning and context.parsers.special_thinking) or (
@@ -131,7 +135,6 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
     ):
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     facts = conversation.request
-    waits = thinks and sampling.grammar is not None
     return Prepared(
         input=GenerateInput(
             input_ids=prompt.input_ids,
@@ -146,7 +149,9 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
             deadline_s=facts.deadline_s,
             ttft_ms=facts.ttft_ms,
             tpot_ms=facts.tpot_ms,
-            thinking_end_ids=context.parsers.think_end_ids if waits else (),
+            thinking=thinking_of(
+                context.parsers, inside=thinks, budget=conversation.thinking_budget
+            ),
         ),
         rules=rules,
         prompt=prompt,

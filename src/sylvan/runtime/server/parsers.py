@@ -21,14 +21,16 @@ class Parsers:
         tools: How calls are written.
         special_thinking: A marker of thinking is a special token, which the text must show.
         special_tools: Likewise for calls.
-        think_end_ids: Ids of the marker that ends thinking.
+        think_starts: Ids of the markers that begin thinking.
+        think_ends: Ids of the markers that end it; the first is the usual one.
     """
 
     reasoning: ReasoningFamily | None
     tools: ToolFamily | None
     special_thinking: bool = False
     special_tools: bool = False
-    think_end_ids: tuple[int, ...] = ()
+    think_starts: tuple[tuple[int, ...], ...] = ()
+    think_ends: tuple[tuple[int, ...], ...] = ()
 
     @property
     def reasoning_name(self) -> str | None:
@@ -55,15 +57,20 @@ def make_parsers(settings: ServerSettings, tokenizer: Tokenizer, architecture: s
         calling = tools.family(
             settings.tool_parser, chat_template=template, architecture=architecture
         )
-    markers = (*thinking.starts, *thinking.ends) if thinking else ()
-    end = thinking.ends[0] if thinking else ""
+    starts = thinking.starts if thinking else ()
+    ends = (*thinking.ends, *thinking.interrupts) if thinking else ()
     return Parsers(
         reasoning=thinking,
         tools=calling,
-        special_thinking=_any_special(tokenizer, markers),
+        special_thinking=_any_special(tokenizer, (*starts, *ends)),
         special_tools=calling is not None and _any_special(tokenizer, calling.grammar.markers),
-        think_end_ids=tuple(tokenizer.encode(end, add_special_tokens=False)) if end else (),
+        think_starts=_encoded(tokenizer, starts),
+        think_ends=_encoded(tokenizer, ends),
     )
+
+
+def _encoded(tokenizer: Tokenizer, markers: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in markers)
 
 
 def _any_special(tokenizer: Tokenizer, markers: Iterable[str]) -> bool:

@@ -1,25 +1,52 @@
-"""How many of the tokens of an output were thinking."""
+"""Where outputs think, and how many of their tokens were thinking."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sylvan.protocol.requests import Thinking
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.output import OutputRules
+from sylvan.runtime.server.parsers import Parsers
+from sylvan.text.tokenizer import Tokenizer
+
+TAIL_TOKENS = 64
+
+
+def thinking_of(parsers: Parsers, *, inside: bool, budget: int | None) -> Thinking | None:
+    """What the engine is told about thinking; None for a model that does not think.
+
+    A budget is a bound, so that a model that does not think keeps to it.
+    """
+    if not parsers.think_ends or (budget is None and not inside):
+        return None
+    return Thinking(
+        ends=parsers.think_ends, starts=parsers.think_starts, inside=inside, budget=budget
+    )
+
+
+def ending(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The end of a prompt that came as ids, in which thinking may have begun."""
+    return tokenizer.decode(list(ids[-TAIL_TOKENS:]), skip_special_tokens=False)
 
 
 def count_reasoning(
     context: Context, rules: OutputRules, ids: Sequence[int], reasoning: str
 ) -> int:
-    """Tokens up to the marker that ends thinking, markers included.
+    """Tokens up to the marker that ends thinking, markers included; all if there is none.
 
     Where that marker was merged with its neighbours, the thinking is tokenised again.
     """
-    if rules.reasoning is None or not reasoning:
+    family, tokenizer = rules.reasoning, context.engine.tokenizer
+    if family is None or not reasoning:
         return 0
-    end = context.parsers.think_end_ids
-    for at in range(len(ids) - len(end) + 1):
-        if ids[at] == end[0] and tuple(ids[at : at + len(end)]) == end:
-            return at + len(end)
-    tokens = context.engine.tokenizer.encode(reasoning, add_special_tokens=False)
+    ends = context.parsers.think_ends
+    for at in range(len(ids)):
+        for end in ends[: len(family.ends)]:
+            if ids[at] == end[0] and tuple(ids[at : at + len(end)]) == end:
+                return at + len(end)
+    text = tokenizer.decode(list(ids), skip_special_tokens=False)
+    if not any(mark in text for mark in (*family.ends, *family.interrupts)):
+        return len(ids)
+    tokens = tokenizer.encode(reasoning, add_special_tokens=False)
     return min(len(tokens), len(ids))

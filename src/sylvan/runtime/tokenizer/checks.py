@@ -106,7 +106,7 @@ def build_request(
         deadline_s=inp.deadline_s,
         ttft_ms=inp.ttft_ms,
         tpot_ms=inp.tpot_ms,
-        thinking_end_ids=inp.thinking_end_ids,
+        thinking=inp.thinking,
         custom_params=sampling.custom_params,
     )
 

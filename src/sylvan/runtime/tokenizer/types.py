@@ -8,7 +8,7 @@ from typing import Literal
 
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.requests import LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
@@ -42,7 +42,7 @@ class GenerateInput:
     tpot_ms: float | None = None
     add_special_tokens: bool = True
     trusted: bool = True
-    thinking_end_ids: tuple[int, ...] = ()
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class Grammar:
     """The capability: its control half, and the data half beside the sampler."""
 
     control: Feature
-    matchers: Matchers | None
+    matchers: Matchers
     stats: Callable[[], CompilerStats]
     close: Callable[[], None]
 
@@ -51,8 +51,6 @@ def build_grammar(
         vocab_size: How many ids the model has logits for.
     """
     name = config.backend
-    if name == "none":
-        return Grammar(NoGrammar(), None, CompilerStats, lambda: None)
 
     @functools.cache
     def vocabulary() -> Vocabulary:
@@ -61,6 +59,10 @@ def build_grammar(
             raise ConfigError("the tokenizer has no token that ends an output; grammars need one")
         return found
 
+    if name == "none":  # budgets of thinking need no library
+        without = Matchers({}, vocabulary, vocab_size, jumps=False)
+        return Grammar(NoGrammar(), without, CompilerStats, without.close)
+
     def setup() -> Setup:
         words = vocabulary()
         backend = plugins.load(backends, name).BACKEND(words)
@@ -68,7 +70,7 @@ def build_grammar(
 
     compiler = GrammarCompiler(name, setup, Limits(timeout_s=config.compile_timeout_s))
     grammars: dict[str, CompiledGrammar] = {}
-    matchers = Matchers(grammars, vocabulary, jumps=config.jump_forward)
+    matchers = Matchers(grammars, vocabulary, vocab_size, jumps=config.jump_forward)
 
     def close() -> None:
         compiler.close()

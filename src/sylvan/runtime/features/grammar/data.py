@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.spec import spec_of
+from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.sampling.constraints import Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
@@ -35,8 +36,7 @@ class _Output:
     matcher: GrammarMatcher | None
     position: int
     ends: tuple[int, ...]  # ids that end it, where the grammar accepts
-    thinking_end: tuple[int, ...] = ()  # until these come, nothing is constrained
-    tail: list[int] = field(default_factory=list)
+    thinking: ThoughtTracker | None = None  # until it is over, no grammar constrains
     jumps: bool = False
     pending: tuple[int, ...] = ()
     over: bool = False  # nothing can follow, `pending` apart
@@ -50,12 +50,14 @@ class Matchers:
         self,
         grammars: Mapping[str, CompiledGrammar],
         vocabulary: Callable[[], Vocabulary],
+        vocab_size: int,
         *,
         jumps: bool,
     ) -> None:
-        """`vocabulary` is called with the first constrained request; `jumps`: see `forced`."""
+        """`vocabulary` is called with the first request with a grammar; `jumps`: see `forced`."""
         self._grammars = grammars
         self._vocabulary_of = vocabulary
+        self._words = -(-vocab_size // 32)
         self._jumps = jumps
         self._vocabulary: Vocabulary | None = None
         self._jumper: Jumper | None = None
@@ -69,9 +71,11 @@ class Matchers:
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
         """See `Constraints.join`."""
         self._outputs.pop(slot, None)
-        if spec_of(request) is None:
+        is_constrained = spec_of(request) is not None
+        thinking = _tracker(request, is_constrained=is_constrained)
+        if not is_constrained and thinking is None:
             return
-        if self._vocabulary is None:
+        if self._vocabulary is None and is_constrained:
             self._vocabulary = self._vocabulary_of()
             self._jumper = Jumper(self._vocabulary) if self._jumps else None
         grammar = self._grammars.get(request.rid)
@@ -79,11 +83,11 @@ class Matchers:
             matcher=grammar.matcher() if grammar else None,
             position=len(request.input_ids),
             ends=tuple(dict.fromkeys((*request.eos_ids, *request.sampling.stop_token_ids))),
-            thinking_end=request.thinking_end_ids,
+            thinking=thinking,
             # a token without a forward pass has no log probabilities
             jumps=self._jumper is not None and request.logprobs is None,
         )
-        if grammar is None:  # it ended before its first step began
+        if grammar is None and is_constrained:  # it ended before its first step began
             output.error = "the grammar of this request is gone"
         for token in outputs.tolist():
             self._follow(output, token)
@@ -109,8 +113,7 @@ class Matchers:
         if not todo:
             return
         if len(todo) > len(self._bits):
-            assert self._vocabulary is not None
-            self._bits = np.zeros((2 * len(todo), self._vocabulary.words), np.int32)
+            self._bits = np.zeros((2 * len(todo), self._words), np.int32)
         self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
         self._filling = self._thread.submit(self._fill, todo)
 
@@ -178,11 +181,9 @@ class Matchers:
     def _follow(self, output: _Output, token: int) -> None:
         """Take in a token that was decided."""
         output.position += 1
-        if output.thinking_end:
-            wanted = output.thinking_end
-            output.tail = [*output.tail, token][-len(wanted) :]
-            if tuple(output.tail) == wanted:
-                output.thinking_end = ()
+        if _thinks(output):
+            assert output.thinking is not None
+            output.thinking.follow(token)
             return
         matcher = output.matcher
         if matcher is not None and not matcher.accept(token):
@@ -190,7 +191,7 @@ class Matchers:
 
     def _jump(self, output: _Output) -> tuple[int, ...]:
         """Tokens that are certain now; the output has moved past them."""
-        if not output.jumps or output.thinking_end or output.error or output.matcher is None:
+        if not output.jumps or _thinks(output) or output.error or output.matcher is None:
             return ()
         assert self._jumper is not None
         tokens = self._jumper.advance(output.matcher)
@@ -201,10 +202,14 @@ class Matchers:
     # ---- in the thread of the masks
 
     def _fill(self, todo: list[_Output]) -> None:
-        assert self._vocabulary is not None
         for row, output in enumerate(todo):
             bits = self._bits[row]
+            if due := _due(output):
+                bits[:] = 0
+                _set(bits, due[:1], on=True)
+                continue
             assert output.matcher is not None
+            assert self._vocabulary is not None
             if not output.matcher.fill_mask(bits):
                 bits[:] = -1
             if output.matcher.is_accepting():
@@ -216,17 +221,39 @@ class Matchers:
 
 
 def _is_masked(output: _Output) -> bool:
-    decided = output.pending or output.over or output.thinking_end or output.error
-    return not decided and output.matcher is not None
+    if output.pending or output.over or output.error:
+        return False
+    return bool(_due(output)) if _thinks(output) else output.matcher is not None
+
+
+def _thinks(output: _Output) -> bool:
+    return output.thinking is not None and not output.thinking.over
+
+
+def _due(output: _Output) -> tuple[int, ...]:
+    """Ids that are forced, one after the other."""
+    return output.thinking.due if output.thinking is not None else ()
+
+
+def _tracker(request: GenerateRequest, *, is_constrained: bool) -> ThoughtTracker | None:
+    """Follows the thinking of a request; None if nothing depends on it.
+
+    An output that is constrained from its first token on has no way to begin thinking.
+    """
+    thinking = request.thinking
+    if thinking is None:
+        return None
+    matters = thinking.inside if is_constrained else thinking.budget is not None
+    return ThoughtTracker(thinking) if matters else None
 
 
 def _is_over(output: _Output) -> bool:
     """Whether nothing can follow."""
-    return not output.thinking_end and output.matcher is not None and output.matcher.is_terminated()
+    return not _thinks(output) and output.matcher is not None and output.matcher.is_terminated()
 
 
 def _may_end(output: _Output) -> bool:
-    if output.thinking_end or output.matcher is None:
+    if _thinks(output) or output.matcher is None:
         return False
     return output.matcher.is_accepting()
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from sylvan.protocol.errors import RequestError
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+
+Schema = Mapping[str, Any]
 
 _ONE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -15,6 +18,22 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "unevaluatedProperties": (True,),
     "unevaluatedItems": (True,),
 }
+
+
+def object_schema(spec: GrammarSpec) -> Schema:
+    """The schema of a spec as an object: `true` allows what the empty one does.
+
+    Raises:
+        RequestError: it is no schema, or allows no value.
+    """
+    schema = spec.json()
+    if schema is True:
+        return {}
+    if schema is False:
+        raise RequestError("json_schema matches no text at all", param="json_schema")
+    if not isinstance(schema, dict):
+        raise RequestError("json_schema must be an object", param="json_schema")
+    return schema
 
 
 def refuse_keywords(schema: Any, ignored: Set[str], backend: str) -> None:

@@ -66,6 +66,7 @@ def _conversation(
         sampling=sampling,
         tool_use=_tool_use(body),
         variables=thinking_variables(effort=effort, enabled=enabled),
+        thinking_budget=body.thinking.budget_tokens if enabled and body.thinking else None,
         request=RequestFacts(
             rid=rid or secrets.token_hex(16),
             stream=stream,

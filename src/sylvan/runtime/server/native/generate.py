@@ -13,12 +13,14 @@ from sylvan.api.errors import Family, error_body
 from sylvan.api.native import GenerateBody, Prompt, read_prompts, session_of
 from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
 from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.requests import Thinking
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.native.sessions import begin_turn
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, event
 from sylvan.runtime.server.stores.sessions import Turn
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.thinking import ending, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
 
@@ -130,7 +132,17 @@ class _Job:
             deadline_s=self._body.timeout,
             ttft_ms=self._body.ttft_ms,
             tpot_ms=self._body.tpot_ms,
+            thinking=self._thinking(prompt),
         )
+
+    def _thinking(self, prompt: Prompt) -> Thinking | None:
+        parsers, budget = self._context.parsers, self._body.max_thinking_tokens
+        inside = bool(self._body.require_reasoning)
+        if budget is not None and parsers.reasoning is not None and not inside:
+            tokenizer = self._context.engine.tokenizer
+            text = prompt.text or ending(tokenizer, prompt.input_ids or ())
+            inside = parsers.reasoning.starts_in_reasoning(text)
+        return thinking_of(parsers, inside=inside, budget=budget)
 
     def _options(
         self, i: int, prompt_ids: Sequence[Sequence[int]] | None, index: int | None = None

@@ -92,6 +92,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         continue_final=going_on,
         separate_reasoning=body.separate_reasoning is not False,
         stream_reasoning=body.stream_reasoning is not False,
+        thinking_budget=_thinking_budget(body),
         input_ids=body.input_ids,
         request=RequestFacts(
             rid=body.rid or uuid4().hex,
@@ -106,6 +107,13 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
             tpot_ms=body.tpot_ms,
         ),
     )
+
+
+def _thinking_budget(body: ChatBody) -> int | None:
+    """The smallest of all that are given."""
+    switch = body.thinking.budget_tokens if body.thinking else None
+    given = (body.thinking_budget, body.max_thinking_tokens, switch)
+    return min((budget for budget in given if budget is not None), default=None)
 
 
 def _sampling(body: ChatBody, context: Context) -> SamplingParams:

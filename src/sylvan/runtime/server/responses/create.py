@@ -198,6 +198,7 @@ class _Job:
                 **thinking_variables(effort=effort),
                 **(body.chat_template_kwargs or {}),
             },
+            thinking_budget=body.reasoning.budget_tokens if body.reasoning else None,
             request=RequestFacts(
                 rid=self._id,
                 stream=bool(body.stream),

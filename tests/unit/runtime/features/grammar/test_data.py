@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.spec import GrammarSpec
@@ -31,7 +31,7 @@ class Bench:
         )
         spec = GrammarSpec(*sampling.grammar) if sampling.grammar else None
         grammars = {"a": BACKEND.compile(spec)} if spec else {}
-        self.matchers = Matchers(grammars, vocabulary, jumps=jumps)
+        self.matchers = Matchers(grammars, vocabulary, len(TOKENS), jumps=jumps)
         self.params = SamplingSlots(8, len(TOKENS))
         self.matchers.join(3, self.request, np.frombuffer(outputs, np.uint8).astype(np.int32))
         self.position = PROMPT + len(outputs)
@@ -139,7 +139,7 @@ def test_outputs_of_before_are_taken_in() -> None:
 
 
 def test_thinking_is_free_and_the_grammar_starts_after_it() -> None:
-    bench = Bench(sampling={"regex": "yes|no"}, thinking_end_ids=(60, 61))
+    bench = Bench(sampling={"regex": "yes|no"}, thinking=Thinking(ends=((60, 61),)))
 
     assert bench.mask() is None
     for token in (1, 60, 60, END):
@@ -152,7 +152,9 @@ def test_thinking_is_free_and_the_grammar_starts_after_it() -> None:
 
 def test_thinking_is_found_in_outputs_of_before() -> None:
     bench = Bench(
-        sampling={"regex": "ab"}, outputs=bytes([1, 60, 61, 97]), thinking_end_ids=(60, 61)
+        sampling={"regex": "ab"},
+        outputs=bytes([1, 60, 61, 97]),
+        thinking=Thinking(ends=((60, 61),)),
     )
 
     assert bench.mask() == {ord("b")}
@@ -187,7 +189,7 @@ def test_log_probabilities_are_those_of_a_pass_each() -> None:
 
 def test_a_request_whose_grammar_is_gone_fails() -> None:
     bench = Bench(sampling={"regex": "a"})
-    matchers = Matchers({}, vocabulary, jumps=False)
+    matchers = Matchers({}, vocabulary, len(TOKENS), jumps=False)
     matchers.join(3, bench.request, np.zeros(0, np.int32))
 
     assert matchers.advance(bench.batch(PROMPT), np.array([1], np.int32))[0].error
@@ -199,3 +201,60 @@ def test_a_slot_is_forgotten_when_its_request_leaves() -> None:
 
     assert bench.mask() is None
     assert bench.step(5) is None
+
+
+def test_a_spent_budget_forces_the_end_of_thinking() -> None:
+    bench = Bench(sampling={}, thinking=Thinking(ends=((60, 61),), budget=3))
+
+    for token in (1, 60, 2):
+        assert bench.mask() is None
+        assert bench.step(token) is None
+    assert bench.mask() == {60}
+    assert bench.step(60) is None
+    assert bench.mask() == {61}
+    assert bench.step(61) is None
+    assert bench.mask() is None
+
+
+def test_thinking_that_ends_within_its_budget_is_left_alone() -> None:
+    bench = Bench(sampling={}, thinking=Thinking(ends=((60, 61), (70,)), budget=3))
+
+    for token in (1, 70, 2, 3, 4, 5):
+        assert bench.mask() is None
+        assert bench.step(token) is None
+
+
+def test_budget_counts_from_the_marker_that_begins_thinking() -> None:
+    thinking = Thinking(ends=((61,),), starts=((50, 51),), inside=False, budget=1)
+    bench = Bench(sampling={}, thinking=thinking)
+
+    for token in (50, 51, 7):
+        assert bench.mask() is None
+        assert bench.step(token) is None
+    assert bench.mask() == {61}
+
+
+def test_output_that_does_not_begin_with_thinking_has_no_budget() -> None:
+    thinking = Thinking(ends=((61,),), starts=((50, 51),), inside=False, budget=0)
+    bench = Bench(sampling={}, thinking=thinking)
+
+    for token in (50, 52, 50, 51, 3):
+        assert bench.mask() is None
+        assert bench.step(token) is None
+
+
+def test_budget_of_nothing_ends_thinking_at_once() -> None:
+    bench = Bench(sampling={"regex": "ab"}, thinking=Thinking(ends=((60, 61),), budget=0))
+
+    assert bench.mask() == {60}
+    assert bench.step(60) is None
+    assert bench.mask() == {61}
+    assert bench.step(61) is None
+    assert bench.mask() == {ord("a")}
+
+
+def test_budget_goes_on_from_outputs_of_before() -> None:
+    thinking = Thinking(ends=((60, 61),), budget=2)
+    bench = Bench(sampling={}, outputs=bytes([1, 2, 60]), thinking=thinking)
+
+    assert bench.mask() == {61}

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import (
     LarkWriter,
@@ -61,10 +62,7 @@ class LLGuidance:
     def _write(self, spec: GrammarSpec) -> str:
         match spec.kind:
             case "json_schema":
-                schema = spec.json()
-                if not isinstance(schema, dict | bool):
-                    raise RequestError("json_schema must be an object", param="json_schema")
-                text = json.dumps({} if schema is True else schema)
+                text = json.dumps(object_schema(spec))
                 return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
             case "regex":
                 return f"start: /{escape_slashes(spec.text)}/"
