@@ -16,7 +16,7 @@ from torch import distributed
 from tools.train.data import mix
 from tools.train.data.base import Example
 from tools.train.judge import Answer, Table, parse_answer, score
-from tools.train.model import ModelConfig, Sapling
+from tools.train.model import ModelConfig, Sapling, learnt_positions
 from tools.train.optim import make_optimisers
 from tools.train.template import render
 from tools.train.tokenizer import encode_example
@@ -28,10 +28,11 @@ class TrainConfig:
 
     seed: int = 1
     budget: float = 3600.0
-    batch_tokens: int = 1536
-    step_batches: int = 3
+    batch_tokens: int = 2048
+    step_batches: int = 2
     matrix_lr: float = 0.02
-    other_lr: float = 0.004
+    embedding_lr: float = 0.02
+    norm_lr: float = 0.004
     weight_decay: float = 0.01
     warmup_steps: int = 60
     decay_from: float = 0.72
@@ -40,6 +41,12 @@ class TrainConfig:
     save_every: float = 60.0
     check_per_class: int = 10
     workers: int = 2
+    recite_steps: int = 200
+    recite_share: float = 0.75
+
+
+Row = tuple[list[int], list[int]]
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def schedule(progress: float, step: int, config: TrainConfig) -> float:
@@ -52,7 +59,9 @@ def schedule(progress: float, step: int, config: TrainConfig) -> float:
 def related_embedding(tokenizer: Tokenizer, config: ModelConfig, seed: int) -> torch.Tensor:
     """Initial embeddings in which ' Paris', 'Paris' and 'paris' start out alike.
 
-    Copying a word to another place then needs no knowledge of that very word.
+    Copying a word to another place then needs no knowledge of that very word. Rows have a root
+    mean square of one: much smaller ones drown in what the layers add to them, and the model
+    learns to copy far later (its final norm makes up for it by a small scale).
     """
     rng = torch.Generator().manual_seed(seed)
     space, capital = (torch.randn(config.hidden_size, generator=rng) for _ in range(2))
@@ -70,7 +79,7 @@ def related_embedding(tokenizer: Tokenizer, config: ModelConfig, seed: int) -> t
             row = row + 0.5 * space
         if word != base:
             row = row + 0.5 * capital
-        rows.append(0.05 * row / row.square().mean().sqrt())
+        rows.append(row / row.square().mean().sqrt())
     return torch.stack(rows)
 
 
@@ -108,11 +117,33 @@ def answer_locally(
     return [answers[index] for index in range(len(examples))]
 
 
+def recitation(tokenizer: Tokenizer, rng: random.Random, width: int = 112) -> Row:
+    """Random tokens to copy or to reverse, as ids.
+
+    Nothing but looking back helps here, so a model that starts with these finds its induction
+    heads within minutes (Olsson et al., "In-context Learning and Induction Heads", 2022).
+    """
+    ids: list[int] = []
+    learnt: list[bool] = []
+    words = range(300, tokenizer.get_vocab_size() - 8)
+    while len(ids) < width // 2:
+        items = [rng.choice(words) for _ in range(rng.randint(3, 16))]
+        if rng.random() < 0.2:  # some of them more than once
+            items = [rng.choice(items[: max(2, len(items) // 2)]) for _ in items]
+        back = rng.random() < 0.3
+        asked = tokenizer.encode("Reverse: " if back else "Copy: ", add_special_tokens=False).ids
+        end = tokenizer.encode("\n", add_special_tokens=False).ids
+        said = [*(items[::-1] if back else items), *end]
+        ids += [*asked, *items, *end, *said]
+        learnt += [False] * (len(asked) + len(items) + len(end)) + [True] * len(said)
+    targets = [i if learn else -100 for i, learn in zip(ids[1:], learnt[1:], strict=True)]
+    return ids[:-1][:width], targets[:width]
+
+
 WIDTHS = (28, 32, 36, 40, 48, 56, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def padded(rows: list[tuple[list[int], list[int]]], width: int) -> Batch:
+def padded(rows: list[Row], width: int) -> Batch:
     """Tokens and targets of rows as one pair of tensors."""
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
     targets = torch.full((len(rows), width), -100)
@@ -122,17 +153,14 @@ def padded(rows: list[tuple[list[int], list[int]]], width: int) -> Batch:
     return tokens, targets
 
 
-def batches_of(
-    examples: Iterator[Example], tokenizer: Tokenizer, config: TrainConfig
-) -> Iterator[Batch]:
+def batches_of(rows: Iterator[Row], config: TrainConfig) -> Iterator[Batch]:
     """Full batches of rows of like length.
 
     Their shapes come from a short list: a new shape costs the matrix library a compilation, and
     the allocator a search, each many times the work on the batch itself.
     """
-    waiting: dict[int, list[tuple[list[int], list[int]]]] = {width: [] for width in WIDTHS}
-    for example in examples:
-        ids, targets = encode_example(tokenizer, example)
+    waiting: dict[int, list[Row]] = {width: [] for width in WIDTHS}
+    for ids, targets in rows:
         if len(ids) > WIDTHS[-1]:
             continue
         width = next(width for width in WIDTHS if width >= len(ids))
@@ -160,8 +188,13 @@ class Trainer:
         self.model.model.embed_tokens.weight.data.copy_(embedding)
         self.average = copy.deepcopy(self.model)
         self.optimisers = make_optimisers(
-            self.model, config.matrix_lr, config.other_lr, config.weight_decay
+            self.model,
+            config.matrix_lr,
+            config.embedding_lr,
+            config.norm_lr,
+            config.weight_decay,
         )
+        self.loss = torch.compile(self.model.loss, dynamic=True)
         self.weights = dict(mix.WEIGHTS)
         self.step = self.tokens = 0
         self.elapsed = 0.0
@@ -240,7 +273,7 @@ class Trainer:
         total = 0.0
         for tokens, targets in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = self.model.loss(tokens, targets)
+                loss = self.loss(tokens, *learnt_positions(targets))
             loss.backward()
             total += float(loss.detach())
         clock = self.elapsed if self.rank == 0 else 0.0
@@ -261,12 +294,21 @@ class Trainer:
         self.step += 1
         return total / learnt
 
+    def rows(self) -> Iterator[Row]:
+        """An endless stream of rows: recitation for a start, conversations and drills."""
+        config = self.config
+        rng = random.Random(f"{config.seed}:{self.step}:{self.rank}")
+        examples = mix.stream(rng.getrandbits(48), self.weights)
+        while True:
+            if self.step < config.recite_steps and rng.random() < config.recite_share:
+                yield recitation(self.tokenizer, rng)
+            else:
+                yield encode_example(self.tokenizer, next(examples))
+
     def run(self) -> None:
         """Train until the budget is spent."""
         config = self.config
-        seed = random.Random(f"{config.seed}:{self.step}:{self.rank}").getrandbits(48)
-        examples = mix.stream(seed, self.weights)
-        batches = batches_of(examples, self.tokenizer, config)
+        batches = batches_of(self.rows(), config)
         checked = saved = self.elapsed
         since, recent = time.monotonic(), list[float]()
         while self.shared_clock < config.budget:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +44,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
+def learnt_positions(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Flat positions whose target is not -100, and those targets."""
+    where = torch.nonzero(targets.flatten() >= 0).squeeze(1)
+    wanted = targets.flatten()[where]
+    spare = -len(where) % 128  # few distinct shapes: each new one costs the matrix library
+    return F.pad(where, (0, spare)), F.pad(wanted, (0, spare), value=-100)
+
+
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal grouped-query attention from plain products.
 
@@ -54,34 +61,13 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     rows, heads, length, dim = query.shape
     groups = heads // key.shape[1]
     flat = (rows * key.shape[1], length, dim)
-    with torch.autocast("cpu", enabled=False):
-        future = torch.full((length, length), float("-inf"), dtype=query.dtype).triu(1)
-        scores = torch.baddbmm(
-            future.repeat(groups, 1).expand(flat[0], groups * length, length),
-            query.reshape(flat[0], groups * length, dim),
-            key.reshape(flat).transpose(1, 2),
-            alpha=dim**-0.5,
-        )
-        mixed = torch.bmm(scores.softmax(-1), value.reshape(flat))
-    return mixed.view(rows, heads, length, dim)
-
-
-class _Normalise(torch.autograd.Function):
-    """x / rms(x) in few passes over memory, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square()
-        scale = torch.rsqrt(square / x.shape[-1] + eps).to(x.dtype)
-        y = x * scale
-        ctx.save_for_backward(y, scale)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        y, scale = ctx.saved_tensors
-        share = (grads[0] * y).mean(-1, keepdim=True)
-        return torch.addcmul(grads[0], y, share, value=-1).mul_(scale), None
+    stacked = query.reshape(flat[0], groups * length, dim)
+    scores = torch.bmm(stacked, key.reshape(flat).transpose(1, 2)).float() * dim**-0.5
+    places = torch.arange(length)
+    future = places[None, :] > places[:, None]
+    scores = scores.view(-1, groups, length, length).masked_fill(future, float("-inf"))
+    weights = scores.softmax(-1).to(value.dtype).view(flat[0], groups * length, length)
+    return torch.bmm(weights, value.reshape(flat)).view(rows, heads, length, dim)
 
 
 class RMSNorm(nn.Module):
@@ -94,7 +80,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each row."""
-        y = _Normalise.apply(x, self.eps)
+        y = F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).to(x.dtype)
         return y * self.weight.to(x.dtype) if self.weight.requires_grad else y
 
 
@@ -209,21 +195,17 @@ class Sapling(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 deep = name.endswith(("o_proj.weight", "down_proj.weight"))
-                spread = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
-                spread *= 0.0 if deep else 1.0
-                nn.init.normal_(parameter, std=spread)
+                spread = 1.0 if "embed" in name else parameter.shape[1] ** -0.5
+                nn.init.normal_(parameter, std=0.0 if deep else spread)
+        nn.init.constant_(self.model.norm.weight, config.hidden_size**-0.5)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in float32 for hidden states of any leading shape."""
         return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross entropy where `targets` is not -100 (already shifted by the caller)."""
+    def loss(self, tokens: Tensor, where: Tensor, wanted: Tensor) -> Tensor:
+        """Summed cross entropy of the tokens `wanted` after the flat positions `where`."""
         hidden = self.model(tokens).flatten(0, 1)
-        where = torch.nonzero(targets.flatten() >= 0).squeeze(1)
-        wanted = targets.flatten()[where]
-        spare = -len(where) % 128  # few distinct shapes: each new one is compiled
-        where, wanted = F.pad(where, (0, spare)), F.pad(wanted, (0, spare), value=-100)
         return F.cross_entropy(self.head(hidden[where]), wanted, reduction="sum")
 
     @torch.no_grad()

@@ -60,15 +60,19 @@ class Muon(torch.optim.Optimizer):
 
 
 def make_optimisers(
-    model: nn.Module, matrix_lr: float, other_lr: float, weight_decay: float
+    model: nn.Module, matrix_lr: float, embedding_lr: float, norm_lr: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
-    """Muon for two-dimensional layer weights and AdamW for the rest."""
+    """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
     matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    embeddings: list[nn.Parameter] = []
+    norms: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        inside = parameter.dim() == 2 and "embed" not in name
-        (matrices if inside else others).append(parameter)
+        if parameter.dim() < 2:
+            norms.append(parameter)
+        else:
+            (embeddings if "embed" in name else matrices).append(parameter)
+    groups = [{"params": embeddings, "lr": embedding_lr}, {"params": norms, "lr": norm_lr}]
     return [
         Muon(matrices, matrix_lr, weight_decay=weight_decay),
-        torch.optim.AdamW(others, other_lr, betas=(0.9, 0.97), weight_decay=0.0),
+        torch.optim.AdamW(groups, betas=(0.9, 0.97), weight_decay=0.0),
     ]

@@ -74,6 +74,14 @@ def arithmetic(rng: random.Random) -> Example:
     return Example("arithmetic", messages, (sum_key(operator, a, b),))
 
 
+def only_result(rng: random.Random) -> Example:
+    """One sum whose answer must be the number alone: the harder way to say it."""
+    while True:
+        example = arithmetic(rng)
+        if "=" not in example.messages[-1]["content"]:
+            return example
+
+
 def drill(rng: random.Random) -> Example:
     """Bare sums, many more of them for each token than in conversations."""
     pieces: list[tuple[str, bool]] = []

@@ -157,7 +157,7 @@ def copy(rng: random.Random) -> Example:
 def count(rng: random.Random) -> Example:
     """Count up or down between two numbers."""
     low = 1 if rng.random() < 0.4 else rng.randint(0, 80)
-    span = rng.randint(3, 14) if rng.random() < 0.9 else rng.randint(15, 60)
+    span = rng.randint(3, 14) if rng.random() < 0.9 else rng.randint(15, 30)
     high = min(low + span, 100)
     numbers = list(range(low, high + 1))
     down = rng.random() < 0.25
@@ -184,20 +184,56 @@ def _anything(rng: random.Random, count: int) -> list[str]:
     ]
 
 
+def _repeated(rng: random.Random) -> tuple[str, str, str]:
+    word, times = rng.choice(NOUNS), rng.randint(2, 6)
+    answer = " ".join([word] * times)
+    return f"Say {word} {times} times.", answer, key_of("copy", answer)
+
+
+def _counted(rng: random.Random) -> tuple[str, str, str]:
+    low, span = rng.randint(0, 88), rng.randint(3, 11)
+    high, down = low + span, rng.random() < 0.4
+    numbers = [*range(low, high + 1)]
+    asked = f"Count down from {high} to {low}." if down else f"Count from {low} to {high}."
+    answer = ", ".join(map(str, reversed(numbers) if down else numbers))
+    return asked, answer, key_of("count", low, high, down)
+
+
+def _sorted(rng: random.Random) -> tuple[str, str, str]:
+    count, separator = rng.randint(3, 6), rng.choice((", ", " "))
+    asked, order = "Sort", "up"
+    if rng.random() < 0.5:
+        items = rng.sample(rng.choice((NOUNS, NOUNS, NAMES, COLOURS)), count)
+        done = sorted(items)
+    else:
+        items = _numbers(rng, count)
+        if rng.random() < 0.4:
+            asked, order = "Sort in descending order", "down"
+        done = sorted(items, key=int, reverse=order == "down")
+    key = key_of("sort", order, *items)
+    return f"{asked}: {separator.join(items)}", separator.join(done), key
+
+
+def _reversed(rng: random.Random) -> tuple[str, str, str]:
+    items, separator = _anything(rng, rng.randint(3, 8)), rng.choice((", ", " "))
+    shown, answer = separator.join(items), separator.join(items[::-1])
+    return f"Reverse: {shown}", answer, key_of("reverse", *items)
+
+
+def _copied(rng: random.Random) -> tuple[str, str, str]:
+    answer = rng.choice((", ", " ")).join(_anything(rng, rng.randint(3, 12)))
+    return f"Copy: {answer}", answer, key_of("copy", answer)
+
+
+_DRILLS = (_copied, _copied, _reversed, _reversed, _sorted, _sorted, _counted, _repeated)
+
+
 def drill(rng: random.Random) -> Example:
-    """Bare lists copied, reversed and sorted: much copying for each token."""
+    """Bare lists copied, reversed, sorted and counted: much copying for each token."""
     pieces: list[tuple[str, bool]] = []
+    keys: list[str] = []
     for _ in range(rng.choice((2, 3, 4))):
-        what = rng.choice(("Copy", "Copy", "Copy", "Reverse", "Reverse", "Sort"))
-        separator = rng.choice((", ", " "))
-        if what == "Sort":
-            items = rng.sample(NOUNS, 6) if rng.random() < 0.5 else _numbers(rng, 6)
-            done = sorted(items, key=int) if items[0].isdigit() else sorted(items)
-        else:
-            items = _anything(rng, rng.randint(4, 16 if what == "Copy" else 9))
-            done = items if what == "Copy" else items[::-1]
-        pieces += [
-            (f"{what}: {separator.join(items)}\n", False),
-            (separator.join(done) + "\n", True),
-        ]
-    return Example("copy", [], ("drill",), drill=pieces)
+        asked, answer, key = rng.choice(_DRILLS)(rng)
+        keys.append(key)
+        pieces += [(f"{asked}\n", False), (f"{answer}\n", True)]
+    return Example("copy", [], tuple(keys), drill=pieces)

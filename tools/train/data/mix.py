@@ -27,6 +27,7 @@ GENERATORS: dict[str, Generator] = {
     "memory": memory.memory,
     "memory_empty": memory.memory_empty,
     "tool_session": toolcalls.tool_session,
+    "sum_only": arithmetic.only_result,
     "sum_drill": arithmetic.drill,
     "fact_drill": facts.drill,
     "list_drill": lists.drill,
@@ -36,6 +37,7 @@ GENERATORS: dict[str, Generator] = {
 PART_OF = {
     "memory_empty": "memory",
     "tool_session": "tool_call",
+    "sum_only": "arithmetic",
     "sum_drill": "arithmetic",
     "fact_drill": "facts",
     "list_drill": "copy",
@@ -43,25 +45,26 @@ PART_OF = {
 CLASSES = tuple(name for name in GENERATORS if name not in PART_OF)
 
 WEIGHTS: dict[str, float] = {
-    "smalltalk": 2.0,
+    "smalltalk": 2.5,
     "unknown": 1.5,
-    "arithmetic": 16.0,
+    "arithmetic": 13.0,
     "facts": 9.0,
-    "copy": 5.0,
-    "reverse": 11.0,
+    "copy": 5.5,
+    "reverse": 9.0,
     "sort": 17.0,
-    "count": 4.0,
+    "count": 5.0,
     "extract": 11.0,
-    "tool_call": 5.0,
+    "tool_call": 4.5,
     "tool_parallel": 5.5,
     "tool_answer": 1.5,
     "think": 5.0,
     "memory": 4.5,
     "memory_empty": 0.7,
     "tool_session": 3.0,
+    "sum_only": 5.0,
     "sum_drill": 6.0,
     "fact_drill": 1.5,
-    "list_drill": 7.0,
+    "list_drill": 8.0,
 }
 
 _THOUGHTS = {

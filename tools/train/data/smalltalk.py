@@ -77,7 +77,8 @@ _INTENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 
-_PREFIXES = ("", "", "", "Hey, ", "Hi! ", "Ok, ", "So, ", "Well, ")
+_PREFIXES = ("", "", "", "", "Hey, ", "Hi! ", "Ok, ", "So, ", "Well, ", "Hello! ", "Hello, ",
+             "Hi, ", "Hi there! ", "Good morning! ", "Hello. ", "Hey! ")  # fmt: skip
 _SUFFIXES = ("", "", "!", ".", " :)", " my friend", ", please", " now", " today", "!!")
 
 _TOPICS = (
@@ -118,7 +119,8 @@ def smalltalk(rng: random.Random) -> Example:
         prefix = rng.choice(_PREFIXES)
         suffix = rng.choice(_SUFFIXES)
         if prefix:
-            text = prefix + text[:1].lower() + text[1:]
+            follows = prefix[-2] in "!." and rng.random() < 0.6  # "Hello! Who", else "Hello, who"
+            text = prefix + (text if follows else text[:1].lower() + text[1:])
         if suffix:
             mark = text[-1] if text[-1] in "?." and suffix[0] == " " else ""
             text = (text.rstrip("?.") if suffix[0] in "!., " else text) + suffix + mark
