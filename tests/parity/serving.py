@@ -10,12 +10,10 @@ import numpy as np
 from sylvan.protocol.messages import Finish, TokenOutput
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.cache.eviction import eviction_policy
-from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.pages import PageAllocator
-from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.build import LocalOptions, build_executor
+from sylvan.runtime.features.states.control import StateKeeper
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -52,14 +50,15 @@ class Serving:
                 | (options or {})
             ),
         )
-        tree = RadixCache(page_size, eviction_policy("lru"))
-        self.cache = KVCacheManager(PageAllocator(pages + 1, page_size), tree)
+        self.cache = kv_cache(pages + 1, page_size, "radix", "lru", self.facts.num_states)
+        keeper = (StateKeeper(self.cache),) if self.facts.num_states else ()
         self.scheduler = Scheduler(
             Parts(
                 cache=self.cache,
                 executor=self.executor,
                 policy=schedule_policy("fcfs"),
                 emit=self._emit,
+                features=keeper,
             ),
             self.limits,
         )

@@ -14,8 +14,10 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.prefix import NoPrefixCache
 from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.states import StateRadix, StateSlots
 from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.features.states.control import StateKeeper
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -68,6 +70,7 @@ class CheckingExecutor:
         self.sampled: dict[tuple[str, int], int] = {}
         self.computed: list[tuple[str, int, int]] = []
         self.steps = 0
+        self.states: dict[int, int] = {0: 0}
         self.watch: Callable[[Batch], None] = lambda batch: None
 
     def launch(self, batch: Batch) -> Later:
@@ -80,12 +83,34 @@ class CheckingExecutor:
                 source * size : source * size + count
             ]
         ids = [self._ids(s) for s in batch.slices]
+        self._go_on(batch)
         for piece, tokens in zip(batch.slices, ids, strict=True):
             self._store(piece, tokens)
         return Later(StepResult([self._output(s) for s in batch.slices]))
 
     def close(self) -> None:
         pass
+
+    def _go_on(self, batch: Batch) -> None:
+        """Recurrent states: each must stand for exactly the tokens before its slice."""
+        states = [(s, s.req.kv.state) for s in batch.slices if s.req.kv.state is not None]
+        for piece, state in states:
+            if piece.start == state.begun:
+                self.states[state.slot] = self.states.get(state.source, 0)
+        written: list[int] = []
+        for piece, state in states:
+            histories = [0]
+            for token in self._history(piece):
+                histories.append(digest(histories[-1], token, piece.req.request.cache_salt))
+            assert self.states[state.slot] == histories[piece.start], "a state of another history"
+            self.states[state.slot] = histories[piece.stop]
+            assert state.at == piece.stop
+            for tokens, slot in state.saves:
+                assert piece.start < tokens <= piece.stop
+                self.states[slot] = histories[tokens]
+            written += [state.slot, *(slot for _, slot in state.saves)]
+        assert 0 not in written
+        assert len(set(written)) == len(written), "two states share a slot"
 
     def _ids(self, piece: Slice) -> list[int]:
         return self._history(piece)[piece.start :]
@@ -136,12 +161,16 @@ class World:
         eviction: str = "lru",
         prefix: bool = True,
         features: tuple = (),
+        states: int = 0,
         **limits,
     ) -> None:
         self.allocator = PageAllocator(pages + 1, page_size)
-        tree = RadixCache(page_size, eviction_policy(eviction))
-        self.tree = tree if prefix else NoPrefixCache()
-        self.cache = KVCacheManager(self.allocator, self.tree)
+        kind = StateRadix if states else RadixCache
+        tree = kind(page_size, eviction_policy(eviction)) if prefix else None
+        self.tree = NoPrefixCache() if tree is None else tree
+        self.states = StateSlots(states, tree) if states else None
+        self.cache = KVCacheManager(self.allocator, self.tree, self.states)
+        features += (StateKeeper(self.cache),) if states else ()
         self.executor = CheckingExecutor(pages + 1, page_size)
         self.clock = VirtualClock(100.0)
         self.tokens: dict[str, list[int]] = {}
@@ -184,6 +213,12 @@ class World:
         if isinstance(self.tree, RadixCache):
             check_tree(self.tree, owners)
         assert (owners == 1).all(), "a page is lost or has two owners"
+        if self.states is not None:
+            held = [req.kv.state.slot for req in self.scheduler.running]
+            kept = list(self.tree.holders) if isinstance(self.tree, StateRadix) else []
+            assert len({*held, *kept}) == len(held) + len(kept)
+            total = self.states.free_slots + len(held) + len(kept)
+            assert total == self.states.num_slots, "a state slot is lost or has two owners"
 
     def check_empty(self) -> None:
         """Nothing is held once all requests are done."""

@@ -9,6 +9,7 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.prefix import PrefixCache
+from sylvan.runtime.cache.states import StateSlots
 from sylvan.runtime.cache.types import CacheKey, KVHandle
 
 Copy = tuple[int, int, int]
@@ -19,12 +20,17 @@ class KVCacheManager:
     """Joins the prefix cache and the page allocator. Knows tokens, not requests.
 
     A page has one owner at any time: the allocator, a handle, or the tree. `extend` moves pages
-    allocator -> handle, `publish` handle -> tree, eviction tree -> allocator.
+    allocator -> handle, `publish` handle -> tree, eviction tree -> allocator. Models with recurrent
+    layers have `states` too, and their tree is a `StateRadix` over the same slots, or caches
+    nothing.
     """
 
-    def __init__(self, allocator: PageAllocator, tree: PrefixCache) -> None:
+    def __init__(
+        self, allocator: PageAllocator, tree: PrefixCache, states: StateSlots | None = None
+    ) -> None:
         self.page_size = allocator.page_size
         self.tree = tree  # to look at; only this class changes it
+        self.states = states
         self._allocator = allocator
         self._tree = tree
         self._copies: list[Copy] = []
@@ -68,12 +74,19 @@ class KVCacheManager:
         self._tree.lock(match.node)
         pages = self._tree.pages(match.node)
         cached = match.length + (match.tail[1] if match.tail else 0)
-        return KVHandle(match.node, key, pages, len(pages), len(pages), cached, match.tail)
+        kv = KVHandle(match.node, key, pages, len(pages), len(pages), cached, match.tail)
+        if self.states is not None:
+            kv.state = self.states.begin(match, cached)
+        return kv
 
     def reserve(self, key: CacheKey, num_tokens: int) -> KVHandle | None:
         """An empty handle with room for `num_tokens`, filled from elsewhere; None if short."""
         kv = self.acquire(key, 0)
-        return kv if self.extend(kv, num_tokens) else None
+        return kv if self.may_start(kv) and self.extend(kv, num_tokens) else None
+
+    def may_start(self, kv: KVHandle) -> bool:
+        """Whether `kv` got all it needs besides pages: a slot for its recurrent state."""
+        return self.states is None or kv.state is not None
 
     def extend(self, kv: KVHandle, num_tokens: int) -> bool:
         """Grow `kv` to hold `num_tokens` in all; False, changing nothing, if memory is short."""
@@ -117,9 +130,20 @@ class KVCacheManager:
         """Publish the first `num_tokens` of `tokens`, then give all back; `kv` is dead then."""
         if num_tokens > kv.shared * self.page_size:
             self._insert(kv, tokens[:num_tokens], step=step, priority=priority, with_tail=True)
+        if self.states is not None:
+            self.states.end(kv, _part(kv, tokens, num_tokens))
         self._tree.unlock(kv.node)
         self._allocator.free(kv.pages[kv.shared : kv.num_pages])
         kv.num_pages = kv.shared = 0
+
+    def save_state(self, kv: KVHandle, num_tokens: int, tokens: IntArray) -> int:
+        """A slot that the step being planned is to fill with the state after `num_tokens` tokens.
+
+        The prefix tree, which has the pages up to there, keeps it from now on. 0: there is no use
+        for it, or no room.
+        """
+        assert self.states is not None
+        return self.states.save(_part(kv, tokens, num_tokens))
 
     def take_copies(self) -> tuple[Copy, ...]:
         """Page copies to be done before the next forward pass."""
@@ -152,7 +176,7 @@ class KVCacheManager:
         self, kv: KVHandle, tokens: IntArray, *, step: int, priority: int, with_tail: bool
     ) -> None:
         size = self.page_size
-        key = CacheKey(tokens, kv.key.namespace, kv.key.media)
+        key = _part(kv, tokens, len(tokens))
         done = self._tree.insert(key, kv.view(), with_tail=with_tail, step=step, priority=priority)
         self._allocator.free(done.freed)
         self._tree.lock(done.node)
@@ -174,3 +198,7 @@ class KVCacheManager:
             kv.pages = room
         kv.pages[kv.num_pages : need] = pages
         kv.num_pages = need
+
+
+def _part(kv: KVHandle, tokens: IntArray, num_tokens: int) -> CacheKey:
+    return CacheKey(tokens[:num_tokens], kv.key.namespace, kv.key.media)

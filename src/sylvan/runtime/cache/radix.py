@@ -30,11 +30,17 @@ HEAP_SLACK = 1024  # stale heap entries tolerated before a rebuild
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`length` tokens in whole pages end at `node`; `tail` is a page whose first tokens fit too."""
+    """`length` tokens in whole pages end at `node`; `tail` is a page whose first tokens fit too.
+
+    `state` is the slot of the recurrent state after all of them; `known` tokens are cached without
+    one being there.
+    """
 
     node: Node
     length: int
     tail: tuple[int, int] | None = None  # (page, tokens)
+    state: int = 0
+    known: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,11 +52,30 @@ class Node:
     priority: int = 0  # of the most urgent request that used it
     born: int = 0
     stamp: int = 0  # which entry of the eviction heap is current
+    state: int = 0  # slot of the recurrent state after the last token; 0: none is kept
 
     @property
     def stop(self) -> int:
         """Position after the last token."""
         return self.start + len(self.tokens)
+
+
+@dataclass(slots=True, eq=False)
+class RunningState:
+    """What layers without attention remember of one request, in a slot of its own.
+
+    `slot` holds the state after `at` tokens once all steps in flight are done. Before its first
+    step, which starts at token `begun`, it is copied from `source` (slot 0 has seen nothing).
+    `saves` are for the step being launched: (tokens, slot) to keep a copy in on the way. `wish` is
+    a length that others share without a state there: worth keeping one.
+    """
+
+    slot: int
+    begun: int
+    source: int = 0
+    at: int = 0
+    wish: int = 0
+    saves: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +99,7 @@ class KVHandle:
     cached: int
     tail: tuple[int, int] | None = None  # (page, tokens)
     version: int = 0
+    state: RunningState | None = None  # of models that have any
 
     def view(self) -> IntArray:
         """The page numbers, oldest first."""

@@ -6,6 +6,7 @@ slots (rows of the page table), N query heads, K key/value heads, H head dim.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -14,6 +15,7 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.states import StatePool, StateWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +122,8 @@ class ForwardBatch:
     counts in this step; on the CPU they alias `host`, elsewhere `ready` copies it over. Request r
     has rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, kv_lens_R[r] tokens of KV once
     they are stored, and its pages in page_table_SP[req_slots_R[r]]. q_starts_R has R + 1 entries;
-    `sample_rows` (<= R,) are the rows whose logits are wanted.
+    `sample_rows` (<= R,) are the rows whose logits are wanted. Models with recurrent layers have
+    `states`, and `state_work` says what this step does with them.
     """
 
     def __init__(
@@ -129,10 +132,13 @@ class ForwardBatch:
         kv: KVCachePool,
         attention: AttentionBackend,
         device: torch.device | str = "cpu",
+        states: StatePool | None = None,
     ) -> None:
         self.limits = limits
         self.kv = kv
         self.attention = attention
+        self.states = states
+        self.state_work: StateWork | None = None
         self.host = HostArrays(limits)
         self.num_tokens = 0
         self.num_reqs = 0
@@ -166,3 +172,17 @@ class ForwardBatch:
         self.q_starts_R = self._full["q_starts"][: num_reqs + 1]
         self.req_slots_R = self._full["req_slots"][:num_reqs]
         self.sample_rows = self._full["sample_rows"][:num_samples]
+
+    def part(self, rows: torch.Tensor, reqs: torch.Tensor) -> ForwardBatch:
+        """Some rows of this step as a batch: equally many of each of `reqs`, one after another.
+
+        What follows of a request in this step is not there yet. Nothing is copied that is large.
+        """
+        some = copy.copy(self)
+        each = len(rows) // len(reqs)
+        some.num_tokens, some.num_reqs = len(rows), len(reqs)
+        some.input_ids_T, some.positions_T = self.input_ids_T[rows], self.positions_T[rows]
+        some.out_slots_T, some.req_slots_R = self.out_slots_T[rows], self.req_slots_R[reqs]
+        some.kv_lens_R = some.positions_T[each - 1 :: each] + 1
+        some.q_starts_R = torch.arange(len(reqs) + 1, device=rows.device) * each
+        return some

@@ -31,10 +31,16 @@ from sylvan.runtime.models.checkpoint import (
     dummy_weights,
     load_weights,
 )
-from sylvan.runtime.models.config import DTYPE_BYTES, ModelConfig, kv_bytes_per_token
+from sylvan.runtime.models.config import (
+    DTYPE_BYTES,
+    ModelConfig,
+    kv_bytes_per_token,
+    state_bytes,
+)
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
+from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.processors import LogitsProcessor
 from sylvan.runtime.sampling.sampler import Sampler
@@ -50,7 +56,9 @@ class LocalOptions:
     """How to serve a model in this process.
 
     `num_pages` counts page 0, which takes the writes of padding rows. `context_len` None is what
-    the model was made for. `load_format` "dummy" fills in seeded random weights.
+    the model was made for. `load_format` "dummy" fills in seeded random weights. `num_states` are
+    the slots of recurrent state, the empty slot 0 included, of models that have any; 0: enough for
+    all running requests, and as many again for cached prefixes.
     """
 
     page_size: int
@@ -64,6 +72,7 @@ class LocalOptions:
     runner: RunnerName = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     overlap: bool = False
+    num_states: int = 0
     threads: int = 0  # of the step program; 0: as many as torch uses
     seed: int = 0
 
@@ -80,7 +89,8 @@ class SamplingParts:
 class ModelFacts:
     """What the rest of the system wants to know of a model; found without its weights.
 
-    `runner` is how steps are run; empty as long as nothing was built.
+    `runner` is how steps are run; empty as long as nothing was built. `state_bytes` is the size of
+    one of `num_states` recurrent states; 0 where all layers attend.
     """
 
     architecture: str
@@ -94,6 +104,8 @@ class ModelFacts:
     kv_bytes_per_token: int
     weight_bytes: int
     num_parameters: int
+    state_bytes: int = 0
+    num_states: int = 0
     runner: str = ""
 
 
@@ -124,6 +136,7 @@ def facts_of(config: ModelConfig, model_dir: Path, dtype: str = "auto") -> Model
         kv_bytes_per_token=kv_bytes_per_token(config, name),
         weight_bytes=numbers * DTYPE_BYTES[name],
         num_parameters=numbers,
+        state_bytes=state_bytes(config, name),
     )
 
 
@@ -157,7 +170,8 @@ def build_executor(
         progress=progress,
     )
     made = _with_program(plan) or _with_tensors(plan)
-    batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device)
+    states = plan.states
+    batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     parts = sampling or SamplingParts()
     worker = Worker(
         made.runner,
@@ -169,7 +183,7 @@ def build_executor(
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens, max_running_reqs=options.max_running_reqs
     )
-    facts = replace(facts, runner=made.name)
+    facts = replace(facts, runner=made.name, num_states=states.num_slots if states else 0)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
 
 
@@ -193,12 +207,25 @@ class _Plan:
         """What the pool holds."""
         config, latent = self.config, self.config.latent
         return KVShape(
-            num_layers=config.num_hidden_layers,
+            num_layers=config.kv_layers,
             num_kv_heads=config.num_key_value_heads,
             head_dim=latent.latent + latent.turning if latent else config.head_dim,
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
         )
+
+
+    @property
+    def states(self) -> TensorStates | None:
+        """Memory for recurrent states, if the model has any."""
+        if not self.config.states:
+            return None
+        parts = [
+            (part.shape, torch.float32 if part.exact else self.build.dtype)
+            for part in self.config.states
+        ]
+        count = self.options.num_states or 2 * self.options.max_running_reqs + 1
+        return TensorStates(parts, count, self.build.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +258,8 @@ def _record(plan: _Plan) -> _Made:
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
     if plan.config.path == "transformers":
         raise Unsupported("the model runs through transformers")
+    if plan.config.states:
+        raise Unsupported("some layers keep a recurrent state")
     library = load_library()
     pool = NativePool(plan.kv_shape, plan.build.dtype)
     model = plan.model()

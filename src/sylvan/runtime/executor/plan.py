@@ -15,6 +15,7 @@ from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.types import KVHandle
 from sylvan.runtime.core.req import Batch, Req, Slice
+from sylvan.runtime.core.states import StateWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,9 @@ class StepPlan:
     joins: list[Join] = field(default_factory=list)
     pages: list[PageUpdate] = field(default_factory=list)
     prompt: list[PromptWant] = field(default_factory=list)
-    embeds: list[int] = field(default_factory=list)  # slices of EmbedRequests that are complete
+    embeds: list[EmbedWork] = field(default_factory=list)
+    token_types: IntArray | None = None  # (T,); None: all 0
+    states: StateWork | None = None  # of models with recurrent layers
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +118,8 @@ class Planner:
             pages=pages,
         )
         _fill_tokens(plan, batch.slices)
+        if count and (kv := batch.slices[0].req.kv) is not None and kv.state is not None:
+            plan.states = _states(batch.slices)
         return plan
 
     def _occupant(self, req: Req, leaves: list[int], joins: list[Join]) -> _Occupant:
@@ -161,6 +166,20 @@ def _pages(occupant: _Occupant, updates: list[PageUpdate]) -> None:
     if known < kv.num_pages:
         updates.append(PageUpdate(occupant.slot, known, kv.view()[known:].copy()))
     occupant.kv, occupant.kv_version, occupant.num_pages = kv, kv.version, kv.num_pages
+
+
+def _states(slices: tuple[Slice, ...]) -> StateWork:
+    slots = np.zeros(len(slices), np.int32)
+    copies: list[tuple[int, int]] = []
+    saves: list[tuple[int, int, int]] = []
+    for index, work in enumerate(slices):
+        state = work.req.kv.state if work.req.kv else None
+        assert state is not None, "a slice of a request without state"
+        slots[index] = state.slot
+        if work.start == state.begun:
+            copies.append((state.source, state.slot))
+        saves += [(index, tokens - work.start, slot) for tokens, slot in state.saves]
+    return StateWork(slots, tuple(copies), tuple(saves))
 
 
 def _fill_tokens(plan: StepPlan, slices: tuple[Slice, ...]) -> None:

@@ -120,6 +120,10 @@ class Worker:
     def _copy_pages(self, plan: StepPlan) -> None:
         for source, target, num_tokens in plan.copies:
             self._batch.kv.copy(source, target, num_tokens)
+        self._batch.state_work = plan.states
+        if plan.states is not None and self._batch.states is not None:
+            for source, target in plan.states.copies:
+                self._batch.states.copy(source, target)
 
     def _fill(self, plan: StepPlan) -> None:
         host, page_size = self._batch.host, self._batch.kv.page_size

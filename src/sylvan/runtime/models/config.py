@@ -69,12 +69,20 @@ class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
     value: int
 
 
+class StatePart(msgspec.Struct, frozen=True):
+    """One tensor of the recurrent state of one request; `exact`: float32 whatever the weights."""
+
+    shape: tuple[int, ...]
+    exact: bool = False
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What decoder-only models share, spelt as Hugging Face spells it; switches have defaults.
 
     A family file sets the switches that its config.json leaves unsaid. `layer_windows` has one
-    entry a layer: how many newest tokens it sees, or None. `raw` is config.json as read, for what
-    only one family has.
+    entry a layer: how many newest tokens it sees, or None. `attention_layers` are those with keys
+    and values, None for all; `states` is what the others remember of a request. `raw` is
+    config.json as read, for what only one family has.
     """
 
     architecture: str
@@ -94,6 +102,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     layer_windows: tuple[int | None, ...] = ()
+    attention_layers: tuple[int, ...] | None = None
+    states: tuple[StatePart, ...] = ()
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -128,6 +138,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_dim(self) -> int:
         """Columns of all key heads."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with keys and values."""
+        if self.attention_layers is None:
+            return self.num_hidden_layers
+        return len(self.attention_layers)
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -317,7 +334,13 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int:
     per_layer = 2 * config.num_key_value_heads * config.head_dim
     if config.latent is not None:
         per_layer = config.latent.latent + config.latent.turning
-    return config.num_hidden_layers * per_layer * DTYPE_BYTES[dtype or config.dtype]
+    return config.kv_layers * per_layer * DTYPE_BYTES[dtype or config.dtype]
+
+
+def state_bytes(config: ModelConfig, dtype: str | None = None) -> int:
+    """Bytes of the recurrent state of one request; 0 where all layers attend."""
+    size = DTYPE_BYTES[dtype or config.dtype]
+    return sum(math.prod(part.shape) * (4 if part.exact else size) for part in config.states)
 
 
 def _positions(value: object) -> int:

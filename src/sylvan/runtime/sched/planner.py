@@ -228,7 +228,8 @@ class Planner:
         )
         req.kv, req.computed = kv, kv.cached
         want = self._want(req)[0]
-        if not want or not self._cache.extend(kv, req.computed + want):
+        enough = want and self._cache.may_start(kv)
+        if not enough or not self._cache.extend(kv, req.computed + want):
             self._cache.release(kv, 0, req.tokens.view(0, 0), step=self.step)
             req.kv, req.computed = None, 0
             return False

@@ -49,8 +49,8 @@ def test_other_family_goes_through_transformers_with_its_own_shape():
     ("config", "words"),
     [
         (raw("DogeForCausalLM", "doge"), "masks or biases attention"),
-        (raw("MambaForCausalLM", "mamba"), "recurrent states|computes attention by itself"),
-        (raw("DiffLlamaForCausalLM", "diffllama"), "several times a token"),
+        (raw("ZambaForCausalLM", "zamba"), "cannot go on from a recurrent state"),
+        (raw("RecurrentGemmaForCausalLM", "recurrent_gemma"), "recurrent states in a way of its"),
         (raw("CodeGenForCausalLM", "codegen"), "computes attention by itself|cannot be traced"),
         (raw("MineForCausalLM", "mine"), "transformers has no model_type 'mine'"),
         (

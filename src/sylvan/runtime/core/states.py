@@ -1,0 +1,44 @@
+"""One step's work on recurrent states, and the memory it works on.
+
+Shapes: R requests of the step, S state slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from sylvan.protocol.arrays import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class StateWork:
+    """What a step does with states.
+
+    `copies` (source, target) come first. Then request r goes on from slot slots[r] (R,) and leaves its
+    new state there. `saves` (request, tokens, slot): the state after so many of its tokens of this
+    step is kept in that slot too.
+    """
+
+    slots: IntArray
+    copies: tuple[tuple[int, int], ...] = ()
+    saves: tuple[tuple[int, int, int], ...] = ()
+
+
+class StatePool(Protocol):
+    """Memory for states: one tensor (S, ...) for each part of each layer, as the model counts them.
+
+    Slot 0 is zero: the state that has seen nothing.
+    """
+
+    num_slots: int
+
+    def part(self, index: int) -> torch.Tensor:
+        """All slots of one part."""
+        ...
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy all parts of one slot into another."""
+        ...

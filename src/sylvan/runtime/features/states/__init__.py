@@ -1,0 +1,1 @@
+"""Keeping recurrent states of prompts, so that their prefixes can be continued."""

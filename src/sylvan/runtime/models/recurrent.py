@@ -1,0 +1,186 @@
+"""The cache that models of transformers with recurrent layers expect, over our pool of states.
+
+Shapes: B requests of a group.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from sylvan.runtime.core.states import StatePool
+from sylvan.runtime.models.config import StatePart
+
+Kind = Literal["conv", "recurrent"]
+Place = tuple[Kind, int, int]
+"""What a state is of, its layer, and which of that layer's states it is."""
+
+
+class _Cache:
+    """What models ask of a cache besides states; keys and values are kept elsewhere."""
+
+    is_compileable = False
+
+    def update(self, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The new keys and values only: our attention finds the older ones."""
+        return key, value
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions are always given, so that nobody depends on it."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """As `get_seq_length`."""
+        return 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """No limit."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Our attention takes no mask."""
+        return query_length, 0
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Nothing is rolled back."""
+        return False
+
+
+class ProbeCache(_Cache):
+    """Notes which states a model keeps while it runs on a few tokens."""
+
+    def __init__(self) -> None:
+        self.places: dict[Place, StatePart] = {}
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        """The first tokens."""
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Nothing yet."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Nothing yet."""
+
+    def update_conv_state(
+        self,
+        conv_states: torch.Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """See `Cache.update_conv_state` of transformers."""
+        size = conv_kernel_size or conv_states.shape[-1]
+        shape = (*conv_states.shape[1:-1], size)
+        exact = conv_states.dtype is torch.float32
+        self.places["conv", layer_idx, state_idx] = StatePart(shape, exact)
+        return conv_states
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """See `Cache.update_recurrent_state` of transformers."""
+        exact = recurrent_states.dtype is torch.float32
+        part = StatePart(tuple(recurrent_states.shape[1:]), exact)
+        self.places["recurrent", layer_idx, state_idx] = part
+        return recurrent_states
+
+
+@dataclass(slots=True)
+class _Held:
+    """One part of the states of a group, as gathered from the pool. `tensor`: (B, ...)."""
+
+    index: int
+    tensor: torch.Tensor
+
+
+class SlotCache(_Cache):
+    """States of some requests, from their slots and, by `flush`, back to them."""
+
+    def __init__(self, pool: StatePool, places: dict[Place, int], slots_B: torch.Tensor) -> None:
+        self._pool, self._places, self._slots_B = pool, places, slots_B
+        self._held: dict[Place, _Held] = {}
+
+    def flush(self) -> None:
+        """Write back what was asked for or updated."""
+        for held in self._held.values():
+            self._pool.part(held.index)[self._slots_B] = held.tensor
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        """Zeros stand for no tokens."""
+        return True
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
+        """Changed in place by models that compute one token a request."""
+        return self._get(("conv", layer_idx, state_idx)).tensor
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
+        """As `get_conv_state`."""
+        return self._get(("recurrent", layer_idx, state_idx)).tensor
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """The states with the new ones behind; the last are kept."""
+        held = self._get(("conv", layer_idx, state_idx))
+        whole = torch.cat((held.tensor.to(conv_states.dtype), conv_states), -1)
+        held.tensor = whole[..., -held.tensor.shape[-1] :]
+        return whole
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """Replaces them."""
+        held = self._get(("recurrent", layer_idx, state_idx))
+        held.tensor = recurrent_states.to(held.tensor.dtype)
+        return recurrent_states
+
+    def _get(self, place: Place) -> _Held:
+        if place not in self._held:
+            index = self._places[place]
+            self._held[place] = _Held(index, self._pool.part(index)[self._slots_B])
+        return self._held[place]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests of a step that run together: equally many rows of each, one after another.
+
+    `save`: slots that keep their states afterwards, one a request, 0 where none is wanted.
+    """
+
+    rows: tuple[int, ...]
+    reqs: tuple[int, ...]
+    save: tuple[int, ...]
+
+
+def groups(starts: list[int], saves: tuple[tuple[int, int, int], ...]) -> list[Group]:
+    """Requests with a single token together, the others by themselves, cut where states are kept.
+
+    Args:
+        starts: First row of each request, and the end of the last.
+        saves: See `StateWork.saves`.
+    """
+    wanted: dict[int, dict[int, int]] = {}
+    for req, tokens, slot in saves:
+        wanted.setdefault(req, {})[tokens] = slot
+    found: list[Group] = []
+    single: list[tuple[int, int, int]] = []
+    for req, (start, stop) in enumerate(itertools.pairwise(starts)):
+        kept = wanted.get(req, {})
+        if stop - start == 1:
+            single.append((start, req, kept.get(1, 0)))
+            continue
+        done = 0
+        for end in sorted({*kept, stop - start}):
+            rows = tuple(range(start + done, start + end))
+            found.append(Group(rows, (req,), (kept.get(end, 0),)))
+            done = end
+    if single:
+        rows, reqs, slots = zip(*single, strict=True)
+        found.append(Group(rows, reqs, slots))
+    return found

@@ -1,0 +1,299 @@
+"""Models of transformers whose attention is ours: made without weights, probed, and checked.
+
+Each attention call of such a model reaches `paged_attention`, which stores keys and values in our
+pages and attends over them.
+
+Shapes: B requests, L tokens of each, T rows of all, N query heads, K key/value heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sylvan.kernels.api import AttentionLayer
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.models.config import StatePart
+from sylvan.runtime.models.recurrent import Place, ProbeCache
+
+NAME = "sylvan_paged"
+"""How transformers knows our attention."""
+
+_STATE = "sylvan_attention"  # where an attention module finds its `_Layer`
+_ATTENDING = frozenset({"full_attention", "sliding_attention"})
+_RECURRENT = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
+_MEMORYLESS = frozenset({"mlp", "moe", "sparse", "dense"})
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "is_causal"}
+)
+_PROBE_TOKENS = 3
+NO_CACHE: Mapping[str, Any] = MappingProxyType({"use_cache": False})
+_UNTRACEABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What code that was not written to be traced may raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attention module, as a probe saw it called."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@dataclass(slots=True)
+class Step:
+    """What attention modules share: the batch being computed, or the calls that a probe notes."""
+
+    batch: ForwardBatch | None = None
+    calls: list[Call] = field(default_factory=list)
+    done: int = 0  # calls of this pass: the same module may be called several times
+    width: int = 0  # of a head in the pool
+    hidden: torch.Tensor | None = None  # set: the base model is to return just this
+
+
+class _Known:
+    """Stands for the output of a base model: hidden vectors, and None for all else."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    name: str
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a probe found: calls of attention in order, and states that recurrent layers keep."""
+
+    calls: list[Call]
+    places: Mapping[Place, StatePart]
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it: (B, heads, L, H) in, (B, L, N, V) out."""
+    layer: _Layer = getattr(module, _STATE)
+    step = layer.step
+    _check_call(module, attention_mask, options)
+    shape = Call(layer.name, query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
+    if step.batch is None:
+        step.calls.append(shape)
+        return query.transpose(1, 2).new_zeros(*_rows(query).shape[:-1], shape.value_dim), None
+    q, k, v = (
+        F.pad(_rows(x).flatten(0, 1), (0, step.width - x.shape[-1])) for x in (query, key, value)
+    )
+    spec = AttentionLayer(
+        index=step.done,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=step.width,
+        scale=shape.head_dim**-0.5 if scaling is None else float(scaling),
+        window=options.get("sliding_window"),
+        softcap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+    step.done += 1
+    out_TNH = step.batch.attention.run(spec, q, k, v, step.batch)
+    return out_TNH[:, :, : shape.value_dim].view(*_rows(query).shape[:-1], -1), None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """(B, heads, L, H) -> (B, L, heads, H)."""
+    return x.transpose(1, 2)
+
+
+def _check_call(module: nn.Module, mask: torch.Tensor | None, options: dict[str, Any]) -> None:
+    if mask is not None:
+        raise ConfigError("it masks or biases attention in a way of its own")
+    if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
+        raise ConfigError("its attention is not causal")
+    known = _HARMLESS | {"sliding_window", "softcap", "s_aux"}
+    for name, option in options.items():
+        if name not in known and isinstance(option, torch.Tensor):
+            raise ConfigError(f"its attention takes {name!r}, which paged attention does not know")
+
+
+def config_of(raw: dict[str, Any]) -> Any:
+    """The config object of transformers.
+
+    Raises:
+        ConfigError: transformers is missing or does not know the model.
+    """
+    try:
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError:
+        raise ConfigError("transformers, which may know it, is not installed") from None
+    kind = str(raw.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        code = " without running code from the checkpoint, which is refused"
+        needs = code if raw.get("auto_map") else ""
+        raise ConfigError(f"transformers has no model_type {kind!r}{needs}")
+    try:
+        return CONFIG_MAPPING[kind].from_dict(_floats(raw))
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"transformers refuses its config.json: {reason}") from None
+
+
+def _floats(value: Any) -> Any:
+    """Numbers that JSON lacks, as transformers writes them: {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        found: Any = value  # pyright: ignore[reportUnknownVariableType]
+        if set(found) == {"__float__"}:
+            return float(found["__float__"])
+        return {name: _floats(part) for name, part in found.items()}
+    return [_floats(part) for part in value] if isinstance(value, list) else value
+
+
+def skeleton(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any, Step]:
+    """A model without weights whose attention is ours.
+
+    Raises:
+        ConfigError: there is no causal model of this config, or it bypasses the interface.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
+
+    if type(config) not in CAUSAL:
+        raise ConfigError(f"transformers has no causal model of {type(config).__name__}")
+    cls: Any = CAUSAL[type(config)]
+    _register()
+    try:
+        with device:
+            model = cls._from_config(config, attn_implementation=NAME, dtype=dtype)
+    except (KeyError, ValueError, ImportError) as error:
+        raise ConfigError(f"{cls.__name__} cannot be made with our attention: {error}") from None
+    return model.eval(), attach(model, [name for name, _ in model.named_modules()])
+
+
+def skeleton_of(model: Any) -> tuple[Any, Step]:
+    """The same of a model that has its weights."""
+    return skeleton(model.config, torch.device("meta"), torch.bfloat16)
+
+
+def _register() -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, paged_attention)
+
+
+def attach(model: Any, names: list[str]) -> Step:
+    """Give the modules of these names their place, and let the head be called by itself."""
+    step = Step()
+    for name in names:
+        setattr(model.get_submodule(name), _STATE, _Layer(name, step))
+    base = called(model)
+    base.forward = _bypass(base.forward, step)
+    return step
+
+
+def _bypass(forward: Callable[..., Any], step: Step) -> Callable[..., Any]:
+    """The forward of a base model that only passes on hidden vectors when they are known."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if step.hidden is not None:
+            return _Known(step.hidden)
+        return forward(*args, **kwargs)
+
+    return run
+
+
+def called(model: Any) -> Any:
+    """The part of a causal model that its forward calls for hidden vectors."""
+    base = model.base_model
+    return base.decoder if type(base).__name__.endswith("DecoderWrapper") else base
+
+
+def cache_name(model: Any) -> str:
+    """The argument by which a model takes its cache."""
+    names = inspect.signature(type(called(model)).forward).parameters
+    return "cache_params" if "cache_params" in names else "past_key_values"
+
+
+def probe(model: Any, step: Step) -> Found:
+    """Run a skeleton on a few tokens and note its attention calls, in order, and its states.
+
+    Raises:
+        ConfigError: it cannot run that way.
+    """
+    ids = torch.zeros(1, _PROBE_TOKENS, dtype=torch.long, device="meta")
+    positions = torch.zeros_like(ids)
+    cache = ProbeCache()
+    recurrent = is_stateful(model) or _kinds(model.config.get_text_config()) & _RECURRENT
+    memory = {cache_name(model): cache, "use_cache": True} if recurrent else NO_CACHE
+    try:
+        out = called(model)(input_ids=ids, position_ids=positions, **memory)
+        step.hidden = out.last_hidden_state
+        logits = model(input_ids=ids, use_cache=False).logits
+        assert logits.shape[:2] == ids.shape
+    except _UNTRACEABLE as error:
+        reason = str(error).strip().split("\n")[0][:200]
+        raise ConfigError(f"{type(model).__name__} cannot be traced: {reason}") from None
+    if recurrent and not cache.places:
+        raise ConfigError(f"{type(model).__name__} keeps recurrent states in a way of its own")
+    if not step.calls and not cache.places:
+        raise ConfigError(f"{type(model).__name__} computes attention by itself")
+    return Found(step.calls, cache.places)
+
+
+def is_stateful(model: Any) -> bool:
+    """Whether transformers says that the model keeps more than keys and values."""
+    return bool(getattr(type(model), "_is_stateful", False))
+
+
+def _kinds(text: Any) -> set[str]:
+    return set(getattr(text, "layer_types", None) or ())
+
+
+def check_layers(text: Any, found: Found) -> None:
+    """Every layer must remember by attention or by states that we keep."""
+    kinds = getattr(text, "layer_types", None) or ()
+    if unknown := set(kinds) - _ATTENDING - _RECURRENT - _MEMORYLESS:
+        raise ConfigError(f"it has layers of type {', '.join(sorted(unknown))}")
+    with_state = {layer for _, layer, _ in found.places}
+    for layer, kind in enumerate(kinds):
+        if kind in _RECURRENT and layer not in with_state:
+            raise ConfigError(f"its layer {layer}, of type {kind}, keeps its state by itself")
+    attending = len({call.name for call in found.calls})
+    stateless = [kind for kind in kinds if kind in _MEMORYLESS]
+    if not with_state and attending + len(stateless) != text.num_hidden_layers:
+        raise ConfigError(
+            f"only {attending} of its {text.num_hidden_layers} layers use the attention interface"
+        )

@@ -1,0 +1,32 @@
+"""Recurrent states of running requests and of cached prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class TensorStates:
+    """Implements `StatePool` with plain tensors."""
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[tuple[int, ...], torch.dtype]],
+        num_slots: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`parts` are the shape and type of each; all slots begin as zeros."""
+        self.num_slots = num_slots
+        self._parts = [
+            torch.zeros((num_slots, *shape), dtype=dtype, device=device) for shape, dtype in parts
+        ]
+
+    def part(self, index: int) -> torch.Tensor:
+        """See `StatePool.part`."""
+        return self._parts[index]
+
+    def copy(self, source: int, target: int) -> None:
+        """See `StatePool.copy`."""
+        for part in self._parts:
+            part[target] = part[source]
