@@ -1,0 +1,230 @@
+"""Paged attention on GPUs: what the kernels read, and their launches.
+
+Shapes: T rows, R requests, S rows of the page table, N query heads, K key/value heads, H head dim,
+V value dim. No call waits for the GPU, and everything that a step changes lies on the device, so
+that a captured graph can be replayed for other lengths and pages.
+
+Row r of `Pages.table_SP` need not be request r: `rows_R` says which it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.gpu.launch import arch_of, launch
+from sylvan.kernels.gpu.tiles import Tile, ceil_div, power_of_two, tile
+from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
+from sylvan.kernels.paged.triton_extend import extend_kernel
+
+_PROGRAMS = 2048  # that fill any GPU several times over
+_FEW = 8  # of the interpreter's, which runs them one by one
+_LEAST_COLUMNS = 16  # of a block that a matrix unit takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """Keys and values of a layer, and where each request's lie.
+
+    `keys` (pages, page_size, K, H) and `values` (pages, page_size, K, V): bf16, fp16, fp32 or
+    float8_e4m3fn, the last dimension contiguous. Values that are the first columns of the keys
+    themselves (latent attention) are read once. A stored fp8 number is a value divided by the
+    scale. `lens_R`: tokens with KV, those of this step included; 0 in a padding row.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    table_SP: torch.Tensor
+    rows_R: torch.Tensor
+    lens_R: torch.Tensor
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for side in (self.keys, self.values):
+            assert side.stride(-1) == 1
+            assert side.stride(0) == side.shape[1] * side.stride(1)
+
+    @property
+    def shared(self) -> bool:
+        """Whether values are columns of the keys."""
+        keys, values = self.keys, self.values
+        # On the meta device all addresses are zero, but a view has its base's strides.
+        wider = values.stride(2) > values.shape[3]
+        return keys.data_ptr() == values.data_ptr() and wider
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Blocks of a head's columns."""
+
+    main: int
+    tail: int
+    value: int
+    shared: bool
+
+    @staticmethod
+    def of(pages: Pages) -> _Shape:
+        width, value = pages.keys.shape[-1], pages.values.shape[-1]
+        main = max(_LEAST_COLUMNS, 1 << (width.bit_length() - 1))
+        tail = 0 if main >= width else max(_LEAST_COLUMNS, power_of_two(width - main))
+        shared = pages.shared and value <= main <= width
+        block = main if shared else max(_LEAST_COLUMNS, power_of_two(value))
+        return _Shape(main, tail, block, shared)
+
+
+def decode(
+    q_RNH: torch.Tensor, pages: Pages, layer: AttentionLayer, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention of one query a request, its last token. Shape: (R, N, H) -> (R, N, V).
+
+    A row with no KV gives zeros.
+    """
+    q_RNH = _rows(q_RNH)
+    shape, sizes = _Shape.of(pages), _sizes(q_RNH, pages, "decode")
+    requests, heads, value = len(q_RNH), layer.num_heads, pages.values.shape[-1]
+    group = heads // layer.num_kv_heads
+    mine = min(sizes.rows, max(_LEAST_COLUMNS, power_of_two(group)))
+    programs = layer.num_kv_heads * ceil_div(group, mine)
+    splits = min(64, max(8, power_of_two(ceil_div(128, programs))))
+    budget = _FEW if arch_of(q_RNH) == "interpreter" else _PROGRAMS
+    lanes = max(1, min(splits, budget // max(1, requests * programs)))
+    if out is None:
+        out = q_RNH.new_empty(requests, heads, value)
+    part = q_RNH.new_empty(requests, heads, splits, value, dtype=torch.float32)
+    peak = q_RNH.new_empty(requests, heads, splits, dtype=torch.float32)
+    launch(
+        decode_kernel,
+        (programs, lanes, requests),
+        q_RNH,
+        pages.keys,
+        pages.values,
+        pages.table_SP,
+        pages.rows_R,
+        pages.lens_R,
+        part,
+        peak,
+        q_RNH.stride(0),
+        *_strides(pages),
+        layer.scale * pages.k_scale,
+        layer.softcap or 1.0,
+        lanes,
+        **_constants(layer, pages, shape),
+        SPLITS=splits,
+        HEADS=mine,
+        BLOCK=sizes.cols,
+        num_warps=sizes.warps,
+        num_stages=sizes.stages,
+    )
+    launch(
+        merge_kernel,
+        (requests, heads),
+        part,
+        peak,
+        pages.lens_R,
+        part if layer.sinks is None else layer.sinks,
+        out,
+        pages.v_scale,
+        NUM_HEADS=heads,
+        VALUE=value,
+        VALUE_BLOCK=power_of_two(value),
+        WINDOW=layer.window or 0,
+        SPLITS=splits,
+        SINKS=layer.sinks is not None,
+        BLOCK=sizes.cols,
+        CHUNK=min(8, splits),
+        num_warps=4,
+    )
+    return out
+
+
+def extend(
+    q_TNH: torch.Tensor,
+    pages: Pages,
+    q_starts_R1: torch.Tensor,
+    layer: AttentionLayer,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of each request's last tokens over all of its KV. Shape: (T, N, H) -> (T, N, V).
+
+    Args:
+        q_TNH: Rows q_starts_R1[r] to q_starts_R1[r + 1] belong to request r.
+        pages: K and V of these tokens are stored already.
+        q_starts_R1: int32 (R + 1,). Rows after the last of them stay as they are in `out`.
+        layer: What to compute.
+        out: Where to; made if None.
+    """
+    q_TNH = _rows(q_TNH)
+    shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, "extend")
+    requests, heads, value = len(pages.lens_R), layer.num_heads, pages.values.shape[-1]
+    group = heads // layer.num_kv_heads
+    mine = min(group, sizes.rows)
+    tokens = sizes.rows // mine
+    if out is None:
+        out = q_TNH.new_empty(len(q_TNH), heads, value)
+    if not requests:
+        return out
+    launch(
+        extend_kernel,
+        (len(q_TNH) // tokens + requests, layer.num_kv_heads * ceil_div(group, mine)),
+        q_TNH,
+        pages.keys,
+        pages.values,
+        pages.table_SP,
+        pages.rows_R,
+        pages.lens_R,
+        q_starts_R1,
+        q_starts_R1 if layer.sinks is None else layer.sinks,
+        out,
+        requests,
+        q_TNH.stride(0),
+        *_strides(pages),
+        layer.scale * pages.k_scale,
+        layer.softcap or 1.0,
+        pages.v_scale,
+        **_constants(layer, pages, shape),
+        CAUSAL=layer.causal,
+        SINKS=layer.sinks is not None,
+        HEADS=mine,
+        TOKENS=tokens,
+        ROWS=sizes.rows,
+        BLOCK=sizes.cols,
+        num_warps=sizes.warps,
+        num_stages=sizes.stages,
+    )
+    return out
+
+
+def _sizes(q: torch.Tensor, pages: Pages, op: str) -> Tile:
+    # Elements of fp8 are turned into those of q before they are multiplied.
+    return tile(op, pages.keys.shape[-1], q.element_size(), arch_of(q))
+
+
+def _rows(q: torch.Tensor) -> torch.Tensor:
+    """Queries with the heads of a row side by side."""
+    dense = q.stride(2) == 1 and q.stride(1) == q.shape[2]
+    return q if dense else q.contiguous()
+
+
+def _strides(pages: Pages) -> tuple[int, ...]:
+    keys, values = pages.keys, pages.values
+    strides = (keys.stride(1), keys.stride(2), values.stride(1), values.stride(2))
+    return (*strides, pages.table_SP.stride(0))
+
+
+def _constants(layer: AttentionLayer, pages: Pages, shape: _Shape) -> dict[str, object]:
+    return {
+        "GROUP": layer.num_heads // layer.num_kv_heads,
+        "KV_HEADS": layer.num_kv_heads,
+        "WIDTH": pages.keys.shape[-1],
+        "VALUE": pages.values.shape[-1],
+        "MAIN": shape.main,
+        "TAIL": shape.tail,
+        "VALUE_BLOCK": shape.value,
+        "PAGE": pages.keys.shape[1],
+        "WINDOW": layer.window or 0,
+        "SHARED": shape.shared,
+        "CAPPED": layer.softcap is not None,
+    }

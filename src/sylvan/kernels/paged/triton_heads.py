@@ -1,0 +1,348 @@
+"""From the fused projection to attention in one launch: head norms, rotary positions, KV store.
+
+A program does a few heads of one row. Rotary positions pair a column with a partner: each column
+is computed from itself and its partner, which is loaded again (from the cache) instead of shuffled.
+
+Shapes: T rows, N query heads, K key/value heads, H head dim, V value dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.gpu.launch import launch
+from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
+
+_ELEMENTS = 2048  # of a program's block
+_FP8_MAX = tl.constexpr(448.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What happens to heads before they attend; each part may be absent."""
+
+    rope: Rope | None = None
+    q_norm: HeadNorm | None = None
+    k_norm: HeadNorm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Where keys and values of a step's tokens go: slot = page * page_size + offset.
+
+    `keys` and `values` as in `triton_attention.Pages`; fp8 numbers are values divided by the scale,
+    and saturate.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    slots_T: torch.Tensor
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+
+@triton.jit
+def _keep(ptr, at, x, mask, scale, NARROW: tl.constexpr):
+    """Store, in fp8 as a saturated multiple of the scale."""
+    if NARROW:
+        x = tl.minimum(tl.maximum(x.to(tl.float32) / scale, -_FP8_MAX), _FP8_MAX)
+    tl.store(ptr + at, x.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _turned(
+    x_ptr,
+    weight_ptr,
+    angle_ptr,
+    head,
+    col,
+    mask,
+    eps,
+    offset,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROTARY: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Heads of a row, normed ("head": each, "all": together) and turned; float32."""
+    at = head[:, None] * WIDTH + col[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    inverse = tl.zeros_like(head).to(tl.float32) + 1.0
+    if NORM == "head":
+        inverse = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1) / WIDTH + eps)
+        weight = tl.load(weight_ptr + col, mask=col < WIDTH, other=0.0).to(tl.float32)
+        x = x * inverse[:, None] * (weight[None, :] + offset)
+    elif NORM == "all":
+        mean = tl.sum(tl.sum(x * x, 1), 0) / (WIDTH * HEADS)
+        inverse = inverse / tl.sqrt_rn(mean + eps)
+        weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        x = x * inverse[:, None] * (weight + offset)
+    if ROTARY > 0:
+        half: tl.constexpr = ROTARY // 2
+        if INTERLEAVED:
+            partner = col ^ 1
+            pair = col // 2
+            first = col % 2 == 0
+        else:
+            partner = tl.where(col < half, col + half, col - half)
+            pair = col % half
+            first = col < half
+        turning = col < ROTARY
+        other_at = head[:, None] * WIDTH + partner[None, :]
+        other_mask = mask & turning[None, :]
+        other = tl.load(x_ptr + other_at, mask=other_mask, other=0.0).to(tl.float32)
+        if NORM == "head":
+            weight = tl.load(weight_ptr + partner, mask=turning, other=0.0).to(tl.float32)
+            other = other * inverse[:, None] * (weight[None, :] + offset)
+        elif NORM == "all":
+            weight = tl.load(weight_ptr + other_at, mask=other_mask, other=0.0).to(tl.float32)
+            other = other * inverse[:, None] * (weight + offset)
+        cos = tl.load(angle_ptr + pair, mask=turning, other=1.0)
+        sin = tl.load(angle_ptr + half + pair, mask=turning, other=0.0)
+        x = x * cos[None, :] + other * tl.where(first, -sin, sin)[None, :]
+    return x
+
+
+@triton.jit
+def _heads_kernel(
+    x_ptr,
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    position_ptr,
+    slot_ptr,
+    angle_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    x_stride,
+    key_stride,
+    key_head,
+    value_stride,
+    value_head,
+    q_eps,
+    q_offset,
+    k_eps,
+    k_offset,
+    k_scale,
+    v_scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    Q_BLOCK: tl.constexpr,
+    K_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    ROTARY: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    Q_NORM: tl.constexpr,
+    K_NORM: tl.constexpr,
+    NARROW: tl.constexpr,
+):
+    """Program (t, i): the i-th block of heads of row t; queries first, then keys, then values."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    q_blocks: tl.constexpr = (HEADS + Q_BLOCK - 1) // Q_BLOCK
+    k_blocks: tl.constexpr = (KV_HEADS + K_BLOCK - 1) // K_BLOCK
+    x_ptr += row * x_stride
+    if ROTARY > 0:
+        angle_ptr += tl.load(position_ptr + row).to(tl.int64) * ROTARY
+    col = tl.arange(0, WIDTH_BLOCK)
+    if block < q_blocks:
+        head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
+        mask = (head < HEADS)[:, None] & (col < WIDTH)[None, :]
+        q = _turned(
+            x_ptr,
+            q_weight_ptr,
+            angle_ptr,
+            head,
+            col,
+            mask,
+            q_eps,
+            q_offset,
+            HEADS,
+            WIDTH,
+            ROTARY,
+            INTERLEAVED,
+            Q_NORM,
+        )
+        at = (row * HEADS + head)[:, None] * WIDTH + col[None, :]
+        tl.store(q_ptr + at, q.to(q_ptr.dtype.element_ty), mask=mask)
+    elif block < q_blocks + k_blocks:
+        head = (block - q_blocks) * K_BLOCK + tl.arange(0, K_BLOCK)
+        mask = (head < KV_HEADS)[:, None] & (col < WIDTH)[None, :]
+        k = _turned(
+            x_ptr + HEADS * WIDTH,
+            k_weight_ptr,
+            angle_ptr,
+            head,
+            col,
+            mask,
+            k_eps,
+            k_offset,
+            KV_HEADS,
+            WIDTH,
+            ROTARY,
+            INTERLEAVED,
+            K_NORM,
+        )
+        slot = tl.load(slot_ptr + row).to(tl.int64)
+        at = slot * key_stride + head[:, None] * key_head + col[None, :]
+        # Rounded as the projection is, whatever the cache holds: the definition does so.
+        _keep(key_ptr, at, k.to(x_ptr.dtype.element_ty), mask, k_scale, NARROW)
+    else:
+        head = (block - q_blocks - k_blocks) * V_BLOCK + tl.arange(0, V_BLOCK)
+        value_col = tl.arange(0, VALUE_BLOCK)
+        mask = (head < KV_HEADS)[:, None] & (value_col < VALUE)[None, :]
+        start = (HEADS + KV_HEADS) * WIDTH
+        v = tl.load(
+            x_ptr + start + head[:, None] * VALUE + value_col[None, :], mask=mask, other=0.0
+        )
+        slot = tl.load(slot_ptr + row).to(tl.int64)
+        at = slot * value_stride + head[:, None] * value_head + value_col[None, :]
+        _keep(value_ptr, at, v, mask, v_scale, NARROW)
+
+
+@triton.jit
+def _store_kernel(
+    x_ptr,
+    cache_ptr,
+    slot_ptr,
+    x_stride,
+    x_head,
+    cache_stride,
+    cache_head,
+    scale,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
+    col = tl.arange(0, WIDTH_BLOCK)[None, :]
+    mask = (head < KV_HEADS) & (col < WIDTH)
+    x = tl.load(x_ptr + row * x_stride + head * x_head + col, mask=mask, other=0.0)
+    slot = tl.load(slot_ptr + row).to(tl.int64)
+    _keep(cache_ptr, slot * cache_stride + head * cache_head + col, x, mask, scale, NARROW)
+
+
+def store_heads(
+    qkv: torch.Tensor,
+    layer: AttentionLayer,
+    positions_T: torch.Tensor,
+    turn: Turn,
+    cache: Cache,
+) -> torch.Tensor:
+    """Queries normed and turned, their keys and values stored: `split_heads` and the store.
+
+    Args:
+        qkv: (T, N H + K H + K V), rows contiguous.
+        layer: Counts and sizes of heads.
+        positions_T: Positions of the rows, int32 or int64.
+        turn: Norms and the table of angles.
+        cache: Where to store.
+
+    Returns: (T, N, H) in the dtype of `qkv`.
+    """
+    assert qkv.stride(1) == 1
+    heads, kv_heads, width = layer.num_heads, layer.num_kv_heads, layer.head_dim
+    out = qkv.new_empty(len(qkv), heads, width)
+    width_block, value_block = power_of_two(width), power_of_two(layer.value_dim)
+    norms = [_kind(norm, width) for norm in (turn.q_norm, turn.k_norm)]
+    blocks = [
+        power_of_two(count) if kind == "all" else _block(count, columns)
+        for count, columns, kind in (
+            (heads, width_block, norms[0]),
+            (kv_heads, width_block, norms[1]),
+            (kv_heads, value_block, "none"),
+        )
+    ]
+    counts = zip((heads, kv_heads, kv_heads), blocks, strict=True)
+    angles = None if turn.rope is None else turn.rope.cos_sin
+    weights = [n and n.weight for n in (turn.q_norm, turn.k_norm)]
+    numbers = [
+        x for n in (turn.q_norm, turn.k_norm) for x in ((n.eps, n.offset) if n else (0.0, 0.0))
+    ]
+    launch(
+        _heads_kernel,
+        (len(qkv), sum(ceil_div(count, block) for count, block in counts)),
+        qkv,
+        out,
+        cache.keys,
+        cache.values,
+        positions_T,
+        cache.slots_T,
+        qkv if angles is None else angles,
+        *(qkv if weight is None else weight for weight in weights),
+        qkv.stride(0),
+        *cache.keys.stride()[1:3],
+        *cache.values.stride()[1:3],
+        *numbers,
+        cache.k_scale,
+        cache.v_scale,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        WIDTH=width,
+        VALUE=layer.value_dim,
+        WIDTH_BLOCK=width_block,
+        VALUE_BLOCK=value_block,
+        Q_BLOCK=blocks[0],
+        K_BLOCK=blocks[1],
+        V_BLOCK=blocks[2],
+        ROTARY=0 if angles is None else angles.shape[1],
+        INTERLEAVED=turn.rope is not None and turn.rope.interleaved,
+        Q_NORM=norms[0],
+        K_NORM=norms[1],
+        NARROW=cache.keys.element_size() == 1,
+        num_warps=8 if "all" in norms else 4,
+    )
+    return out
+
+
+def store_kv(k_TKH: torch.Tensor, v_TKH: torch.Tensor, cache: Cache) -> None:
+    """Store keys and values; values that are columns of the keys are there with them."""
+    _store(k_TKH, cache.keys, cache.slots_T, cache.k_scale)
+    if cache.values.stride(2) == cache.values.shape[3]:
+        _store(v_TKH, cache.values, cache.slots_T, cache.v_scale)
+
+
+def _store(x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale: float) -> None:
+    if x_TKH.stride(2) != 1:
+        x_TKH = x_TKH.contiguous()
+    heads, width = x_TKH.shape[1:]
+    width_block = power_of_two(width)
+    block = _block(heads, width_block)
+    launch(
+        _store_kernel,
+        (len(x_TKH), ceil_div(heads, block)),
+        x_TKH,
+        side,
+        slots_T,
+        *x_TKH.stride()[:2],
+        *side.stride()[1:3],
+        scale,
+        KV_HEADS=heads,
+        WIDTH=width,
+        HEAD_BLOCK=block,
+        WIDTH_BLOCK=width_block,
+        NARROW=side.element_size() == 1,
+    )
+
+
+def _kind(norm: HeadNorm | None, width: int) -> str:
+    if norm is None:
+        return "none"
+    return "head" if norm.weight.numel() == width else "all"
+
+
+def _block(heads: int, width: int) -> int:
+    return max(1, min(power_of_two(heads), _ELEMENTS // width))

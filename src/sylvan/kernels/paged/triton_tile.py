@@ -1,0 +1,102 @@
+"""What the attention kernels share: finding tokens in pages, and one step of online softmax.
+
+A head of H columns is read in two parts, so that no block is much wider than the head: MAIN, the
+largest power of two in it, and TAIL, the rest (576 = 512 + 64, 96 = 64 + 32). Scores are in units
+of log2, because the hardware's exponential is 2^x.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def places(table_ptr, first, token, valid, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Places in the pool of the tokens `token` = first + (0 .. BLOCK - 1).
+
+    Where pages are whole blocks one page number serves all of them; int64, for a pool may be
+    larger than 2^31 elements.
+    """
+    if PAGE % BLOCK == 0:
+        page = tl.load(table_ptr + first // PAGE).to(tl.int64)
+        place = page * PAGE + (token % PAGE)
+    else:
+        page = tl.load(table_ptr + token // PAGE, mask=valid, other=0).to(tl.int64)
+        place = page * PAGE + token % PAGE
+    return place
+
+
+@triton.jit
+def rows_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns first .. first + WIDTH - 1 of tokens, a row a token. Shape: (tokens, BLOCK)."""
+    col = tl.arange(0, BLOCK)
+    mask = valid[:, None] & (col < WIDTH)[None, :]
+    return tl.load(ptr + place[:, None] * stride + (first + col)[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def columns_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The same, a column a token: keys as the product wants them. Shape: (BLOCK, tokens)."""
+    col = tl.arange(0, BLOCK)
+    mask = valid[None, :] & (col < WIDTH)[:, None]
+    return tl.load(ptr + place[None, :] * stride + (first + col)[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def capped(scores, scale, cap, CAPPED: tl.constexpr):
+    """Scores of raw products, in log2 units; cap * tanh(x / cap) where the model wants that."""
+    if CAPPED:
+        # tanh without overflow: exp may be infinite, and 2 / inf is 0
+        grown = tl.exp2(scores * (2.0 * LOG2_E * scale / cap))
+        y = (1.0 - 2.0 / (grown + 1.0)) * (cap * LOG2_E)
+    else:
+        y = scores * (scale * LOG2_E)
+    return y
+
+
+@triton.jit
+def fold(
+    state,
+    q,
+    q_tail,
+    caches,
+    place,
+    valid,
+    seen,
+    numbers,
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    SHARED: tl.constexpr,
+    CAPPED: tl.constexpr,
+):
+    """Fold a block of tokens into (peak, total, acc) of online softmax (arXiv:2205.14135 s3.1).
+
+    `seen` (rows, tokens) says what each query may look at. SHARED: the values are the first
+    columns of the keys (latent attention), which are then read once.
+    """
+    peak, total, acc = state
+    k_ptr, k_stride, v_ptr, v_stride = caches
+    scale, cap = numbers
+    k = columns_of(k_ptr, place, k_stride, valid, 0, MAIN, MAIN).to(q.dtype)
+    scores = tl.dot(q, k, input_precision="ieee")
+    if TAIL > 0:
+        k_tail = columns_of(k_ptr, place, k_stride, valid, MAIN, WIDTH - MAIN, TAIL).to(q.dtype)
+        scores = tl.dot(q_tail, k_tail, scores, input_precision="ieee")
+    scores = tl.where(seen, capped(scores, scale, cap, CAPPED), float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    # A query that has seen nothing yet has no peak: minus infinity less itself is not a number.
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - level[:, None])
+    shrink = tl.exp2(peak - level)
+    if SHARED:
+        v = tl.trans(k)
+    else:
+        v = rows_of(v_ptr, place, v_stride, valid, 0, VALUE, VALUE_BLOCK).to(q.dtype)
+    acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return higher, total * shrink + tl.sum(weights, 1), acc

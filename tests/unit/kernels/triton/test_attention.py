@@ -1,0 +1,177 @@
+"""Paged attention against its reference, in Triton's interpreter: few, wide programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.paged import reference
+from sylvan.kernels.paged.triton_attention import Pages, decode, extend
+
+PLAIN = AttentionLayer(index=0, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2)
+LAYERS = {
+    "grouped": PLAIN,
+    "one head each": replace(PLAIN, num_heads=2),
+    "three a group": replace(PLAIN, num_heads=6, head_dim=16),
+    "odd head": replace(PLAIN, head_dim=40),
+    "narrow values": replace(PLAIN, head_dim=48, v_head_dim=20),
+    "capped": replace(PLAIN, softcap=3.0),
+    "window": replace(PLAIN, window=37),
+    "sinks": replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
+    "window and sinks": replace(PLAIN, window=5, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
+}
+CASES = [(name, torch.float32) for name in LAYERS] + [("grouped", torch.float16)]
+
+
+def cache(
+    layer: AttentionLayer, lens: list[int], page: int, dtype: torch.dtype, shared: bool = False
+) -> Pages:
+    """Random pages in random order; what no request owns is not a number."""
+    generator = torch.Generator().manual_seed(1)
+    most = max(1, -(-max(lens) // page))
+    count = len(lens) * most + 1
+    size = (count, page, layer.num_kv_heads, layer.head_dim)
+    keys = torch.randn(size, generator=generator).to(dtype)
+    values = torch.randn((*size[:3], layer.value_dim), generator=generator).to(dtype)
+    keys[0] = values[0] = float("nan")
+    table = torch.randperm(count - 1, generator=generator).to(torch.int32).view(-1, most) + 1
+    rows = torch.randperm(len(lens), generator=generator).to(torch.int32)
+    pages = Pages(
+        keys=keys,
+        values=keys[..., : layer.value_dim] if shared else values,
+        table_SP=table,
+        rows_R=rows,
+        lens_R=torch.tensor(lens, dtype=torch.int32),
+    )
+    for r, length in enumerate(lens):  # beyond its end too, and in pages it has not reached
+        mine = table[rows[r]].long()
+        for side in (pages.keys, pages.values):
+            flat = side[mine].flatten(0, 1)
+            flat[length:] = float("nan")
+            side[mine] = flat.unflatten(0, (most, page))
+            table[rows[r], -(-length // page) :] = 0
+    return pages
+
+
+def attend(q: torch.Tensor, starts: list[int], pages: Pages, layer: AttentionLayer) -> torch.Tensor:
+    """The reference, request by request; zeros where a request has no KV."""
+    out = torch.zeros(len(q), layer.num_heads, layer.value_dim)
+    for r, length in enumerate(pages.lens_R.tolist()):
+        mine = pages.table_SP[pages.rows_R[r]].long()
+        k, v = (
+            side[mine].flatten(0, 1)[:length].float() * scale
+            for side, scale in ((pages.keys, pages.k_scale), (pages.values, pages.v_scale))
+        )
+        rows = slice(starts[r], starts[r + 1])
+        if length:
+            got = reference.attend(q[rows], k, v, layer)
+            out[rows] = got.float().unflatten(1, (-1, layer.value_dim))
+    return out
+
+
+def queries(layer: AttentionLayer, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(rows, layer.num_heads, layer.head_dim, generator=generator).to(dtype)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    limit = 2e-5 if got.dtype == torch.float32 else 3e-3
+    torch.testing.assert_close(got.float(), want.float(), rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_decode_looks_at_all_pages(name: str, dtype: torch.dtype) -> None:
+    layer, lens = LAYERS[name], [70, 1, 0]
+    pages = cache(layer, lens, 16, dtype)
+    q = queries(layer, len(lens), dtype)
+
+    got = decode(q, pages, layer)
+
+    close(got, attend(q, list(range(len(lens) + 1)), pages, layer))
+
+
+@pytest.mark.parametrize("page", [64, 10])
+def test_decode_merges_splits(page: int) -> None:
+    layer = replace(PLAIN, num_heads=2, sinks=torch.tensor([1.0, 2.0]))
+    lens = [600, 300]
+    pages = cache(layer, lens, page, torch.float32)
+    q = queries(layer, len(lens), torch.float32)
+
+    close(decode(q, pages, layer), attend(q, [0, 1, 2], pages, layer))
+
+
+def test_decode_of_a_row_does_not_depend_on_the_other_rows() -> None:
+    layer = PLAIN
+    pages = cache(layer, [600, 40, 7], 32, torch.float32)
+    q = queries(layer, 3, torch.float32)
+
+    together = decode(q, pages, layer)
+
+    alone = replace(pages, rows_R=pages.rows_R[:1], lens_R=pages.lens_R[:1])
+    assert torch.equal(decode(q[:1], alone, layer), together[:1])
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_extend_sees_the_prefix_and_not_the_future(name: str, dtype: torch.dtype) -> None:
+    layer, lens, starts = LAYERS[name], [50, 3, 75, 9], [0, 33, 34, 34, 43]
+    pages = cache(layer, lens, 16, dtype)
+    q = queries(layer, starts[-1], dtype)
+
+    got = extend(q, pages, torch.tensor(starts, dtype=torch.int32), layer)
+
+    close(got, attend(q, starts, pages, layer))
+
+
+def test_extend_without_causality_sees_everything() -> None:
+    layer, lens, starts = replace(PLAIN, causal=False), [40, 21], [0, 40, 61]
+    pages = cache(layer, lens, 8, torch.float32)
+    q = queries(layer, starts[-1], torch.float32)
+
+    got = extend(q, pages, torch.tensor(starts, dtype=torch.int32), layer)
+
+    close(got, attend(q, starts, pages, layer))
+
+
+def test_extend_leaves_padding_rows_alone() -> None:
+    pages = cache(PLAIN, [5], 8, torch.float32)
+    q, out = queries(PLAIN, 9, torch.float32), torch.full((9, 4, 32), 7.0)
+
+    extend(q, pages, torch.tensor([0, 5], dtype=torch.int32), PLAIN, out)
+
+    close(out[:5], attend(q[:5], [0, 5], pages, PLAIN))
+    assert torch.equal(out[5:], torch.full((4, 4, 32), 7.0))
+
+
+@pytest.mark.parametrize(
+    ("width", "value", "dtype"),
+    [(48, 32, torch.float32), (48, 32, torch.float16), (32, 24, torch.float32)],
+)
+def test_latent_attention_reads_values_out_of_keys(
+    width: int, value: int, dtype: torch.dtype
+) -> None:
+    layer = replace(PLAIN, num_heads=20, num_kv_heads=1, head_dim=width, v_head_dim=value)
+    starts = [0, 3, 4]
+    pages = cache(layer, [30, 17], 16, dtype, shared=True)
+    q = queries(layer, starts[-1], dtype)
+
+    close(
+        extend(q, pages, torch.tensor(starts, dtype=torch.int32), layer),
+        attend(q, starts, pages, layer),
+    )
+    close(decode(q[2:], pages, layer), attend(q[2:], [0, 1, 2], pages, layer))
+
+
+def test_fp8_pages_are_scaled_back() -> None:
+    pages = cache(PLAIN, [40, 9], 16, torch.float16)
+    narrow = (x.nan_to_num(0.0).to(torch.float8_e4m3fn) for x in (pages.keys, pages.values))
+    pages = replace(
+        pages, k_scale=0.5, v_scale=2.0, **dict(zip(("keys", "values"), narrow, strict=True))
+    )
+    q = queries(PLAIN, 2, torch.float16)
+
+    close(decode(q, pages, PLAIN), attend(q, [0, 1, 2], pages, PLAIN))
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+    close(extend(q, pages, starts, PLAIN), attend(q, [0, 1, 2], pages, PLAIN))
