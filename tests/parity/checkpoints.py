@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -58,11 +59,16 @@ def make(family: str, path: Path, **saving: object) -> PreTrainedModel:
 
 
 def write(
-    config: transformers.PretrainedConfig, seed: int, path: Path, **saving: object
+    config: transformers.PretrainedConfig,
+    seed: int,
+    path: Path,
+    *,
+    auto: Any = transformers.AutoModelForCausalLM,
+    **saving: object,
 ) -> PreTrainedModel:
-    """The same for any config."""
+    """The same for any config, by any of the classes that find the model of a config."""
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = auto.from_config(config, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:  # transformers starts them at 0 and 1
             parameter.data += torch.randn_like(parameter) * 0.1

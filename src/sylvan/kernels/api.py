@@ -34,7 +34,8 @@ class LinearWeight(Protocol):
 class AttentionLayer:
     """What one attention layer computes; constant over the life of a model.
 
-    `window`: a token sees itself and the `window - 1` before it; None sees all before it.
+    `window`: a token sees itself and the `window - 1` before it; None sees all before it. Without
+    `causal` the same holds for those after it.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
     that takes part in the softmax but carries no value. `group` names the page table it reads.
     """

@@ -10,6 +10,7 @@ from sylvan.kernels.latent import latent_heads, latent_output
 from sylvan.kernels.matmul import linear
 from sylvan.kernels.norm import layer_norm, rms_norm
 from sylvan.kernels.paged import attention
+from sylvan.kernels.ragged import ragged_attention
 from sylvan.kernels.rows import add, scale, softcap, take_rows
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "latent_output",
     "layer_norm",
     "linear",
+    "ragged_attention",
     "rms_norm",
     "scale",
     "softcap",

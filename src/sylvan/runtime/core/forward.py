@@ -107,6 +107,7 @@ class HostArrays:
         tokens, reqs = limits.max_tokens, limits.max_reqs
         self.input_ids: IntArray = np.zeros(tokens, np.int32)
         self.positions: IntArray = np.zeros(tokens, np.int32)
+        self.token_types: IntArray = np.zeros(tokens, np.int32)
         self.out_slots: IntArray = np.zeros(tokens, np.int32)
         self.kv_lens: IntArray = np.zeros(reqs, np.int32)
         self.q_starts: IntArray = np.zeros(reqs + 1, np.int32)
@@ -155,6 +156,7 @@ class ForwardBatch:
         counts = {
             "input_ids": num_tokens,
             "positions": num_tokens,
+            "token_types": num_tokens,
             "out_slots": num_tokens,
             "kv_lens": num_reqs,
             "q_starts": num_reqs + 1,
@@ -167,6 +169,7 @@ class ForwardBatch:
                 self._full[name][:count].copy_(self._host[name][:count], non_blocking=True)
         self.input_ids_T = self._full["input_ids"][:num_tokens]
         self.positions_T = self._full["positions"][:num_tokens]
+        self.token_types_T = self._full["token_types"][:num_tokens]
         self.out_slots_T = self._full["out_slots"][:num_tokens]
         self.kv_lens_R = self._full["kv_lens"][:num_reqs]
         self.q_starts_R = self._full["q_starts"][: num_reqs + 1]

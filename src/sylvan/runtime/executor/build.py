@@ -17,11 +17,13 @@ from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention
+from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.local import LocalExecutor
+from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.runner import EagerRunner, GraphRunner
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
@@ -37,9 +39,11 @@ from sylvan.runtime.models.config import (
     kv_bytes_per_token,
     state_bytes,
 )
+from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish, read_pooling
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
+from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.processors import LogitsProcessor
@@ -73,6 +77,8 @@ class LocalOptions:
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     overlap: bool = False
     num_states: int = 0
+    embed: PoolingWish | None = None  # set: vectors are made, also by a model that generates
+    headless: bool = False  # the head of a model that generates is left out
     threads: int = 0  # of the step program; 0: as many as torch uses
     seed: int = 0
 
@@ -106,6 +112,11 @@ class ModelFacts:
     num_parameters: int
     state_bytes: int = 0
     num_states: int = 0
+    generates: bool = True
+    causal: bool = True
+    reads_all: bool = False  # pooling reads the vectors of all tokens
+    num_labels: int = 0
+    vector_size: int = 0  # numbers of an embedding; 0: none are made
     runner: str = ""
 
 
@@ -137,6 +148,9 @@ def facts_of(config: ModelConfig, model_dir: Path, dtype: str = "auto") -> Model
         weight_bytes=numbers * DTYPE_BYTES[name],
         num_parameters=numbers,
         state_bytes=state_bytes(config, name),
+        generates=config.head == "lm",
+        causal=config.causal,
+        num_labels=config.num_labels,
     )
 
 
@@ -152,8 +166,11 @@ def build_executor(
     Raises:
         ConfigError: the model or an option cannot be served; one clear sentence.
     """
-    config = load_config(model_dir)
+    config = load_config(model_dir, headless=options.headless)
     facts = facts_of(config, model_dir, options.dtype)
+    pooling = None
+    if options.embed is not None or config.head != "lm":
+        pooling = read_pooling(model_dir, config, options.embed or PoolingWish())
     context = options.context_len or facts.context_len
     plan = _Plan(
         model_dir=model_dir,
@@ -168,6 +185,7 @@ def build_executor(
             max_pages_per_req=-(-(context + 1) // options.page_size),
         ),
         progress=progress,
+        pooling=pooling,
     )
     made = _with_program(plan) or _with_tensors(plan)
     states = plan.states
@@ -178,12 +196,15 @@ def build_executor(
         batch,
         Sampler(parts.custom),
         config.vocab_size,
+        _pooler(plan, made.runner),
         constraints=parts.constraints,
     )
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens, max_running_reqs=options.max_running_reqs
     )
     facts = replace(facts, runner=made.name, num_states=states.num_slots if states else 0)
+    if pooling is not None:
+        facts = replace(facts, reads_all=pooling.reads_all, vector_size=pooling.size)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
 
 
@@ -197,6 +218,7 @@ class _Plan:
     build: Build
     limits: BatchLimits
     progress: Progress | None
+    pooling: PoolingSpec | None = None
 
     def model(self) -> Any:
         """A new model without contents."""
@@ -238,7 +260,10 @@ class _Made:
 
 def _with_program(plan: _Plan) -> _Made | None:
     """A recorded step program; None where it cannot be had and was not asked for by name."""
+    labels_of_all = plan.pooling and plan.config.num_labels and plan.pooling.reads_all
     if plan.options.runner == "eager":
+        return None
+    if plan.options.runner == "auto" and (labels_of_all or not plan.config.causal):
         return None
     try:
         return _record(plan)
@@ -278,8 +303,20 @@ def _record(plan: _Plan) -> _Made:
     return _Made(f"program ({library.variant})", runner, pool, NativeAttention())
 
 
+def _pooler(plan: _Plan, runner: GraphRunner) -> Pooler | None:
+    if plan.pooling is None:
+        return None
+    labels = plan.config.num_labels
+    if labels and plan.pooling.reads_all and not isinstance(runner, EagerRunner):
+        raise ConfigError("runner program reads labels from the last token only; use eager")
+    head = runner.head if isinstance(runner, EagerRunner) else None
+    return Pooler(plan.pooling, labels=labels > 0, head=head)
+
+
 def _with_tensors(plan: _Plan) -> _Made:
     attention = load_attention(plan.options.attention, plan.build.device)
+    if not plan.config.causal:
+        attention = NullAttention()  # such layers attend by themselves
     model = plan.model()
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
@@ -299,6 +336,8 @@ def _load_by_transformers(model: Any, plan: _Plan) -> None:
 
 def tensor_pool(config: ModelConfig, shape: KVShape, build: Build) -> KVCachePool:
     """The pool of what a model's attention keeps of a token."""
+    if not config.causal:
+        return NoPool(shape.num_pages, shape.page_size)
     if config.latent is not None:
         return LatentPool(shape, config.latent.latent, build.dtype, build.device)
     return MHAPool(shape, build.dtype, build.device)

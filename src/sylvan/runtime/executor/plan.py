@@ -12,7 +12,7 @@ import numpy as np
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.errors import ExecutorError
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import KVHandle
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.core.states import StateWork
@@ -43,6 +43,17 @@ class PromptWant:
     index: int
     rows: IntArray
     token_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedWork:
+    """Slice `index` computes tokens of an EmbedRequest from `start` on; `done`: to its last."""
+
+    index: int
+    start: int
+    done: bool
+    dimensions: int | None
+    normalize: bool
 
 
 @dataclass(slots=True)
@@ -198,11 +209,23 @@ def _fill_tokens(plan: StepPlan, slices: tuple[Slice, ...]) -> None:
         if isinstance(work.req.request, GenerateRequest):
             if work.req.request.logprobs is not None:
                 _want_prompt(plan, index, work, row)
-        elif work.samples:
-            plan.embeds.append(index)
+        else:
+            _embed(plan, index, work, row)
         row += stop - work.start
     plan.in_flight = np.array(rows, np.int32)
     plan.in_flight_slots = np.array(slots, np.int32)
+
+
+def _embed(plan: StepPlan, index: int, work: Slice, row: int) -> None:
+    request = work.req.request
+    assert isinstance(request, EmbedRequest)
+    asked = request.dimensions, request.normalize
+    plan.embeds.append(EmbedWork(index, work.start, work.samples, *asked))
+    if request.token_types is not None:
+        if plan.token_types is None:
+            plan.token_types = np.zeros(len(plan.input_ids), np.int32)
+        part = request.token_types[work.start : work.stop]
+        plan.token_types[row : row + len(part)] = part
 
 
 def _want_prompt(plan: StepPlan, index: int, work: Slice, row: int) -> None:

@@ -52,6 +52,10 @@ class EagerRunner:
         """See `GraphRunner.hidden`."""
         return self._take(rows).float()
 
+    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        """The model's head on vectors that are no rows of a step: float32 (R, C)."""
+        return self._model.head(vectors_RD.to(self._hidden_TD)).float()
+
     def _take(self, rows: IntArray) -> torch.Tensor:
         index = torch.from_numpy(rows).to(self._hidden_TD.device)
         return ops.take_rows(self._hidden_TD, index)

@@ -5,7 +5,6 @@ Shapes: T rows of the step, R slices, S request slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,14 +18,12 @@ from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.req import SliceOutput, StepResult
 from sylvan.runtime.executor.plan import Join, StepPlan
+from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.runner import GraphRunner
 from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.logprobs import join, token_logprobs
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
-
-Pooler = Callable[[torch.Tensor], FloatArray]
-"""Hidden vectors float32 (n, D) of one whole input -> its vector."""
 
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
 """What arithmetic on bad data raises; anything else is a defect and passes through."""
@@ -99,6 +96,8 @@ class Worker:
             self._bad.pop(slot, None)
             if self._constraints is not None:
                 self._constraints.leave(slot)
+            if self._pooler is not None:
+                self._pooler.forget(slot)
         for entry in plan.joins:
             self._join(entry)
         table = self._batch.host.page_table
@@ -139,6 +138,7 @@ class Worker:
         ids[:] = plan.input_ids
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         np.clip(ids, 0, self._params.vocab_size - 1, out=ids)  # whose were not fails alone
+        host.token_types[:num_tokens] = 0 if plan.token_types is None else plan.token_types
         positions = host.positions[:num_tokens]
         positions[:] = np.arange(num_tokens, dtype=np.int32)
         positions -= np.repeat(ends - lens - plan.starts, lens)
@@ -233,13 +233,20 @@ class Worker:
 
     def _pool(self, plan: StepPlan, found: _Found) -> None:
         ends = np.cumsum(plan.stops - plan.starts)
-        for index in plan.embeds:
+        for work in plan.embeds:
+            index = work.index
             if self._pooler is None:
-                found.errors[index] = "this model serves no embeddings"
+                found.errors[index] = "this model makes no vectors"
                 continue
-            rows = int(plan.stops[index] - plan.starts[index])
-            of_slice = np.arange(ends[index] - rows, ends[index], dtype=np.int32)
-            found.vectors[index] = self._pooler(self._runner.hidden(of_slice))
+            count = int(plan.stops[index] - plan.starts[index])
+            rows = np.arange(ends[index] - count, ends[index], dtype=np.int32)
+            try:
+                vector = self._pooler.add(self._runner, int(plan.slots[index]), rows, work)
+            except FAILURES as error:
+                found.errors[index] = f"pooling failed: {error}"
+                continue
+            if vector is not None:
+                found.vectors[index] = vector
 
 
 def _within(request: GenerateRequest, vocab_size: int) -> bool:

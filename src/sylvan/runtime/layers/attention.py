@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, Rope, Value, X
+from sylvan.kernels.api import AttentionLayer, Rope, Unsupported, Value, X
 from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.norm import RMSNorm
@@ -40,3 +40,29 @@ class PagedAttention(nn.Module):
         norms = self._q_norm, self._k_norm
         heads = reference.split_heads(qkv, self.layer, batch.positions_T, self._rope, norms)
         return batch.attention.run(self.layer, *heads, batch).flatten(1)
+
+
+class RaggedAttention(nn.Module):
+    """As `PagedAttention`, but every token sees its whole text, and no KV is kept."""
+
+    def __init__(
+        self,
+        layer: AttentionLayer,
+        rope: Rope | None,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self._rope = rope
+        self._q_norm = None if q_norm is None else q_norm.of_heads()
+        self._k_norm = None if k_norm is None else k_norm.of_heads()
+
+    def forward(self, qkv: X, batch: ForwardBatch) -> X:
+        """Shape: (T, (N + 2 K) H) -> (T, N H)."""
+        if isinstance(qkv, Value):
+            raise Unsupported("attention in both directions")
+        assert isinstance(qkv, torch.Tensor)
+        norms = self._q_norm, self._k_norm
+        heads = reference.split_heads(qkv, self.layer, batch.positions_T, self._rope, norms)
+        return ops.ragged_attention(*heads, batch.q_starts_R.tolist(), self.layer)

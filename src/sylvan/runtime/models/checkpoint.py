@@ -77,7 +77,8 @@ class WeightReader:
     def __init__(self, model: nn.Module, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._convert = getattr(model, "convert", _as_stored)
-        self._names = {_canonical(name): name for name in checkpoint.tensors}
+        rename = getattr(model, "rename", _canonical)
+        self._names = {rename(name): name for name in checkpoint.tensors}
         self._slots = {slot.name: slot for slot in slots(model)}
         wanted = {source for slot in self._slots.values() for source in slot.sources}
         missing = sorted(wanted - self._names.keys())
@@ -87,10 +88,13 @@ class WeightReader:
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             )
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        idle = tuple(getattr(model, "unused", ()))
         extra = sorted(
             name
             for canonical, name in self._names.items()
-            if canonical not in wanted | tied and not canonical.endswith(_DERIVED)
+            if canonical not in wanted | tied
+            and not canonical.endswith(_DERIVED)
+            and not canonical.startswith(idle)
         )
         if extra:
             raise ConfigError(

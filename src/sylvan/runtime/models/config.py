@@ -122,6 +122,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     moe: MoEConfig | None = None
     latent: LatentConfig | None = None
     path: Literal["native", "transformers"] = "native"
+    causal: bool = True  # False: every token sees all others, and nothing is kept of them
+    head: Literal["lm", "none", "score", "reward"] = "lm"
+    num_labels: int = 0  # columns of a head that scores
+    token_types: int = 0  # kinds of segments that have an embedding
+    embedding_size: int = 0  # of the tables of embeddings; 0: as hidden
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
@@ -331,6 +336,8 @@ def sliding_windows(raw: dict[str, Any], default_on: bool) -> tuple[int | None, 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int:
     """Bytes of keys and values that one token takes in all layers; needs no weights."""
+    if not config.causal:
+        return 0
     per_layer = 2 * config.num_key_value_heads * config.head_dim
     if config.latent is not None:
         per_layer = config.latent.latent + config.latent.turning

@@ -19,7 +19,7 @@ from sylvan.kernels.api import AttentionLayer, Rope, X
 from sylvan.kernels.experts import Routing
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.layers.attention import PagedAttention
+from sylvan.runtime.layers.attention import PagedAttention, RaggedAttention
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
@@ -27,6 +27,7 @@ from sylvan.runtime.layers.mlp import MLP, GatedMLP
 from sylvan.runtime.layers.moe import MoE, MoEShape
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.config import ModelConfig, MoEConfig
+from sylvan.runtime.models.heads import UNUSED_HEADS, make_score
 from sylvan.runtime.models.rope import RopeParams, rope_table
 
 FUSED: Mapping[str, tuple[str, ...]] = {
@@ -127,8 +128,10 @@ class Attention(nn.Module):
             window=config.layer_windows[layer],
             softcap=config.attention_softcap or None,
             sinks=self.sinks,
+            causal=config.causal,
         )
-        self.attn = PagedAttention(spec, ropes.of(layer), self.q_norm, self.k_norm)
+        kind = PagedAttention if config.causal else RaggedAttention
+        self.attn = kind(spec, ropes.of(layer), self.q_norm, self.k_norm)
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         return self.o_proj(self.attn(self.qkv_proj(x_TD), batch))
@@ -238,9 +241,11 @@ class Decoder(nn.Module):
             self.block(config, build, i, ropes) for i in range(config.num_hidden_layers)
         )
         self.norm = make_norm(config, build)
-        self.lm_head = ColumnParallel(build, dim, (ids,), bias=config.head_bias)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+        self.lm_head, self.score = None, make_score(config, build)
+        if config.head == "lm":
+            self.lm_head = ColumnParallel(build, dim, (ids,), bias=config.head_bias)
+            if config.tie_word_embeddings:
+                self.lm_head.weight = self.embed_tokens.weight
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         """One layer; a family overrides this to choose another arrangement."""
@@ -249,6 +254,11 @@ class Decoder(nn.Module):
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A checkpoint tensor in the layout of the parameter that it fills."""
         return tensor
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Starts of names of checkpoint tensors that may be there for nothing."""
+        return () if self.config.head == "lm" else UNUSED_HEADS
 
     def embed(self, batch: ForwardBatch) -> X:
         x_TD = self.embed_tokens(batch.input_ids_T)
@@ -263,6 +273,10 @@ class Decoder(nn.Module):
         return self.norm(x_TD, residual_TD)[0]
 
     def head(self, hidden_RD: X) -> X:
+        if self.score is not None:
+            return self.score(hidden_RD)
+        if self.lm_head is None:
+            return hidden_RD
         logits_RV = scaled(self.lm_head(hidden_RD, out_f32=True), self.config.logit_scale)
         cap = self.config.logit_softcap
         return ops.softcap(logits_RV, cap) if cap else logits_RV

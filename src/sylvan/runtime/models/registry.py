@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import msgspec
 import torch
 
 from sylvan.protocol.errors import ConfigError
@@ -72,6 +73,28 @@ MODELS: dict[str, str] = {
     "Starcoder2ForCausalLM": _HERE + "stablelm",
 }
 
+_ENCODERS = (
+    *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte", "ModernBert"),
+    *("NomicBert", "Roberta", "XLMRoberta"),
+)
+_DECODERS = (
+    *("Arcee", "DeepseekV2", "DeepseekV3", "Exaone4", "Falcon", "GPT2", "GPTBigCode", "GPTJ"),
+    *("GPTNeoX", "Gemma", "Gemma2", "Gemma3Text", "Glm", "Glm4", "GptOss", "Helium", "Llama"),
+    *("Ministral", "Mistral", "Mixtral", "Nemotron", "OPT", "Olmo2", "Olmo3", "Phi", "Phi3"),
+    *("Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm", "Starcoder2"),
+)
+MODELS |= {
+    f"{stem}{suffix}": _HERE + module
+    for stems, module, suffixes in (
+        (_ENCODERS, "encoder", ("ForMaskedLM", "ForSequenceClassification", "Model")),
+        (_DECODERS, "vectors", ("ForSequenceClassification", "Model")),
+        (("Qwen2", "Qwen3"), "vectors", ("ForRewardModel",)),
+        (("Cohere", "Cohere2", "EuroBert", "Granite", "LlamaBidirectional"), "vectors", ("Model",)),
+    )
+    for stem in stems
+    for suffix in suffixes
+}
+
 
 @runtime_checkable
 class Model(Protocol):
@@ -129,13 +152,20 @@ def load_family(architecture: str) -> Family:
     return Family(module.parse, module.MODEL)
 
 
-def load_config(model_dir: Path) -> ModelConfig:
+def load_config(model_dir: Path, *, headless: bool = False) -> ModelConfig:
     """Read and check config.json of a checkpoint.
+
+    Args:
+        model_dir: Where it is.
+        headless: Vectors are wanted of a model that generates: leave its head out.
 
     Raises:
         ConfigError: one sentence that says what cannot be served.
     """
-    return choose_path(read_config(model_dir)).config
+    config = choose_path(read_config(model_dir)).config
+    if headless and config.head == "lm":
+        config = msgspec.structs.replace(config, head="none")
+    return config
 
 
 def choose_path(raw: dict[str, Any]) -> Choice:

@@ -36,6 +36,7 @@ class Limits:
     preemption_threshold: int | None = 10
     share_in_batch: bool = True
     whole_prompts: bool = False  # bidirectional encoders cannot be chunked
+    pool_all: bool = False  # pooling reads all tokens of an EmbedRequest: none may be cached
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -279,6 +279,8 @@ class Planner:
 
     def _match_limit(self, req: Req) -> int:
         """Longest prefix that may come from the cache: one token is always computed."""
+        if self._limits.pool_all and isinstance(req.request, EmbedRequest):
+            return 0
         limit = req.num_tokens - 1
         start = self._prompt_logprobs.wanted(req)
         return limit if start is None else min(limit, start)

@@ -15,7 +15,9 @@ from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.local import LocalExecutor
+from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.worker import Worker
+from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from sylvan.runtime.sampling.sampler import Sampler
 
@@ -227,7 +229,7 @@ def test_prompt_logprobs_come_in_bounded_blocks(bench):
 
 def test_embeddings_pool_the_rows_of_their_request():
     request = EmbedRequest(rid="e", input_ids=np.array([4, 6], np.int32))
-    bench = Bench(pooler=lambda hidden: hidden.mean(0).numpy())
+    bench = Bench(pooler=Pooler(PoolingSpec(modes=("mean",), normalize=False)))
 
     out = bench.launch((bench.req(1), 0, 1), (bench.req(request=request), 0, 2)).wait().outputs
 
@@ -241,7 +243,7 @@ def test_embeddings_without_a_pooler_fail_alone():
 
     out = bench.launch((bench.req(request=request), 0, 2), (bench.req(1), 0, 1)).wait().outputs
 
-    assert "no embeddings" in out[0].error
+    assert "no vectors" in out[0].error
     assert list(out[1].token_ids) == [1]
 
 

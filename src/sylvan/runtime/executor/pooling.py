@@ -1,0 +1,109 @@
+"""Makes the vector of a request out of the hidden vectors of its tokens, slice by slice.
+
+Shapes: n rows of one slice, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sylvan.protocol.arrays import FloatArray, IntArray
+from sylvan.runtime.executor.plan import EmbedWork
+from sylvan.runtime.executor.runner import GraphRunner
+from sylvan.runtime.models.pooling import Mode, PoolingSpec
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""Pooled vectors (1, D) -> numbers of the labels (1, C)."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What is known of a text of which only a part was computed."""
+
+    total: NDArray[np.float64] | None = None
+    weight: float = 0.0
+    first: FloatArray | None = None
+    most: FloatArray | None = None
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class Pooler:
+    """Keeps sums of the texts under way, by request slot.
+
+    Sums are made row by row in float64, so that they do not depend on how a text was divided.
+    With `labels` the model's head turns the pooled vector into one number for each label; `head` is
+    needed where the vector is not simply that of the last token.
+    """
+
+    spec: PoolingSpec
+    labels: bool = False
+    head: Head | None = None
+    _sums: dict[int, _Sum] = field(default_factory=dict[int, _Sum])
+
+    def add(
+        self, runner: GraphRunner, slot: int, rows: IntArray, work: EmbedWork
+    ) -> FloatArray | None:
+        """Take in the rows of a slice; the vector, once the text is complete."""
+        if self.spec.reads_all:
+            self._add(slot, runner.hidden(rows), work.start)
+        if not work.done:
+            return None
+        if self.labels and not self.spec.reads_all:
+            return runner.logits(rows[-1:])[0].float().cpu().numpy().copy()
+        found = self._sums.pop(slot, _Sum())
+        last = runner.hidden(rows[-1:])[0]
+        parts = [_pooled(mode, found, last) for mode in self.spec.modes]
+        vector = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return self._finished(vector, work).numpy()
+
+    def forget(self, slot: int) -> None:
+        """The request in a slot has ended."""
+        self._sums.pop(slot, None)
+
+    def _add(self, slot: int, hidden: torch.Tensor, start: int) -> None:
+        rows = hidden.cpu().numpy()
+        if start == 0:
+            self._sums[slot] = _Sum(first=rows[0].copy())
+        found, modes = self._sums[slot], self.spec.modes
+        assert found.rows == start, "a text is pooled from its first token on"
+        if "max" in modes:
+            top = rows.max(0)
+            found.most = top if found.most is None else np.maximum(found.most, top)
+        if any("mean" in mode for mode in modes):
+            wide = rows.astype(np.float64)
+            if "weightedmean" in modes:
+                wide *= np.arange(start + 1, start + 1 + len(rows))[:, None]
+            if found.total is not None:
+                wide = np.vstack([found.total, wide])
+            found.total = np.add.reduce(wide, axis=0)  # one row after another
+        found.rows += len(rows)
+
+    def _finished(self, vector: torch.Tensor, work: EmbedWork) -> torch.Tensor:
+        if self.labels:
+            assert self.head is not None, "labels of pooled vectors need the head"
+            return self.head(vector[None])[0].cpu()
+        for transform in self.spec.transforms:
+            vector = transform(vector)
+        vector = vector[: work.dimensions] if work.dimensions else vector
+        if self.spec.normalize and work.normalize:
+            vector = vector / vector.norm().clamp_min(1e-12)
+        return vector
+
+
+def _pooled(mode: Mode, found: _Sum, last: torch.Tensor) -> torch.Tensor:
+    if mode == "last":
+        return last.float().cpu()
+    if mode in ("cls", "max"):
+        vector = found.first if mode == "cls" else found.most
+        assert vector is not None
+        return torch.from_numpy(vector)
+    assert found.total is not None
+    n = found.rows
+    weight = {"mean": n, "mean_sqrt_len": n**0.5, "weightedmean": n * (n + 1) / 2}[mode]
+    return torch.from_numpy((found.total / weight).astype(np.float32))

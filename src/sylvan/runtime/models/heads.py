@@ -1,0 +1,91 @@
+"""Heads that score a text instead of continuing it.
+
+Shapes: R vectors, D hidden, C labels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import ActivationKind, X
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.norm import LayerNorm
+from sylvan.runtime.models.config import ModelConfig
+
+UNUSED_HEADS = ("lm_head.", "cls.", "score.", "predictions.")
+"""Starts of names of heads that a checkpoint may bring although they are not served."""
+
+MAX_LABELS = 1 << 20
+
+
+class Score(Linear):
+    """One number for each label. Shape: (R, D) -> float32 (R, C)."""
+
+    def __init__(self, config: ModelConfig, build: Build, *, bias: bool = False) -> None:
+        super().__init__(build, config.hidden_size, (config.num_labels,), bias=bias)
+
+    def forward(self, x: X, *, out_f32: bool = True) -> X:
+        """Shape: (R, D) -> (R, C)."""
+        return super().forward(x, out_f32=out_f32)
+
+
+class Relu(nn.Module):
+    """Shape: (R, D) -> (R, D)."""
+
+    def forward(self, x: X) -> X:
+        """Negative numbers become 0."""
+        return ops.activation(x, "relu")
+
+
+class ClassHead(nn.Module):
+    """Of encoders: dense, activation, perhaps a norm, then a number for each label.
+
+    Shape: (R, D) -> float32 (R, C).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        build: Build,
+        act: ActivationKind,
+        *,
+        bias: bool = True,
+        norm: LayerNorm | None = None,
+    ) -> None:
+        super().__init__()
+        self.dense = Linear(build, config.hidden_size, (config.hidden_size,), bias=bias)
+        self.norm = norm
+        self.out = Score(config, build, bias=True)
+        self._act: ActivationKind = act
+
+    def forward(self, x: X) -> X:
+        """Shape: (R, D) -> (R, C)."""
+        x = ops.activation(self.dense(x), self._act)
+        return self.out(x if self.norm is None else self.norm(x)[0])
+
+
+def make_score(config: ModelConfig, build: Build) -> nn.Module | None:
+    """The head of a decoder that scores; None where it has none."""
+    if config.head == "reward":
+        dim = config.hidden_size
+        parts = Linear(build, dim, (dim,), bias=True), Relu(), Score(config, build, bias=True)
+        return nn.Sequential(*parts)
+    return Score(config, build) if config.head == "score" else None
+
+
+def count_labels(raw: dict[str, Any], default: int = 2) -> int:
+    """Labels of a classifier, as transformers counts them.
+
+    Raises:
+        ConfigError: the number is impossible.
+    """
+    names = raw.get("id2label")
+    count = raw.get("num_labels") or (len(names) if isinstance(names, dict) else default)
+    if not isinstance(count, int) or not 1 <= count <= MAX_LABELS:
+        raise ConfigError(f"config.json: num_labels must be in 1..{MAX_LABELS}, it is {count!r}")
+    return count

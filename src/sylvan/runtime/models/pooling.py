@@ -1,0 +1,193 @@
+"""From the vectors of a text's tokens to one vector: what a checkpoint says about it.
+
+Sentence-transformers writes `modules.json`: the model, how its vectors are pooled, and what is done
+to the result (a dense layer, a norm, unit length). Without it the family's custom holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch.nn import functional as F
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.safetensors import Checkpoint
+
+Mode = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
+Transform = Callable[[torch.Tensor], torch.Tensor]
+
+_OLD_MODES = {
+    "cls_token": "cls",
+    "lasttoken": "last",
+    "max_tokens": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "mean_tokens": "mean",
+    "weightedmean_tokens": "weightedmean",
+}
+_NEW_MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolingSpec:
+    """How a text's vector is made.
+
+    Attributes:
+        modes: One or several, whose vectors are joined.
+        transforms: Applied to the pooled vector float32 (D,), in order.
+        normalize: To unit length at the end, after it was shortened.
+        size: Numbers of the vector.
+    """
+
+    modes: tuple[Mode, ...]
+    transforms: tuple[Transform, ...] = ()
+    normalize: bool = True
+    size: int = 0
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the vectors of all tokens matter, so that none may come from the cache."""
+        return self.modes != ("last",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolingWish:
+    """What the operator chose; None leaves it to the checkpoint."""
+
+    mode: str | None = None
+    normalize: bool | None = None
+
+
+def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> PoolingSpec:
+    """How a checkpoint pools.
+
+    Raises:
+        ConfigError: modules.json asks for something that is not served, or cannot be read.
+    """
+    if config.num_labels:
+        return PoolingSpec(modes=(_class_mode(config, wish),), normalize=False)
+    modes: tuple[Mode, ...] = ("last",) if config.causal else ("cls",)
+    spec = PoolingSpec(modes=modes)
+    path = model_dir / "modules.json"
+    if path.is_file():
+        spec = _read_modules(model_dir, _read_json(path, list), spec)
+    if wish.mode is not None:
+        spec = PoolingSpec(
+            modes=(_mode(wish.mode),), transforms=spec.transforms, normalize=spec.normalize
+        )
+    normalize = spec.normalize if wish.normalize is None else wish.normalize
+    vector = torch.zeros(config.hidden_size * len(spec.modes))
+    for transform in spec.transforms:
+        vector = _applied(transform, vector)
+    return PoolingSpec(
+        modes=spec.modes, transforms=spec.transforms, normalize=normalize, size=len(vector)
+    )
+
+
+def _applied(transform: Transform, vector: torch.Tensor) -> torch.Tensor:
+    try:
+        return transform(vector)
+    except RuntimeError as error:
+        raise ConfigError(f"modules.json: its layers do not fit the model: {error}") from None
+
+
+def _class_mode(config: ModelConfig, wish: PoolingWish) -> Mode:
+    if wish.mode is not None:
+        return _mode(wish.mode)
+    if config.causal:
+        return "last"
+    return "mean" if config.raw.get("classifier_pooling") == "mean" else "cls"
+
+
+def _mode(name: str) -> Mode:
+    if name not in get_args(Mode):
+        raise ConfigError(f"unknown pooling {name!r}; there is {', '.join(get_args(Mode))}")
+    return cast("Mode", name)
+
+
+def _read_modules(model_dir: Path, entries: list[Any], spec: PoolingSpec) -> PoolingSpec:
+    modes, transforms, normalize = spec.modes, list[Transform](), False
+    for entry in sorted(entries, key=lambda e: e.get("idx", 0)):
+        kind, folder = str(entry.get("type", "")).rpartition(".")[2], str(entry.get("path", ""))
+        if kind in ("Transformer", "Dropout"):
+            continue
+        if kind == "Normalize":
+            normalize = True
+            continue
+        made = _inside(model_dir, folder)
+        if kind == "Pooling":
+            modes = _read_modes(_read_json(made / "config.json", dict))
+        elif kind == "Dense":
+            transforms.append(_dense(made))
+        elif kind == "LayerNorm":
+            transforms.append(_layer_norm(made))
+        else:
+            raise ConfigError(f"modules.json names the module {kind!r}, which is not supported")
+    return PoolingSpec(modes=modes, transforms=tuple(transforms), normalize=normalize)
+
+
+def _inside(model_dir: Path, folder: str) -> Path:
+    """A folder of the checkpoint; never one elsewhere."""
+    made = (model_dir / folder).resolve()
+    if not made.is_relative_to(model_dir.resolve()):
+        raise ConfigError(f"modules.json names the folder {folder!r}, outside of the model's own")
+    return made
+
+
+def _read_modes(raw: dict[str, Any]) -> tuple[Mode, ...]:
+    found = raw.get("pooling_mode")
+    if found is not None:
+        names = [str(name) for name in (found if isinstance(found, list) else [found])]
+    else:
+        prefix = "pooling_mode_"
+        on = [name.removeprefix(prefix) for name in raw if name.startswith(prefix) and raw[name]]
+        names = [_OLD_MODES.get(name, name) for name in on]
+    if not names:
+        raise ConfigError("the pooling config of modules.json turns no way of pooling on")
+    return tuple(_mode(_NEW_MODES.get(name, name)) for name in names)
+
+
+_ACTIVATIONS: dict[str, Transform] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "SiLU": F.silu,
+    "Sigmoid": torch.sigmoid,
+}
+
+
+def _dense(folder: Path) -> Transform:
+    raw = _read_json(folder / "config.json", dict)
+    name = str(raw.get("activation_function", "Tanh")).rpartition(".")[2].removesuffix("()")
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"modules.json: a dense layer with the activation {name!r}")
+    act, tensors = _ACTIVATIONS[name], _tensors(folder)
+    weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
+    return lambda x: act(F.linear(x, weight, bias))
+
+
+def _layer_norm(folder: Path) -> Transform:
+    tensors = _tensors(folder)
+    weight, bias = tensors["norm.weight"], tensors["norm.bias"]
+    return lambda x: F.layer_norm(x, weight.shape, weight, bias)
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    checkpoint = Checkpoint(folder)
+    return {name: checkpoint.tensor(name).float() for name in checkpoint.tensors}
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
+    if not isinstance(found, kind):
+        raise ConfigError(f"{str(path)!r} holds no JSON {kind.__name__}")
+    return found

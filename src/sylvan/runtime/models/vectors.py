@@ -1,0 +1,68 @@
+"""Decoders without their head: embedders, classifiers and reward models.
+
+The layers are those of the family that generates (`Qwen3Model` is `Qwen3ForCausalLM`), and so is
+the file that serves them; what is read here is only which head stands on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from sylvan.runtime.models.config import ModelConfig, architecture_of
+from sylvan.runtime.models.decoder import Decoder
+from sylvan.runtime.models.heads import count_labels
+from sylvan.runtime.models.registry import load_family
+
+_CAUSAL: Mapping[str, str] = MappingProxyType(
+    {
+        "EuroBert": "LlamaForCausalLM",
+        "Gemma3Text": "Gemma3ForCausalLM",
+        "GPT2": "GPT2LMHeadModel",
+        "LlamaBidirectional": "LlamaForCausalLM",
+    }
+)
+_BOTH_WAYS = ("EuroBert", "LlamaBidirectional")
+_SUFFIXES = ("ForSequenceClassification", "ForRewardModel", "Model")
+
+
+def parse(raw: dict[str, Any]) -> ModelConfig:
+    """Read config.json of a decoder that does not generate."""
+    architecture = architecture_of(raw)
+    stem = next(s for x in _SUFFIXES if (s := architecture.removesuffix(x)) != architecture)
+    causal = _CAUSAL.get(stem, f"{stem}ForCausalLM")
+    config = load_family(causal).parse(raw | {"architectures": [causal]})
+    return msgspec.structs.replace(
+        config,
+        raw=raw,
+        causal=not (stem in _BOTH_WAYS or sees_both_ways(raw)),
+        layer_windows=_windows(config, raw),
+        tie_word_embeddings=False,
+        **_head(architecture, raw),
+    )
+
+
+def sees_both_ways(raw: dict[str, Any]) -> bool:
+    """Whether config.json says that its attention is not causal."""
+    return raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
+
+
+def _windows(config: ModelConfig, raw: dict[str, Any]) -> tuple[int | None, ...]:
+    """Gemma's window spans both sides together."""
+    if raw.get("use_bidirectional_attention") is not True:
+        return config.layer_windows
+    return tuple(None if w is None else w // 2 + 1 for w in config.layer_windows)
+
+
+def _head(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
+    if architecture.endswith("Model") and not architecture.endswith("RewardModel"):
+        return {"head": "none"}
+    if architecture.endswith("RewardModel"):
+        return {"head": "reward", "num_labels": count_labels(raw, default=1)}
+    return {"head": "score", "num_labels": count_labels(raw)}
+
+
+MODEL = Decoder  # unused as such: the config names the family whose class is taken

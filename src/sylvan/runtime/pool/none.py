@@ -1,0 +1,35 @@
+"""The pool of models that keep nothing of the tokens they have read."""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.protocol.arrays import IntArray
+
+
+class NoPool:
+    """Pages without contents: the scheduler counts them, and nothing is stored."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Not offered: there are no keys and values."""
+        raise NotImplementedError("this model keeps no keys and values")
+
+    def store(
+        self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+    ) -> None:
+        """Not offered: there are no keys and values."""
+        raise NotImplementedError("this model keeps no keys and values")
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """See `KVCachePool.copy`."""
+
+    def export_pages(self, pages: IntArray) -> memoryview:
+        """See `KVCachePool.export_pages`."""
+        return memoryview(b"")
+
+    def import_pages(self, pages: IntArray, data: memoryview) -> None:
+        """See `KVCachePool.import_pages`."""
