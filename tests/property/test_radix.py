@@ -129,7 +129,7 @@ def test_events_tell_what_is_cached():
     tree.insert(key([1, 2, 3, 4, 5, 6], "n"), np.array([1, 2, 3], np.int32), with_tail=False)
     tree.evict(1)
 
-    events = [(e.kind, e.namespace, e.start, e.tokens.tolist()) for e in tree.take_events()]
+    events = [(e.kind, e.key.namespace, e.start, e.tokens.tolist()) for e in tree.take_events()]
     assert events == [("insert", "n", 0, [1, 2, 3, 4, 5, 6]), ("evict", "n", 4, [5, 6])]
     assert tree.take_events() == []
 

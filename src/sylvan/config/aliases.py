@@ -134,6 +134,22 @@ def _role(value: object) -> Pairs:
         yield "disagg.role", value
 
 
+def _kv_events(value: object) -> Pairs:
+    """SGLang's table, as JSON; its publisher `null` means none."""
+    table = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(table, Mapping):
+        raise ValueError(f"expected a JSON object, got {value!r}")
+    settings = dict(cast("Mapping[str, object]", table))
+    publisher, form = settings.pop("publisher", "null"), settings.pop("format", "default")
+    if publisher not in ("null", "zmq", None):
+        raise ValueError(f"publisher: expected null | zmq, got {publisher!r}")
+    if form != "default":
+        raise ValueError(f"format: only default is supported, got {form!r}")
+    if publisher == "zmq":
+        yield "kv_events", {}
+        yield from ((f"kv_events.{name}", value) for name, value in settings.items())
+
+
 _SHORT = {
     "host": "server.host",
     "port": "server.port",
@@ -280,4 +296,5 @@ _ALL: Mapping[str, Alias] = {
     "mem_fraction_static": Alias("cache.memory", _fraction),
     "lora_paths": Alias("lora.adapters", _adapters, takes_many=True),
     "disaggregation_mode": Alias("disagg.role", _role),
+    "kv_events_config": Alias("kv_events", _kv_events),
 }

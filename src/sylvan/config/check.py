@@ -211,7 +211,10 @@ RULES = (
     Rule(
         "no such quantisation",
         ("quantization",),
-        lambda c: c.config.quantization not in (None, *c.facts.quantizations),
+        lambda c: (
+            c.config.quantization is not None
+            and (c.config.quantization not in c.facts.quantizations or c.config.device != "cpu")
+        ),
         "{quantization}: not supported yet on {device}; leave it at none",
     ),
     Rule(
@@ -232,6 +235,20 @@ RULES = (
         lambda c: c.config.cache.prefix == "none" and c.config.scheduler.policy in CACHE_POLICIES,
         "{scheduler.policy} orders by cached prefixes, but {cache.prefix}; choose "
         "scheduler.policy=fcfs, or cache.prefix=radix",
+    ),
+    Rule(
+        "events without cache",
+        ("kv_events", "cache.prefix"),
+        lambda c: c.config.cache.prefix == "none" and c.config.kv_events is not None,
+        "kv_events tells what is cached, but {cache.prefix}; leave kv_events out, or choose "
+        "cache.prefix=radix",
+    ),
+    Rule(
+        "no state for any request",
+        ("cache.max_states",),
+        lambda c: c.facts.model.state_numbers > 0 and c.config.cache.max_states == 1,
+        "{cache.max_states} leaves no slot for a request: this model has recurrent layers, and one "
+        "slot is the empty state; use at least 2",
     ),
     Rule(
         "prompts do not fit into a step",

@@ -40,6 +40,9 @@ class CacheConfig(Section, frozen=True):
     may take together (`0.85`)."""
     max_tokens: Tokens | Auto = "auto"
     """Tokens that the KV cache holds; instead of `cache.memory`."""
+    max_states: Count | Auto = "auto"
+    """Slots of recurrent state, for models with layers that do not attend: the empty one, one for
+    each running request, and the others for cached prefixes."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes through a radix tree, or not at all."""
     eviction: str = "lru"
@@ -204,6 +207,23 @@ class DisaggConfig(Section, frozen=True):
     """Port on which a prefill server meets decode servers."""
 
 
+class KVEventsConfig(Section, frozen=True):
+    """Tells cache-aware routers which KV blocks are cached, over ZeroMQ. Present means on."""
+
+    endpoint: str = "tcp://127.0.0.1:5557"
+    """Address of the publisher. Whoever reaches it learns which tokens are cached."""
+    replay_endpoint: str | None = None
+    """Address at which subscribers ask again for what they missed."""
+    topic: str = ""
+    """First frame of each message."""
+    buffer_steps: Count = 10_000
+    """Messages kept for replay."""
+    hwm: Count = 100_000
+    """Messages queued for a slow subscriber before more are dropped."""
+    max_queue_size: Count = 100_000
+    """Messages queued for the publisher's thread before more are dropped."""
+
+
 class ObserveConfig(Section, frozen=True):
     """Logging."""
 
@@ -229,8 +249,9 @@ class Config(Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` is the checkpoint's, where the device is fast at
     it."""
-    quantization: Literal["w8a8", "w4a8"] | None = None
-    """Quantise weights and activations of linear layers at load time."""
+    quantization: Literal["w8a8", "w4a8", "int8", "int4"] | None = None
+    """Quantise the weights of linear layers to 8 or 4 bits at load time, and what they multiply to
+    8; `int8` is `w8a8`, `int4` is `w4a8`."""
     context_len: Tokens | Auto = "auto"
     """Longest prompt plus output; `auto` is what the model was made for."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -260,4 +281,5 @@ class Config(Section, frozen=True):
     lora: LoraConfig | None = None
     speculative: SpeculativeConfig | None = None
     disagg: DisaggConfig | None = None
+    kv_events: KVEventsConfig | None = None
     observe: ObserveConfig = ObserveConfig()

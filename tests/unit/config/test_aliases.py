@@ -83,6 +83,8 @@ FLAGS = {
     "--disaggregation-mode null": ("disagg", None),
     "--disaggregation-mode decode --disaggregation-transfer-backend x": ("disagg.transfer", "x"),
     "--disaggregation-mode decode --disaggregation-bootstrap-port 5": ("disagg.bootstrap_port", 5),
+    '--kv-events-config {"publisher":"zmq","topic":"t"}': ("kv_events.topic", "t"),
+    '--kv-events-config {"publisher":"null"}': ("kv_events", None),
 }
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 

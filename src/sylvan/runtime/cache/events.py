@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.types import CacheKey
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeEvent:
-    """A run of tokens was inserted at, or evicted from, position `start` of a namespace."""
+    """The tokens of `key` from position `start` on were inserted or evicted."""
 
-    kind: Literal["insert", "evict", "clear"]
-    namespace: str
+    kind: Literal["insert", "evict"]
+    key: CacheKey
     start: int
-    tokens: IntArray
+
+    @property
+    def tokens(self) -> IntArray:
+        """What was inserted or evicted."""
+        return self.key.tokens[self.start :]

@@ -379,8 +379,11 @@ class RadixCache:
 
     def _note(self, kind: Literal["insert", "evict"], node: Node, tokens: IntArray) -> None:
         if self._events is not None:
-            start = node.stop - len(tokens)
-            self._events.append(TreeEvent(kind, node.namespace, start, tokens))
+            path = [node, *self._path(node.parent)] if node.parent else [node]
+            whole = np.concatenate([n.tokens for n in reversed(path)])
+            media = tuple({span: None for n in reversed(path) for span in n.media})
+            key = CacheKey(whole, node.namespace, media)
+            self._events.append(TreeEvent(kind, key, node.stop - len(tokens)))
 
 
 def _overlapping(media: tuple[MediaSpan, ...], start: int, stop: int) -> tuple[MediaSpan, ...]:

@@ -1,0 +1,1 @@
+"""Tells routers outside which KV blocks are cached, over a ZeroMQ publisher."""

@@ -1,0 +1,90 @@
+"""KV events in the form that cache-aware routers read: blocks of tokens known by a hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from sylvan.runtime.cache.events import TreeEvent
+from sylvan.runtime.cache.types import CacheKey
+
+HASH_BYTES = 8
+SHARED = ("", ":")  # namespaces of requests with neither an adapter nor a salt
+
+
+class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", omit_defaults=True):
+    """Consecutive blocks are cached now; `token_ids` are those of all of them.
+
+    `parent_block_hash` is the block before the first one; it is left out at the start of a prompt.
+    """
+
+    block_hashes: list[int]
+    token_ids: list[int]
+    block_size: int
+    parent_block_hash: int | None = None
+    medium: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", omit_defaults=True):
+    """These blocks are no longer cached."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
+    """Nothing is cached."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def chain(key: CacheKey, block_size: int) -> list[int]:
+    """The hash of each whole block of `key`, as signed 64-bit numbers.
+
+    A block's hash is BLAKE2b with 8 bytes of output over the hash of the block before it, its
+    token ids as little-endian int32, and the digests of the images in it. Before the first block
+    stand eight zero bytes or, for requests with an adapter or a salt, the hash of the namespace's
+    name: equal texts of two tenants are different blocks.
+    """
+    apart = key.namespace not in SHARED
+    before = _hash(key.namespace.encode()) if apart else bytes(HASH_BYTES)
+    hashes: list[int] = []
+    tokens = np.ascontiguousarray(key.tokens, "<i4")
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        stop = start + block_size
+        media = b"".join(s.digest for s in key.media if s.start < stop and s.stop > start)
+        before = _hash(before + tokens[start:stop].tobytes() + media)
+        hashes.append(int.from_bytes(before, "little", signed=True))
+    return hashes
+
+
+def kv_events(
+    changes: Iterable[TreeEvent], block_size: int, medium: str, *, empty: bool
+) -> list[KVEvent]:
+    """What happened to the tree, in whole blocks; with `empty` nothing is left of it."""
+    events: list[KVEvent] = []
+    removed = False
+    for change in changes:
+        hashes = chain(change.key, block_size)
+        first = change.start // block_size
+        if len(hashes) <= first:
+            continue  # less than a block
+        if change.kind == "insert":
+            tokens = change.key.tokens[change.start : len(hashes) * block_size]
+            parent = hashes[first - 1] if first else None
+            stored = BlockStored(hashes[first:], tokens.tolist(), block_size, parent, medium)
+            events.append(stored)
+        else:
+            events.append(BlockRemoved(hashes[first:], medium))
+            removed = True
+    if empty and removed:
+        events.append(AllBlocksCleared())
+    return events
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
