@@ -16,7 +16,12 @@ FAMILIES = [
 
 def fragments(found: ReasoningFamily) -> list[str]:
     markers = [*found.starts, *found.ends, *found.interrupts]
-    markers += ["<|start|>assistant", "<|channel|>final<|message|>", "<|return|>"]
+    markers += [
+        "<|start|>assistant",
+        "<|channel|>final<|message|>",
+        "<|return|>",
+        "<|start|>assistant to=user<|message|>",
+    ]
     halves = [part for m in markers for part in (m[: len(m) // 2], m[len(m) // 2 :])]
     return [*markers, *halves, "a", "\u4f60\U0001f600", " ", "\n", "\n\n", "<", "to=functions.f"]
 
@@ -50,9 +55,14 @@ def test_any_cut_gives_the_same(case) -> None:
 @settings(max_examples=400, deadline=None)
 def test_only_markers_and_white_space_are_lost(case) -> None:
     found, forced, text, _ = case
-    if found.harmony or found.keeps_tags:
+    if found.keeps_tags:
         return
     reasoning, content = separate(text, found, start_in_reasoning=forced)
+    if found.channels is not None:  # whose headers are lost too
+        remaining = iter(text)
+        assert all(char in remaining for char in content)
+        assert len(reasoning) + len(content) <= len(text)
+        return
 
     start, end = (
         "(?:" + "|".join(map(re.escape, group)) + ")?" for group in (found.starts, found.ends)

@@ -44,7 +44,7 @@ CONTRACT = [
     "response_template",
     "auto",
 ]
-ODD = {"auto", "minimax-append-think", "gpt-oss"}
+ODD = {"muse", "auto", "minimax-append-think", "gpt-oss"}
 
 
 def test_every_name_of_the_contract_is_there() -> None:
@@ -105,6 +105,31 @@ def test_harmony_passes_plain_and_truncated_text() -> None:
     assert separate("plain", found, start_in_reasoning=False) == ("", "plain")
     cut = "<|channel|>analysis<|message|>half"
     assert separate(cut, found, start_in_reasoning=False) == ("half", "")
+
+
+def test_muse_channels() -> None:
+    call = '<atem:function_calls><atem:invoke name="f"></atem:invoke></atem:function_calls>'
+    text = (
+        " to=self<|message|>let me see<|eom|>"
+        f"<|start|>assistant to=f<|message|>{call}<|eom|>"
+        "<|start|>assistant to=user<|message|>done<|eot|>"
+    )
+
+    assert separate(text, family("muse"), start_in_reasoning=False) == ("let me see", f"{call}done")
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "want"),
+    [
+        ("plain", False, ("", "plain")),
+        (" to", False, ("", " to")),
+        (" to=self<|message|>half", False, ("half", "")),
+        ("half<|eom|><|start|>assistant to=user<|message|>done", True, ("half", "done")),
+        (" to=user<|message|>done", False, ("", "done")),
+    ],
+)
+def test_muse_passes_plain_and_truncated_text(text: str, inside: bool, want: tuple) -> None:
+    assert separate(text, family("muse"), start_in_reasoning=inside) == want
 
 
 @pytest.mark.parametrize(

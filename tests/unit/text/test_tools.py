@@ -62,6 +62,7 @@ CONTRACT = [
     "apertus2509",
     "cohere_command4",
     "inkling",
+    "muse",
     "beam",
     "response_template",
     "auto",
@@ -206,6 +207,7 @@ SAMPLES = {
         "<\uff5ctool_call_end\uff5c><\uff5ctool_calls_end\uff5c>",
         prefix="steptml:",
     ),
+    "muse": invoke("<atem:function_calls>", "</atem:function_calls>", prefix="atem:"),
     "gpt-oss": HARMONY.replace("NAME", "get_weather").replace("ARGS", TEXT)
     + "<|start|>assistant"
     + HARMONY.replace("NAME", "now").replace("ARGS", "{}"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.text.reasoning.channels import HARMONY, MUSE, Channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class ReasoningFamily:
             value if the client gives none.
         interrupts: Markers of tool calls that end thinking too, and stay in the answer.
         keeps_tags: Everything is answer, with the start marker put in front.
-        harmony: Channels of the gpt-oss format instead of markers.
+        channels: Messages in channels instead of markers.
     """
 
     name: str
@@ -33,7 +34,7 @@ class ReasoningFamily:
     toggle: tuple[str, Any] | None = None
     interrupts: tuple[str, ...] = ()
     keeps_tags: bool = False
-    harmony: bool = False
+    channels: Channels | None = None
 
     def starts_in_reasoning(
         self, prompt: str = "", template_kwargs: Mapping[str, Any] | None = None
@@ -83,13 +84,20 @@ _TABLE = (
         starts=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
         ends=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
     ),
-    *_same("gpt-oss", starts=("<|channel|>analysis<|message|>",), ends=("<|end|>",), harmony=True),
+    *_same(
+        "gpt-oss", starts=("<|channel|>analysis<|message|>",), ends=("<|end|>",), channels=HARMONY
+    ),
     *_same("mistral", starts=("[THINK]",), ends=("[/THINK]",)),
     *_same("gemma4", starts=("<|channel>thought",), ends=("<channel|>",)),
     *_same("inkling", starts=("<|content_thinking|>",), ends=("<|end_message|>",)),
     *_same("apertus2509", starts=("<|inner_prefix|>",), ends=("<|inner_suffix|>",)),
     *_same("cohere_command4", starts=("<|START_THINKING|>",), ends=("<|END_THINKING|>",)),
-    *_same("muse", starts=(" to=self<|message|>", "to=self<|message|>"), ends=("<|eom|>",)),
+    *_same(
+        "muse",
+        starts=(" to=self<|message|>", "to=self<|message|>"),
+        ends=("<|eom|>",),
+        channels=MUSE,
+    ),
 )
 _FAMILIES = {entry.name: entry for entry in _TABLE}
 # formats that a checkpoint's own chat template defines
@@ -107,7 +115,7 @@ _SIGNS = (
     ("<|open|>", "kimi_k3"),
     ("<ifm|", "k2_horizon"),
     ("<|content_thinking|>", "inkling"),
-    ("to=self<|message|>", "muse"),
+    ("to=self", "muse"),
     (_KIMI_TOOLS, "kimi_k2"),
     ("<minimax:tool_call>", "minimax"),
     ("<tool_sep>", "hunyuan"),
@@ -118,7 +126,7 @@ _SIGNS = (
     ("<\uff5cAssistant\uff5c>", "deepseek-v3"),
     ("think>", "qwen3"),
 )
-_THINKS = ("think", "THINK", "analysis", "<|channel>", "<|inner_prefix|>", "to=self<|message|>")
+_THINKS = ("think", "THINK", "analysis", "<|channel>", "<|inner_prefix|>", "to=self")
 
 
 def options() -> tuple[str, ...]:

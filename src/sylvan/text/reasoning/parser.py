@@ -6,8 +6,8 @@ from enum import Enum, auto
 from typing import Protocol
 
 from sylvan.text.markers import possible_start
+from sylvan.text.reasoning.channels import ChannelReasoning
 from sylvan.text.reasoning.families import ReasoningFamily
-from sylvan.text.reasoning.harmony import HarmonyReasoning
 
 Split = tuple[str, str]
 
@@ -122,8 +122,8 @@ class TaggedAnswer:
 
 def make_parser(family: ReasoningFamily, *, start_in_reasoning: bool) -> ReasoningParser:
     """A new parser for one output; see `ReasoningFamily.starts_in_reasoning`."""
-    if family.harmony:
-        return HarmonyReasoning()
+    if family.channels is not None:
+        return ChannelReasoning(family.channels, start_in_reasoning=start_in_reasoning)
     if family.keeps_tags:
         return TaggedAnswer(family)
     return MarkedReasoning(family, start_in_reasoning=start_in_reasoning)

@@ -249,6 +249,14 @@ def _add_tagged(add) -> None:  # noqa: ANN001 - the local function of `_families
     add("minimax-m3", _invoke("<mm:tool_call>", "<minimax:tool_call>", "<tool_call>"))
     add("dots", _invoke("<dots_function_call>"))
     add(
+        "muse",
+        _invoke(
+            "<atem:function_calls>",
+            prefix="atem:",
+            closers=("</atem:function_calls>", "<|eot|>"),
+        ),
+    )
+    add(
         "step3",
         _invoke(
             f"<{_SEP}tool_calls_begin{_SEP}>",
@@ -305,6 +313,7 @@ _SIGNS = (
     ("<iquest_tool_call>", "iquest_q1"),
     ("<tool_sep>", "hunyuan"),
     ("<arg_key>", "glm"),
+    ("<atem:", "muse"),
     ("<minimax:tool_call>", "minimax-m2"),
     ("<mm:tool_call>", "minimax-m3"),
     ("<dots_function_call>", "dots"),

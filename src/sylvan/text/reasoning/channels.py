@@ -1,0 +1,116 @@
+"""Outputs made of messages in channels: some are thinking, some are calls, the rest is the answer.
+
+gpt-oss and Muse write messages like `<|start|>HEADER<|message|>BODY<|end|>`; the output goes on
+after the `<|start|>assistant` of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sylvan.text.markers import possible_start
+
+_MESSAGE = "<|message|>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """How a model family writes messages.
+
+    Attributes:
+        thinking: What the header of a thought contains.
+        opens: Markers that begin a header.
+        closes: Markers that end a body.
+        bare: How a header may begin the output without a marker.
+        keeps_calls: Messages that call a tool (their header has `to=`) are passed on with all of
+            their marks, for the tool parser to read; else without.
+    """
+
+    thinking: str
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    bare: tuple[str, ...] = ()
+    keeps_calls: bool = False
+
+
+HARMONY = Channels(
+    thinking="<|channel|>analysis",
+    opens=("<|start|>", "<|channel|>"),
+    closes=("<|end|>", "<|return|>", "<|call|>"),
+    keeps_calls=True,
+)
+MUSE = Channels(
+    thinking="to=self",
+    opens=("<|start|>",),
+    closes=("<|eom|>", "<|eot|>"),
+    bare=(" to=", "to="),
+)
+
+
+class ChannelReasoning:
+    """Parser of messages in channels; see `ReasoningParser`."""
+
+    def __init__(self, channels: Channels, *, start_in_reasoning: bool) -> None:
+        self._channels = channels
+        self._stops = (*channels.closes, *channels.opens)
+        self._held = ""
+        self._at_start = bool(channels.bare) and not start_in_reasoning
+        self._in_header = False
+        self._kind = "reasoning" if start_in_reasoning else "content"
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """See `ReasoningParser.feed`."""
+        self._held += text
+        found = {"reasoning": "", "content": ""}
+        if self._at_start and not self._started():
+            return "", ""
+        while self._in_header or self._held:
+            done, kind, part = self._header() if self._in_header else self._body()
+            found[kind] += part
+            if not done:
+                break
+        return found["reasoning"], found["content"]
+
+    def finish(self) -> tuple[str, str]:
+        """See `ReasoningParser.finish`."""
+        held, self._held = self._held, ""
+        thinks = self._kind == "reasoning" and not self._in_header
+        return (held, "") if thinks else ("", held)
+
+    def _started(self) -> bool:
+        """Whether enough is there to tell if the output begins with a header."""
+        bare = self._channels.bare
+        self._in_header = self._held.startswith(bare)
+        waits = not self._in_header and any(b.startswith(self._held) for b in bare)
+        self._at_start = waits
+        return not waits
+
+    def _header(self) -> tuple[bool, str, str]:
+        end = self._held.find(_MESSAGE)
+        if end < 0:
+            return False, "content", ""
+        header, self._held = self._held[:end], self._held[end + len(_MESSAGE) :]
+        self._in_header = False
+        channels = self._channels
+        if channels.keeps_calls and " to=" in header and "to=user" not in header:
+            self._kind = "call"
+            return True, "content", header + _MESSAGE
+        self._kind = "reasoning" if channels.thinking in header else "content"
+        return True, "content", ""
+
+    def _body(self) -> tuple[bool, str, str]:
+        kind = "reasoning" if self._kind == "reasoning" else "content"
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if not found:
+            end = possible_start(self._held, self._stops)
+            text, self._held = self._held[:end], self._held[end:]
+            return False, kind, text
+        end, stop = min(found)
+        text, self._held = self._held[:end], self._held[end:]
+        if stop in self._channels.opens:
+            self._in_header = True
+        else:
+            self._held = self._held[len(stop) :]
+            text += stop if self._kind == "call" else ""
+            self._kind = "content"
+        return True, kind, text
