@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
+from sylvan.kernels.matmul.weights import Int8Weight, quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library, load
 from tests.support.native import DTYPES, assert_close, native, random, variants
@@ -54,6 +54,16 @@ def test_int8_linear_equals_reference(
     want = ops.linear(x, weight, bias, out_f32=True)
 
     got = native(library, dtype, lambda r, v: ops.linear(v, weight, bias, out_f32=True), [x])
+
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
+
+
+def test_int8_linear_takes_the_lowest_level(library: Library) -> None:
+    x = random(3, 64, dtype=torch.float32)
+    weight = Int8Weight(torch.full((32, 64), -128, dtype=torch.int8), torch.ones(32))
+    want = ops.linear(x, weight)
+
+    got = native(library, torch.float32, lambda r, v: ops.linear(v, weight), [x])
 
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""The same bits however a request was computed: the step program in bf16, its default type."""
+"""The same bits however a request was computed: the step program in bf16, W8A8 and W4A8."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import transformers
 
 from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import LogprobOptions
-from tests.parity.checkpoints import FAMILIES, VOCAB, make
+from tests.parity.checkpoints import FAMILIES, SHAPE, VOCAB, make, write
 from tests.parity.serving import Serving
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
@@ -56,20 +57,39 @@ def prompts():
     return [rng.integers(4, VOCAB, n).tolist() for n in (33, 2, 50, 16)]
 
 
+@pytest.fixture(scope="module")
+def wide_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("wide")  # inputs of all matrices divide into groups
+    write(transformers.LlamaConfig(**SHAPE | {"intermediate_size": 128}), 5, path)
+    return path
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature):
+    compare_modes(model_dir, prompts, temperature, OPTIONS["options"])
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w4a8"])
+def test_every_mode_gives_the_same_bits_quantised(wide_dir, prompts, quantization):
+    options = OPTIONS["options"] | {"quantization": quantization}
+    compare_modes(wide_dir, prompts, 1.0, options)
+
+
+def compare_modes(model_dir, prompts, temperature, options):
+    """Alone, cached, batched, chunked, on other pages, with more threads, preempted: all equal."""
     sampling = {"temperature": temperature, "top_p": 0.9, "sampling_seed": 3}
-    serving = Serving(model_dir, **OPTIONS)
+    settings = {"options": options, "runner": "program"}
+    serving = Serving(model_dir, **settings)
     alone = [lives(serving, [prompt], **sampling)[0] for prompt in prompts]
     modes = {
         "cached": lives(serving, prompts, **sampling),
-        "batched": lives(Serving(model_dir, **OPTIONS), prompts, **sampling),
-        "chunked": lives(Serving(model_dir, chunk_tokens=7, **OPTIONS), prompts, **sampling),
-        "other pages": lives(Serving(model_dir, page_size=64, **OPTIONS), prompts, **sampling),
+        "batched": lives(Serving(model_dir, **settings), prompts, **sampling),
+        "chunked": lives(Serving(model_dir, chunk_tokens=7, **settings), prompts, **sampling),
+        "other pages": lives(Serving(model_dir, page_size=64, **settings), prompts, **sampling),
     }
-    threads = {"options": OPTIONS["options"] | {"threads": 3}, "runner": "program"}
+    threads = {"options": options | {"threads": 3}, "runner": "program"}
     modes["three threads"] = lives(Serving(model_dir, **threads), prompts, **sampling)
-    tight = Serving(model_dir, pages=11, conservativeness=0.1, overlap=True, **OPTIONS)
+    tight = Serving(model_dir, pages=11, conservativeness=0.1, overlap=True, **settings)
     modes["preempted, overlapped"] = lives(tight, prompts, **sampling)
     tight.close()
 

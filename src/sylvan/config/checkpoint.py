@@ -74,6 +74,7 @@ def model_facts(model: str) -> ModelFacts:
         num_linear_params=min(linear, stored) if stored else linear,
         kv_per_token=layers * _kept(config, 2 * kv_heads * head_dim),
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
+        quantization=_stored_quantization(config),
     )
 
 
@@ -123,12 +124,23 @@ def _dtype(config: dict[str, Any]) -> str:
     return name
 
 
+def _stored_quantization(config: dict[str, Any]) -> str | None:
+    """By the fewest bits of any group of layers; the loader judges whether it can be read."""
+    found = config.get("quantization_config")
+    if not isinstance(found, dict):
+        return None
+    groups = cast("dict[str, Any]", found).get("config_groups")
+    text = json.dumps(groups) if groups else ""
+    return "w4a8" if '"num_bits": 4' in text else "w8a8"
+
+
 def _stored_sizes(path: Path) -> Iterable[int]:
-    """Number of elements of every stored tensor."""
+    """Number of elements of every stored tensor; of quantised ones without what describes them."""
     for file in sorted(path.glob("*.safetensors")):
         for name, entry in _header(file).items():
-            if name != "__metadata__":
-                yield math.prod(entry["shape"])
+            if name != "__metadata__" and not name.endswith((".weight_scale", ".weight_shape")):
+                words = 8 if name.endswith(".weight_packed") else 1
+                yield words * math.prod(entry["shape"])
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sylvan.utils.machine import Machine
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-QUANTISED_BITS = {"w8a8": 8.25, "w4a8": 4.5}  # scales included
+QUANTISED_BITS = {"w8a8": 8.25, "w4a8": 4.5, "int8": 8.25, "int4": 4.5}  # scales included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,7 @@ class ModelFacts:
         num_linear_params: Those in matrices that quantisation applies to.
         kv_per_token: Numbers of keys and values of one token in all layers.
         work_per_token: Numbers in the largest intermediate results of one token.
+        quantization: How its matrices are stored; None: as plain numbers.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ModelFacts:
     num_linear_params: int
     kv_per_token: int
     work_per_token: int
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

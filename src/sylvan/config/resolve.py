@@ -189,7 +189,8 @@ def _overlap(state: _State) -> None:
 
 def _plan(state: _State) -> MemoryPlan:
     config, model = state.config, state.facts.model
-    weights = weight_bytes(model, str(config.dtype), config.quantization)
+    stored = config.quantization or model.quantization
+    weights = weight_bytes(model, str(config.dtype), stored)
     running = _number(config.scheduler.max_running_reqs)
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), running)
     page = _number(config.cache.page_size)

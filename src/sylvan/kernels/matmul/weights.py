@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 
 GROUP_SIZES = (32, 64, 128)
+_BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int8Weight:
     """Symmetric int8, one scale per output channel: w = q * scale[:, None]."""
 
-    q: torch.Tensor  # (N, K) int8, in [-127, 127]
+    q: torch.Tensor  # (N, K) int8; own rounding stays in [-127, 127], others use -128 as well
     scale: torch.Tensor  # (N,) float32
 
     @property
@@ -67,9 +68,13 @@ class DeferredWeight:
 
 def quantise_int8(weight: torch.Tensor) -> Int8Weight:
     """Round a float matrix (N, K) to int8 with the largest magnitude of each row at 127."""
-    w = weight.float()
-    scale = (w.abs().amax(1) / 127).clamp_min(1e-30)
-    return Int8Weight((w / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale)
+    q = torch.empty(weight.shape, dtype=torch.int8)
+    scale = torch.empty(weight.shape[0])
+    for rows in _blocks(len(q)):
+        w = weight[rows].float()
+        scale[rows] = (w.abs().amax(1) / 127).clamp_min(1e-30)
+        q[rows] = (w / scale[rows, None]).round().clamp(-127, 127).to(torch.int8)
+    return Int8Weight(q, scale)
 
 
 def quantise_int4(weight: torch.Tensor, group: int = 64) -> Int4Weight:
@@ -78,11 +83,20 @@ def quantise_int4(weight: torch.Tensor, group: int = 64) -> Int4Weight:
     The value of largest magnitude of a group becomes level -8, so that the lone extra negative
     level is not lost (the rule of GGUF's Q4_0).
     """
-    rows, cols = weight.shape
+    count, cols = weight.shape
     assert cols % group == 0, f"{cols} inputs do not divide into groups of {group}"
-    w = weight.float().reshape(rows, cols // group, group)
-    extreme = w.gather(2, w.abs().argmax(2, keepdim=True))
-    scale = extreme / -8
-    inverse = torch.where(scale == 0, 0.0, 1 / scale)
-    q = ((w * inverse).round() + 8).clamp(0, 15).to(torch.uint8).reshape(rows, cols)
-    return Int4Weight(q[:, ::2] | q[:, 1::2] << 4, scale.squeeze(2).contiguous(), group)
+    q = torch.empty((count, cols // 2), dtype=torch.uint8)
+    scale = torch.empty((count, cols // group))
+    for rows in _blocks(count):
+        w = weight[rows].float().unflatten(1, (-1, group))
+        extreme = w.gather(2, w.abs().argmax(2, keepdim=True))
+        inverse = torch.where(extreme == 0, 0.0, -8 / extreme)
+        levels = ((w * inverse).round() + 8).clamp(0, 15).to(torch.uint8).flatten(1)
+        q[rows] = levels[:, ::2] | levels[:, 1::2] << 4
+        scale[rows] = extreme.squeeze(2) / -8
+    return Int4Weight(q, scale, group)
+
+
+def _blocks(count: int) -> list[slice]:
+    """So many rows at a time that float32 copies of them stay small."""
+    return [slice(first, first + _BLOCK) for first in range(0, count, _BLOCK)]

@@ -109,7 +109,7 @@ static inline __m256i sum_quads(__m256i unsigned8, __m256i signed8) {  // pairs 
 #endif
 
 // Integer sums are exact, so their order never matters. The activations x are the second factor.
-struct Int8 {  // w and x in [-127, 127]; x + 128 as unsigned where INT8_ZERO says so
+struct Int8 {  // w in [-128, 127], x in [-127, 127]; x + 128 as unsigned where INT8_ZERO says so
     typedef uint8_t row;
     typedef vi acc;
     static constexpr int ELEMENTS = 4;
@@ -117,7 +117,7 @@ struct Int8 {  // w and x in [-127, 127]; x + 128 as unsigned where INT8_ZERO sa
 #if defined(__AVX512VNNI__)
         return (vi)_mm512_dpbusd_epi32((__m512i)a, (__m512i)x, (__m512i)w);
 #elif defined(__AVX2__)
-        return a + by_halves(w, x, [](__m256i p, __m256i q) { return sum_quads(_mm256_abs_epi8(q), _mm256_sign_epi8(p, q)); });
+        return a + by_halves(w, x, [](__m256i p, __m256i q) { return sum_quads(_mm256_abs_epi8(p), _mm256_sign_epi8(q, p)); });
 #else
         for (int b = 0; b < 4; b++) a += ((vi)(w << (24 - 8 * b)) >> 24) * ((vi)(x << (24 - 8 * b)) >> 24);
         return a;

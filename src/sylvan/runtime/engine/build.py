@@ -66,7 +66,7 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
     config = resolved(config)
     torch.set_num_threads(_number(config.threads))
     path = model_dir(config.model)
-    vocab_size = read_facts(path, config.dtype).vocab_size
+    vocab_size = read_facts(path, config.dtype, config.quantization).vocab_size
     grammar = build_grammar(config.grammar, lambda: Tokenizer.load(path), vocab_size)
     executor, model = build_executor(
         path,
@@ -177,6 +177,7 @@ def _options(config: Config) -> LocalOptions:
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,
         load_format="dummy" if config.load_format == "dummy" else "safetensors",
+        quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
         seed=config.seed or 0,
     )

@@ -14,7 +14,7 @@ import sylvan.runtime.cache.eviction
 import sylvan.runtime.sched.policies
 from sylvan import kernels
 from sylvan.config.checkpoint import model_facts
-from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts, cpu_facts
+from sylvan.config.facts import QUANTISED_BITS, AttentionFacts, DeviceFacts, Facts, cpu_facts
 from sylvan.config.tree import Config
 from sylvan.runtime.features.grammar.libraries import installed_backends
 from sylvan.utils import plugins
@@ -59,6 +59,7 @@ def gather_facts(config: Config) -> Facts:
             "scheduler.policy": plugins.options(sylvan.runtime.sched.policies),
             "grammar.backend": installed_backends(),
         },
+        quantizations=frozenset(QUANTISED_BITS),
     )
 
 

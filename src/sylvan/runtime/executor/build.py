@@ -33,6 +33,7 @@ from sylvan.runtime.models.checkpoint import (
     dummy_weights,
     load_weights,
 )
+from sylvan.runtime.models.compressed import Formats, choose
 from sylvan.runtime.models.config import (
     DTYPE_BYTES,
     ModelConfig,
@@ -40,6 +41,7 @@ from sylvan.runtime.models.config import (
     state_bytes,
 )
 from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish, read_pooling
+from sylvan.runtime.models.quantise import weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
@@ -62,7 +64,8 @@ class LocalOptions:
     `num_pages` counts page 0, which takes the writes of padding rows. `context_len` None is what
     the model was made for. `load_format` "dummy" fills in seeded random weights. `num_states` are
     the slots of recurrent state, the empty slot 0 included, of models that have any; 0: enough for
-    all running requests, and as many again for cached prefixes.
+    all running requests, and as many again for cached prefixes. `quantization` is the name of a
+    format that matrices are rounded to while loading; None: as the checkpoint has them.
     """
 
     page_size: int
@@ -75,6 +78,7 @@ class LocalOptions:
     attention: str = "auto"
     runner: RunnerName = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
+    quantization: str | None = None
     overlap: bool = False
     num_states: int = 0
     embed: PoolingWish | None = None  # set: vectors are made, also by a model that generates
@@ -120,16 +124,18 @@ class ModelFacts:
     runner: str = ""
 
 
-def read_facts(model_dir: Path, dtype: str = "auto") -> ModelFacts:
+def read_facts(model_dir: Path, dtype: str = "auto", quantization: str | None = None) -> ModelFacts:
     """Facts from the configuration files alone; allocates nothing.
 
     Raises:
         ConfigError: the model cannot be served; one clear sentence.
     """
-    return facts_of(load_config(model_dir), model_dir, dtype)
+    return facts_of(load_config(model_dir), model_dir, dtype, quantization)
 
 
-def facts_of(config: ModelConfig, model_dir: Path, dtype: str = "auto") -> ModelFacts:
+def facts_of(
+    config: ModelConfig, model_dir: Path, dtype: str = "auto", quantization: str | None = None
+) -> ModelFacts:
     """The same for a config that has been read already."""
     name = _dtype_name(config, dtype)
     build = Build(dtype=getattr(torch, name), length=1, device=torch.device("meta"))
@@ -145,7 +151,7 @@ def facts_of(config: ModelConfig, model_dir: Path, dtype: str = "auto") -> Model
         eos_ids=_eos_ids(config, model_dir),
         bos_id=config.bos_id,
         kv_bytes_per_token=kv_bytes_per_token(config, name),
-        weight_bytes=numbers * DTYPE_BYTES[name],
+        weight_bytes=weight_bytes(model, choose(config, quantization).loaded, DTYPE_BYTES[name]),
         num_parameters=numbers,
         state_bytes=state_bytes(config, name),
         generates=config.head == "lm",
@@ -167,7 +173,7 @@ def build_executor(
         ConfigError: the model or an option cannot be served; one clear sentence.
     """
     config = load_config(model_dir, headless=options.headless)
-    facts = facts_of(config, model_dir, options.dtype)
+    facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
     if options.embed is not None or config.head != "lm":
         pooling = read_pooling(model_dir, config, options.embed or PoolingWish())
@@ -223,6 +229,11 @@ class _Plan:
     def model(self) -> Any:
         """A new model without contents."""
         return family_of(self.config).model(self.config, self.build)
+
+    @property
+    def formats(self) -> Formats:
+        """How matrices are quantised."""
+        return choose(self.config, self.options.quantization)
 
     @property
     def kv_shape(self) -> KVShape:
@@ -289,9 +300,9 @@ def _record(plan: _Plan) -> _Made:
     pool = NativePool(plan.kv_shape, plan.build.dtype)
     model = plan.model()
     if plan.options.load_format == "dummy":
-        dummy_weights(model, plan.options.seed)
+        dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
-        defer_weights(model, plan.model_dir, plan.progress)
+        defer_weights(model, plan.model_dir, plan.progress, plan.formats.converted)
     runner = ProgramRunner(
         model,
         plan.limits,
@@ -321,9 +332,9 @@ def _with_tensors(plan: _Plan) -> _Made:
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
     elif plan.options.load_format == "dummy":
-        dummy_weights(model, plan.options.seed)
+        dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
-        load_weights(model, plan.model_dir, plan.progress)
+        load_weights(model, plan.model_dir, plan.progress, plan.formats.converted)
     pool = tensor_pool(plan.config, plan.kv_shape, plan.build)
     return _Made("eager", EagerRunner(model), pool, attention)
 

@@ -11,10 +11,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sylvan.kernels.matmul.weights import DeferredWeight
+from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
+from sylvan.runtime.models import compressed
+from sylvan.runtime.models.quantise import Format, convert, matrices
 from sylvan.runtime.models.safetensors import Checkpoint
 
 Progress = Callable[[int, int], None]
@@ -70,17 +73,24 @@ def slots(model: nn.Module) -> Iterator[Slot]:
 class WeightReader:
     """Gives the contents of one parameter at a time, so that a packer needs no second copy.
 
+    `quantise` names the format that matrices are rounded to which are stored as plain numbers.
+
     Raises:
         ConfigError: a tensor is missing, unexpected, or of another shape than config.json implies.
     """
 
-    def __init__(self, model: nn.Module, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, model: nn.Module, checkpoint: Checkpoint, quantise: Format | None = None
+    ) -> None:
         self._checkpoint = checkpoint
+        self._bits = dict(matrices(model, quantise)) if quantise else {}
         self._convert = getattr(model, "convert", _as_stored)
         rename = getattr(model, "rename", _canonical)
         self._names = {rename(name): name for name in checkpoint.tensors}
         self._slots = {slot.name: slot for slot in slots(model)}
-        wanted = {source for slot in self._slots.values() for source in slot.sources}
+        sources = (source for slot in self._slots.values() for source in slot.sources)
+        self._parts = {source: compressed.parts_of(source, self._names) for source in sources}
+        wanted = {part for parts in self._parts.values() for part in parts}
         missing = sorted(wanted - self._names.keys())
         if missing:
             raise ConfigError(
@@ -102,9 +112,11 @@ class WeightReader:
                 + (f" ({len(extra)} such tensors)" if len(extra) > 1 else "")
             )
 
-    def read(self, name: str) -> torch.Tensor:
-        """The parameter `name`, joined, converted and checked; a new tensor."""
+    def read(self, name: str) -> torch.Tensor | Int8Weight | Int4Weight:
+        """The parameter `name`, joined, converted and checked; new tensors."""
         slot = self._slots[name]
+        if any(len(self._parts[source]) > 1 for source in slot.sources):
+            return self._quantised(slot)
         out = torch.empty(slot.shape, dtype=slot.dtype)
         flat = out.flatten(0, 1) if len(slot.sources) > 1 and out.dim() == 3 else out
         row = 0
@@ -113,12 +125,41 @@ class WeightReader:
             target.copy_(self._part(slot, source, target.shape))
             row += rows
         _check_finite(name, out)
-        return out
+        return convert(name, out, self._bits[name]) if name in self._bits else out
+
+    def stored_name(self, source: str) -> str:
+        """What the checkpoint calls the tensor `source` of a slot."""
+        return self._names[source]
+
+    def reorders(self, source: str, name: str) -> bool:
+        """Whether the tensor `name` of the checkpoint lies differently in the model."""
+        tensor = self._checkpoint.tensor(name)
+        return self._convert(source, tensor) is not tensor
 
     def num_bytes(self, name: str) -> int:
         """Size of a parameter in the checkpoint."""
-        sources = (self._checkpoint.tensors[self._names[s]] for s in self._slots[name].sources)
+        parts = (part for source in self._slots[name].sources for part in self._parts[source])
+        sources = (self._checkpoint.tensors[self._names[part]] for part in parts)
         return sum(t.stop - t.start for t in sources)
+
+    def _quantised(self, slot: Slot) -> Int8Weight | Int4Weight:
+        """A matrix that is stored quantised."""
+        found = [self._quantised_part(slot, source) for source in slot.sources]
+        whole = compressed.join(slot.name, found)
+        if whole.shape != slot.shape or not isinstance(slot.module, Linear):
+            raise ConfigError(
+                f"the quantised {slot.name!r} has shape {list(whole.shape)}, but config.json "
+                f"implies a linear layer of {list(slot.shape)}"
+            )
+        return whole
+
+    def _quantised_part(self, slot: Slot, source: str) -> Int8Weight | Int4Weight:
+        parts = [self._names[part] for part in self._parts[source]]
+        if len(parts) == 1:
+            raise ConfigError(f"tensor {parts[0]!r} is not quantised, others of {slot.name!r} are")
+        if self.reorders(source, parts[0]):
+            raise ConfigError(f"the quantised {parts[0]!r} would have to be put in another order")
+        return compressed.read(source, parts, self._checkpoint.tensor)
 
     def _part(self, slot: Slot, source: str, shape: torch.Size) -> torch.Tensor:
         tensor = self._checkpoint.tensor(self._names[source])
@@ -140,18 +181,25 @@ class WeightReader:
 
 
 def load_weights(
-    model: nn.Module, model_dir: Path, progress: Progress | None = None
+    model: nn.Module,
+    model_dir: Path,
+    progress: Progress | None = None,
+    quantise: Format | None = None,
 ) -> WeightReader:
-    """Fill all parameters of `model` in place.
+    """Fill all parameters of `model` in place; quantised matrices replace theirs.
 
     Raises:
         ConfigError: see `WeightReader`; also non-finite weights. Names the tensor.
     """
-    reader = WeightReader(model, Checkpoint(model_dir))
+    reader = WeightReader(model, Checkpoint(model_dir), quantise)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     done = 0
-    for slot in slots(model):
-        slot.parameter.data.copy_(reader.read(slot.name))
+    for slot in list(slots(model)):
+        content = reader.read(slot.name)
+        if isinstance(content, torch.Tensor):
+            slot.parameter.data.copy_(content)
+        else:
+            _replace(model, slot.parameter, content)
         done += reader.num_bytes(slot.name)
         if progress:
             progress(done, total)
@@ -159,13 +207,16 @@ def load_weights(
 
 
 def defer_weights(
-    model: nn.Module, model_dir: Path, progress: Progress | None = None
+    model: nn.Module,
+    model_dir: Path,
+    progress: Progress | None = None,
+    quantise: Format | None = None,
 ) -> WeightReader:
     """Fill the small parameters; leave each matrix as a `DeferredWeight` that reads it on demand.
 
     For packers that take one matrix at a time. Tied matrices share one key.
     """
-    reader = WeightReader(model, Checkpoint(model_dir))
+    reader = WeightReader(model, Checkpoint(model_dir), quantise)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     progress = progress or (lambda done, total: None)
     meter = _Meter(reader, progress, total)
@@ -173,20 +224,26 @@ def defer_weights(
         if slot.parameter.dim() >= 2:
             _replace(model, slot.parameter, meter.deferred(slot))
         else:
-            slot.parameter.data.copy_(meter.read(slot.name))
+            content = meter.read(slot.name)
+            assert isinstance(content, torch.Tensor), "only matrices are quantised"
+            slot.parameter.data.copy_(content)
     return reader
 
 
-def dummy_weights(model: nn.Module, seed: int = 0) -> None:
+def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:
     """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
-    for slot in slots(model):
+    bits = dict(matrices(model, quantise)) if quantise else {}
+    for slot in list(slots(model)):
         parameter = slot.parameter
         if slot.attribute == "weight" and parameter.dim() == 1:
             parameter.data.fill_(1.0)
             continue
         generator = torch.Generator().manual_seed(seed ^ zlib.crc32(slot.name.encode()))
         values = torch.randn(parameter.shape, generator=generator) * 0.02
-        parameter.data.copy_(values)
+        if slot.name in bits:
+            _replace(model, parameter, convert(slot.name, values, bits[slot.name]))
+        else:
+            parameter.data.copy_(values)
 
 
 class _Meter:
@@ -195,7 +252,7 @@ class _Meter:
     def __init__(self, reader: WeightReader, progress: Progress, total: int) -> None:
         self._reader, self._progress, self._total, self._done = reader, progress, total, 0
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> torch.Tensor | Int8Weight | Int4Weight:
         tensor = self._reader.read(name)
         self._done += self._reader.num_bytes(name)
         self._progress(self._done, self._total)
@@ -206,7 +263,7 @@ class _Meter:
         return DeferredWeight(slot.shape, lambda: self.read(name), name)
 
 
-def _replace(model: nn.Module, parameter: torch.Tensor, weight: DeferredWeight) -> None:
+def _replace(model: nn.Module, parameter: torch.Tensor, weight: LinearWeight) -> None:
     """Put `weight` wherever `parameter` is used: tied modules share it."""
     for module in model.modules():
         for attribute, value in list(module.named_parameters(recurse=False)):

@@ -32,6 +32,8 @@ _DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
+"""How a header spells a type."""
 _MAX_HEADER_BYTES = 100_000_000
 
 

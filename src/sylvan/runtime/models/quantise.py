@@ -1,0 +1,144 @@
+"""Which matrices of a model are kept in few bits, and how they get there.
+
+The linear layers between embedding and head take the bits of the format; the head takes 8 in every
+format, and so does an embedding that is the head. Everything else stays as it is: routers, norms,
+embeddings of their own, and what is not multiplied by `ops.linear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from sylvan.kernels.matmul.weights import (
+    GROUP_SIZES,
+    Int4Weight,
+    Int8Weight,
+    quantise_int4,
+    quantise_int8,
+)
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.latent import LatentAttention
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.moe import MoE, Router
+from sylvan.runtime.models.config import ModelConfig
+
+_FEWEST_OUTPUTS = 16
+_PREFERRED_GROUPS = (64, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Bits of the linear layers and of the head; None: they stay as they are stored."""
+
+    name: str
+    bits: int | None
+    head_bits: int | None = 8
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "w8a8": Format("w8a8", 8),
+        "int8": Format("w8a8", 8),
+        "w4a8": Format("w4a8", 4),
+        "int4": Format("w4a8", 4),
+    }
+)
+"""By the names that users give. Rows that are multiplied are rounded to int8 in all of them."""
+
+
+def format_of(name: str) -> Format:
+    """A format by its name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in FORMATS:
+        raise ConfigError(f"quantization must be one of {', '.join(FORMATS)}, not {name!r}")
+    return FORMATS[name]
+
+
+def check_model(config: ModelConfig) -> None:
+    """Refuse what no format covers.
+
+    Raises:
+        ConfigError: says what cannot be quantised.
+    """
+    lacking = ""
+    if config.path != "native":
+        lacking = "models that run through transformers"
+    elif config.states:
+        lacking = "layers that keep a recurrent state"
+    elif config.moe is not None:
+        lacking = "mixtures of experts"
+    if lacking:
+        raise ConfigError(f"quantization: {lacking} cannot be quantised yet; leave it at none")
+
+
+def matrices(model: nn.Module, wanted: Format) -> Iterator[tuple[str, int]]:
+    """Name and bits of each parameter that is to be quantised, tied ones by their first name."""
+    head = getattr(model, "lm_head", None)
+    head_weight = getattr(head, "weight", None)
+    for name, parameter in model.named_parameters():
+        path, _, attribute = name.rpartition(".")
+        if attribute != "weight" or parameter.dim() != 2:
+            continue
+        if parameter is head_weight:
+            if wanted.head_bits is not None:
+                yield name, wanted.head_bits
+        elif wanted.bits and path.startswith("layers.") and _is_multiplied(model, path, parameter):
+            yield name, wanted.bits
+
+
+def weight_bytes(model: nn.Module, wanted: Format | None, dtype_bytes: int) -> int:
+    """Bytes of all parameters once loaded, the scales included."""
+    bits = dict(matrices(model, wanted)) if wanted else {}
+    total = 0
+    for name, parameter in model.named_parameters():
+        if name in bits:
+            rows, cols = parameter.shape
+            scales = rows if bits[name] == 8 else rows * cols // _PREFERRED_GROUPS[0]
+            total += parameter.numel() * bits[name] // 8 + 4 * scales
+        else:
+            total += parameter.numel() * dtype_bytes
+    return total
+
+
+def convert(name: str, weight: torch.Tensor, bits: int) -> Int8Weight | Int4Weight:
+    """Round a matrix to 8 bits a row, or to 4 bits in groups of 64 (else 32) inputs.
+
+    Raises:
+        ConfigError: its inputs do not divide into groups; names it.
+    """
+    if bits == 8:
+        return quantise_int8(weight)
+    return quantise_int4(weight, group_of(name, weight.shape[1]))
+
+
+def group_of(name: str, inputs: int) -> int:
+    """Inputs that share a scale in 4 bits.
+
+    Raises:
+        ConfigError: see `convert`.
+    """
+    for group in _PREFERRED_GROUPS:
+        if inputs % group == 0:
+            return group
+    raise ConfigError(
+        f"quantization: {name!r} has {inputs} inputs, which do not divide into groups of "
+        f"{GROUP_SIZES[0]}; 4 bits cannot be used, choose w8a8"
+    )
+
+
+def _is_multiplied(model: nn.Module, path: str, parameter: torch.Tensor) -> bool:
+    module = model.get_submodule(path)
+    above = model.get_submodule(path.rpartition(".")[0])
+    if not isinstance(module, Linear) or isinstance(module, Router):
+        return False
+    if isinstance(above, LatentAttention) and module is above.kv_b_proj:
+        return False
+    return not isinstance(above, MoE) and parameter.shape[0] >= _FEWEST_OUTPUTS

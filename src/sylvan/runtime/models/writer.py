@@ -1,0 +1,186 @@
+"""Writes a quantised copy of a checkpoint, one tensor in memory at a time.
+
+The copy is an ordinary Hugging Face directory in the layout of compressed-tensors. Its head stays
+in plain numbers, as other tools expect; Sylvan rounds it while loading, as config.json notes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import nn
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models import compressed
+from sylvan.runtime.models.checkpoint import Progress, WeightReader, slots
+from sylvan.runtime.models.config import read_config
+from sylvan.runtime.models.quantise import (
+    Format,
+    check_model,
+    convert,
+    format_of,
+    group_of,
+    matrices,
+)
+from sylvan.runtime.models.registry import choose_path, family_of
+from sylvan.runtime.models.safetensors import DTYPE_NAMES, Checkpoint
+
+WEIGHTS = "model.safetensors"
+_SKIPPED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf", ".pth")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was made of a checkpoint."""
+
+    num_matrices: int
+    bytes_before: int
+    bytes_after: int
+
+
+def write_quantised(
+    model_dir: Path, out_dir: Path, quantization: str, progress: Progress | None = None
+) -> Written:
+    """Write `model_dir` to the new directory `out_dir`, its matrices rounded.
+
+    Nothing is left behind when it fails.
+
+    Raises:
+        ConfigError: `out_dir` exists, or the model cannot be read, or not be quantised like that.
+    """
+    wanted = format_of(quantization)
+    if out_dir.exists():
+        raise ConfigError(f"{str(out_dir)!r} is there already; nothing is written over it")
+    raw = read_config(model_dir)
+    if compressed.stored_format(raw) is not None:
+        raise ConfigError(f"{str(model_dir)!r} is quantised already")
+    config = choose_path(raw).config
+    check_model(config)
+    dtype = getattr(torch, config.dtype)
+    build = Build(dtype=dtype, length=1, device=torch.device("meta"))
+    model = family_of(config).model(config, build)
+    checkpoint = Checkpoint(model_dir)
+    reader = WeightReader(model, checkpoint)
+    job = _Job(checkpoint, _bits_by_tensor(model, reader, wanted), dtype)
+    part = out_dir.with_name(out_dir.name + ".partial")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        _copy_others(model_dir, part)
+        settings = _config(model_dir, job, wanted)
+        (part / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+        size = job.write(part / WEIGHTS, progress)
+        part.rename(out_dir)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return Written(len(job.bits), checkpoint.num_bytes, size)
+
+
+def _bits_by_tensor(model: nn.Module, reader: WeightReader, wanted: Format) -> dict[str, int]:
+    """Bits of each tensor of the checkpoint that is to be quantised."""
+    bits = dict(matrices(model, Format(wanted.name, wanted.bits, None)))
+    found: dict[str, int] = {}
+    for slot in slots(model):
+        for source in slot.sources if slot.name in bits else ():
+            name = reader.stored_name(source)
+            if reader.reorders(source, name):
+                raise ConfigError(
+                    f"{name!r} is stored in another order than linear layers are; such models can "
+                    f"be quantised while loading only (--quantization {wanted.name})"
+                )
+            found[name] = bits[slot.name]
+    return found
+
+
+def _config(model_dir: Path, job: _Job, wanted: Format) -> dict[str, object]:
+    settings = json.loads((model_dir / "config.json").read_text("utf-8"))
+    plain = sorted(name for name in job.checkpoint.tensors if name not in job.bits)
+    ignore = [n.removesuffix(".weight") for n in plain if n.startswith("lm_head.")] or ["lm_head"]
+    stored = job.checkpoint.tensors
+    groups = {group_of(n, stored[n].shape[1]) for n, bits in job.bits.items() if bits == 4}
+    if len(groups) > 1:
+        sizes = " and of ".join(map(str, sorted(groups)))
+        raise ConfigError(
+            f"quantization: the matrices need groups of {sizes} inputs, which one checkpoint "
+            "cannot have; quantise while loading, or choose w8a8"
+        )
+    found = compressed.quantization_config(wanted, next(iter(groups), None), ignore)
+    return settings | {
+        "quantization_config": found,
+        "sylvan": {"head_bits": wanted.head_bits},
+    }
+
+
+def _copy_others(source: Path, target: Path) -> None:
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.name != "config.json" and not file.name.endswith(_SKIPPED):
+            shutil.copyfile(file, target / file.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    checkpoint: Checkpoint
+    bits: dict[str, int]
+    dtype: torch.dtype
+
+    def write(self, path: Path, progress: Progress | None) -> int:
+        """Write all tensors; returns the bytes of the file."""
+        total, done = self.checkpoint.num_bytes, 0
+        with path.open("xb") as stream:
+            stream.write(self._header())
+            for name in self.checkpoint.tensors:
+                for tensor in self._contents(name).values():
+                    _write(stream, tensor)
+                stored = self.checkpoint.tensors[name]
+                done += stored.stop - stored.start
+                if progress:
+                    progress(done, total)
+            return stream.tell()
+
+    def _contents(self, name: str) -> dict[str, torch.Tensor]:
+        tensor = self.checkpoint.tensor(name)
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity)")
+        if name not in self.bits:
+            return {name: tensor}
+        rounded = convert(name, tensor.to(self.dtype), self.bits[name])
+        return compressed.stored(name, rounded)
+
+    def _shapes(self, name: str) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
+        stored = self.checkpoint.tensors[name]
+        if name not in self.bits:
+            yield name, stored.dtype, stored.shape
+            return
+        # zeros of one row tell the types and the columns of all rows
+        rows, cols = stored.shape
+        one = convert(name, torch.zeros(1, cols), self.bits[name])
+        for key, tensor in compressed.stored(name, one).items():
+            yield key, tensor.dtype, (rows, *tensor.shape[1:]) if tensor.dim() > 1 else (2,)
+
+    def _header(self) -> bytes:
+        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        start = 0
+        for name in self.checkpoint.tensors:
+            for key, dtype, shape in self._shapes(name):
+                stop = start + dtype.itemsize * int(torch.Size(shape).numel())
+                entries[key] = {
+                    "dtype": DTYPE_NAMES[dtype],
+                    "shape": list(shape),
+                    "data_offsets": [start, stop],
+                }
+                start = stop
+        text = json.dumps(entries).encode()
+        text += b" " * (-len(text) % 8)  # so that tensors are aligned
+        return struct.pack("<Q", len(text)) + text
+
+
+def _write(stream: BinaryIO, tensor: torch.Tensor) -> None:
+    stream.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

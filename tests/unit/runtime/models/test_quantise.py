@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.quality.fidelity import SAPLING, Predictor, held_out, losses
+from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight, quantise_int4, quantise_int8
+from sylvan.kernels.native.library import describe
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.checkpoint import load_weights
+from sylvan.runtime.models.compressed import choose, parts_of, read, stored, stored_format
+from sylvan.runtime.models.quantise import convert, format_of, matrices, weight_bytes
+from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.models.writer import write_quantised
+
+RAW = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 32,
+    "dtype": "bfloat16",
+}
+LAYER = "model.layers.0."
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "model.embed_tokens.weight": (40, 64),
+        "model.norm.weight": (64,),
+        "lm_head.weight": (40, 64),
+        LAYER + "input_layernorm.weight": (64,),
+        LAYER + "post_attention_layernorm.weight": (64,),
+        LAYER + "self_attn.q_proj.weight": (64, 64),
+        LAYER + "self_attn.k_proj.weight": (32, 64),
+        LAYER + "self_attn.v_proj.weight": (32, 64),
+        LAYER + "self_attn.o_proj.weight": (64, 64),
+        LAYER + "mlp.gate_proj.weight": (96, 64),
+        LAYER + "mlp.up_proj.weight": (96, 64),
+        LAYER + "mlp.down_proj.weight": (64, 96),
+    }
+    made = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: tensor.bfloat16() for name, tensor in made.items()}
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(RAW))
+    (path / "tokenizer.json").write_text("{}")
+    save_file(tensors(), path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def empty(model_dir, device="cpu"):
+    config = load_config(model_dir)
+    build = Build(dtype=torch.bfloat16, length=32, device=torch.device(device))
+    return family_of(config).model(config, build)
+
+
+def loaded(model_dir, quantization=None):
+    model = empty(model_dir)
+    formats = choose(load_config(model_dir), quantization)
+    load_weights(model, model_dir, quantise=formats.converted)
+    return model
+
+
+def weights_of(model):
+    layer = model.layers[0]
+    return [
+        layer.self_attn.qkv_proj.weight,
+        layer.self_attn.o_proj.weight,
+        layer.mlp.gate_up_proj.weight,
+        layer.mlp.down_proj.weight,
+        model.lm_head.weight,
+    ]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("w8a8", Int8Weight), ("int4", Int4Weight)])
+def test_layers_take_the_format_and_the_head_takes_8_bits(model_dir, name, kind):
+    model = loaded(model_dir, name)
+
+    *body, head = weights_of(model)
+
+    assert {type(w) for w in body} == {kind}
+    assert isinstance(head, Int8Weight)
+    assert isinstance(model.embed_tokens.weight, torch.Tensor)
+    joined = torch.cat([tensors()[f"{LAYER}self_attn.{x}_proj.weight"] for x in "qkv"])
+    rounded = convert("x", joined, format_of(name).bits)
+    assert body[0].q.equal(rounded.q)
+    assert body[0].scale.equal(rounded.scale)
+
+
+@pytest.mark.parametrize("name", ["w8a8", "w4a8"])
+def test_bytes_of_quantised_weights_are_known_before_loading(model_dir, name):
+    model = empty(model_dir, "meta")
+    wanted = format_of(name)
+    found = loaded(model_dir, name)
+
+    plain = sum(p.numel() * 2 for p in found.parameters())
+    matrices_bytes = sum(w.q.nbytes + w.scale.nbytes for w in weights_of(found))
+
+    # groups of 32 where 64 does not divide have twice the scales
+    assert weight_bytes(model, wanted, 2) == pytest.approx(plain + matrices_bytes, rel=0.02)
+    assert len(dict(matrices(model, wanted))) == 5
+
+
+@pytest.mark.parametrize("name", ["w8a8", "w4a8"])
+def test_a_written_checkpoint_is_the_same_model(model_dir, tmp_path, name):
+    model_dir = one_group(model_dir)
+    seen = []
+    written = write_quantised(model_dir, tmp_path / "out", name, lambda *at: seen.append(at))
+
+    direct, stored_ = loaded(model_dir, name), loaded(tmp_path / "out")
+
+    for a, b in zip(weights_of(direct), weights_of(stored_), strict=True):
+        assert type(a) is type(b)
+        assert a.q.equal(b.q)
+        assert a.scale.equal(b.scale)
+    assert written.num_matrices == 7
+    assert written.bytes_after < written.bytes_before
+    assert seen[-1][0] == seen[-1][1] == written.bytes_before
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    assert choose(load_config(tmp_path / "out"), None).loaded.name == name
+
+
+def one_group(model_dir):
+    """The same model with inputs that all divide into groups of 64."""
+    weights = tensors()
+    for x in ("gate", "up"):
+        weights[f"{LAYER}mlp.{x}_proj.weight"] = torch.ones(128, 64).bfloat16()
+    weights[LAYER + "mlp.down_proj.weight"] = torch.ones(64, 128).bfloat16()
+    save_file(weights, model_dir / "model.safetensors", metadata={"format": "pt"})
+    (model_dir / "config.json").write_text(json.dumps(RAW | {"intermediate_size": 128}))
+    return model_dir
+
+
+def test_groups_that_differ_cannot_be_written(model_dir, tmp_path):
+    with pytest.raises(ConfigError, match=r"groups of \d+ and of \d+"):
+        write_quantised(model_dir, tmp_path / "out", "w4a8")
+
+    assert list(tmp_path.iterdir()) == [model_dir]
+
+
+def test_nothing_is_written_over(model_dir, tmp_path):
+    with pytest.raises(ConfigError, match="is there already"):
+        write_quantised(model_dir, model_dir, "w8a8")
+
+
+def test_a_quantised_checkpoint_is_not_quantised_again(model_dir, tmp_path):
+    write_quantised(model_dir, tmp_path / "out", "w8a8")
+
+    with pytest.raises(ConfigError, match="quantised already"):
+        write_quantised(tmp_path / "out", tmp_path / "again", "w8a8")
+    with pytest.raises(ConfigError, match="is w8a8 already, not w4a8"):
+        choose(load_config(tmp_path / "out"), "w4a8")
+
+
+def test_infinite_weights_are_refused_while_writing(model_dir, tmp_path):
+    weights = tensors()
+    weights[LAYER + "mlp.up_proj.weight"][3, 4] = float("inf")
+    save_file(weights, model_dir / "model.safetensors")
+
+    with pytest.raises(ConfigError, match=r"mlp\.up_proj\.weight' are not finite"):
+        write_quantised(model_dir, tmp_path / "out", "w8a8")
+    assert list(tmp_path.iterdir()) == [model_dir]
+
+
+def test_inputs_that_do_not_divide_into_groups_are_refused():
+    with pytest.raises(ConfigError, match=r"'layers.0.x' has 112 inputs.*choose w8a8"):
+        convert("layers.0.x", torch.zeros(4, 112), 4)
+
+
+@pytest.mark.parametrize("weight", [quantise_int8, lambda w: quantise_int4(w, 32)])
+def test_stored_tensors_are_read_back(weight):
+    made = weight(torch.randn(48, 96, generator=torch.Generator().manual_seed(1)))
+    tensors_ = stored("a.weight", made)
+
+    found = read("a.weight", parts_of("a.weight", tensors_), tensors_.__getitem__)
+
+    assert type(found) is type(made)
+    assert found.q.equal(made.q)
+    assert found.scale.equal(made.scale)
+
+
+def test_eight_bits_in_words_are_read():
+    q = torch.arange(-128, 128).to(torch.int8).view(4, 64)
+    words = (q.to(torch.int16) + 128).to(torch.uint8).view(torch.int32)
+    found = {"w_packed": words, "w_scale": torch.ones(4, 1), "w_shape": torch.tensor([4, 64])}
+
+    assert read("w", parts_of("w", found), found.__getitem__).q.equal(q)
+
+
+def test_one_scale_a_row_is_repeated_for_groups():
+    made = quantise_int4(torch.randn(4, 64, generator=torch.Generator().manual_seed(1)), 64)
+    found = stored("w", made)
+
+    got = read("w", parts_of("w", found), found.__getitem__)
+
+    assert got.group == 64
+    assert got.scale.equal(made.scale)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weight_scale": torch.full((64, 1), float("nan"))}, "weight_scale' are not finite"),
+        ({"weight_scale": torch.ones(3, 1)}, "with 3 scales"),
+        ({"weight": torch.zeros(64, 64, dtype=torch.int16)}, "torch.int16"),
+        ({"weight": torch.zeros(64, 32, dtype=torch.int8)}, "implies a linear layer of"),
+        ({"weight_zero_point": torch.zeros(64)}, "has the tensor .*weight_zero_point"),
+    ],
+)
+def test_broken_quantised_tensors_are_named(model_dir, tmp_path, changes, words):
+    write_quantised(model_dir, tmp_path / "out", "w8a8")
+    file = tmp_path / "out" / "model.safetensors"
+    stem = LAYER + "self_attn.o_proj."
+    save_file(load_file(file) | {stem + name: t for name, t in changes.items()}, file)
+
+    with pytest.raises(ConfigError, match=words) as error:
+        loaded(tmp_path / "out")
+    assert "o_proj" in str(error.value)
+
+
+def test_a_part_that_is_not_quantised_is_named(model_dir, tmp_path):
+    write_quantised(model_dir, tmp_path / "out", "w8a8")
+    file = tmp_path / "out" / "model.safetensors"
+    found, name = load_file(file), LAYER + "self_attn.k_proj.weight"
+    del found[name + "_scale"]
+    save_file(found | {name: tensors()[name]}, file)
+
+    with pytest.raises(ConfigError, match=r"k_proj\.weight' is not quantised"):
+        loaded(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "quantised by 'awq'"),
+        ({"quant_method": "compressed-tensors"}, "no config_groups"),
+        ("w8a8", "must be an object"),
+    ],
+)
+def test_other_quantisations_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        stored_format({"quantization_config": settings})
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16, "symmetric": True},
+        {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False},
+        {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": True},
+    ],
+)
+def test_schemes_without_a_kernel_are_refused(weights):
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+    }
+    with pytest.raises(ConfigError, match="there are kernels for symmetric int8"):
+        stored_format({"quantization_config": settings})
+
+
+def test_a_mixture_is_refused(model_dir):
+    raw = RAW | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2}
+    (model_dir / "config.json").write_text(json.dumps(raw))
+
+    with pytest.raises(ConfigError, match="mixtures of experts cannot be quantised"):
+        choose(load_config(model_dir), "w8a8")
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+def test_the_built_in_model_loses_little():
+    formats = [("float32", None), ("bfloat16", None), ("bfloat16", "w8a8"), ("bfloat16", "w4a8")]
+    predictors = [Predictor(*arguments) for arguments in formats]
+
+    exact, bf16, w8a8, w4a8 = losses(predictors, held_out(1))
+
+    assert bf16.kl < 1e-3
+    assert w8a8.kl < 5e-3
+    assert w4a8.kl < 5e-2
+    assert w8a8.perplexity < 1.01 * exact.perplexity
+    assert w4a8.perplexity < 1.05 * exact.perplexity
+    assert w4a8.same_top > 0.97
+    assert 0 < bf16.kl < w8a8.kl < w4a8.kl
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+def test_the_built_in_model_is_written_and_predicts_alike(tmp_path):
+    write_quantised(SAPLING, tmp_path / "out", "w4a8")
+    direct, written = Predictor("bfloat16", "w4a8"), Predictor("bfloat16", model=tmp_path / "out")
+    text = held_out(1)[0]
+
+    assert direct.log_probs(text).equal(written.log_probs(text))
