@@ -67,9 +67,9 @@ def attend(
     if layer.softcap:
         score_NTS = layer.softcap * torch.tanh(score_NTS / layer.softcap)
     rows, total = len(q_TNH), len(k_SKH)
-    own = torch.arange(total - rows, total)[:, None]
-    key = torch.arange(total)
-    hidden = key > own if layer.causal else torch.zeros(rows, total, dtype=torch.bool)
+    own = torch.arange(total - rows, total, device=q.device)[:, None]
+    key = torch.arange(total, device=q.device)
+    hidden = key > own if layer.causal else torch.zeros_like(key > own)
     if layer.window:
         hidden = hidden | (key <= own - layer.window)
     score_NTS = score_NTS.masked_fill(hidden, float("-inf"))

@@ -3,8 +3,6 @@
 Shapes: T rows, R requests, S rows of the page table, N query heads, K key/value heads, H head dim,
 V value dim. No call waits for the GPU, and everything that a step changes lies on the device, so
 that a captured graph can be replayed for other lengths and pages.
-
-Row r of `Pages.table_SP` need not be request r: `rows_R` says which it is.
 """
 
 from __future__ import annotations
@@ -16,44 +14,13 @@ import torch
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, power_of_two, tile
+from sylvan.kernels.paged.pages import Pages
 from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
 from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # that fill any GPU several times over
 _FEW = 8  # of the interpreter's, which runs them one by one
 _LEAST_COLUMNS = 16  # of a block that a matrix unit takes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
-    """Keys and values of a layer, and where each request's lie.
-
-    `keys` (pages, page_size, K, H) and `values` (pages, page_size, K, V): bf16, fp16, fp32 or
-    float8_e4m3fn, the last dimension contiguous. Values that are the first columns of the keys
-    themselves (latent attention) are read once. A stored fp8 number is a value divided by the
-    scale. `lens_R`: tokens with KV, those of this step included; 0 in a padding row.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    table_SP: torch.Tensor
-    rows_R: torch.Tensor
-    lens_R: torch.Tensor
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        for side in (self.keys, self.values):
-            assert side.stride(-1) == 1
-            assert side.stride(0) == side.shape[1] * side.stride(1)
-
-    @property
-    def shared(self) -> bool:
-        """Whether values are columns of the keys."""
-        keys, values = self.keys, self.values
-        # On the meta device all addresses are zero, but a view has its base's strides.
-        wider = values.stride(2) > values.shape[3]
-        return keys.data_ptr() == values.data_ptr() and wider
 
 
 @dataclass(frozen=True, slots=True)

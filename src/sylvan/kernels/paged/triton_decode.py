@@ -155,12 +155,12 @@ def merge_kernel(
     acc = tl.zeros([VALUE_BLOCK], tl.float32)
     for start in range(0, count, CHUNK):
         some = start + tl.arange(0, CHUNK)
-        peaks = tl.load(peak_ptr + row * SPLITS + some, mask=some < count, other=float("-inf"))
+        own = tl.load(peak_ptr + row * SPLITS + some, mask=some < count, other=float("-inf"))
         mask = (some < count)[:, None] & inside[None, :]
         means = tl.load(
             part_ptr + (row * SPLITS + some)[:, None] * VALUE + col[None, :], mask=mask, other=0.0
         )
-        acc += tl.sum(means * tl.exp2(peaks - top)[:, None], 0)
+        acc += tl.sum(means * tl.exp2(own - top)[:, None], 0)
     # A padding row has seen nothing: zero, not zero by zero.
     mean = acc * (v_scale / tl.where(total == 0.0, 1.0, total))
     tl.store(out_ptr + row * VALUE + col, mean.to(out_ptr.dtype.element_ty), mask=inside)

@@ -8,42 +8,17 @@ Shapes: T rows, N query heads, K key/value heads, H head dim, V value dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.api import AttentionLayer, HeadNorm
 from sylvan.kernels.gpu.launch import launch
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
+from sylvan.kernels.paged.pages import Cache, Rotary
 
 _ELEMENTS = 2048  # of a program's block
 _FP8_MAX = tl.constexpr(448.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What happens to heads before they attend; each part may be absent."""
-
-    rope: Rope | None = None
-    q_norm: HeadNorm | None = None
-    k_norm: HeadNorm | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
-    """Where keys and values of a step's tokens go: slot = page * page_size + offset.
-
-    `keys` and `values` as in `triton_attention.Pages`; fp8 numbers are values divided by the scale,
-    and saturate.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    slots_T: torch.Tensor
-    k_scale: float = 1.0
-    v_scale: float = 1.0
 
 
 @triton.jit
@@ -155,16 +130,17 @@ def _heads_kernel(
     if ROTARY > 0:
         angle_ptr += tl.load(position_ptr + row).to(tl.int64) * ROTARY
     col = tl.arange(0, WIDTH_BLOCK)
+    # Names are those of a branch: Triton wants one shape for a name on both sides of a condition.
     if block < q_blocks:
-        head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
-        mask = (head < HEADS)[:, None] & (col < WIDTH)[None, :]
+        q_head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
+        q_mask = (q_head < HEADS)[:, None] & (col < WIDTH)[None, :]
         q = _turned(
             x_ptr,
             q_weight_ptr,
             angle_ptr,
-            head,
+            q_head,
             col,
-            mask,
+            q_mask,
             q_eps,
             q_offset,
             HEADS,
@@ -173,18 +149,18 @@ def _heads_kernel(
             INTERLEAVED,
             Q_NORM,
         )
-        at = (row * HEADS + head)[:, None] * WIDTH + col[None, :]
-        tl.store(q_ptr + at, q.to(q_ptr.dtype.element_ty), mask=mask)
+        q_at = (row * HEADS + q_head)[:, None] * WIDTH + col[None, :]
+        tl.store(q_ptr + q_at, q.to(q_ptr.dtype.element_ty), mask=q_mask)
     elif block < q_blocks + k_blocks:
-        head = (block - q_blocks) * K_BLOCK + tl.arange(0, K_BLOCK)
-        mask = (head < KV_HEADS)[:, None] & (col < WIDTH)[None, :]
+        k_head = (block - q_blocks) * K_BLOCK + tl.arange(0, K_BLOCK)
+        k_mask = (k_head < KV_HEADS)[:, None] & (col < WIDTH)[None, :]
         k = _turned(
             x_ptr + HEADS * WIDTH,
             k_weight_ptr,
             angle_ptr,
-            head,
+            k_head,
             col,
-            mask,
+            k_mask,
             k_eps,
             k_offset,
             KV_HEADS,
@@ -194,20 +170,20 @@ def _heads_kernel(
             K_NORM,
         )
         slot = tl.load(slot_ptr + row).to(tl.int64)
-        at = slot * key_stride + head[:, None] * key_head + col[None, :]
+        k_at = slot * key_stride + k_head[:, None] * key_head + col[None, :]
         # Rounded as the projection is, whatever the cache holds: the definition does so.
-        _keep(key_ptr, at, k.to(x_ptr.dtype.element_ty), mask, k_scale, NARROW)
+        _keep(key_ptr, k_at, k.to(x_ptr.dtype.element_ty), k_mask, k_scale, NARROW)
     else:
-        head = (block - q_blocks - k_blocks) * V_BLOCK + tl.arange(0, V_BLOCK)
+        v_head = (block - q_blocks - k_blocks) * V_BLOCK + tl.arange(0, V_BLOCK)
         value_col = tl.arange(0, VALUE_BLOCK)
-        mask = (head < KV_HEADS)[:, None] & (value_col < VALUE)[None, :]
+        v_mask = (v_head < KV_HEADS)[:, None] & (value_col < VALUE)[None, :]
         start = (HEADS + KV_HEADS) * WIDTH
         v = tl.load(
-            x_ptr + start + head[:, None] * VALUE + value_col[None, :], mask=mask, other=0.0
+            x_ptr + start + v_head[:, None] * VALUE + value_col[None, :], mask=v_mask, other=0.0
         )
         slot = tl.load(slot_ptr + row).to(tl.int64)
-        at = slot * value_stride + head[:, None] * value_head + value_col[None, :]
-        _keep(value_ptr, at, v, mask, v_scale, NARROW)
+        v_at = slot * value_stride + v_head[:, None] * value_head + value_col[None, :]
+        _keep(value_ptr, v_at, v, v_mask, v_scale, NARROW)
 
 
 @triton.jit
@@ -239,7 +215,7 @@ def store_heads(
     qkv: torch.Tensor,
     layer: AttentionLayer,
     positions_T: torch.Tensor,
-    turn: Turn,
+    rotary: Rotary,
     cache: Cache,
 ) -> torch.Tensor:
     """Queries normed and turned, their keys and values stored: `split_heads` and the store.
@@ -248,7 +224,7 @@ def store_heads(
         qkv: (T, N H + K H + K V), rows contiguous.
         layer: Counts and sizes of heads.
         positions_T: Positions of the rows, int32 or int64.
-        turn: Norms and the table of angles.
+        rotary: Norms and the table of angles.
         cache: Where to store.
 
     Returns: (T, N, H) in the dtype of `qkv`.
@@ -257,7 +233,7 @@ def store_heads(
     heads, kv_heads, width = layer.num_heads, layer.num_kv_heads, layer.head_dim
     out = qkv.new_empty(len(qkv), heads, width)
     width_block, value_block = power_of_two(width), power_of_two(layer.value_dim)
-    norms = [_kind(norm, width) for norm in (turn.q_norm, turn.k_norm)]
+    norms = [_kind(norm, width) for norm in (rotary.q_norm, rotary.k_norm)]
     blocks = [
         power_of_two(count) if kind == "all" else _block(count, columns)
         for count, columns, kind in (
@@ -267,10 +243,10 @@ def store_heads(
         )
     ]
     counts = zip((heads, kv_heads, kv_heads), blocks, strict=True)
-    angles = None if turn.rope is None else turn.rope.cos_sin
-    weights = [n and n.weight for n in (turn.q_norm, turn.k_norm)]
+    angles = None if rotary.rope is None else rotary.rope.cos_sin
+    weights = [n and n.weight for n in (rotary.q_norm, rotary.k_norm)]
     numbers = [
-        x for n in (turn.q_norm, turn.k_norm) for x in ((n.eps, n.offset) if n else (0.0, 0.0))
+        x for n in (rotary.q_norm, rotary.k_norm) for x in ((n.eps, n.offset) if n else (0.0, 0.0))
     ]
     launch(
         _heads_kernel,
@@ -299,7 +275,7 @@ def store_heads(
         K_BLOCK=blocks[1],
         V_BLOCK=blocks[2],
         ROTARY=0 if angles is None else angles.shape[1],
-        INTERLEAVED=turn.rope is not None and turn.rope.interleaved,
+        INTERLEAVED=rotary.rope is not None and rotary.rope.interleaved,
         Q_NORM=norms[0],
         K_NORM=norms[1],
         NARROW=cache.keys.element_size() == 1,

@@ -9,7 +9,8 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.paged import reference
-from sylvan.kernels.paged.triton_attention import Pages, decode, extend
+from sylvan.kernels.paged.pages import Pages
+from sylvan.kernels.paged.triton_attention import decode, extend
 
 PLAIN = AttentionLayer(index=0, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2)
 LAYERS = {

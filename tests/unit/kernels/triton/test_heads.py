@@ -7,7 +7,8 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
 from sylvan.kernels.paged import reference
-from sylvan.kernels.paged.triton_heads import Cache, Turn, store_heads, store_kv
+from sylvan.kernels.paged.pages import Cache, Rotary
+from sylvan.kernels.paged.triton_heads import store_heads, store_kv
 
 LAYER = AttentionLayer(index=0, num_heads=6, num_kv_heads=2, head_dim=24, scale=1.0, v_head_dim=16)
 SLOTS = torch.tensor([9, 2, 31], dtype=torch.int32)
@@ -27,16 +28,16 @@ def empty(dtype: torch.dtype, **scales: float) -> Cache:
     return Cache(keys=keys.to(dtype), values=values.to(dtype), slots_T=SLOTS, **scales)
 
 
-def turn(name: str, dtype: torch.dtype) -> Turn:
+def turn(name: str, dtype: torch.dtype) -> Rotary:
     angles = random(12, 16, seed=5)
     norms = norm(24, dtype), norm(24, dtype)
     return {
-        "nothing": Turn(),
-        "halves": Turn(Rope(angles)),
-        "neighbours": Turn(Rope(angles, interleaved=True)),
-        "norms": Turn(Rope(angles), *norms),
-        "norms of all heads": Turn(Rope(angles), norm(6 * 24, dtype), norm(2 * 24, dtype)),
-        "norm of keys only": Turn(None, None, norms[1]),
+        "nothing": Rotary(),
+        "halves": Rotary(Rope(angles)),
+        "neighbours": Rotary(Rope(angles, interleaved=True)),
+        "norms": Rotary(Rope(angles), *norms),
+        "norms of all heads": Rotary(Rope(angles), norm(6 * 24, dtype), norm(2 * 24, dtype)),
+        "norm of keys only": Rotary(None, None, norms[1]),
     }[name]
 
 
@@ -67,7 +68,7 @@ def test_fp8_stores_are_scaled_and_saturate() -> None:
     qkv = random(3, 6 * 24 + 2 * 40).to(torch.float8_e4m3fn).float()
     qkv[0, 6 * 24] = 1e6
 
-    store_heads(qkv, LAYER, POSITIONS, Turn(), cache)
+    store_heads(qkv, LAYER, POSITIONS, Rotary(), cache)
 
     _, k, v = reference.split_heads(qkv, LAYER, POSITIONS, None, (None, None))
     for side, want, scale in ((cache.keys, k, 0.5), (cache.values, v, 2.0)):

@@ -1,0 +1,185 @@
+"""The shapes that kernels are compiled for: real models, every branch of every kernel once.
+
+A case calls the wrapper that the runtime calls, with tensors of the meta device, so what compiles
+here has the very types, strides and constants of the real call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
+from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
+from sylvan.kernels.paged.pages import Cache, Pages, Rotary
+from sylvan.kernels.paged.triton_attention import decode, extend
+from sylvan.kernels.paged.triton_heads import store_heads, store_kv
+from sylvan.kernels.rows.triton_rows import add, gather, scale, softcap, take_rows
+from sylvan.kernels.sample.device import Edits, Rows
+from sylvan.kernels.sample.triton_sample import draw, edit
+
+BF16, F32, FP8, I32 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int32
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A call to compile. `sample`: part of the quick run; `fp8`: only where the chip has it."""
+
+    name: str
+    call: Callable[[], object]
+    sample: bool = False
+    fp8: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """A model's attention as it is served."""
+
+    name: str
+    layer: AttentionLayer
+    cache: torch.dtype = BF16
+    page: int = 64
+    dtype: torch.dtype = BF16
+
+
+def _like(heads: int, kv_heads: int, width: int) -> AttentionLayer:
+    return AttentionLayer(
+        index=0, num_heads=heads, num_kv_heads=kv_heads, head_dim=width, scale=0.1
+    )
+
+
+_LLAMA = _like(32, 8, 128)
+_LATENT = replace(_like(128, 1, 576), v_head_dim=512)
+
+
+def _empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _attentions() -> list[_Attention]:
+    sinks = _empty(64)
+    return [
+        _Attention("llama 8b", _LLAMA),
+        _Attention("llama 8b, pages of 16", _LLAMA, page=16),
+        _Attention("llama 8b, fp8 cache", _LLAMA, cache=FP8),
+        _Attention("llama 8b, fp32", _LLAMA, cache=F32, dtype=F32),
+        _Attention("qwen2 7b", _like(28, 4, 128)),
+        _Attention("gpt-oss", replace(_like(64, 8, 64), window=128, sinks=sinks)),
+        _Attention("gemma 2", replace(_like(16, 8, 256), softcap=50.0, window=4096)),
+        _Attention("phi 3", _like(32, 32, 96)),
+        _Attention("deepseek", _LATENT),
+        _Attention("deepseek lite", replace(_LATENT, num_heads=16)),
+    ]
+
+
+def _pages(a: _Attention) -> Pages:
+    layer = a.layer
+    keys = _empty(1000, a.page, layer.num_kv_heads, layer.head_dim, dtype=a.cache)
+    values = keys[..., : layer.v_head_dim] if layer.v_head_dim else torch.empty_like(keys)
+    return Pages(
+        keys=keys,
+        values=values,
+        table_SP=_empty(64, 128, dtype=I32),
+        rows_R=_empty(64, dtype=I32),
+        lens_R=_empty(64, dtype=I32),
+    )
+
+
+def _attention_cases() -> list[Case]:
+    cases = []
+    for a in _attentions():
+        q = _empty(64, a.layer.num_heads, a.layer.head_dim, dtype=a.dtype)
+        starts = _empty(65, dtype=I32)
+        sample, fp8 = a.name == "llama 8b", a.cache == FP8
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("decode", lambda a=a, q=q: decode(q, _pages(a), a.layer)),
+            ("extend", lambda a=a, q=q, starts=starts: extend(q, _pages(a), starts, a.layer)),
+        ]
+        cases += [Case(f"{op}, {a.name}", call, sample, fp8) for op, call in calls]
+    return cases
+
+
+def _cache(layer: AttentionLayer, dtype: torch.dtype = BF16) -> Cache:
+    keys = _empty(1000, 64, layer.num_kv_heads, layer.head_dim, dtype=dtype)
+    return Cache(keys=keys, values=torch.empty_like(keys), slots_T=_empty(64, dtype=I32))
+
+
+def _store_heads(turn: Rotary, layer: AttentionLayer = _LLAMA, dtype: torch.dtype = BF16) -> object:
+    columns = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
+    cache = _cache(layer, dtype)
+    return store_heads(_empty(64, columns), layer, _empty(64, dtype=I32), turn, cache)
+
+
+def _head_cases() -> list[Case]:
+    rope = Rope(_empty(4096, 128, dtype=F32))
+    norm, long = HeadNorm(_empty(128), 1e-6), HeadNorm(_empty(4096), 1e-6)
+    long_k = HeadNorm(_empty(1024), 1e-6)
+    wide = replace(_LLAMA, head_dim=256, num_heads=16)
+    new = _empty(64, 8, 128)
+    return [
+        Case("heads, rope", lambda: _store_heads(Rotary(rope))),
+        Case("heads, norms and rope", lambda: _store_heads(Rotary(rope, norm, norm)), sample=True),
+        Case("heads, interleaved", lambda: _store_heads(Rotary(replace(rope, interleaved=True)))),
+        Case("heads, norms of all", lambda: _store_heads(Rotary(rope, long, long_k))),
+        Case("heads, part turns", lambda: _store_heads(Rotary(rope), wide)),
+        Case("heads, fp8 cache", lambda: _store_heads(Rotary(rope), dtype=FP8), fp8=True),
+        Case("store", lambda: store_kv(new, new, _cache(_LLAMA))),
+        Case("store, fp8 cache", lambda: store_kv(new, new, _cache(_LLAMA, FP8)), fp8=True),
+    ]
+
+
+def _row_cases() -> list[Case]:
+    x, wide, weight = _empty(64, 4096), _empty(64, 28672), _empty(4096)
+    stream, ids = _empty(64, 4096, dtype=F32), _empty(64, dtype=I32)
+    return [
+        Case("rms norm", lambda: rms_norm(x, weight, 1e-6, stream, 0.0), sample=True),
+        Case("rms norm, first", lambda: rms_norm(x, weight, 1e-6, None, 0.0)),
+        Case("rms norm, 16k", lambda: rms_norm(_empty(64, 16384), _empty(16384), 1e-6, None, 0.0)),
+        Case("layer norm", lambda: layer_norm(x, weight, weight, 1e-6, stream)),
+        Case("silu glu", lambda: glu(wide, "silu"), sample=True),
+        Case("gelu glu", lambda: glu(wide, "gelu")),
+        Case("gelu tanh glu", lambda: glu(wide, "gelu_tanh")),
+        Case("clamped glu", lambda: clamped_glu(wide, 1.702, 7.0)),
+        Case("gelu", lambda: activation(wide, "gelu")),
+        Case("embedding", lambda: gather(_empty(151936, 4096), ids, 2.0, F32)),
+        Case("take rows", lambda: take_rows(stream, ids)),
+        Case("add", lambda: add(x, x, 0.5)),
+        Case("scale", lambda: scale(x, 0.5)),
+        Case("softcap", lambda: softcap(stream, 30.0)),
+    ]
+
+
+def _sample_cases() -> list[Case]:
+    logits, ids = _empty(64, 151936, dtype=F32), _empty(64, dtype=I32)
+    number, key = _empty(64, dtype=F32), _empty(64, dtype=torch.int64)
+    rows = Rows(
+        greedy=_empty(64, dtype=torch.bool),
+        temperature=number,
+        top_k=ids,
+        top_p=number,
+        min_p=number,
+        seed=key,
+        sample=key,
+        position=key,
+    )
+    masks = Edits(mask_bits=_empty(8, 4748, dtype=I32), mask_rows=ids)
+    counts = Edits(
+        counts=logits, count_rows=ids, frequency=number, presence=number, repetition=number
+    )
+    both = replace(counts, mask_bits=masks.mask_bits, mask_rows=ids)
+    bias = Edits(entry_rows=ids, entry_ids=ids, entry_values=number)
+    return [
+        Case("draw", lambda: draw(logits, rows), sample=True),
+        Case("masks", lambda: edit(logits, masks)),
+        Case("penalties", lambda: edit(logits, counts)),
+        Case("penalties and masks", lambda: edit(logits, both)),
+        Case("bias", lambda: edit(logits, bias)),
+    ]
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return [*_attention_cases(), *_head_cases(), *_row_cases(), *_sample_cases()]

@@ -1,0 +1,70 @@
+"""A driver without a device: kernels compile for a chip that is not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A chip: how Triton calls it, and the shared memory that one program may have."""
+
+    name: str
+    gpu: GPUTarget
+    shared_bytes: int
+    fp8: bool = True
+
+
+TARGETS = (
+    Target("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, fp8=False),
+    Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024),
+    Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024),
+)
+
+
+class _Absent(DriverBase):
+    """Answers what the compiler asks; nothing can be launched."""
+
+    def __init__(self, gpu: GPUTarget) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Only when set by hand."""
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Asked for by launchers, of which there are none."""
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        """The chip that is not there."""
+        return self._gpu
+
+    def get_active_torch_device(self) -> torch.device:
+        """Of tensors without data."""
+        return torch.device("meta")
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        """No stream is used."""
+        return device
+
+    def get_benchmarker(self) -> Any:
+        """Nothing runs that could be timed."""
+        raise NotImplementedError
+
+
+def compile_for(target: Target) -> None:
+    """From now on kernels of this process compile for `target` and cannot be launched."""
+    driver.set_active(_Absent(target.gpu))

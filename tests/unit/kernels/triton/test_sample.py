@@ -1,0 +1,136 @@
+"""Sampling without sorting against the definition in the runtime's sampler."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sylvan.kernels.sample.device import Edits, Rows
+from sylvan.kernels.sample.triton_sample import draw, edit
+from sylvan.runtime.sampling import draw as definition
+from sylvan.runtime.sampling.constraints import Masks
+from sylvan.runtime.sampling.params import NO_TOP_K, SamplingBatch, SamplingSlots
+from sylvan.runtime.sampling.processors import apply_masks
+
+VOCAB = 300
+CASES: list[dict[str, float]] = [
+    {"greedy": True},
+    {},
+    {"temperature": 0.05},
+    {"temperature": 5.0},
+    {"top_k": 7},
+    {"top_k": 1},
+    {"top_p": 0.6},
+    {"top_p": 1e-6},
+    {"min_p": 0.1},
+    {"top_k": 40, "top_p": 0.8, "min_p": 0.02, "temperature": 0.7},
+    {"top_k": 5, "top_p": 0.9},
+    {"top_p": 0.7, "min_p": 0.05, "temperature": 2.0},
+]
+
+
+def slots(cases: list[dict[str, float]]) -> SamplingSlots:
+    found = SamplingSlots(len(cases), VOCAB)
+    found.greedy[:] = False
+    found.seed[:] = np.arange(len(cases)) + (1 << 40)
+    found.sample[:] = 3
+    for slot, case in enumerate(cases):
+        for name, value in case.items():
+            getattr(found, name)[slot] = value
+    return found
+
+
+def rows(params: SamplingSlots, positions: np.ndarray) -> Rows:
+    def tensor(x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x.copy())
+
+    return Rows(
+        greedy=tensor(params.greedy),
+        temperature=tensor(params.temperature),
+        top_k=tensor(np.minimum(params.top_k, NO_TOP_K).astype(np.int32)),
+        top_p=tensor(params.top_p),
+        min_p=tensor(params.min_p),
+        seed=tensor(params.seed),
+        sample=tensor(params.sample),
+        position=tensor(positions),
+    )
+
+
+def both(logits: torch.Tensor, cases: list[dict[str, float]]) -> tuple[torch.Tensor, torch.Tensor]:
+    params, positions = slots(cases), np.arange(len(cases)) * 1000003 + (1 << 33)
+    index = np.arange(len(cases), dtype=np.int32)
+    want = definition.draw(logits.clone(), SamplingBatch(index, positions, params))
+    drawn = draw(logits, rows(params, positions))
+    temperature = torch.from_numpy(params.temperature)[:, None]
+    logprobs = torch.log_softmax(logits / temperature, -1)
+    mine = logprobs.gather(1, drawn.ids.long()[:, None])[:, 0]
+    torch.testing.assert_close(drawn.logprobs, mine, rtol=1e-4, atol=1e-4)
+    whole = torch.logsumexp(logits / temperature, -1)
+    torch.testing.assert_close(drawn.logsumexp, whole, rtol=1e-4, atol=1e-4)
+    return drawn.ids, want
+
+
+def test_rows_with_their_own_parameters_draw_what_the_definition_draws() -> None:
+    logits = 3 * torch.randn(len(CASES), VOCAB, generator=torch.Generator().manual_seed(3))
+
+    got, want = both(logits, CASES)
+
+    assert got.tolist() == want.tolist()
+
+
+def test_equal_logits_are_taken_in_order_of_ids() -> None:
+    logits = torch.zeros(len(CASES), VOCAB)
+    logits[:, ::2] = 1.0
+
+    got, want = both(logits, CASES)
+
+    assert got.tolist() == want.tolist()
+
+
+def test_what_is_not_a_number_never_wins() -> None:
+    logits = torch.full((4, 40), float("-inf"))
+    logits[0, [3, 5]] = torch.tensor([float("nan"), 1.0])
+    logits[1, [3, 5]] = torch.tensor([0.0, float("inf")])
+    logits[2, 7] = -50.0
+    params = slots([{"greedy": True}, {}, {"temperature": 0.1}, {}])
+
+    drawn = draw(logits, rows(params, np.arange(4)))
+
+    assert drawn.ids.tolist() == [5, 5, 7, -1]  # the last row has no token left
+    assert torch.isinf(drawn.logprobs[3])
+
+
+def test_edits_come_in_the_order_of_the_contract() -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(3, 70, generator=generator)
+    counts = torch.randint(0, 3, (2, 70), generator=generator).float()
+    bits = torch.randint(-(2**31), 2**31 - 1, (1, 3), generator=generator, dtype=torch.int32)
+    frequency, presence = torch.tensor([0.5, 0.0, 0.1]), torch.tensor([0.0, 9.0, -1.0])
+    repetition = torch.tensor([1.0, 9.0, 1.5])
+    want = logits.clone()
+    for row, at in ((0, 1), (2, 0)):
+        seen = counts[at] > 0
+        less = want[row] - frequency[row] * counts[at] - presence[row]
+        scaled = torch.where(less > 0, less / repetition[row], less * repetition[row])
+        want[row] = torch.where(seen, scaled, want[row])
+    apply_masks(want, Masks(np.array([1], np.int32), bits.numpy()))
+    want[0, 5] += 2.0
+    want[2, 69] = float("-inf")
+
+    edit(
+        logits,
+        Edits(
+            counts=counts,
+            count_rows=torch.tensor([1, -1, 0], dtype=torch.int32),
+            frequency=frequency,
+            presence=presence,
+            repetition=repetition,
+            mask_bits=bits,
+            mask_rows=torch.tensor([-1, 0, -1], dtype=torch.int32),
+            entry_rows=torch.tensor([0, 2, 2], dtype=torch.int32),
+            entry_ids=torch.tensor([5, 69, 69], dtype=torch.int32),
+            entry_values=torch.tensor([2.0, float("-inf"), 1.0]),
+        ),
+    )
+
+    torch.testing.assert_close(logits, want)
