@@ -12,11 +12,18 @@ from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from sylvan.utils import plugins
+from tests.support.delayed import NoWaiting
 
 EAGER = [
     name
     for name in plugins.options(sylvan.runtime.attention)
-    if "eager" in plugins.load(sylvan.runtime.attention, name).BACKEND.caps.runners
+    if "eager" in (caps := plugins.load(sylvan.runtime.attention, name).BACKEND.caps).runners
+    and "cpu" in caps.devices
+]
+GRAPH_SAFE = [
+    name
+    for name in EAGER
+    if plugins.load(sylvan.runtime.attention, name).BACKEND.caps.graph_capture
 ]
 BACKENDS = [name for name in EAGER if name != "null"]
 PAGE, N, K, H = 4, 6, 2, 16
@@ -39,14 +46,20 @@ def layer(**changes) -> AttentionLayer:
 class Scene:
     """Requests with (computed before, new) tokens on shuffled pages, as one step."""
 
-    def __init__(self, backend: str, requests: list[tuple[int, int]], spec: AttentionLayer) -> None:
+    def __init__(
+        self,
+        backend: str,
+        requests: list[tuple[int, int]],
+        spec: AttentionLayer,
+        kv_dtype: torch.dtype = torch.float32,
+    ) -> None:
         rng = np.random.default_rng(3)
         generator = torch.Generator().manual_seed(4)
         pages = rng.permutation(np.arange(1, 64, dtype=np.int32))
         self.backend = plugins.load(sylvan.runtime.attention, backend).BACKEND()
         self.spec = spec
         shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=H, num_pages=64, page_size=PAGE)
-        self.pool = MHAPool(shape, torch.float32)
+        self.pool = MHAPool(shape, kv_dtype)
         limits = BatchLimits(max_tokens=128, max_reqs=8, max_pages_per_req=16)
         self.batch = ForwardBatch(limits, self.pool, self.backend)
         host, row = self.batch.host, 0
@@ -124,3 +137,34 @@ def test_backend_declares_devices_and_keeps_shapes(backend):
 
     assert "cpu" in scene.backend.caps.devices
     assert scene.run().shape == (4, N, H)
+
+
+@pytest.mark.parametrize("backend", GRAPH_SAFE)
+def test_graph_safe_backends_read_nothing_on_the_host_and_ignore_padding(backend):
+    scene = Scene(backend, [(5, 1), (2, 1), (9, 1)], layer())
+    scene.batch.ready(5, 5, 0)
+    padding = torch.full((2, 1, H), torch.nan)
+    q, k, v = (torch.cat(parts) for parts in zip(*scene.heads, strict=True))
+    q, k, v = (torch.cat((x, padding.expand(-1, x.shape[1], -1))) for x in (q, k, v))
+    scene.batch.kv_lens_R[3:] = 0  # rows of no request; their slots are those of page 0
+    scene.batch.q_starts_R[3:] = torch.tensor([3, 4, 5])
+
+    with NoWaiting():
+        scene.backend.plan(scene.batch)
+        out = scene.backend.run(scene.spec, q, k, v, scene.batch)
+
+    if backend != "null":
+        torch.testing.assert_close(out[:3], scene.expected(), rtol=1e-5, atol=1e-5)
+    assert not out[3:].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_and_values_of_8_bits_are_near(backend):
+    caps = plugins.load(sylvan.runtime.attention, backend).BACKEND.caps
+    if "fp8_e4m3" not in caps.kv_dtypes:
+        pytest.skip("reads no such cache")
+    exact = Scene(backend, [(9, 2), (0, 7)], layer()).run()
+    scene = Scene(backend, [(9, 2), (0, 7)], layer(), torch.float8_e4m3fn)
+
+    torch.testing.assert_close(scene.run(), exact, rtol=0.1, atol=0.15)
+    assert not scene.run().equal(exact)

@@ -39,12 +39,18 @@ def make_facts(**changes):
             ),
             "exact": AttentionFacts(devices=frozenset({"cpu"}), batch_invariant=True),
             "elsewhere": AttentionFacts(devices=frozenset({"cuda"}), batch_invariant=True),
+            "half": AttentionFacts(
+                devices=frozenset({"cpu", "odd"}),
+                dtypes=frozenset({"float16", "bfloat16"}),
+                max_head_dim=128,
+            ),
             "native": AttentionFacts(
                 devices=frozenset({"cpu"}), batch_invariant=True, runners=frozenset({"program"})
             ),
         },
+        "not_installed": {"absent": "pip install 'sylvan[absent]'"},
         "options": {
-            "attention": ("paged", "exact", "elsewhere", "native"),
+            "attention": ("paged", "exact", "elsewhere", "half", "native", "absent"),
             "scheduler.policy": ("fcfs", "lpm", "dfs_weight"),
             "cache.eviction": ("lru", "lfu"),
             "grammar.backend": (),

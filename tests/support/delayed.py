@@ -166,6 +166,9 @@ class DelayedKind:
     def problem(self) -> str | None:
         return None
 
+    def memory(self) -> tuple[int, int]:
+        return 4 * GIB, 8 * GIB
+
 
 KIND = DelayedKind()
 

@@ -13,6 +13,10 @@ from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError
 
+_NO_DEVICE = (
+    "this machine has no such device, or the installed torch cannot use it; choose device=cpu or "
+    "auto"
+)
 MIN_CONTEXT = 64
 """A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
 
@@ -159,8 +163,62 @@ RULES = (
         "no such device",
         ("device",),
         lambda c: c.device is None,
-        "{device}: this machine has no such device, or the installed torch cannot use it; choose "
-        "device=cpu or auto",
+        lambda c: "{device}: " + c.facts.absent.get(c.config.device, _NO_DEVICE),
+    ),
+    Rule(
+        "dtype not on this device",
+        ("dtype", "device"),
+        lambda c: (
+            c.device is not None
+            and c.device.kind != "cpu"
+            and c.config.dtype not in c.device.fast_dtypes
+        ),
+        lambda c: (
+            "{dtype} cannot be computed with on {device}; choose "
+            f"{' or '.join(sorted(c.device.fast_dtypes)) if c.device else ''}"
+        ),
+    ),
+    Rule(
+        "attention not installed",
+        ("attention",),
+        lambda c: c.config.attention in c.facts.not_installed,
+        lambda c: (
+            f"{{attention}} is not installed: {c.facts.not_installed[c.config.attention]}, or "
+            "leave attention at auto"
+        ),
+    ),
+    Rule(
+        "attention not with this dtype",
+        ("attention", "dtype"),
+        lambda c: (
+            c.attention is not None
+            and c.attention.dtypes is not None
+            and c.config.dtype not in c.attention.dtypes
+        ),
+        lambda c: (
+            "{attention} cannot compute with {dtype}, only with "
+            f"{' or '.join(sorted((c.attention and c.attention.dtypes) or ()))}; "
+            "leave attention at auto"
+        ),
+    ),
+    Rule(
+        "attention not with this head size",
+        ("attention",),
+        lambda c: (
+            c.attention is not None
+            and c.attention.max_head_dim is not None
+            and c.facts.model.head_dim > c.attention.max_head_dim
+        ),
+        lambda c: (
+            f"{{attention}} has no kernel for heads of {c.facts.model.head_dim}, at most of "
+            f"{c.attention.max_head_dim if c.attention else 0}; leave attention at auto"
+        ),
+    ),
+    Rule(
+        "attention not with this cache dtype",
+        ("attention", "cache.dtype"),
+        lambda c: c.attention is not None and c.config.cache.dtype not in c.attention.kv_dtypes,
+        "{attention} cannot read a KV cache of {cache.dtype}; leave one of them at auto",
     ),
     Rule(
         "runner not on this device",

@@ -73,6 +73,7 @@ def model_facts(model: str) -> ModelFacts:
         num_params=stored or linear + 2 * vocab * hidden,
         num_linear_params=min(linear, stored) if stored else linear,
         kv_per_token=layers * _kept(config, 2 * kv_heads * head_dim),
+        head_dim=_head_dim(config, head_dim),
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
         quantization=_stored_quantization(config),
     )
@@ -102,6 +103,16 @@ def _kept(config: dict[str, Any], ordinary: int) -> int:
         return _number(config, "kv_lora_rank") + turning
     head = _number(config, "qk_nope_head_dim", 128) + turning
     return 2 * _number(config, "num_attention_heads") * head
+
+
+def _head_dim(config: dict[str, Any], ordinary: int) -> int:
+    """Columns that attention compares; latent attention's are wider than a head."""
+    if not isinstance(config.get("kv_lora_rank"), int):
+        return ordinary
+    turning = _number(config, "qk_rope_head_dim", 64)
+    if str(config.get("model_type")) in _COMPRESSED:
+        return _number(config, "kv_lora_rank") + turning
+    return _number(config, "qk_nope_head_dim", 128) + turning
 
 
 def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:

@@ -16,12 +16,13 @@ class DeviceFacts:
     """A device that this process can use.
 
     Attributes:
-        kind: `cpu` or `cuda`.
+        kind: As `device` in the configuration calls it.
         cores: CPU cores for kernels.
         total_bytes: Its memory.
         available_bytes: The part that is free now.
         fast_dtypes: Types it computes with at full speed.
         runners: Ways to execute a step on it, the preferred one first.
+        attention: Backends that suit it, the preferred one first; empty: in the order of `Facts`.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class DeviceFacts:
     available_bytes: int = 0
     fast_dtypes: frozenset[str] = frozenset({"float32"})
     runners: tuple[str, ...] = ("eager",)
+    attention: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,7 @@ class ModelFacts:
         num_linear_params: Those in matrices that quantisation applies to.
         kv_per_token: Numbers of keys and values of one token in all layers.
         work_per_token: Numbers in the largest intermediate results of one token.
+        head_dim: Numbers in one key head; 0: unknown.
         quantization: How its matrices are stored; None: as plain numbers.
     """
 
@@ -56,6 +59,7 @@ class ModelFacts:
     num_linear_params: int
     kv_per_token: int
     work_per_token: int
+    head_dim: int = 0
     quantization: str | None = None
 
 
@@ -69,6 +73,11 @@ class AttentionFacts:
         page_size: The one it is fastest with.
         batch_invariant: A result does not depend on the rest of the batch.
         runners: Ways to execute a step that include it.
+        kv_dtypes: Values of `cache.dtype` that it reads.
+        dtypes: Types of weights that it computes with; None: any.
+        max_head_dim: Largest head; None: any.
+        module: Package that it needs; empty: none.
+        extra: Extra of this package that installs it.
     """
 
     devices: frozenset[str]
@@ -76,6 +85,11 @@ class AttentionFacts:
     page_size: int = 16
     batch_invariant: bool = False
     runners: frozenset[str] = frozenset({"eager"})
+    kv_dtypes: frozenset[str] = frozenset({"model"})
+    dtypes: frozenset[str] | None = None
+    max_head_dim: int | None = None
+    module: str = ""
+    extra: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +102,8 @@ class Facts:
         attention: Backends by name, the preferred ones first.
         options: For each field whose values are names of modules, the names there are.
         quantizations: Methods that there are kernels for.
+        absent: Kinds of devices that were looked for in vain -> why, and the way out.
+        not_installed: Attention backends whose package is not there -> how to get it.
         missing: Path of a section or field whose feature does not exist yet -> the feature.
     """
 
@@ -96,6 +112,8 @@ class Facts:
     attention: Mapping[str, AttentionFacts]
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     quantizations: frozenset[str] = frozenset()
+    absent: Mapping[str, str] = field(default_factory=dict[str, str])
+    not_installed: Mapping[str, str] = field(default_factory=dict[str, str])
     missing: Mapping[str, str] = field(default_factory=lambda: PENDING)
 
 

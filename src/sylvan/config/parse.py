@@ -26,7 +26,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "observe.log_level": {"warn": "warning", "critical": "error"},
 }
 # Options that are names of modules.
-PLUG_INS = ("scheduler.policy", "cache.eviction", "attention", "grammar.backend")
+PLUG_INS = ("device", "scheduler.policy", "cache.eviction", "attention", "grammar.backend")
 
 
 def parse(field: Field, raw: object) -> object:

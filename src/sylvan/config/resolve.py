@@ -80,14 +80,14 @@ class _State:
 
 
 def _device(state: _State) -> None:
-    kind = "cuda" if "cuda" in state.facts.devices else "cpu"
-    state.decide("device", kind, "there is a GPU" if kind == "cuda" else "there is no GPU")
+    kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
+    state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
     state.decide("threads", state.device.cores, "all cores that this process may use")
 
 
 def _dtype(state: _State) -> None:
     stored, device = state.facts.model.dtype, state.device
-    if stored in device.fast_dtypes or device.kind == "cuda":
+    if stored in device.fast_dtypes or device.kind != "cpu":
         state.decide("dtype", stored, "the checkpoint's")
     else:
         why = f"the checkpoint's {stored} is slow on this {device.kind}"
@@ -109,8 +109,9 @@ def _fallback(state: _State) -> None:
 
 
 def _attention(state: _State) -> None:
-    for name, attention in state.facts.attention.items():
-        if _fits(state, attention):
+    known = state.facts.attention
+    for name in state.device.attention or known:
+        if name in known and _fits(state, known[name]):
             why = f"the fastest on {state.config.device}"
             state.decide("attention", name, f"{why} that fits the other settings")
             return
@@ -120,6 +121,9 @@ def _fits(state: _State, attention: AttentionFacts) -> bool:
     config = state.config
     wanted = (
         config.device in attention.devices,
+        config.cache.dtype in attention.kv_dtypes,
+        attention.dtypes is None or config.dtype in attention.dtypes,
+        attention.max_head_dim is None or state.facts.model.head_dim <= attention.max_head_dim,
         attention.batch_invariant or config.deterministic is not True,
         config.runner == "auto" or config.runner in attention.runners,
         config.cache.page_size == "auto"
@@ -132,9 +136,15 @@ def _fits(state: _State, attention: AttentionFacts) -> bool:
 def _runner(state: _State) -> None:
     for runner in state.device.runners:
         if runner in state.attention.runners:
-            native = "replays each step in one native call"
-            state.decide("runner", runner, native if runner == "program" else "runs everywhere")
+            state.decide("runner", runner, _RUNNERS[runner])
             return
+
+
+_RUNNERS = {
+    "program": "replays each step in one native call",
+    "graph": "replays decoding steps in one launch",
+    "eager": "runs everywhere",
+}
 
 
 def _names(state: _State) -> None:
@@ -194,7 +204,8 @@ def _plan(state: _State) -> MemoryPlan:
     running = _number(config.scheduler.max_running_reqs)
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), running)
     page = _number(config.cache.page_size)
-    per_token = model.kv_per_token * DTYPE_BYTES[str(config.dtype)]
+    number = DTYPE_BYTES[str(config.dtype)] if config.cache.dtype == "model" else 1
+    per_token = model.kv_per_token * number
     budget, tokens = _kv_tokens(state, weights, work, per_token)
     if config.cache.max_tokens != "auto":
         tokens = -(-_number(config.cache.max_tokens) // page) * page
@@ -235,7 +246,8 @@ def _decide_memory(state: _State, plan: MemoryPlan) -> None:
     given = state.config.cache.max_tokens != "auto"
     why = "for cache.max_tokens" if given else share
     memory_given = state.config.cache.memory != "auto"
-    state.decide("cache.memory", plan.kv_bytes, why)
+    if given or state.config.device == "cpu":  # elsewhere it is measured once the model is loaded
+        state.decide("cache.memory", plan.kv_bytes, why)
     fits = f"fit into {size_text(plan.kv_bytes)}"
     state.decide("cache.max_tokens", plan.num_tokens, fits if memory_given or limited else share)
     longest = state.facts.model.context_len

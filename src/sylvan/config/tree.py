@@ -43,6 +43,9 @@ class CacheConfig(Section, frozen=True):
     max_states: Count | Auto = "auto"
     """Slots of recurrent state, for models with layers that do not attend: the empty one, one for
     each running request, and the others for cached prefixes."""
+    dtype: Literal["model", "fp8_e4m3"] = "model"
+    """Type of keys and values: the model's, or 8-bit floats, which halve the memory and cost
+    accuracy."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes through a radix tree, or not at all."""
     eviction: str = "lru"
@@ -254,14 +257,16 @@ class Config(Section, frozen=True):
     8; `int8` is `w8a8`, `int4` is `w4a8`."""
     context_len: Tokens | Auto = "auto"
     """Longest prompt plus output; `auto` is what the model was made for."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs."""
+    device: str = "auto"
+    """Where the model runs: `cpu`, `cuda` (NVIDIA), `rocm` (AMD), `xpu` (Intel), or what another
+    package offers."""
     threads: Count | Auto = "auto"
     """CPU threads of the model's kernels."""
     attention: str = "auto"
     """Attention kernels."""
-    runner: Literal["auto", "program", "eager"] = "auto"
-    """How a step is executed: recorded once and replayed natively, or operation by operation."""
+    runner: Literal["auto", "program", "graph", "eager"] = "auto"
+    """How a step is executed: recorded once and replayed natively (on a CPU), as graphs captured
+    for batch sizes (on a GPU), or operation by operation."""
     runner_fallback: bool | Auto = "auto"
     """Whether a model that cannot be recorded is executed operation by operation instead of being
     refused; `auto` does so unless runner or attention was chosen."""

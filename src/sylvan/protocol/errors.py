@@ -5,6 +5,7 @@
   - RequestError       the client's fault; fails one request (HTTP 4xx)
   - CapacityError      nobody's fault; retry later (HTTP 429 or 503)
   - ExecutorError      a device or rank failed; its requests are retried or aborted
+    - DeviceMemoryError  a step did not fit; its requests are retried in smaller ones
 """
 
 from __future__ import annotations
@@ -50,3 +51,7 @@ class CapacityError(SylvanError):
 
 class ExecutorError(SylvanError):
     """A step failed on a device or rank."""
+
+
+class DeviceMemoryError(ExecutorError):
+    """The device had no memory for a step; a smaller one may fit."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sylvan.config.check import RULES, check
+from sylvan.config.facts import DeviceFacts
 from sylvan.config.fields import fields, replaced, sections
 from sylvan.config.resolve import resolve
 from sylvan.config.tree import Config, LoraConfig
@@ -13,6 +14,26 @@ BROKEN = {
     "feature does not exist yet": ({"lora": LoraConfig()}, "lora: not supported yet: LoRA"),
     "unknown option": ({"scheduler.policy": "fcsf"}, "did you mean fcfs?"),
     "no such device": ({"device": "cuda"}, "device=cuda: this machine has no such device"),
+    "dtype not on this device": (
+        {"device": "odd", "dtype": "float16"},
+        "dtype=float16 cannot be computed with on device=odd; choose bfloat16 or float32",
+    ),
+    "attention not installed": (
+        {"attention": "absent"},
+        "attention=absent is not installed: pip install 'sylvan[absent]', or leave attention at",
+    ),
+    "attention not with this dtype": (
+        {"attention": "half", "dtype": "float32"},
+        "attention=half cannot compute with dtype=float32, only with bfloat16 or float16",
+    ),
+    "attention not with this head size": (
+        {"attention": "half"},
+        "attention=half has no kernel for heads of 256, at most of 128",
+    ),
+    "attention not with this cache dtype": (
+        {"attention": "half", "cache.dtype": "fp8_e4m3"},
+        "attention=half cannot read a KV cache of cache.dtype=fp8_e4m3",
+    ),
     "runner not on this device": ({"runner": "program"}, "runner=program does not work"),
     "no attention fits": (
         {"deterministic": True, "runner": "program"},
@@ -37,6 +58,7 @@ BROKEN = {
         {"scheduler.policy": "lpm", "cache.prefix": "none"},
         "scheduler.policy=lpm orders by cached prefixes, but cache.prefix=none",
     ),
+    "no state for any request": ({"cache.max_states": 1}, "use at least 2"),
     "prompts do not fit into a step": (
         {"scheduler.chunk_tokens": 0, "scheduler.max_batch_tokens": 64},
         "scheduler.max_batch_tokens=64 must be at least context_len=2048",
@@ -70,6 +92,13 @@ def facts_for(name):
     if name == "no attention fits":
         attention = {k: v for k, v in make_facts().attention.items() if k != "native"}
         return make_facts(attention=attention)
+    if name == "dtype not on this device":
+        odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"float32", "bfloat16"}))
+        return make_facts(devices=make_facts().devices | {"odd": odd})
+    if name == "attention not with this head size":
+        return make_facts(model=make_model(head_dim=256))
+    if name == "no state for any request":
+        return make_facts(model=make_model(state_numbers=100))
     return make_facts()
 
 
@@ -91,6 +120,14 @@ def test_rule_names_are_unique():
 
 def test_defaults_break_no_rule(facts):
     assert complaint({}, facts) == ""
+
+
+def test_a_device_that_is_not_there_says_why():
+    facts = make_facts(absent={"cuda": "no NVIDIA driver is loaded; choose device=cpu"})
+
+    text = complaint({"device": "cuda"}, facts)
+
+    assert "device=cuda: no NVIDIA driver is loaded; choose device=cpu" in text.splitlines()
 
 
 def test_all_broken_rules_are_reported_at_once(facts):

@@ -12,7 +12,12 @@ from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardB
 class NullAttention:
     """Stores nothing and returns zeros; its answers are nonsense by design."""
 
-    caps: ClassVar = AttentionCaps(devices=frozenset({"cpu", "cuda"}), batch_invariant=True)
+    caps: ClassVar = AttentionCaps(
+        devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
+        batch_invariant=True,
+        graph_capture=True,
+        runners=frozenset({"eager", "graph"}),
+    )
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing to plan."""

@@ -13,7 +13,11 @@ from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardB
 class ReferenceAttention:
     """Per request: gather its pages, then softmax attention in float32."""
 
-    caps: ClassVar = AttentionCaps(devices=frozenset({"cpu", "cuda"}), batch_invariant=True)
+    caps: ClassVar = AttentionCaps(
+        devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
+        batch_invariant=True,
+        kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+    )
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing is shared between layers."""
@@ -33,7 +37,9 @@ class ReferenceAttention:
         starts, lens = batch.q_starts_R.tolist(), batch.kv_lens_R.tolist()
         for r, row in enumerate(batch.req_slots_R.tolist()):
             pages = batch.page_table_SP[row, : -(-lens[r] // batch.kv.page_size)].long()
-            k_SKH, v_SKH = (x[pages].flatten(0, 1)[: lens[r]] for x in (keys, values))
+            k_SKH, v_SKH = (
+                x[pages].flatten(0, 1)[: lens[r]].to(q_TNH.dtype) for x in (keys, values)
+            )
             own = slice(starts[r], starts[r + 1])
             out = reference.attend(q_TNH[own], k_SKH, v_SKH, spec)
             out_TNH[own] = out.unflatten(1, (spec.num_heads, spec.value_dim))

@@ -23,7 +23,8 @@ class AttentionCaps:
     """Facts about a backend, read by config checks and `auto`; nobody branches on a name.
 
     `batch_invariant`: a query's result does not depend on the other queries of the step.
-    `runners`: ways to execute a step that it can be part of.
+    `runners`: ways to execute a step that it can be part of. `kv_dtypes`: values of `cache.dtype`
+    that it reads; `dtypes` and `max_head_dim`: what it computes with, None being anything.
     """
 
     devices: frozenset[str]
@@ -32,6 +33,9 @@ class AttentionCaps:
     tree_mask: bool = False
     graph_capture: bool = False
     runners: frozenset[str] = frozenset({"eager"})
+    kv_dtypes: frozenset[str] = frozenset({"model"})
+    dtypes: frozenset[str] | None = None
+    max_head_dim: int | None = None
 
 
 class KVCachePool(Protocol):

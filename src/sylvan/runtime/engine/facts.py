@@ -1,13 +1,12 @@
 """Facts for resolving and checking a configuration: this machine, the model, what is installed.
 
-Imports torch only where there is a GPU to ask, so that `sylvan config` answers at once.
+Imports no torch where drivers tell what is asked of them, so that `sylvan config` answers at once.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
 
 import sylvan.runtime.attention
 import sylvan.runtime.cache.eviction
@@ -17,10 +16,14 @@ from sylvan.config.checkpoint import model_facts
 from sylvan.config.facts import QUANTISED_BITS, AttentionFacts, DeviceFacts, Facts, cpu_facts
 from sylvan.config.tree import Config
 from sylvan.runtime.features.grammar.libraries import installed_backends
+from sylvan.runtime.platform.facts import Kind
+from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.utils import plugins
 from sylvan.utils.machine import inspect_machine
 
-_ANYWHERE = frozenset({"cpu", "cuda"})
+_ANYWHERE = frozenset({"cpu", "cuda", "rocm", "xpu"})
+_GPUS = frozenset({"cuda", "rocm"})
+_8_BIT = frozenset({"model", "fp8_e4m3"})
 
 ATTENTION: Mapping[str, AttentionFacts] = {
     "native": AttentionFacts(
@@ -30,12 +33,34 @@ ATTENTION: Mapping[str, AttentionFacts] = {
         batch_invariant=True,
         runners=frozenset({"program"}),
     ),
-    "torch_cpu": AttentionFacts(devices=_ANYWHERE, batch_invariant=True),
-    "reference": AttentionFacts(devices=_ANYWHERE, batch_invariant=True),
+    "triton": AttentionFacts(
+        devices=_GPUS,
+        page_size=64,
+        batch_invariant=True,
+        runners=frozenset({"eager", "graph"}),
+        kv_dtypes=_8_BIT,
+        max_head_dim=1024,
+        module="triton",
+        extra="gpu",
+    ),
+    "flashinfer": AttentionFacts(
+        devices=frozenset({"cuda"}),
+        kv_dtypes=_8_BIT,
+        dtypes=frozenset({"float16", "bfloat16"}),
+        max_head_dim=256,
+        module="flashinfer",
+        extra="flashinfer",
+    ),
+    "torch": AttentionFacts(devices=_ANYWHERE, batch_invariant=True, kv_dtypes=_8_BIT),
+    "reference": AttentionFacts(devices=_ANYWHERE, batch_invariant=True, kv_dtypes=_8_BIT),
+    "dense": AttentionFacts(
+        devices=_ANYWHERE,
+        batch_invariant=True,
+        runners=frozenset({"eager", "graph"}),
+        kv_dtypes=_8_BIT,
+    ),
 }
 """Backends that `auto` may choose, the preferred ones first; a test holds them against `caps`."""
-
-_GPU = Path("/dev/nvidia0")
 
 
 def gather_facts(config: Config) -> Facts:
@@ -47,13 +72,26 @@ def gather_facts(config: Config) -> Facts:
     compiled = kernels.describe().variant is not None
     runners = ("program", "eager") if compiled else ("eager",)
     devices = {"cpu": cpu_facts(inspect_machine(), runners)}
-    if _GPU.exists() and config.device != "cpu":
-        devices |= _gpu()
+    absent: dict[str, str] = {}
+    for name, kind in load_kinds().items():
+        if name == "cpu" or not _wanted(kind, config.device):
+            continue
+        if why := kind.problem():
+            absent[name] = why
+        else:
+            devices[name] = _device(kind)
     return Facts(
         devices=devices,
+        absent=absent,
         model=model_facts(config.model),
-        attention={n: a for n, a in ATTENTION.items() if compiled or "eager" in a.runners},
+        attention={n: a for n, a in ATTENTION.items() if _usable(a, compiled=compiled)},
+        not_installed={
+            name: f"pip install 'sylvan[{facts.extra}]'"
+            for name, facts in ATTENTION.items()
+            if facts.module and importlib.util.find_spec(facts.module) is None
+        },
         options={
+            "device": tuple(load_kinds()),
             "attention": plugins.options(sylvan.runtime.attention),
             "cache.eviction": plugins.options(sylvan.runtime.cache.eviction),
             "scheduler.policy": plugins.options(sylvan.runtime.sched.policies),
@@ -63,21 +101,29 @@ def gather_facts(config: Config) -> Facts:
     )
 
 
-def _gpu() -> Mapping[str, DeviceFacts]:
-    """The first GPU, if the installed torch can use it."""
-    if importlib.util.find_spec("torch") is None:
-        return {}
-    import torch
+def _wanted(kind: Kind, device: str) -> bool:
+    return device == kind.facts.name or (device == "auto" and kind.facts.automatic)
 
-    if not torch.cuda.is_available():
-        return {}
-    free, total = torch.cuda.mem_get_info()
-    dtypes = frozenset({"float32", "float16", "bfloat16"})
-    facts = DeviceFacts(
-        kind="cuda",
+
+def _usable(attention: AttentionFacts, *, compiled: bool) -> bool:
+    if attention.module and importlib.util.find_spec(attention.module) is None:
+        return False
+    return compiled or "eager" in attention.runners
+
+
+def _device(kind: Kind) -> DeviceFacts:
+    """A device that can be used; it is opened only where its driver does not tell its memory."""
+    memory = kind.memory()
+    if memory is None:
+        found = open_platform(kind).memory()
+        memory = found.free, found.total
+    free, total = memory
+    return DeviceFacts(
+        kind=kind.facts.name,
         cores=inspect_machine().cores,
         total_bytes=total,
         available_bytes=free,
-        fast_dtypes=dtypes,
+        fast_dtypes=kind.facts.dtypes,
+        runners=kind.facts.runners,
+        attention=kind.facts.attention,
     )
-    return {"cuda": facts}

@@ -360,7 +360,7 @@ def load_attention(name: str, device: torch.device) -> Any:
     Raises:
         ConfigError: there is none of that name, or not for this device.
     """
-    backend = plugins.load(attention_backends, "torch_cpu" if name == "auto" else name).BACKEND
+    backend = plugins.load(attention_backends, "torch" if name == "auto" else name).BACKEND
     if device.type not in backend.caps.devices:
         raise ConfigError(f"the attention backend {name!r} does not run on {device.type}")
     if "eager" not in backend.caps.runners:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.platform.api import Event, Graph, Memory, Stream
 from sylvan.runtime.platform.facts import PlatformFacts
 
@@ -67,8 +68,18 @@ class Accelerator:
     """Implements `Platform` for the process's current device."""
 
     def __init__(self, facts: PlatformFacts) -> None:
+        """Begin to use the device.
+
+        Raises:
+            ConfigError: torch cannot.
+        """
         self.facts = facts
         self._module: Any = getattr(torch, facts.device_type)
+        if not self._module.is_available():
+            raise ConfigError(
+                f"device={facts.name}: there is a driver, but torch {torch.__version__} cannot use "
+                "it; update the driver, make a GPU visible to this process, or choose device=cpu"
+            )
         self.device = torch.device(facts.device_type, self._module.current_device())
         self._stream = DeviceStream(self._module, self.device)
         # Everything of this thread, loading included, is ordered by the one stream.

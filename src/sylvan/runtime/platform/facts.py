@@ -46,3 +46,7 @@ class Kind(Protocol):
         One sentence without a full stop. Must be quick where there is no such device.
         """
         ...
+
+    def memory(self) -> tuple[int, int] | None:
+        """Free and total bytes of the device, without using it; None: unknown."""
+        ...

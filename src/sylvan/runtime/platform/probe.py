@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import re
 from collections.abc import Callable
@@ -15,31 +16,29 @@ _NEWEST_CUDA = 13
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Build:
-    """The installed torch: its version, what it was built for, and what it finds here."""
+    """The installed torch and what it was built for."""
 
     version: str = ""  # empty: there is none
     cuda: str | None = None
     hip: str | None = None
-    xpu: bool = False
-    devices: int = 0  # of the kind it was built for
+    xpu: str | None = None
 
 
 FindBuild = Callable[[], Build]
 
 
 def find_build() -> Build:
-    """Ask torch, which takes a second or two to import."""
-    if importlib.util.find_spec("torch") is None:
+    """Read torch's own file about it; importing torch takes seconds, and is another process's."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return Build()
-    import torch  # only now: there is a driver
-
-    module = torch.xpu if torch.xpu.is_available() else torch.cuda
+    text = (Path(spec.origin).parent / "version.py").read_text()
+    found = dict(re.findall(r"^(\w+)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
     return Build(
-        version=torch.__version__,
-        cuda=torch.version.cuda,
-        hip=torch.version.hip,
-        xpu=getattr(torch.version, "xpu", None) is not None,
-        devices=module.device_count() if module.is_available() else 0,
+        version=found.get("__version__", "unknown"),
+        cuda=found.get("cuda"),
+        hip=found.get("hip"),
+        xpu=found.get("xpu"),
     )
 
 
@@ -61,10 +60,10 @@ def nvidia_problem(root: Path, find: FindBuild) -> str | None:
             f"{build.version}, which needs {least} or newer; update the driver, install a torch "
             f"for an older CUDA, {ELSE}"
         )
-    if not build.devices:
+    if not any(root.glob("dev/nvidia[0-9]*")):
         return (
-            "the NVIDIA driver shows this process no GPU; look at nvidia-smi and at "
-            f"CUDA_VISIBLE_DEVICES, {ELSE}"
+            "the NVIDIA driver shows this process no GPU; look at nvidia-smi, and at "
+            f"what its container was given, {ELSE}"
         )
     return None
 
@@ -79,22 +78,22 @@ def amd_problem(root: Path, find: FindBuild) -> str | None:
     build = find()
     if build.hip is None:
         return _wrong_build(build, "ROCm", "https://pytorch.org/get-started/locally")
-    if not build.devices:
+    if not any(root.glob("dev/dri/renderD*")):
         return (
-            "ROCm shows this process no GPU; look at rocminfo, at HIP_VISIBLE_DEVICES and at the "
-            f"groups video and render, {ELSE}"
+            "ROCm shows this process no GPU; look at rocminfo, and at the groups video "
+            f"and render, {ELSE}"
         )
     return None
 
 
 def intel_problem(root: Path, find: FindBuild) -> str | None:
     """Of XPU devices."""
-    if not (root / "dev/dri").exists():
+    if not any(root.glob("dev/dri/renderD*")):
         return f"there is no Intel GPU with a driver (/dev/dri) on this machine; install it, {ELSE}"
     build = find()
-    if not build.xpu:
+    if build.xpu is None:
         return _wrong_build(build, "XPU", "https://pytorch.org/get-started/locally")
-    return None if build.devices else f"torch finds no Intel GPU; look at xpu-smi, {ELSE}"
+    return None
 
 
 def _wrong_build(build: Build, wanted: str, where: str) -> str:
@@ -114,3 +113,31 @@ def _driver_version(root: Path) -> tuple[int, str] | None:
         return None
     found = re.search(r"\b(\d{3,})\.\d+(?:\.\d+)?\b", text)
     return (int(found[1]), found[0]) if found else None
+
+
+def nvidia_memory(name: str = "libnvidia-ml.so.1") -> tuple[int, int] | None:
+    """Free and total bytes of the first GPU, asked of the driver's own library (NVML).
+
+    Unlike asking CUDA this takes no memory of the device. None: unknown.
+    """
+    try:
+        library = ctypes.CDLL(name)
+    except OSError:
+        return None
+    if library.nvmlInit_v2():
+        return None
+    device, numbers = ctypes.c_void_p(), (ctypes.c_uint64 * 3)()  # total, free, used
+    failed = library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+    failed = failed or library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(numbers))
+    library.nvmlShutdown()
+    return None if failed else (numbers[1], numbers[0])
+
+
+def amd_memory(root: Path) -> tuple[int, int] | None:
+    """Free and total bytes of the first GPU, as its driver says. None: unknown."""
+    for folder in sorted(root.glob("sys/class/drm/card*/device")):
+        total, used = (folder / f"mem_info_vram_{name}" for name in ("total", "used"))
+        if total.exists() and used.exists():
+            size = int(total.read_text())
+            return size - int(used.read_text()), size
+    return None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.pool.mha import KVShape
+from sylvan.runtime.pool.mha import KVShape, fitted
 
 
 class LatentPool:
@@ -42,7 +42,8 @@ class LatentPool:
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
         """See `KVCachePool.store`; the values are part of the keys."""
-        self._layers[index].flatten(0, 1)[slots_T.long()] = k_TKH
+        layer = self._layers[index]
+        layer.flatten(0, 1)[slots_T.long()] = fitted(k_TKH, layer.dtype)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """See `KVCachePool.copy`."""

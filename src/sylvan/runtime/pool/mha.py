@@ -63,9 +63,9 @@ class MHAPool:
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
         """See `KVCachePool.store`."""
-        slots = slots_T.long()
-        self._keys[index].flatten(0, 1)[slots] = k_TKH
-        self._values[index].flatten(0, 1)[slots] = v_TKH
+        slots, dtype = slots_T.long(), self._keys[index].dtype
+        self._keys[index].flatten(0, 1)[slots] = fitted(k_TKH, dtype)
+        self._values[index].flatten(0, 1)[slots] = fitted(v_TKH, dtype)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """See `KVCachePool.copy`."""
@@ -92,3 +92,11 @@ class MHAPool:
 
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return list(zip(self._keys, self._values, strict=True))
+
+
+def fitted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert to the type of a pool; what 8 bits cannot hold becomes the largest they can."""
+    if dtype.itemsize > 1:
+        return x
+    most = torch.finfo(dtype).max
+    return x.clamp(-most, most).to(dtype)

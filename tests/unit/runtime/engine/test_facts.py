@@ -9,7 +9,9 @@ from sylvan.config.check import check
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import resolve
 from sylvan.config.tree import Config
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.facts import ATTENTION, gather_facts
+from sylvan.runtime.platform.find import load_kinds
 from sylvan.utils import plugins
 from tests.support.tiny import write_model
 
@@ -33,6 +35,9 @@ def test_facts_of_attention_are_its_capabilities(name):
     assert facts.page_sizes == caps.page_sizes
     assert facts.batch_invariant == caps.batch_invariant
     assert facts.runners == caps.runners
+    assert facts.kv_dtypes == caps.kv_dtypes
+    assert facts.dtypes == caps.dtypes
+    assert facts.max_head_dim == caps.max_head_dim
     assert facts.page_sizes is None or facts.page_size in facts.page_sizes
 
 
@@ -52,3 +57,30 @@ def test_defaults_can_be_served_here(facts):
     check(resolved, facts)
     assert resolved.config.device == "cpu"
     assert resolved.plan.num_pages > 0
+
+
+def test_a_gpu_that_is_not_there_is_refused_in_one_sentence(tmp_path):
+    kind = load_kinds()["cuda"]
+    if kind.problem() is None:
+        pytest.skip("there is a GPU")
+    config = Config(model=str(write_model(tmp_path)), device="cuda")
+    facts = gather_facts(config)
+
+    with pytest.raises(ConfigError, match=r"^device=cuda: .* choose device=cpu or auto$"):
+        check(resolve(config, facts), facts)
+
+
+def test_attention_that_is_not_installed_says_how_to_get_it(tmp_path):
+    config = Config(model=str(write_model(tmp_path)), device="cpu", attention="flashinfer")
+    facts = gather_facts(config)
+    if "flashinfer" not in facts.not_installed:
+        pytest.skip("it is installed")
+
+    with pytest.raises(ConfigError, match=r"pip install 'sylvan\[flashinfer\]'"):
+        check(resolve(config, facts), facts)
+
+
+def test_preferences_of_devices_are_backends():
+    named = {name for kind in load_kinds().values() for name in kind.facts.attention}
+
+    assert named <= set(ATTENTION)

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.platform.kinds.cuda import CudaKind
 from sylvan.runtime.platform.kinds.rocm import RocmKind
 from sylvan.runtime.platform.kinds.xpu import XpuKind
-from sylvan.runtime.platform.probe import Build
+from sylvan.runtime.platform.probe import Build, amd_memory, find_build, nvidia_memory
 
 VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\nGCC 12.3.0\n"
-GOOD = Build(version="2.11.0+cu130", cuda="13.0", devices=1)
+GOOD = Build(version="2.11.0+cu130", cuda="13.0")
 
 
 def machine(tmp_path, *, driver="", **paths):
@@ -30,8 +31,8 @@ def machine(tmp_path, *, driver="", **paths):
         ("580.65.06", Build(version="2.13.0+cpu"), r"torch 2.13.0\+cpu was built without CUDA"),
         ("580.65.06", Build(), "torch is not installed"),
         ("535.183.01", GOOD, "driver 535.183.01 is too old for CUDA 13.0 .* needs 580"),
-        ("515.10.01", Build(version="2.11", cuda="12.8", devices=1), "needs 525"),
-        ("580.65.06", Build(version="2.11", cuda="13.0"), "shows this process no GPU"),
+        ("515.10.01", Build(version="2.11", cuda="12.8"), "needs 525"),
+        ("580.65.06", GOOD, "shows this process no GPU"),
     ],
 )
 def test_cuda_that_cannot_be_used_says_why(tmp_path, driver, build, said):
@@ -46,33 +47,54 @@ def test_cuda_that_cannot_be_used_says_why(tmp_path, driver, build, said):
 
 @pytest.mark.parametrize("driver", ["580.65.06", "590.10"])
 def test_cuda_with_driver_and_torch_can_be_used(tmp_path, driver):
-    assert CudaKind(machine(tmp_path, driver=driver), GOOD).problem() is None
+    root = machine(tmp_path, driver=driver, node="dev/nvidia0")
+
+    assert CudaKind(root, GOOD).problem() is None
 
 
-def test_cuda_without_a_driver_file_relies_on_torch(tmp_path):
-    root = machine(tmp_path, node="dev/nvidiactl")
+def test_cuda_without_a_driver_file_relies_on_its_nodes(tmp_path):
+    root = machine(tmp_path, node="dev/nvidiactl", first="dev/nvidia0")
 
     assert CudaKind(root, GOOD).problem() is None
 
 
 def test_rocm_that_cannot_be_used_says_why(tmp_path):
-    hip = Build(version="2.11+rocm7", hip="7.0", devices=1)
+    hip = Build(version="2.11+rocm7", hip="7.0")
     assert "/dev/kfd" in str(RocmKind(tmp_path, hip).problem())
     root = machine(tmp_path, node="dev/kfd")
 
     assert "built without ROCm" in str(RocmKind(root, GOOD).problem())
-    assert "no GPU" in str(RocmKind(root, Build(version="2.11", hip="7.0")).problem())
+    assert "no GPU" in str(RocmKind(root, hip).problem())
+    root = machine(tmp_path, node="dev/dri/renderD128")
     assert RocmKind(root, hip).problem() is None
 
 
 def test_xpu_that_cannot_be_used_says_why(tmp_path):
     assert "/dev/dri" in str(XpuKind(tmp_path, GOOD).problem())
-    root = machine(tmp_path, node="dev/dri")
+    root = machine(tmp_path, node="dev/dri/renderD128")
 
     assert "built without XPU" in str(XpuKind(root, GOOD).problem())
-    assert XpuKind(root, Build(version="2.11", xpu=True, devices=1)).problem() is None
+    assert XpuKind(root, Build(version="2.11", xpu="2025.2")).problem() is None
 
 
 def test_devices_that_are_not_there_are_refused():
     with pytest.raises(ConfigError, match=r"device=tpu: .*sylvan\.platforms"):
         open_platform(load_kinds(())["tpu"])
+
+
+def test_the_installed_torch_is_known_without_importing_it():
+    build = find_build()
+
+    assert build.version.startswith(torch.__version__.split("+")[0])
+    assert (build.cuda, build.hip) == (torch.version.cuda, torch.version.hip)
+
+
+def test_memory_is_asked_of_drivers(tmp_path):
+    assert nvidia_memory("libnothing.so") is None
+    assert amd_memory(tmp_path) is None
+    card = tmp_path / "sys/class/drm/card1/device"
+    card.mkdir(parents=True)
+    (card / "mem_info_vram_total").write_text("1000\n")
+    (card / "mem_info_vram_used").write_text("300\n")
+
+    assert RocmKind(tmp_path).memory() == (700, 1000)

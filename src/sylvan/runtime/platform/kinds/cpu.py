@@ -25,5 +25,9 @@ class CpuKind:
         """See `Kind.problem`."""
         return None
 
+    def memory(self) -> tuple[int, int] | None:
+        """See `Kind.memory`."""
+        return None
+
 
 KIND = CpuKind()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
-from sylvan.runtime.platform.probe import Build, find_build, nvidia_problem
+from sylvan.runtime.platform.probe import Build, find_build, nvidia_memory, nvidia_problem
 
 
 class CudaKind:
@@ -31,6 +31,10 @@ class CudaKind:
     def problem(self) -> str | None:
         """See `Kind.problem`."""
         return nvidia_problem(self._root, lambda: self._build or find_build())
+
+    def memory(self) -> tuple[int, int] | None:
+        """See `Kind.memory`."""
+        return nvidia_memory()
 
 
 KIND = CudaKind()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
-from sylvan.runtime.platform.probe import Build, amd_problem, find_build
+from sylvan.runtime.platform.probe import Build, amd_memory, amd_problem, find_build
 
 
 class RocmKind:
@@ -31,6 +31,10 @@ class RocmKind:
     def problem(self) -> str | None:
         """See `Kind.problem`."""
         return amd_problem(self._root, lambda: self._build or find_build())
+
+    def memory(self) -> tuple[int, int] | None:
+        """See `Kind.memory`."""
+        return amd_memory(self._root)
 
 
 KIND = RocmKind()

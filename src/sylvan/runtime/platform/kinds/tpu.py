@@ -26,5 +26,9 @@ class TpuKind:
             "(entry point group sylvan.platforms), or choose device=cpu or auto"
         )
 
+    def memory(self) -> tuple[int, int] | None:
+        """See `Kind.memory`."""
+        return None
+
 
 KIND = TpuKind()

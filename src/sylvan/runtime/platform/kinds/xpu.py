@@ -30,5 +30,9 @@ class XpuKind:
         """See `Kind.problem`."""
         return intel_problem(self._root, lambda: self._build or find_build())
 
+    def memory(self) -> tuple[int, int] | None:
+        """See `Kind.memory`."""
+        return None
+
 
 KIND = XpuKind()

@@ -1,4 +1,7 @@
-"""Attention by PyTorch's fused kernels: the fallback where the native library is missing."""
+"""Attention by PyTorch's fused kernels, request by request: the fallback on every device.
+
+Each step waits for the device once, to learn where requests lie.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,11 @@ class _Span:
 class TorchAttention:
     """Per request: gather its pages once a layer, then `scaled_dot_product_attention`."""
 
-    caps: ClassVar = AttentionCaps(devices=frozenset({"cpu", "cuda"}), batch_invariant=True)
+    caps: ClassVar = AttentionCaps(
+        devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
+        batch_invariant=True,
+        kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+    )
 
     def __init__(self) -> None:
         self._spans: list[_Span] = []
@@ -53,8 +60,10 @@ class TorchAttention:
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         plain = spec.softcap is None and spec.sinks is None
         for span in self._spans:
-            k_SKH, v_SKH = (x[span.pages].flatten(0, 1)[: span.kv_len] for x in (keys, values))
             q = q_TNH[span.rows]
+            k_SKH, v_SKH = (
+                x[span.pages].flatten(0, 1)[: span.kv_len].to(q.dtype) for x in (keys, values)
+            )
             if plain:
                 out_TNH[span.rows] = self._fused(q, k_SKH, v_SKH, spec)
             else:

@@ -1,0 +1,136 @@
+"""Attention by FlashInfer (arXiv:2501.01005), an optional extra. Plans on the host, every step."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
+
+_WORKSPACE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PagedIndex:
+    """Where requests lie, as FlashInfer wants it: CPU int32 tensors.
+
+    Request r has rows q_starts[r] to q_starts[r + 1] and pages[starts[r]] to pages[starts[r + 1]],
+    the last of which holds last_lens[r] tokens.
+    """
+
+    q_starts: torch.Tensor
+    starts: torch.Tensor
+    pages: torch.Tensor
+    last_lens: torch.Tensor
+
+
+def paged_index(batch: ForwardBatch) -> PagedIndex:
+    """From the batch's host arrays."""
+    host, count, size = batch.host, batch.num_reqs, batch.kv.page_size
+    lens = host.kv_lens[:count]
+    numbers = -(-lens // size)
+    starts = np.zeros(count + 1, np.int32)
+    np.cumsum(numbers, out=starts[1:])
+    rows = np.repeat(host.req_slots[:count], numbers)
+    columns = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], numbers)
+    parts = (
+        host.q_starts[: count + 1].copy(),
+        starts,
+        host.page_table[rows, columns],
+        lens - (numbers - 1) * size,
+    )
+    return PagedIndex(*(torch.from_numpy(x.astype(np.int32)) for x in parts))
+
+
+class FlashInferAttention:
+    """One planned wrapper for each kind of layer (window, cap, scale), reused from step to step."""
+
+    caps: ClassVar = AttentionCaps(
+        devices=frozenset({"cuda"}),
+        kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+        dtypes=frozenset({"float16", "bfloat16"}),
+        max_head_dim=256,
+    )
+
+    def __init__(self, library: ModuleType | None = None, device: str = "cuda") -> None:
+        """`library` stands for the installed package, in tests.
+
+        Raises:
+            ConfigError: it is not installed.
+        """
+        if library is None and importlib.util.find_spec("flashinfer") is None:
+            raise ConfigError(
+                "attention=flashinfer: flashinfer is not installed; pip install "
+                "'sylvan[flashinfer]', or leave attention at auto"
+            )
+        self._library: Any = library or importlib.import_module("flashinfer")
+        self._device = device
+        self._wrappers: dict[tuple[object, ...], Any] = {}
+        self._planned: set[tuple[object, ...]] = set()
+        self._index: PagedIndex | None = None
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Find out where requests lie; layers are planned when they come."""
+        self._index = paged_index(batch)
+        self._planned.clear()
+
+    def run(
+        self,
+        spec: AttentionLayer,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        if spec.sinks is not None:
+            raise NotImplementedError("attention=flashinfer has no sinks; leave attention at auto")
+        batch.kv.store(spec.index, batch.out_slots_T, k_TKH, v_TKH)
+        pages = batch.kv.layer(spec.index)
+        key = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim)
+        key = (*key, spec.scale, spec.window, spec.softcap, spec.causal)
+        wrapper = self._wrapper(key)
+        if key not in self._planned:
+            self._plan(wrapper, spec, q_TNH, batch)
+            self._planned.add(key)
+        return wrapper.run(q_TNH, pages)
+
+    def _wrapper(self, key: tuple[object, ...]) -> Any:
+        if key not in self._wrappers:
+            room = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+            make = self._library.BatchPrefillWithPagedKVCacheWrapper
+            self._wrappers[key] = make(room, "NHD")
+        return self._wrappers[key]
+
+    def _plan(
+        self, wrapper: Any, spec: AttentionLayer, q_TNH: torch.Tensor, batch: ForwardBatch
+    ) -> None:
+        index = self._index
+        assert index is not None, "plan comes before run"
+        wrapper.plan(
+            index.q_starts,
+            index.starts,
+            index.pages,
+            index.last_lens,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            batch.kv.page_size,
+            head_dim_vo=spec.value_dim,
+            causal=spec.causal,
+            sm_scale=spec.scale,
+            window_left=-1 if spec.window is None else spec.window - 1,
+            logits_soft_cap=spec.softcap,
+            q_data_type=q_TNH.dtype,
+            kv_data_type=batch.kv.layer(spec.index)[0].dtype,
+        )
+
+
+BACKEND = FlashInferAttention

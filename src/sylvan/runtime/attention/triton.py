@@ -1,0 +1,87 @@
+"""Paged attention by Triton kernels: the default on GPUs. Nothing is planned on the host."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+import torch
+
+from sylvan.kernels.api import HeadNorm, Rope
+from sylvan.kernels.gpu.choice import triton_installed
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
+
+
+class TritonAttention:
+    """Decoding steps by the split-KV kernel, all others by the one for prompts with a prefix."""
+
+    caps: ClassVar = AttentionCaps(
+        devices=frozenset({"cuda", "rocm"}),
+        batch_invariant=True,
+        graph_capture=True,
+        runners=frozenset({"eager", "graph"}),
+        kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+        max_head_dim=1024,
+    )
+
+    def __init__(self) -> None:
+        if not triton_installed():
+            raise ConfigError(
+                "attention=triton: triton is not installed; pip install 'sylvan[gpu]', or choose "
+                "attention=torch"
+            )
+        # Triton itself decides at import whether it is interpreted.
+        self._attention: Any = importlib.import_module("sylvan.kernels.paged.triton_attention")
+        self._heads: Any = importlib.import_module("sylvan.kernels.paged.triton_heads")
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Nothing: lengths and pages stay on the device."""
+
+    def run(
+        self,
+        spec: AttentionLayer,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        self._heads.store_kv(k_TKH, v_TKH, self._cache(spec, batch))
+        return self._attend(spec, q_TNH, batch)
+
+    def run_fused(
+        self,
+        spec: AttentionLayer,
+        qkv: torch.Tensor,
+        rope: Rope | None,
+        norms: tuple[HeadNorm | None, HeadNorm | None],
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """`run` from the projection on: norms, positions and the store are one kernel."""
+        rotary = self._heads.Rotary(rope, *norms)
+        cache = self._cache(spec, batch)
+        q_TNH = self._heads.store_heads(qkv, spec, batch.positions_T, rotary, cache)
+        return self._attend(spec, q_TNH, batch)
+
+    def _cache(self, spec: AttentionLayer, batch: ForwardBatch) -> Any:
+        keys, values = batch.kv.layer(spec.index)
+        return self._heads.Cache(keys=keys, values=values, slots_T=batch.out_slots_T)
+
+    def _attend(
+        self, spec: AttentionLayer, q_TNH: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        keys, values = batch.kv.layer(spec.index)
+        pages = self._attention.Pages(
+            keys=keys,
+            values=values,
+            table_SP=batch.page_table_SP,
+            rows_R=batch.req_slots_R,
+            lens_R=batch.kv_lens_R,
+        )
+        if batch.num_tokens == batch.num_reqs:  # one each
+            return self._attention.decode(q_TNH, pages, spec)
+        return self._attention.extend(q_TNH, pages, batch.q_starts_R, spec)
+
+
+BACKEND = TritonAttention
