@@ -17,7 +17,6 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.states import StateRadix, StateSlots
 from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps
-from sylvan.runtime.features.states.control import StateKeeper
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -100,8 +99,9 @@ class CheckingExecutor:
         written: list[int] = []
         for piece, state in states:
             histories = [0]
-            for token in self._history(piece):
-                histories.append(digest(histories[-1], token, piece.req.request.cache_salt))
+            for position, token in enumerate(self._history(piece)):
+                salt = salt_at(piece.req, position)
+                histories.append(digest(histories[-1], token, salt))
             assert self.states[state.slot] == histories[piece.start], "a state of another history"
             self.states[state.slot] = histories[piece.stop]
             assert state.at == piece.stop
@@ -133,7 +133,7 @@ class CheckingExecutor:
         assert 0 not in req.kv.view()
         history = int(self.memory[self._slot(req, piece.start - 1)]) if piece.start else 0
         for position, token in enumerate(ids, piece.start):
-            history = digest(history, token, req.request.cache_salt)
+            history = digest(history, token, salt_at(req, position))
             self.memory[self._slot(req, position)] = history
         self.computed.append((req.rid, piece.start, piece.stop))
 
@@ -142,7 +142,7 @@ class CheckingExecutor:
             return SliceOutput()
         req, history = piece.req, 0
         for position, token in enumerate(self._history(piece)):
-            history = digest(history, token, req.request.cache_salt)
+            history = digest(history, token, salt_at(req, position))
             assert self.memory[self._slot(req, position)] == history, "a slot holds other KV"
         token = next_token(history, req.request.sampling.sampling_seed)
         self.sampled[req.rid, piece.stop] = token
@@ -170,7 +170,6 @@ class World:
         self.tree = NoPrefixCache() if tree is None else tree
         self.states = StateSlots(states, tree) if states else None
         self.cache = KVCacheManager(self.allocator, self.tree, self.states)
-        features += (StateKeeper(self.cache),) if states else ()
         self.executor = CheckingExecutor(pages + 1, page_size)
         self.clock = VirtualClock(100.0)
         self.tokens: dict[str, list[int]] = {}
@@ -251,6 +250,13 @@ def check_tree(tree: RadixCache, owners: np.ndarray | None = None) -> None:
                 owners[child.pages] += 1
             stack.append(child)
     assert (evictable, total, nodes) == (tree.evictable_pages, tree.total_pages, tree.num_nodes)
+
+
+def salt_at(req: Req, position: int) -> str:
+    """The salt that sets a position apart; a declared start is common to all."""
+    request = req.request
+    shared = isinstance(request, GenerateRequest) and position < request.shared_tokens
+    return "" if shared else getattr(request, "cache_salt", "")
 
 
 def request(rid: str, ids, new: int = 4, **fields) -> GenerateRequest:

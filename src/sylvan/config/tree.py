@@ -151,6 +151,9 @@ class TextConfig(Section, frozen=True):
     """Sampling parameters for what requests leave out: `temperature=0.7,top_p=0.9`, or JSON."""
     default_chat_template_kwargs: dict[str, Any] = {}
     """Variables for chat templates that requests leave out: `enable_thinking=false`, or JSON."""
+    shared_system_prompts: tuple[str, ...] = ()
+    """Files with system prompts that are the same for all tenants: their part of the prefix cache
+    is shared, although each tenant has a cache of its own."""
     allow_control_text: bool = False
     """Let text of users spell control tokens such as `<|im_end|>`. Unsafe: users can then forge
     messages of others."""

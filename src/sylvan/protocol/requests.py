@@ -55,6 +55,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     lora: str | None = None
     tenant: str = ""
     cache_salt: str = ""  # isolates the prefix cache; derived from tenant, extra_key, cache_salt
+    shared_tokens: int = 0  # leading ones that the salt does not set apart
     priority: int = 0  # larger is more urgent
     deadline_s: float | None = None  # seconds after arrival at which the request is ended
     ttft_ms: float | None = None  # targets for the first token and for each later one; the

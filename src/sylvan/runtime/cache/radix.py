@@ -18,10 +18,11 @@ from sylvan.runtime.cache.eviction import EvictionPolicy
 from sylvan.runtime.cache.ghosts import Ghosts
 from sylvan.runtime.cache.types import (
     CacheKey,
-    MediaSpan,
     Node,
     common_prefix_len,
+    digests,
     media_divergence,
+    overlapping,
 )
 
 MAX_EVENTS = 100_000
@@ -151,7 +152,7 @@ class RadixCache:
             pages[first : first - (-len(rest) // self.page_size)].copy(),
             node,
             start=cached,
-            media=_overlapping(key.media, cached, len(tokens)),
+            media=overlapping(key.media, cached, len(tokens)),
             namespace=key.namespace,
             created=next(self._clock),
             priority=priority,
@@ -284,12 +285,10 @@ class RadixCache:
         self.total_pages -= count
         gone = leaf.tokens[keep * self.page_size :]
         self._note("evict", leaf, gone)
-        self.ghosts.note(
-            leaf.namespace,
-            leaf.stop - len(gone),
-            self._token_before(leaf, keep * self.page_size),
-            gone[: self.page_size].tobytes(),
-        )
+        start = leaf.stop - len(gone)
+        name = gone[: self.page_size].tobytes() + digests(leaf.media, start, start + self.page_size)
+        before = self._token_before(leaf, keep * self.page_size)
+        self.ghosts.note(leaf.namespace, start, before, name)
         if keep == 0:
             self._detach(leaf)
         else:
@@ -327,7 +326,7 @@ class RadixCache:
             node.pages[:pages],
             parent,
             start=node.start,
-            media=_overlapping(node.media, node.start, node.start + at),
+            media=overlapping(node.media, node.start, node.start + at),
             namespace=node.namespace,
             locks=node.locks,
             last_used=node.last_used,
@@ -339,7 +338,7 @@ class RadixCache:
         parent.children[name] = upper
         node.tokens, node.pages, node.parent = node.tokens[at:], node.pages[pages:], upper
         node.start += at
-        node.media = _overlapping(node.media, node.start, node.stop)
+        node.media = overlapping(node.media, node.start, node.stop)
         lower = self._node_key(node)
         upper.children[lower] = node
         upper.order.append(lower)
@@ -366,13 +365,13 @@ class RadixCache:
         if stop > end:
             return b""
         name = key.tokens[pos:stop].tobytes()
-        return name + _digests(key.media, pos, stop) if key.media else name
+        return name + digests(key.media, pos, stop) if key.media else name
 
     def _node_key(self, node: Node) -> bytes:
         name = node.tokens[: self.page_size].tobytes()
         if not node.media:
             return name
-        return name + _digests(node.media, node.start, node.start + self.page_size)
+        return name + digests(node.media, node.start, node.start + self.page_size)
 
     def _align(self, length: int) -> int:
         return length // self.page_size * self.page_size
@@ -384,11 +383,3 @@ class RadixCache:
             media = tuple({span: None for n in reversed(path) for span in n.media})
             key = CacheKey(whole, node.namespace, media)
             self._events.append(TreeEvent(kind, key, node.stop - len(tokens)))
-
-
-def _overlapping(media: tuple[MediaSpan, ...], start: int, stop: int) -> tuple[MediaSpan, ...]:
-    return tuple(s for s in media if s.start < stop and s.stop > start)
-
-
-def _digests(media: tuple[MediaSpan, ...], start: int, stop: int) -> bytes:
-    return b"".join(s.digest for s in _overlapping(media, start, stop))

@@ -16,6 +16,18 @@ class MediaSpan:
     digest: bytes
 
 
+TENANT = b"tenant:"
+_FOREVER = 1 << 62
+
+
+def tenant_span(start: int, salt: str) -> MediaSpan:
+    """Sets the positions from `start` on apart from all whose salt is another.
+
+    What stands before them, a system prompt that the operator declared public, is shared.
+    """
+    return MediaSpan(start, _FOREVER, TENANT + salt.encode())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheKey:
     """What decides whether two prefixes hold the same KV.
@@ -104,6 +116,16 @@ class KVHandle:
     def view(self) -> IntArray:
         """The page numbers, oldest first."""
         return self.pages[: self.num_pages]
+
+
+def overlapping(media: tuple[MediaSpan, ...], start: int, stop: int) -> tuple[MediaSpan, ...]:
+    """The spans that cover any of the positions [start, stop)."""
+    return tuple(s for s in media if s.start < stop and s.stop > start)
+
+
+def digests(media: tuple[MediaSpan, ...], start: int, stop: int) -> bytes:
+    """What tells those positions from the same tokens with other contents."""
+    return b"".join(s.digest for s in overlapping(media, start, stop))
 
 
 def common_prefix_len(a: IntArray, b: IntArray) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.types import CacheKey, Node
+from sylvan.runtime.cache.types import TENANT, CacheKey, MediaSpan, Node, digests
 
 HEAD_TOKENS = 16
 MAX_NAMESPACES = 1000
@@ -33,19 +33,22 @@ def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> 
     """The biggest nodes first, breadth first, at most `max_nodes` of them.
 
     Each node has its id and that of its parent, position, length in tokens, first tokens, pages,
-    locks, hits and last use. With an `owner` (see `owned`) the namespaces of others are left out,
-    and so are the counts over all.
+    locks, hits and last use. With an `owner` (see `owned`) what others hold is left out, and so are
+    the counts over all.
     """
     nodes: list[Mapping[str, Any]] = []
     roots = tree.roots()
-    chosen = {k: v for k, v in roots.items() if owned(k, owner)}
-    level = [(node, -1) for root in chosen.values() for node in root.children.values()]
+    level = [(node, -1) for root in roots.values() for node in root.children.values()]
     while level and len(nodes) < max_nodes:
         level.sort(key=lambda pair: -len(pair[0].tokens))
         below: list[tuple[Node, int]] = []
-        for node, parent in level[: max_nodes - len(nodes)]:
-            below.extend((child, len(nodes)) for child in node.children.values())
-            nodes.append(_node_view(node, len(nodes), parent))
+        for node, parent in level:
+            if len(nodes) == max_nodes:
+                break
+            shown = owned(node.namespace, node.media, owner)
+            below.extend((child, len(nodes) if shown else -1) for child in node.children.values())
+            if shown:
+                nodes.append(_node_view(node, len(nodes), parent))
         level = below
     view: dict[str, Any] = {"page_size": tree.page_size, "shown_nodes": len(nodes)}
     if owner is None:
@@ -58,9 +61,14 @@ def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> 
     return view | {"nodes": nodes}
 
 
-def owned(namespace: str, owner: str | None) -> bool:
-    """Whether a namespace, `adapter:salt`, is of the tenant whose salts begin with `owner`."""
-    return owner is None or namespace.partition(":")[2].startswith(owner)
+def owned(namespace: str, media: tuple[MediaSpan, ...], owner: str | None) -> bool:
+    """Whether a node is of the tenant whose salts begin with `owner`; None owns everything.
+
+    The salt is part of the namespace, `adapter:salt`, or of a span below a shared start.
+    """
+    if owner is None or namespace.partition(":")[2].startswith(owner):
+        return True
+    return any(span.digest.startswith(TENANT + owner.encode()) for span in media)
 
 
 def why_missed(tree: RadixCache, key: CacheKey, cached: int, limit: int) -> Reason:
@@ -69,6 +77,7 @@ def why_missed(tree: RadixCache, key: CacheKey, cached: int, limit: int) -> Reas
         return "all_cached"
     start = cached // tree.page_size * tree.page_size
     page = key.tokens[start : start + tree.page_size].tobytes()
+    page += digests(key.media, start, start + tree.page_size)
     before = int(key.tokens[start - 1]) if start else -1
     if tree.ghosts.known(key.namespace, start, before, page):
         return "evicted"
@@ -84,7 +93,7 @@ def divergence(tree: RadixCache, key: CacheKey, cached: int) -> Divergence:
     ours = tuple(key.tokens[cached : cached + HEAD_TOKENS].tolist())
     node, pos = tree.roots().get(key.namespace), 0
     while node is not None:
-        below = node.children.get(key.tokens[pos : pos + tree.page_size].tobytes())
+        below = node.children.get(_name(key, pos, tree.page_size))
         if below is None or pos + len(below.tokens) > cached:
             break
         node, pos = below, pos + len(below.tokens)
@@ -99,9 +108,19 @@ def divergence(tree: RadixCache, key: CacheKey, cached: int) -> Divergence:
 
 def _nearest(node: Node, key: CacheKey, pos: int, page_size: int) -> list[Node]:
     """Children of `node` whose first page is close to that of `key` in sorted order."""
-    at = bisect_left(node.order, key.tokens[pos : pos + page_size].tobytes())
-    names = node.order[max(0, at - 1) : at + 2]
-    return [node.children[name] for name in names]
+    at = bisect_left(node.order, _name(key, pos, page_size))
+    near = [node.children[name] for name in node.order[max(0, at - 1) : at + 2]]
+    return [child for child in near if not _of_another(child, key)]
+
+
+def _name(key: CacheKey, pos: int, page_size: int) -> bytes:
+    page = key.tokens[pos : pos + page_size].tobytes()
+    return page + digests(key.media, pos, pos + page_size)
+
+
+def _of_another(node: Node, key: CacheKey) -> bool:
+    """Whether `node` holds what another tenant added to a shared start."""
+    return any(s.digest.startswith(TENANT) and s not in key.media for s in node.media)
 
 
 def _node_view(node: Node, number: int, parent: int) -> Mapping[str, Any]:

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.cache.types import CacheKey, common_prefix_len
+from sylvan.runtime.cache.types import (
+    CacheKey,
+    common_prefix_len,
+    media_divergence,
+    tenant_span,
+)
 from sylvan.runtime.core.req import Draft, Req, Slice
 from sylvan.runtime.sched.admission import Admission
 from sylvan.runtime.sched.feature import Verdict
@@ -206,13 +211,13 @@ class Planner:
             return False
         known, shortest = None, max(MIN_SHARED_TOKENS, self._cache.page_size)
         for leader in self._running:
-            if (
-                leader.computed >= leader.prompt_len
-                or _key(leader).namespace != _key(req).namespace
-            ):
+            ours, theirs = _key(req), _key(leader)
+            if leader.computed >= leader.prompt_len or theirs.namespace != ours.namespace:
                 continue
             n = min(leader.prompt_len, req.prompt_len)
             shared = common_prefix_len(leader.tokens.view(0, n), req.tokens.view(0, n))
+            if ours.media or theirs.media:
+                shared = media_divergence(theirs.media, ours.media, 0, shared)
             known = self.cached_tokens(req) if known is None else known
             if shared - known >= shortest:
                 return True
@@ -294,4 +299,7 @@ def _key(req: Req) -> CacheKey:
     tokens = req.tokens.view(0, len(req.tokens))
     if isinstance(request, EmbedRequest):
         return CacheKey(tokens, f"embed:{request.tenant}")
+    if request.cache_salt and request.shared_tokens:
+        apart = (tenant_span(request.shared_tokens, request.cache_salt),)
+        return CacheKey(tokens, f"{request.lora or ''}:", apart)
     return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}")

@@ -16,6 +16,7 @@ from sylvan.runtime.server.keyring import Keyring, read_key_file
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.parsers import Parsers, make_parsers
 from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.server.shared_prompts import shared_starts
 from sylvan.runtime.server.stores.batches import BatchStore
 from sylvan.runtime.server.stores.responses import ResponseStore
 from sylvan.runtime.server.stores.service import Batches
@@ -85,13 +86,17 @@ def make_context(
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
     keyring = Keyring(settings.api_keys, entries, clock)
     store = BatchStore(settings.data_dir)
+    template = ChatTemplate(engine.tokenizer)
+    files, variables = settings.shared_system_prompts, settings.default_chat_template_kwargs
+    for start in shared_starts(files, template, variables):
+        engine.isolation.share(start)
     return Context(
         engine=engine,
         settings=settings,
         keyring=keyring,
         accounts=Accounts(engine, keyring, settings.served_model_name),
         defaults=sampling_defaults(settings, engine.facts.model_path),
-        template=ChatTemplate(engine.tokenizer),
+        template=template,
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
         responses=ResponseStore(settings.response_store_size),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),

@@ -37,6 +37,7 @@ class ServerSettings:
         preferred_sampling_params: Defaults of the operator, below the request's own.
         default_chat_template_kwargs: Variables for every chat template rendering.
         tool_parser: Name of the parser of tool calls; "auto" asks the model; None: none.
+        shared_system_prompts: Files with system prompts whose cache all tenants share.
         allow_control_text: Control tokens that messages spell count.
         reasoning_parser: Likewise for reasoning.
         max_batch_samples: Largest number of prompts times samples in one request.
@@ -63,6 +64,7 @@ class ServerSettings:
     sampling_defaults: Literal["model", "openai"] = "model"
     preferred_sampling_params: Mapping[str, Any] = field(default_factory=dict)
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    shared_system_prompts: tuple[str, ...] = ()
     allow_control_text: bool = False
     tool_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
@@ -95,6 +97,7 @@ class ServerSettings:
             preferred_sampling_params=text.preferred_sampling_params,
             default_chat_template_kwargs=text.default_chat_template_kwargs,
             response_store_size=server.response_store_size,
+            shared_system_prompts=text.shared_system_prompts,
             allow_control_text=text.allow_control_text,
             tool_parser=_parser(text.tool_parser),
             reasoning_parser=_parser(text.reasoning_parser),

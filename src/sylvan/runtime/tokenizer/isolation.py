@@ -6,18 +6,25 @@ import hashlib
 import hmac
 import secrets
 
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+
 OWNER_CHARS = 22
+MIN_SHARED_TOKENS = 16  # templates begin alike anyway
 
 
 class CacheIsolation:
     """Salts that nobody can choose: derived from a secret of this server and the tenant's name.
 
     Whoever could choose another's salt, or share a cache with it, could learn by timing what that
-    tenant asked (PromptPeek, NDSS 2025). Calls without a tenant share one cache.
+    tenant asked (PromptPeek, NDSS 2025). Calls without a tenant share one cache, and starts of
+    prompts that the operator declared public are shared by all.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or secrets.token_bytes(32)
+        self._public: list[IntArray] = []
 
     def owner(self, tenant: str) -> str:
         """What the cache namespaces of a tenant begin with; empty for the calls without one."""
@@ -32,3 +39,18 @@ class CacheIsolation:
             return self.owner(tenant)
         name = hmac.new(self._secret, f"{tenant}\0{salt}".encode(), hashlib.sha256).hexdigest()
         return self.owner(tenant) + name[:OWNER_CHARS]
+
+    def share(self, ids: IntArray) -> None:
+        """Declare a start of prompts public: a system prompt that is the same for all tenants."""
+        self._public.append(ids)
+
+    def shared_tokens(self, ids: IntArray) -> int:
+        """How many leading tokens of a prompt are public; 0 if they are not worth sharing."""
+        shared = max((_common(public, ids) for public in self._public), default=0)
+        return shared if shared >= MIN_SHARED_TOKENS else 0
+
+
+def _common(public: IntArray, ids: IntArray) -> int:
+    count = min(len(public), len(ids))
+    differs = np.flatnonzero(public[:count] != ids[:count])
+    return int(differs[0]) if len(differs) else count

@@ -190,8 +190,10 @@ class TokenizerManager:
 
     def _submit(self, inp: GenerateInput, base: GenerateRequest) -> LiveRequest:
         salt = self.isolation.salt(inp.tenant, inp.cache_salt)
+        shared = self.isolation.shared_tokens(base.input_ids) if salt else 0
+        base = msgspec.structs.replace(base, cache_salt=salt, shared_tokens=shared)
         samples = [
-            Sample(msgspec.structs.replace(base, sample=index, cache_salt=salt), "")
+            Sample(msgspec.structs.replace(base, sample=index), "")
             for index in range(base.sampling.n)
         ]
         interval = base.sampling.stream_interval or self._limits.stream_interval

@@ -101,6 +101,42 @@ def test_tree_view_is_bounded_and_keeps_namespaces_apart():
     assert {n["namespace"] for n in mine} == {":a"}
 
 
+def test_a_declared_start_is_shared_by_tenants_and_nothing_else_is():
+    world, explain = start(pages=60)
+    public, own = list(range(100, 118)), list(range(12))
+    run(world, "a", public + own, cache_salt="one", shared_tokens=18)
+    run(world, "b", public + own, cache_salt="two", shared_tokens=18)
+    run(world, "c", public + own, cache_salt="two", shared_tokens=18)
+    run(world, "d", public + own, cache_salt="one")  # asked for nothing to be shared
+
+    cached = {rid: explain.explain(rid)["cached_tokens"] for rid in "abcd"}
+    assert cached == {"a": 0, "b": 18, "c": 29, "d": 0}  # 18 ends inside a page
+    assert explain.explain("b", owner="two")["reason"] == "never_seen"
+    assert explain.explain("b", owner="two")["divergence"]["theirs"] == ()
+    assert explain.explain("b", owner="one") is None
+
+
+def test_a_tenant_does_not_see_what_others_added_to_a_shared_start():
+    world, explain = start(pages=60)
+    public = list(range(100, 116))
+    run(world, "a", [*public, *range(8)], cache_salt="one", shared_tokens=16)
+    run(world, "b", [*public, *range(20, 28)], cache_salt="two", shared_tokens=16)
+
+    heads = {tuple(n["head"][:1]) for n in explain.tree(100, owner="two")["nodes"]}
+    assert heads == {(20,)}
+    assert len(explain.tree(100)["nodes"]) == 3  # the shared start, and one end each
+
+
+def test_what_another_lost_below_a_shared_start_reads_as_never_seen():
+    world, explain = start(pages=9)
+    public = list(range(100, 108))
+    run(world, "a", [*public, *range(16)], cache_salt="one", shared_tokens=8)
+    run(world, "x", [2] * 24, new=4)
+    run(world, "b", [*public, *range(16)], cache_salt="two", shared_tokens=8)
+
+    assert explain.explain("b", owner="two")["reason"] == "never_seen"
+
+
 def test_curve_equals_a_simulated_lru_cache():
     rng = np.random.default_rng(0)
     shared = [rng.integers(0, 99, 4 * BLOCK_TOKENS, np.int32) for _ in range(6)]

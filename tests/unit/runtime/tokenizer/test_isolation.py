@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sylvan.runtime.tokenizer.isolation import CacheIsolation
+import numpy as np
+
+from sylvan.runtime.tokenizer.isolation import MIN_SHARED_TOKENS, CacheIsolation
 
 
 def test_tenants_have_salts_of_their_own():
@@ -24,3 +26,19 @@ def test_nobody_can_choose_the_salt_of_another():
 
 def test_servers_do_not_share_secrets():
     assert CacheIsolation().salt("acme", "") != CacheIsolation().salt("acme", "")
+
+
+def test_the_longest_public_start_counts_if_it_is_worth_sharing():
+    def ids(*numbers: int) -> np.ndarray:
+        return np.array(numbers, np.int32)
+
+    cache = CacheIsolation()
+    long = range(2 * MIN_SHARED_TOKENS)
+    assert cache.shared_tokens(ids(*long)) == 0
+    cache.share(ids(*long[:MIN_SHARED_TOKENS], 7))
+    cache.share(ids(*long))
+
+    assert cache.shared_tokens(ids(*long, 1, 2)) == len(long)
+    assert cache.shared_tokens(ids(*long[:-3], 99)) == len(long) - 3
+    assert cache.shared_tokens(ids(*long[: MIN_SHARED_TOKENS - 1], 99)) == 0
+    assert cache.shared_tokens(ids()) == 0

@@ -69,7 +69,7 @@ class CacheExplain(Feature):
         With an `owner`, requests of others are not known, and what others hold reads as never seen.
         """
         record = self._records.get(rid) or self._by_sample(rid)
-        if record is None or not owned(record.key.namespace, owner):
+        if record is None or not owned(record.key.namespace, record.key.media, owner):
             return None
         found = divergence(self._tree, record.key, record.cached)
         hidden = owner is not None and record.reason == "other_namespace"
