@@ -35,11 +35,11 @@ class TrainConfig:
     norm_lr: float = 0.004
     weight_decay: float = 0.01
     warmup_steps: int = 60
-    decay_from: float = 0.72
+    decay_from: float = 0.35
     average: float = 0.99
-    check_every: float = 900.0
+    check_every: float = 600.0
     save_every: float = 60.0
-    check_per_class: int = 10
+    check_per_class: int = 20
     workers: int = 2
     recite_steps: int = 200
     recite_share: float = 0.75

@@ -46,25 +46,25 @@ CLASSES = tuple(name for name in GENERATORS if name not in PART_OF)
 
 WEIGHTS: dict[str, float] = {
     "smalltalk": 2.5,
-    "unknown": 1.5,
+    "unknown": 2.5,
     "arithmetic": 13.0,
-    "facts": 9.0,
+    "facts": 8.0,
     "copy": 5.5,
     "reverse": 9.0,
-    "sort": 17.0,
+    "sort": 22.0,
     "count": 5.0,
     "extract": 11.0,
-    "tool_call": 4.5,
-    "tool_parallel": 5.5,
+    "tool_call": 3.0,
+    "tool_parallel": 5.0,
     "tool_answer": 1.5,
     "think": 5.0,
     "memory": 4.5,
     "memory_empty": 0.7,
-    "tool_session": 3.0,
+    "tool_session": 1.5,
     "sum_only": 5.0,
-    "sum_drill": 6.0,
+    "sum_drill": 7.0,
     "fact_drill": 1.5,
-    "list_drill": 8.0,
+    "list_drill": 9.0,
 }
 
 _THOUGHTS = {
