@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,8 @@ from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.executor.build import LocalOptions, build_executor
-from sylvan.runtime.features.states.control import StateKeeper
+from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.executor.build import LocalOptions, ModelFacts, build_executor
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -31,12 +31,13 @@ class Serving:
         overlap: bool = False,
         runner: str = "eager",
         options: dict[str, object] | None = None,
+        build: Callable[[Path, LocalOptions], tuple[Executor, ModelFacts]] = build_executor,
         **limits: object,
     ) -> None:
         self.limits = Limits(
             **{"max_running_reqs": 8, "max_batch_tokens": 512, "inflight": 1 + overlap} | limits
         )
-        self.executor, self.facts = build_executor(
+        self.executor, self.facts = build(
             model_dir,
             LocalOptions(
                 **{
@@ -51,14 +52,12 @@ class Serving:
             ),
         )
         self.cache = kv_cache(pages + 1, page_size, "radix", "lru", self.facts.num_states)
-        keeper = (StateKeeper(self.cache),) if self.facts.num_states else ()
         self.scheduler = Scheduler(
             Parts(
                 cache=self.cache,
                 executor=self.executor,
                 policy=schedule_policy("fcfs"),
                 emit=self._emit,
-                features=keeper,
             ),
             self.limits,
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sylvan.config.facts import DTYPE_BYTES, ModelFacts
+from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tree import BUILT_IN_MODEL
 from sylvan.protocol.errors import ConfigError
 
@@ -58,7 +59,8 @@ def model_facts(model: str) -> ModelFacts:
     path = model_dir(model)
     config = _read_config(path)
     layers, hidden = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
-    heads = _number(config, "num_attention_heads")
+    attending, state = attending_and_state(config, layers)
+    heads = _number(config, "num_attention_heads", None if attending else 1)
     kv_heads = _number(config, "num_key_value_heads", heads)
     head_dim = _number(config, "head_dim", hidden // heads)
     inner, vocab = _number(config, "intermediate_size", 4 * hidden), _number(config, "vocab_size")
@@ -72,8 +74,9 @@ def model_facts(model: str) -> ModelFacts:
         dtype=_dtype(config),
         num_params=stored or linear + 2 * vocab * hidden,
         num_linear_params=min(linear, stored) if stored else linear,
-        kv_per_token=layers * _kept(config, 2 * kv_heads * head_dim),
+        kv_per_token=max(1, attending * _kept(config, 2 * kv_heads * head_dim)),
         head_dim=_head_dim(config, head_dim),
+        state_numbers=state,
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
         quantization=_stored_quantization(config),
     )

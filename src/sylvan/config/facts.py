@@ -47,7 +47,9 @@ class ModelFacts:
         num_linear_params: Those in matrices that quantisation applies to.
         kv_per_token: Numbers of keys and values of one token in all layers.
         work_per_token: Numbers in the largest intermediate results of one token.
+        state_numbers: Numbers in the recurrent state of one request; 0 if all layers attend.
         head_dim: Numbers in one key head; 0: unknown.
+        state_numbers: Numbers in the recurrent state of one request; 0 if all layers attend.
         quantization: How its matrices are stored; None: as plain numbers.
     """
 
@@ -59,7 +61,9 @@ class ModelFacts:
     num_linear_params: int
     kv_per_token: int
     work_per_token: int
+    state_numbers: int = 0
     head_dim: int = 0
+    state_numbers: int = 0
     quantization: str | None = None
 
 

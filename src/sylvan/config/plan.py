@@ -59,6 +59,11 @@ def weight_bytes(model: ModelFacts, dtype: str, quantization: str | None) -> int
     return int(linear) + rest * DTYPE_BYTES[dtype]
 
 
+def state_bytes(model: ModelFacts) -> int:
+    """Bytes of one slot of recurrent state, in float32: an upper bound."""
+    return 4 * model.state_numbers
+
+
 def work_bytes(model: ModelFacts, max_batch_tokens: int, max_running_reqs: int) -> int:
     """Bytes of the intermediate results of one step, in float32: an upper bound."""
     logits = max_running_reqs * model.vocab_size

@@ -7,13 +7,23 @@ from dataclasses import dataclass, field
 
 from sylvan.config.facts import DTYPE_BYTES, AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, replaced, size_text
-from sylvan.config.plan import CPU_SHARE, GPU_SHARE, MemoryPlan, weight_bytes, work_bytes
+from sylvan.config.plan import (
+    CPU_SHARE,
+    GPU_SHARE,
+    MemoryPlan,
+    state_bytes,
+    weight_bytes,
+    work_bytes,
+)
 from sylvan.config.tree import Config
 
 CACHE_POLICIES = frozenset({"lpm", "dfs_weight"})
 """Policies that order by cached prefixes."""
 SMALL_MODEL_PARAMS = 200_000_000
 MAX_RUNNING_REQS = 256
+STATE_SHARE = 1 / 3
+"""Of the memory besides weights, for recurrent states."""
+MIN_STATES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,22 @@ def _pages(state: _State) -> None:
     state.decide("cache.page_size", size, f"suits {state.config.attention} attention")
 
 
+def _recurrent(state: _State) -> None:
+    """Slots for running requests and as many prefixes, in a share of the memory."""
+    model, device = state.facts.model, state.device
+    if not model.state_numbers:
+        state.decide("cache.max_states", 1, "all layers attend")
+        return
+    running = state.config.scheduler.max_running_reqs
+    wanted = 2 * (MAX_RUNNING_REQS if running == "auto" else running) + 1
+    share = CPU_SHARE if device.kind == "cpu" else GPU_SHARE
+    weights = weight_bytes(model, str(state.config.dtype), state.config.quantization)
+    room = int((share * device.available_bytes - weights) * STATE_SHARE) // state_bytes(model)
+    count = max(MIN_STATES, min(wanted, room))
+    why = "as many prefixes as running requests" if count == wanted else "a third of the memory"
+    state.decide("cache.max_states", count, why)
+
+
 def _batch(state: _State) -> None:
     scheduler, model = state.config.scheduler, state.facts.model
     tokens, why = _step_tokens(state)
@@ -173,6 +199,9 @@ def _batch(state: _State) -> None:
     running = min(MAX_RUNNING_REQS, most)
     limited = running < MAX_RUNNING_REQS
     why = "each needs a token of a step" if limited else "more gain nothing on one device"
+    states = _number(state.config.cache.max_states) - 1
+    if model.state_numbers and states < running:
+        running, why = max(1, states), "each needs a slot of recurrent state"
     state.decide("scheduler.max_running_reqs", running, why)
     state.decide("scheduler.chunk_tokens", most, "a whole step, if no one generates")
 
@@ -203,10 +232,11 @@ def _plan(state: _State) -> MemoryPlan:
     weights = weight_bytes(model, str(config.dtype), stored)
     running = _number(config.scheduler.max_running_reqs)
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), running)
+    work += _number(config.cache.max_states) * state_bytes(model)
     page = _number(config.cache.page_size)
     number = DTYPE_BYTES[str(config.dtype)] if config.cache.dtype == "model" else 1
     per_token = model.kv_per_token * number
-    budget, tokens = _kv_tokens(state, weights, work, per_token)
+    budget, tokens = _kv_tokens(state, weights, work, max(per_token, 1))
     if config.cache.max_tokens != "auto":
         tokens = -(-_number(config.cache.max_tokens) // page) * page
     return MemoryPlan(
@@ -270,6 +300,7 @@ _STEPS: tuple[Callable[[_State], None], ...] = (
     _runner,
     _names,
     _pages,
+    _recurrent,
     _batch,
     _overlap,
 )

@@ -6,7 +6,7 @@ from sylvan.config.check import RULES, check
 from sylvan.config.facts import DeviceFacts
 from sylvan.config.fields import fields, replaced, sections
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import Config, LoraConfig
+from sylvan.config.tree import Config, KVEventsConfig, LoraConfig
 from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts, make_model
 
@@ -59,6 +59,10 @@ BROKEN = {
         "scheduler.policy=lpm orders by cached prefixes, but cache.prefix=none",
     ),
     "no state for any request": ({"cache.max_states": 1}, "use at least 2"),
+    "events without cache": (
+        {"kv_events": KVEventsConfig(), "cache.prefix": "none"},
+        "kv_events tells what is cached, but cache.prefix=none",
+    ),
     "prompts do not fit into a step": (
         {"scheduler.chunk_tokens": 0, "scheduler.max_batch_tokens": 64},
         "scheduler.max_batch_tokens=64 must be at least context_len=2048",

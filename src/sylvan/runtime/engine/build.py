@@ -24,6 +24,8 @@ from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import LocalOptions, SamplingParts, build_executor, read_facts
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
+from sylvan.runtime.features.kv_events.control import KVEvents
+from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.sched.feature import Feature
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
@@ -74,10 +76,13 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
         progress=_LoggedProgress(),
         sampling=SamplingParts(grammar.matchers),
     )
-    scheduler, inspect = compose_scheduler(config, executor, emit, (grammar.control,))
+    publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
+    scheduler, inspect = compose_scheduler(config, executor, emit, (grammar.control,), publisher)
 
     def close() -> None:
         executor.close()
+        if publisher is not None:
+            publisher.close()
         grammar.close()
 
     num_tokens = _number(config.cache.max_tokens)
@@ -94,6 +99,7 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
             "num_parameters": model.num_parameters,
             "weight_bytes": model.weight_bytes,
             "kv_bytes": num_tokens * model.kv_bytes_per_token,
+            "state_bytes": model.num_states * model.state_bytes,
         },
         state=lambda: _state(config, grammar),
         inspect=inspect,
@@ -102,15 +108,23 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
 
 
 def compose_scheduler(
-    config: Config, executor: Executor, emit: Emit, features: tuple[Feature, ...] = ()
+    config: Config,
+    executor: Executor,
+    emit: Emit,
+    features: tuple[Feature, ...] = (),
+    publisher: KVEventPublisher | None = None,
 ) -> tuple[Scheduler | RecordedScheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
     settings, size = config.scheduler, _number(config.cache.page_size)
     num_pages = _number(config.cache.max_tokens) // size + 1
-    cache = kv_cache(num_pages, size, config.cache.prefix, config.cache.eviction)
+    states = executor.caps.num_states
+    cache = kv_cache(num_pages, size, config.cache.prefix, config.cache.eviction, states)
     explain = CacheExplain(cache.tree) if isinstance(cache.tree, RadixCache) else None
     if explain:
         features = (explain, *features)
+    if publisher is not None and isinstance(cache.tree, RadixCache):
+        medium = "CPU" if config.device == "cpu" else "GPU"
+        features = (*features, KVEvents(cache.tree, publisher, medium))
     parts = Parts(
         cache=cache,
         executor=executor,
@@ -135,6 +149,7 @@ def compose_scheduler(
             features=len(parts.features),
             tenant_weights=settings.tenant_weights,
             lockstep=executor.caps.lockstep,
+            num_states=states,
         )
         recorder = Recorder(Path(config.observe.record), setup)
         scheduler = RecordedScheduler(parts, limits, recorder)
@@ -179,6 +194,7 @@ def _options(config: Config) -> LocalOptions:
         load_format="dummy" if config.load_format == "dummy" else "safetensors",
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
+        num_states=_number(config.cache.max_states),
         seed=config.seed or 0,
     )
 

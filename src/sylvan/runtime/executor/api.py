@@ -12,12 +12,14 @@ from sylvan.runtime.core.req import Batch, StepResult
 class ExecutorCaps:
     """Facts the scheduler and config checks read.
 
-    `lockstep`: every rank must run every step, so an empty batch is launched too.
+    `lockstep`: every rank must run every step, so an empty batch is launched too. `num_states`:
+    slots of recurrent state, the empty one included; 0 where all layers attend.
     """
 
     max_batch_tokens: int
     max_running_reqs: int
     lockstep: bool = False
+    num_states: int = 0
 
 
 class Pending(Protocol):

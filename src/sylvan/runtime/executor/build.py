@@ -205,10 +205,13 @@ def build_executor(
         _pooler(plan, made.runner),
         constraints=parts.constraints,
     )
+    num_states = states.num_slots if states else 0
     caps = ExecutorCaps(
-        max_batch_tokens=options.max_batch_tokens, max_running_reqs=options.max_running_reqs
+        max_batch_tokens=options.max_batch_tokens,
+        max_running_reqs=options.max_running_reqs,
+        num_states=num_states,
     )
-    facts = replace(facts, runner=made.name, num_states=states.num_slots if states else 0)
+    facts = replace(facts, runner=made.name, num_states=num_states)
     if pooling is not None:
         facts = replace(facts, reads_all=pooling.reads_all, vector_size=pooling.size)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
@@ -246,7 +249,6 @@ class _Plan:
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
         )
-
 
     @property
     def states(self) -> TensorStates | None:

@@ -42,6 +42,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, Any]
     features: int
     lockstep: bool = False
+    num_states: int = 0
     tenant_weights: dict[str, float] = {}
 
 

@@ -101,7 +101,8 @@ def _apply(scheduler: Scheduler, event: Event) -> None:
 
 
 def _scheduler(setup: Setup, tape: _Tape) -> Scheduler:
-    cache = kv_cache(setup.num_pages, setup.page_size, setup.prefix, setup.eviction)
+    sizes = setup.num_pages, setup.page_size
+    cache = kv_cache(*sizes, setup.prefix, setup.eviction, setup.num_states)
     parts = Parts(
         cache=cache,
         executor=_TapeExecutor(tape, setup.lockstep),

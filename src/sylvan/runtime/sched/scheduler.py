@@ -28,6 +28,7 @@ from sylvan.runtime.sched.outputs import (
 from sylvan.runtime.sched.planner import Planner
 from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.queue import WaitingQueue
+from sylvan.runtime.sched.states import StateKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,9 @@ class Scheduler:
         )
         if isinstance(policy, Feature):  # a policy that follows what it ordered
             parts = replace(parts, features=(*parts.features, policy))
+        if parts.cache.states is not None:
+            keeper = StateKeeper(parts.cache, parts.cache.states)
+            parts = replace(parts, features=(*parts.features, keeper))
         self.policy = policy
         self.running: list[Req] = []
         self.waiting = WaitingQueue(policy, parts.clock, limits.age_limit_s)

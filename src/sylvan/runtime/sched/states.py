@@ -8,17 +8,17 @@ there. What a request had seen when it ends is kept by the cache itself.
 from __future__ import annotations
 
 from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.states import StateSlots
 from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.sched.feature import Feature
 
 
 class StateKeeper(Feature):
-    """Absent for models whose layers all attend."""
+    """The scheduler has one if its cache has states; there is none where all layers attend."""
 
-    def __init__(self, cache: KVCacheManager) -> None:
-        assert cache.states is not None
-        self._cache, self._states = cache, cache.states
+    def __init__(self, cache: KVCacheManager, states: StateSlots) -> None:
+        self._cache, self._states = cache, states
 
     def on_batch(self, batch: Batch) -> None:
         """See `Feature.on_batch`."""

@@ -1,0 +1,83 @@
+"""How many layers of a checkpoint attend, and how large the state of its other layers is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})
+_RECURRENT = frozenset({"mamba", "linear_attention", "conv"})
+_BOTH = frozenset({"hybrid", "hybrid_sliding"})
+_FIRST_MAMBA = frozenset({"mamba", "falcon_mamba", "jamba", "zamba"})
+_ONLY_RECURRENT = frozenset({"mamba", "mamba2", "falcon_mamba"})
+
+
+def attending_and_state(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """(layers with keys and values, numbers in the recurrent state of one request), of `layers`.
+
+    Of models known to have recurrent layers; for all others (all layers, 0). An upper bound where
+    a default of transformers is left unsaid.
+    """
+    kinds = _kinds(config, layers)
+    if kinds is None:
+        return layers, 0
+    attending = sum(kind in _ATTENDING | _BOTH for kind in kinds)
+    numbers = {"conv": _conv(config), "linear_attention": _linear(config)}
+    return attending, sum(
+        numbers.get(kind) or _mamba(config) for kind in kinds if kind in _RECURRENT | _BOTH
+    )
+
+
+def _kinds(config: Mapping[str, Any], layers: int) -> Sequence[str] | None:
+    kinds = config.get("layers_block_type") or config.get("layer_types")
+    kind = config.get("model_type")
+    if isinstance(kinds, list) and set(kinds) & (_RECURRENT | _BOTH):
+        return [str(kind) for kind in kinds]
+    if kind in _ONLY_RECURRENT:
+        return ["mamba"] * layers
+    if kind == "falcon_h1":
+        return ["hybrid"] * layers
+    attends: list[int] | None = None
+    if kind == "jamba":
+        period, offset = _first(config, 8, "attn_layer_period"), config.get("attn_layer_offset", 4)
+        attends = [i for i in range(layers) if i % period == offset]
+    if kind == "bamba":
+        attends = list(config.get("attn_layer_indices") or ())
+    if attends is None:
+        return None
+    return ["attention" if i in attends else "mamba" for i in range(layers)]
+
+
+def _mamba(config: Mapping[str, Any]) -> int:
+    kernel = _first(config, 4, "mamba_d_conv", "conv_kernel", "mamba_conv_kernel", "d_conv")
+    states = _first(config, 128, "mamba_d_state", "ssm_state_size", "state_size")
+    hidden = _first(config, 1, "hidden_size")
+    inner = _first(config, 2, "mamba_expand", "expand") * hidden
+    if config.get("model_type") in _FIRST_MAMBA:
+        return inner * (states + kernel)
+    heads = _first(config, 128, "mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
+    inner = heads * _first(
+        config, 64, "mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim"
+    )
+    groups = _first(config, 8, "mamba_n_groups", "n_groups", "mamba_ngroups")
+    return inner * states + (inner + 2 * groups * states) * kernel
+
+
+def _linear(config: Mapping[str, Any]) -> int:
+    keys = _first(config, 0, "linear_key_head_dim")
+    values = _first(config, 0, "linear_value_head_dim")
+    heads = _first(config, 0, "linear_num_value_heads")
+    if not (keys and values and heads):
+        return 0
+    kernel = _first(config, 4, "linear_conv_kernel_dim")
+    wide = 2 * _first(config, heads, "linear_num_key_heads") * keys + heads * values
+    return heads * keys * values + wide * kernel
+
+
+def _conv(config: Mapping[str, Any]) -> int:
+    return _first(config, 1, "hidden_size") * _first(config, 3, "conv_L_cache")
+
+
+def _first(config: Mapping[str, Any], default: int, *names: str) -> int:
+    found = (config.get(name) for name in names)
+    return next((n for n in found if isinstance(n, int) and n > 0), default)

@@ -1,1 +1,0 @@
-"""Keeping recurrent states of prompts, so that their prefixes can be continued."""
