@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import Response
@@ -16,16 +18,12 @@ from sylvan.text.tools import ToolSpec
 async def parse_function_call(call: Call[ParseCallsBody]) -> Response:
     """Find the calls in a text."""
     body = call.body
-    family = call.context.parsers.tools
-    if body.tool_call_parser is not None:
-        try:
-            template = call.context.engine.tokenizer.chat_template or ""
-            family = tools.family(body.tool_call_parser, chat_template=template)
-        except ConfigError as error:
-            raise RequestError(str(error), param="tool_call_parser") from error
-    if family is None:
-        message = "tool_call_parser must be given: this model has none."
-        raise RequestError(message, param="tool_call_parser")
+    own, template = call.context.parsers.tools, call.context.engine.tokenizer.chat_template or ""
+    with _asked_for("tool_call_parser"):
+        name = body.tool_call_parser
+        family = own if name is None else tools.family(name, chat_template=template)
+        if family is None:
+            raise ConfigError("tool_call_parser must be given: this model has none.")
     names = [tool.function.name for tool in body.tools]
     specs = ToolSpec.from_openai([tool.model_dump(exclude_none=True) for tool in body.tools])
     found = tools.parse(body.text, family.grammar, specs)
@@ -39,16 +37,15 @@ async def parse_function_call(call: Call[ParseCallsBody]) -> Response:
 async def separate_reasoning(call: Call[SeparateBody]) -> Response:
     """Split a text into thinking and answer."""
     body = call.body
-    family = call.context.parsers.reasoning
-    if body.reasoning_parser is not None:
-        try:
-            template = call.context.engine.tokenizer.chat_template or ""
-            family = reasoning.family(body.reasoning_parser, chat_template=template)
-        except ConfigError as error:
-            raise RequestError(str(error), param="reasoning_parser") from error
-    if family is None:
-        message = "reasoning_parser must be given: this model has none."
-        raise RequestError(message, param="reasoning_parser")
+    own, template = (
+        call.context.parsers.reasoning,
+        call.context.engine.tokenizer.chat_template or "",
+    )
+    with _asked_for("reasoning_parser"):
+        name = body.reasoning_parser
+        family = own if name is None else reasoning.family(name, chat_template=template)
+        if family is None:
+            raise ConfigError("reasoning_parser must be given: this model has none.")
     start = family.starts_in_reasoning()
     thought, text = reasoning.separate(body.text, family, start_in_reasoning=start)
     reply: dict[str, Any] = {"reasoning_text": thought, "text": text}
@@ -58,3 +55,12 @@ async def separate_reasoning(call: Call[SeparateBody]) -> Response:
         reply["text_blocks"] = [text] if text else []
         reply["blocks"] = [{"type": kind, "text": part} for kind, part in blocks if part]
     return json_response(reply)
+
+
+@contextmanager
+def _asked_for(param: str) -> Iterator[None]:
+    """What cannot be configured is the request's mistake here."""
+    try:
+        yield
+    except ConfigError as error:
+        raise RequestError(str(error), param=param) from error
