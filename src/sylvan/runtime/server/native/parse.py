@@ -18,7 +18,8 @@ from sylvan.text.tools import ToolSpec
 async def parse_function_call(call: Call[ParseCallsBody]) -> Response:
     """Find the calls in a text."""
     body = call.body
-    own, template = call.context.parsers.tools, call.context.engine.tokenizer.chat_template or ""
+    own = call.context.parsers.tools
+    template = call.context.engine.tokenizer.chat_template or ""
     with _asked_for("tool_call_parser"):
         name = body.tool_call_parser
         family = own if name is None else tools.family(name, chat_template=template)
