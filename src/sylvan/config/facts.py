@@ -49,7 +49,6 @@ class ModelFacts:
         work_per_token: Numbers in the largest intermediate results of one token.
         state_numbers: Numbers in the recurrent state of one request; 0 if all layers attend.
         head_dim: Numbers in one key head; 0: unknown.
-        state_numbers: Numbers in the recurrent state of one request; 0 if all layers attend.
         quantization: How its matrices are stored; None: as plain numbers.
     """
 
@@ -63,7 +62,6 @@ class ModelFacts:
     work_per_token: int
     state_numbers: int = 0
     head_dim: int = 0
-    state_numbers: int = 0
     quantization: str | None = None
 
 

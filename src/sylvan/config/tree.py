@@ -46,9 +46,6 @@ class CacheConfig(Section, frozen=True):
     dtype: Literal["model", "fp8_e4m3"] = "model"
     """Type of keys and values: the model's, or 8-bit floats, which halve the memory and cost
     accuracy."""
-    max_states: Count | Auto = "auto"
-    """Slots of recurrent state, for models with layers that do not attend: the empty one, one for
-    each running request, and the others for cached prefixes."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes through a radix tree, or not at all."""
     eviction: str = "lru"

@@ -17,9 +17,9 @@ from sylvan.protocol.arrays import IntArray
 class StateWork:
     """What a step does with states.
 
-    `copies` (source, target) come first. Then request r goes on from slot slots[r] (R,) and leaves its
-    new state there. `saves` (request, tokens, slot): the state after so many of its tokens of this
-    step is kept in that slot too.
+    `copies` (source, target) come first. Then request r goes on from slot slots[r] (R,) and leaves
+    its new state there. `saves` (request, tokens, slot): the state after so many of its tokens of
+    this step is kept in that slot too.
     """
 
     slots: IntArray
