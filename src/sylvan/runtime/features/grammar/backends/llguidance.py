@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
-from sylvan.runtime.features.grammar.schema import object_schema
+from sylvan.runtime.features.grammar.schema import Schema, counts_on_names, object_schema, walk
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import (
     LarkWriter,
@@ -29,7 +29,7 @@ _CONTROL = b"\xff"  # begins a control token among forced bytes; no text has it
 _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "lenient": False,
     "whitespace_flexible": True,
-    "coerce_one_of": True,
+    "coerce_one_of": False,  # a `oneOf` of schemas that may overlap is refused
     # bounded, so that no model writes spaces until its tokens are used up
     "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}",
 }
@@ -62,7 +62,9 @@ class LLGuidance:
     def _write(self, spec: GrammarSpec) -> str:
         match spec.kind:
             case "json_schema":
-                text = json.dumps(object_schema(spec))
+                schema = object_schema(spec)
+                _check(schema)
+                text = json.dumps(schema)
                 return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
             case "regex":
                 return f"start: /{escape_slashes(spec.text)}/"
@@ -140,6 +142,14 @@ class _Matcher:
     def error(self) -> str:
         """See `GrammarMatcher.error`."""
         return _reason(self._matcher) if self._matcher.is_error() else ""
+
+
+def _check(schema: Schema) -> None:
+    """Refuse what the library takes and does not hold."""
+    for at, node in walk(schema):
+        if counts_on_names(node):
+            message = f"{at}.minProperties of names that are not given is not supported"
+            raise RequestError(f"{message} by grammar.backend llguidance", param="json_schema")
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
-from sylvan.runtime.features.grammar.schema import refuse_keywords
+from sylvan.runtime.features.grammar.dialect import Dialect
+from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import choices
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
@@ -26,24 +27,28 @@ except ImportError as error:
 MAX_REASON_CHARS = 1000
 MAX_ROLLBACK = 1 << 16
 MAX_FORCED_BYTES = 256
-IGNORED_KEYWORDS = frozenset(
-    {
-        "contains",
-        "dependentRequired",
-        "dependentSchemas",
-        "exclusiveMaximum",
-        "exclusiveMinimum",
-        "maxProperties",
-        "maximum",
-        "minimum",
-        "multipleOf",
-        "not",
-        "propertyNames",
-        "unevaluatedProperties",
-        "uniqueItems",
-    }
+DIALECT = Dialect(
+    backend="outlines_core",
+    typed={
+        "object": frozenset({"additionalProperties", "minProperties", "properties", "required"}),
+        "array": frozenset({"items", "maxItems", "minItems", "prefixItems"}),
+        "string": frozenset({"format", "maxLength", "minLength", "pattern"}),
+    },
+    inferred={"properties": "object", "prefixItems": "array"},
+    formats=frozenset({"date", "date-time", "email", "time", "uri", "uuid"}),
+    # they become part of the regex of the whole text: `.` would match the quotes around it
+    patterns=re.compile(
+        r"""\^?(?:[A-Za-z0-9 _:@,=%~/<>!&;|{}+*?)-]|\((?:\?:|(?!\?))|\[[A-Za-z0-9 _-]+\]|"""
+        r"""\\[.\-/()\[\]{}|*+?])*\$?"""
+    ),
+    exclusive=(
+        {"pattern", "format", "minLength"},
+        {"pattern", "format", "maxLength"},
+        {"prefixItems", "minItems"},
+        {"prefixItems", "maxItems"},
+        {"properties", "minProperties"},
+    ),
 )
-"""The library compiles schemas with these, and does not enforce them."""
 
 
 class OutlinesCore:
@@ -162,8 +167,9 @@ class _Matcher:
 def _regex(spec: GrammarSpec) -> str:
     match spec.kind:
         case "json_schema":
-            refuse_keywords(spec.json(), IGNORED_KEYWORDS, "outlines_core")
-            return outlines_core.json_schema.build_regex_from_schema(json.dumps(spec.json()))
+            schema = object_schema(spec)
+            DIALECT.check(schema)
+            return outlines_core.json_schema.build_regex_from_schema(json.dumps(schema))
         case "regex":
             return spec.text
         case "choice":

@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
-from sylvan.runtime.features.grammar.schema import refuse_keywords
+from sylvan.runtime.features.grammar.dialect import Dialect
+from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import choices, tree_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
@@ -26,19 +28,74 @@ except ImportError as error:
 
 MAX_REASON_CHARS = 1000
 MAX_WHITESPACE = 32
-IGNORED_KEYWORDS = frozenset(
-    {
-        "allOf",
-        "contains",
-        "dependentRequired",
-        "dependentSchemas",
-        "if",
-        "not",
-        "unevaluatedProperties",
-        "uniqueItems",
-    }
+DIALECT = Dialect(
+    backend="xgrammar",
+    typed={
+        "object": frozenset(
+            [
+                "additionalProperties",
+                "maxProperties",
+                "minProperties",
+                "patternProperties",
+                "properties",
+                "propertyNames",
+                "required",
+            ]
+        ),
+        "array": frozenset({"items", "maxItems", "minItems", "prefixItems"}),
+        "string": frozenset({"format", "maxLength", "minLength", "pattern"}),
+        "integer": frozenset(
+            ["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"]
+        ),
+        "number": frozenset(["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"]),
+    },
+    inferred={
+        "additionalProperties": "object",
+        "properties": "object",
+        "items": "array",
+        "prefixItems": "array",
+    },
+    formats=frozenset(
+        [
+            "date",
+            "date-time",
+            "duration",
+            "email",
+            "hostname",
+            "ipv4",
+            "ipv6",
+            "json-pointer",
+            "relative-json-pointer",
+            "time",
+            "uri",
+            "uri-reference",
+            "uri-template",
+            "uuid",
+        ]
+    ),
+    # what stands for characters that JSON writes otherwise is taken as it is
+    patterns=re.compile(
+        r"""\^?(?:[^\\"^$(\[\x00-\x1f]|\((?:\?:|(?!\?))|\[\^?|"""
+        r"""\\[dwDWs.\-/()\[\]{}^$|*+?])*\$?"""
+    ),
+    exclusive=(
+        {"pattern", "format", "minLength"},
+        {"pattern", "format", "maxLength"},
+        {"properties", "patternProperties", "propertyNames"},
+        {"additionalProperties", "patternProperties", "propertyNames"},
+        *({"multipleOf", bound} for bound in ("minimum", "maximum")),
+        *({"multipleOf", bound} for bound in ("exclusiveMinimum", "exclusiveMaximum")),
+    ),
 )
-"""The library compiles schemas with these, and does not enforce them."""
+
+# The library takes any three or four bytes for a character. Of these first bytes, not every
+# second byte makes one (Unicode, table 3-7).
+_SECOND_BYTES = {
+    0xE0: tuple(range(0xA0, 0xC0)),
+    0xED: tuple(range(0x80, 0xA0)),
+    0xF0: tuple(range(0x90, 0xC0)),
+    0xF4: tuple(range(0x80, 0x90)),
+}
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 _ERRORS = (RuntimeError, ValueError, TypeError)
@@ -48,7 +105,7 @@ class XGrammar:
     """See `GrammarBackend`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        self._vocabulary, self._words = vocabulary, _Words(vocabulary)
         self._info = xgrammar.TokenizerInfo(
             list(vocabulary.tokens),
             xgrammar.VocabType.RAW,
@@ -67,7 +124,7 @@ class XGrammar:
             raise RequestError(f"{spec.kind}: {reason}", param=spec.kind) from None
         tags = spec.kind in ("structural_tag", "ebnf", "choice")
         named = [i for name, i in self._vocabulary.special.items() if tags and name in spec.text]
-        return _Compiled(compiled, named, self._vocabulary)
+        return _Compiled(compiled, named, self._words)
 
     def load(self, data: bytes) -> CompiledGrammar:
         """See `GrammarBackend.load`."""
@@ -76,14 +133,15 @@ class XGrammar:
             compiled = xgrammar.CompiledGrammar.deserialize_json(text, self._info)
         except (*_ERRORS, msgspec.MsgspecError) as error:
             raise RequestError(f"the compiled grammar cannot be read: {error}") from None
-        return _Compiled(compiled, named, self._vocabulary)
+        return _Compiled(compiled, named, self._words)
 
     def _recipe(self, spec: GrammarSpec) -> Callable[[], xgrammar.CompiledGrammar]:
         compiler = self._compiler
         match spec.kind:
             case "json_schema":
-                refuse_keywords(spec.json(), IGNORED_KEYWORDS, "xgrammar")
-                schema = json.dumps(spec.json())
+                found = object_schema(spec)
+                DIALECT.check(found)
+                schema = json.dumps(found)
                 return lambda: compiler.compile_json_schema(
                     schema, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE
                 )
@@ -99,23 +157,45 @@ class XGrammar:
                 return lambda: compiler.compile_grammar(spec.text)
 
 
+class _Words:
+    """Masks of ids, of one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        tokens = vocabulary.tokens
+        textual = np.array([bool(t) and not _is_broken(t) for t in tokens], bool)
+        textual[vocabulary.untextual()] = False  # the library takes control tokens for text
+        ends = np.isin(np.arange(len(tokens)), vocabulary.eos_ids)
+        first_bytes = np.array([t[0] if t else 256 for t in tokens], np.int32)
+        self.usable = self._packed(textual | ends)
+        self.no_ends = self._packed(textual & ~ends)
+        self.following = {  # which ids may come after such a byte
+            last: self._packed(np.isin(first_bytes, second))
+            for last, second in _SECOND_BYTES.items()
+        }
+
+    def _packed(self, allowed: NDArray[np.bool_]) -> IntArray:
+        bits = np.zeros(self.vocabulary.words * 32, np.uint8)
+        bits[: len(allowed)] = allowed
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def with_ids(self, mask: IntArray, ids: list[int]) -> IntArray:
+        """A mask that allows some more."""
+        if not ids:
+            return mask
+        extra = np.zeros(self.vocabulary.size, bool)
+        extra[ids] = True
+        return mask | self._packed(extra)
+
+
 class _Compiled:
     """A compiled grammar, and the control tokens that it names."""
 
-    def __init__(
-        self, compiled: xgrammar.CompiledGrammar, named: list[int], vocabulary: Vocabulary
-    ) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, named: list[int], words: _Words) -> None:
         self._compiled, self._named = compiled, named
-        bits = np.zeros(vocabulary.words * 32, np.uint8)
-        bits[: vocabulary.size] = 1
-        bits[vocabulary.untextual()] = 0
-        ends = bits.copy()
-        bits[[*named, *vocabulary.eos_ids]] = 1
-        ends[list(vocabulary.eos_ids)] = 0
-        # the library takes control tokens for text
-        self.usable, self.not_ends = (
-            np.packbits(b, bitorder="little").view(np.int32) for b in (bits, ends)
-        )
+        self.words = words
+        self.usable = words.with_ids(words.usable, named)
+        self.no_ends = words.with_ids(words.no_ends, named)
 
     def matcher(self) -> GrammarMatcher:
         """See `CompiledGrammar.matcher`."""
@@ -132,26 +212,36 @@ class _Matcher:
     def __init__(self, matcher: xgrammar.GrammarMatcher, compiled: _Compiled) -> None:
         self._matcher, self._compiled = matcher, compiled
         self._error = ""
+        self._last_bytes = [0]  # of the tokens so far
 
     def fill_mask(self, row: IntArray) -> bool:
         """See `GrammarMatcher.fill_mask`."""
         if not self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0):
             row[:] = -1
         np.bitwise_and(row, self._compiled.usable, out=row)
+        if self._last_bytes[-1] in _SECOND_BYTES:
+            np.bitwise_and(row, self._compiled.words.following[self._last_bytes[-1]], out=row)
         return True
 
     def accept(self, token: int) -> bool:
         """See `GrammarMatcher.accept`."""
+        text = self._compiled.words.vocabulary.tokens[token]
+        if text and not _may_follow(self._last_bytes[-1], text[0]):
+            return False
         try:
-            return self._matcher.accept_token(token)
+            taken = self._matcher.accept_token(token)
         except _ERRORS as error:
             self._error = _PLACE.sub("", str(error))[:MAX_REASON_CHARS]
             return False
+        if taken:
+            self._last_bytes.append(text[-1] if text else 0)
+        return taken
 
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
         if num_tokens:
             self._matcher.rollback(num_tokens)
+            del self._last_bytes[-num_tokens:]
 
     def forced(self) -> bytes:
         """See `GrammarMatcher.forced`."""
@@ -167,11 +257,19 @@ class _Matcher:
             return False
         row = np.empty_like(self._compiled.usable)
         self.fill_mask(row)
-        return not bool((row & self._compiled.not_ends).any())
+        return not bool((row & self._compiled.no_ends).any())
 
     def error(self) -> str:
         """See `GrammarMatcher.error`."""
         return self._error
+
+
+def _may_follow(last: int, byte: int) -> bool:
+    return last not in _SECOND_BYTES or byte in _SECOND_BYTES[last]
+
+
+def _is_broken(token: bytes) -> bool:
+    return not all(map(_may_follow, token, token[1:]))
 
 
 BACKEND = XGrammar

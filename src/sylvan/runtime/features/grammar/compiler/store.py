@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 MAX_DISK_BYTES = 1 << 30
 
+_RULES = b"2"  # one more, when what is given to libraries changes
+
 
 class GrammarStore:
     """A folder of proofs, of one library version and vocabulary; several processes may share it."""
@@ -47,7 +49,7 @@ class GrammarStore:
 
 def store_folder(root: Path, library: str, vocabulary: Vocabulary) -> Path:
     """Where proofs of one library version and vocabulary lie below `root`."""
-    content = hashlib.sha256(library.encode())
+    content = hashlib.sha256(_RULES + library.encode())
     for token in vocabulary.tokens:
         content.update(len(token).to_bytes(4, "little") + token)
     content.update(repr((sorted(vocabulary.special.items()), vocabulary.eos_ids)).encode())

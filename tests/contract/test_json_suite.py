@@ -1,0 +1,90 @@
+"""The official tests of JSON Schema: what a library accepts, it holds.
+
+A schema may be refused. One that is accepted must not allow a value that is not valid by it, and
+whatever is generated under it must be valid.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from sylvan.runtime.features.grammar.libraries import installed_backends
+from tests.support.json_suite import (
+    SAPLING,
+    Case,
+    Compilers,
+    Suite,
+    UnreachableError,
+    Writer,
+    accepts,
+    byte_ids,
+    load_suite,
+)
+
+OUTPUTS = 4
+TIMEOUT_S = {"outlines_core": 2.0}  # whole automata: large schemas are not worth the wait here
+LEAST_ACCEPTED = {"llguidance": 180, "xgrammar": 90, "outlines_core": 40}
+UNLIKE = ("optional/format/", "optional/non-bmp-regex", "optional/ecmascript-regex")
+"""Leap seconds, Unicode's white space: formats and patterns are regular here, no programs."""
+
+
+@pytest.fixture(scope="session")
+def suite(request: pytest.FixtureRequest) -> Suite:
+    assert request.config.cache is not None
+    try:
+        return load_suite(request.config.cache.mkdir("json-schema-suite"))
+    except UnreachableError as error:
+        pytest.skip(f"NOT TESTED: the JSON Schema test suite cannot be downloaded ({error})")
+
+
+def validator(suite: Suite, case: Case) -> Any:
+    return importlib.import_module("jsonschema_rs").validator_for(
+        case.schema, retriever=suite.retrieve
+    )
+
+
+def read(text: bytes) -> Any:
+    """JSON, with numbers that no float can hold."""
+    return json.loads(text.decode(), parse_float=Decimal)
+
+
+@pytest.mark.parametrize("name", installed_backends())
+def test_what_is_accepted_is_held(name: str, suite: Suite) -> None:
+    compilers = Compilers(name, TIMEOUT_S.get(name, 30.0))
+    try:
+        grammars = compilers.compile(suite.cases)
+    finally:
+        compilers.close()
+    writer, ids = Writer(compilers.vocabulary), byte_ids(compilers.vocabulary)
+    wrong: list[str] = []
+    accepted = finished = 0
+    for case, grammar in zip(suite.cases, grammars, strict=True):
+        if grammar is None:
+            continue
+        accepted += 1
+        where = f"{case.file}: {case.name}"
+        if not case.file.startswith(UNLIKE):
+            wrong += [f"{where}: {v!r}" for v in case.invalid if accepts(grammar, v, ids)]
+        valid = validator(suite, case)
+        for seed in range(OUTPUTS):
+            text = writer.write(grammar.matcher(), seed)
+            if text is None:
+                continue
+            finished += 1
+            if not valid.is_valid(read(text)):
+                wrong.append(f"{where}: {text!r} was generated")
+
+    assert not wrong, "\n".join(wrong)
+    assert accepted >= LEAST_ACCEPTED[name]
+    assert finished >= accepted * OUTPUTS // 2
+
+
+def test_the_suite_is_whole(suite: Suite) -> None:
+    assert len(suite.cases) > 400
+    assert {"anyOf", "ref", "type", "optional/format/date"} <= {c.file for c in suite.cases}
+    assert SAPLING.exists()

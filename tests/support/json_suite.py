@@ -1,0 +1,211 @@
+"""The official tests of JSON Schema, draft 2020-12, from the source package of `jsonschema`.
+
+They are downloaded once into a cache folder; nothing of them is kept in this repository.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import random
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup
+from sylvan.runtime.features.grammar.compiler.messages import Limits
+from sylvan.runtime.features.grammar.forced import Jumper
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.text import vocabulary_of
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.text.tokenizer import Tokenizer
+from sylvan.utils import plugins
+
+SAPLING = Path(str(files("sylvan") / "assets" / "sapling"))
+PACKAGE, VERSION = "jsonschema", "4.26.0"
+REMOTE = "http://localhost:1234/"
+
+_PATIENCE_S = 300
+_DRAFT = "draft2020-12"
+
+
+class UnreachableError(Exception):
+    """The package cannot be had."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schema with values that are valid by it, and values that are not."""
+
+    file: str
+    name: str
+    schema: Any
+    valid: tuple[Any, ...]
+    invalid: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Suite:
+    cases: tuple[Case, ...]
+    remotes: dict[str, Any]  # schemas by the address that others know them by
+
+    def retrieve(self, address: str) -> Any:
+        """For validators: what is at an address."""
+        return self.remotes[address.partition("#")[0]]
+
+
+def load_suite(folder: Path) -> Suite:
+    """The suite; `folder` is the cache, which several processes may share.
+
+    Raises:
+        UnreachableError: says why it cannot be downloaded.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{PACKAGE}-{VERSION}"
+    archive = folder / f"{name}.tar.gz"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            _download(folder)
+        with tarfile.open(archive) as tar:
+            members = {
+                str(PurePosixPath(member.name).relative_to(f"{name}/json")): tar.extractfile(member)
+                for member in tar
+                if member.isfile() and member.name.startswith(f"{name}/json/")
+            }
+            texts = {path: f.read() for path, f in members.items() if f and path.endswith(".json")}
+    return _read(texts)
+
+
+def _download(folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    command += ["--no-deps", "--no-binary", PACKAGE, "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"pip download took more than {_PATIENCE_S} s") from None
+    if done.returncode:
+        raise UnreachableError(f"pip download failed: {done.stderr.strip()[-500:]}")
+
+
+def _read(texts: dict[str, bytes]) -> Suite:
+    cases: list[Case] = []
+    remotes: dict[str, Any] = {}
+    for path, text in sorted(texts.items()):
+        parts = PurePosixPath(path).parts
+        if parts[:2] == ("tests", _DRAFT):
+            file = "/".join(parts[2:]).removesuffix(".json")
+            cases += [_case(file, found) for found in json.loads(text)]
+        elif parts[0] == "remotes":
+            remotes[REMOTE + "/".join(parts[1:])] = json.loads(text)
+    return Suite(tuple(cases), remotes)
+
+
+def _case(file: str, found: Any) -> Case:
+    values: dict[bool, list[Any]] = {True: [], False: []}
+    for test in found["tests"]:
+        values[test["valid"]].append(test["data"])
+    name = found["description"]
+    return Case(file, name, found["schema"], tuple(values[True]), tuple(values[False]))
+
+
+class Compilers:
+    """A library behind its compiling process, with the tokens of the built-in model."""
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        found = vocabulary_of(Tokenizer.load(SAPLING), 0)
+        self.vocabulary = found
+        backend = plugins.load(backends, name).BACKEND(found)
+        limits = Limits(timeout_s=timeout_s, quick_s=min(1.0, timeout_s))
+        self._compiler = GrammarCompiler(name, lambda: Setup(backend, found), limits)
+
+    def compile(self, cases: Sequence[Case]) -> list[CompiledGrammar | None]:
+        """A grammar for each case; None for those that are refused."""
+        specs = [GrammarSpec("json_schema", json.dumps(case.schema)) for case in cases]
+        tickets = [self._compiler.request(spec) for spec in specs]
+        give_up = time.monotonic() + _PATIENCE_S
+        for ticket in tickets:
+            while not ticket.done:
+                assert time.monotonic() < give_up, "a grammar is never done"
+                time.sleep(0.005)
+            status = ticket.error.status if ticket.error else 400
+            assert status == 400, ticket.error
+            self._compiler.forget(ticket)
+        return [ticket.grammar for ticket in tickets]
+
+    def close(self) -> None:
+        self._compiler.close()
+
+
+class Writer:
+    """Writes random outputs of a grammar: masks, tokens that are certain, and a wish to end."""
+
+    def __init__(self, vocabulary: Vocabulary, most: int = 80) -> None:
+        self._vocabulary, self._most = vocabulary, most
+        self._jumper = Jumper(vocabulary)
+        self._row = np.zeros(vocabulary.words, np.int32)
+        self._closing = np.array([_is_closing(token) for token in vocabulary.tokens])
+
+    def write(self, matcher: GrammarMatcher, seed: int) -> bytes | None:
+        """A whole output; None if it did not end in time."""
+        rng, tokens = random.Random(seed), self._vocabulary.tokens
+        text = b""
+        for step in range(self._most):
+            if seed % 2:
+                text += b"".join(tokens[i] for i in self._jumper.advance(matcher))
+            if matcher.is_terminated():
+                return text
+            ids = self._allowed(matcher)
+            if matcher.is_accepting() and (not len(ids) or rng.random() < 0.5):
+                return text
+            assert len(ids), f"nothing may follow {text!r}: {matcher.error()}"
+            closing = ids[self._closing[ids]]
+            hurry = rng.random() < (0.6 if step < self._most // 4 else 0.98)
+            token = int(rng.choice(closing if len(closing) and hurry else ids))
+            assert matcher.accept(token), (text, tokens[token])
+            text += tokens[token]
+        return None
+
+    def _allowed(self, matcher: GrammarMatcher) -> NDArray[np.int64]:
+        if not matcher.fill_mask(self._row):
+            self._row[:] = -1
+        bits = np.unpackbits(self._row.view(np.uint8), bitorder="little")[: len(self._closing)]
+        bits[list(self._vocabulary.eos_ids)] = 0
+        return np.flatnonzero(bits)
+
+
+def accepts(grammar: CompiledGrammar, value: Any, byte_ids: Sequence[int]) -> bool:
+    """Whether some usual way to write a value is allowed."""
+    ways = [
+        json.dumps(value, ensure_ascii=ascii_, separators=marks)
+        for ascii_ in (True, False)
+        for marks in ((",", ":"), (", ", ": "))
+    ]
+    return any(_accepts(grammar.matcher(), way.encode(), byte_ids) for way in ways)
+
+
+def byte_ids(vocabulary: Vocabulary) -> list[int]:
+    """The id of each single byte."""
+    found = {token: i for i, token in reversed(list(enumerate(vocabulary.tokens)))}
+    return [found[bytes([byte])] for byte in range(256)]
+
+
+def _accepts(matcher: GrammarMatcher, text: bytes, ids: Sequence[int]) -> bool:
+    return all(matcher.accept(ids[byte]) for byte in text) and matcher.is_accepting()
+
+
+def _is_closing(token: bytes) -> bool:
+    return bool(token) and all(byte in b'"}],:.0123456789eltrufasn-' for byte in token)
