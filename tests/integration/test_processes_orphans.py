@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,10 @@ from pathlib import Path
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.tokenizer.types import GenerateInput
+from sylvan.transport import workspace
 from tests.support.tiny import tiny_config
+
+workspace._default_parent = lambda: Path(sys.argv[2])  # which no other engine sweeps
 
 async def main():
     runtime = await Runtime.start(tiny_config(Path(sys.argv[1])))
@@ -58,7 +62,10 @@ class Parent:
 @pytest.fixture
 def parent(tmp_path: Path) -> Iterator[Parent]:
     command = [sys.executable, "-c", SCRIPT, str(write_model(tmp_path / "model"))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+    with (
+        tempfile.TemporaryDirectory(prefix="orphans-") as folder,  # of a short name, for sockets
+        subprocess.Popen([*command, folder], stdout=subprocess.PIPE, cwd=ROOT) as process,
+    ):
         assert process.stdout is not None
         about = json.loads(process.stdout.readline())
         children = [psutil.Process(pid) for pid in about["pids"]]
@@ -98,8 +105,9 @@ def test_what_nobody_could_remove_is_swept_by_the_next_engine(parent: Parent) ->
         process.kill()
     parent.process.wait()
     assert parent.is_gone()
+    assert parent.path.is_dir()
 
-    sweep(parent.path.parent)  # unless an engine that started meanwhile has done it already
+    sweep(parent.path.parent)
 
     assert not parent.path.exists()
 
