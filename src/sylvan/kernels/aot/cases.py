@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.experts.routing import Routing
+from sylvan.kernels.experts.triton_experts import experts
+from sylvan.kernels.experts.weights import ExpertWeights
 from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.paged.pages import Cache, Pages, Rotary
@@ -180,6 +183,30 @@ def _sample_cases() -> list[Case]:
     ]
 
 
+def _experts(rows: int, dtype: torch.dtype = BF16, *, gpt_oss: bool = False) -> object:
+    dim, inner, count, top_k = (2880, 2880, 32, 4) if gpt_oss else (2048, 768, 128, 8)
+    weights = ExpertWeights(
+        gate_up=_empty(count, 2 * inner, dim, dtype=dtype),
+        down=_empty(count, dim, inner, dtype=dtype),
+        gate_up_bias=_empty(count, 2 * inner, dtype=dtype) if gpt_oss else None,
+        down_bias=_empty(count, dim, dtype=dtype) if gpt_oss else None,
+        limit=7.0 if gpt_oss else None,
+    )
+    routing = Routing(top_k=top_k, scale_inputs=gpt_oss)
+    logits = _empty(rows, count, dtype=F32)
+    return experts(_empty(rows, dim, dtype=dtype), logits, routing, weights)
+
+
+def _expert_cases() -> list[Case]:
+    return [
+        Case("experts, 64 rows", lambda: _experts(64), sample=True),
+        Case("experts, 512 rows", lambda: _experts(512)),
+        Case("experts, 8192 rows", lambda: _experts(8192)),
+        Case("experts, gpt-oss", lambda: _experts(8192, gpt_oss=True)),
+        Case("experts, fp32", lambda: _experts(64, F32)),
+    ]
+
+
 def cases() -> list[Case]:
     """All of them."""
-    return [*_attention_cases(), *_head_cases(), *_row_cases(), *_sample_cases()]
+    return [*_attention_cases(), *_head_cases(), *_row_cases(), *_sample_cases(), *_expert_cases()]

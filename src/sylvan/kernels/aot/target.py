@@ -28,7 +28,11 @@ TARGETS = (
 )
 
 
-class _Absent(DriverBase):
+# Triton leaves the results of its methods without types.
+_Driver: Any = DriverBase
+
+
+class _Absent(_Driver):
     """Answers what the compiler asks; nothing can be launched."""
 
     def __init__(self, gpu: GPUTarget) -> None:

@@ -11,8 +11,11 @@ from sylvan.kernels.api import Unsupported, Value, X
 from sylvan.kernels.experts import reference
 from sylvan.kernels.experts.routing import Routing, route
 from sylvan.kernels.experts.weights import ExpertWeights
+from sylvan.kernels.gpu.choice import Choice
 
 __all__ = ["ExpertWeights", "Routing", "experts", "route"]
+
+_experts = Choice(reference.experts, "sylvan.kernels.experts.triton_experts")
 
 
 def experts(x: X, logits: X, routing: Routing, weights: ExpertWeights) -> tuple[X, torch.Tensor]:
@@ -25,4 +28,4 @@ def experts(x: X, logits: X, routing: Routing, weights: ExpertWeights) -> tuple[
     if isinstance(x, Value):
         raise Unsupported("mixtures of experts")
     assert isinstance(logits, torch.Tensor)
-    return reference.experts(x, logits, routing, weights)
+    return _experts.on(x)(x, logits, routing, weights)

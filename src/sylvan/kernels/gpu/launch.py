@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from triton.runtime import driver
 
-Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
-"""Families that tiles are chosen by. Newer NVIDIA chips are `sm90`, all of AMD's are `gfx9`."""
+from sylvan.kernels.gpu.tiles import Arch
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Literal
 
-from sylvan.kernels.gpu.launch import Arch
+Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
+"""Families that tiles are chosen by. Newer NVIDIA chips are `sm90`, all of AMD's are `gfx9`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,11 @@ _TABLE = (
     _Entry("extend", "gfx9", 256, 2, Tile(64, 32, warps=4, stages=1)),
     _Entry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
     _Entry("extend", "sm90", 128, 2, Tile(128, 64, warps=8, stages=3)),
-    _Entry("extend", None, 64, 2, Tile(128, 64, warps=4, stages=3)),
+    _Entry("extend", None, 64, 2, Tile(64, 64, warps=4, stages=3)),
     _Entry("extend", None, 128, 2, Tile(64, 64, warps=4, stages=3)),
     _Entry("extend", None, 256, 2, Tile(64, 32, warps=8, stages=2)),
-    _Entry("extend", None, 128, 4, Tile(32, 32, warps=4, stages=1)),
-    _Entry("extend", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
+    _Entry("extend", None, 128, 4, Tile(16, 16, warps=4, stages=1)),
+    _Entry("extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
     _Entry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- experts, by rows an expert gets on average
     _Entry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),

@@ -71,7 +71,8 @@ def decode_kernel(
     lane = tl.program_id(1)
     request = tl.program_id(2)
     length = tl.load(lens_ptr + request)
-    first, each, count = _span(length, WINDOW, SPLITS, BLOCK)
+    span = _span(length, WINDOW, SPLITS, BLOCK)
+    first, each, count = span
     if lane < count:
         table_ptr += tl.load(rows_ptr + request).to(tl.int64) * table_stride
         member = tl.program_id(0) % head_blocks * HEADS + tl.arange(0, HEADS)
@@ -139,7 +140,8 @@ def merge_kernel(
 ):
     """Mean of a head's splits by their weights; a sink has a weight and no value."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    _, _, count = _span(tl.load(lens_ptr + request), WINDOW, SPLITS, BLOCK)
+    span = _span(tl.load(lens_ptr + request), WINDOW, SPLITS, BLOCK)
+    count = span[2]
     row = request * NUM_HEADS + head
     split = tl.arange(0, SPLITS)
     peaks = tl.load(peak_ptr + row * SPLITS + split, mask=split < count, other=float("-inf"))

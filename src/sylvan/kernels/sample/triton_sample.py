@@ -105,8 +105,9 @@ def _parts_kernel(
 def _uniform(seed, sample, position):
     """A number in [0, 1) with 53 random bits; see `runtime.sampling.philox`."""
     low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
-    a, b, _, _ = tl.philox(seed, low, high, sample.to(tl.uint32), low ^ low)
-    return ((a >> 5).to(tl.float64) * 67108864.0 + (b >> 6).to(tl.float64)) / 9007199254740992.0
+    words = tl.philox(seed, low, high, sample.to(tl.uint32), low ^ low)
+    a, b = words[0] >> 5, words[1] >> 6
+    return (a.to(tl.float64) * 67108864.0 + b.to(tl.float64)) / 9007199254740992.0
 
 
 @triton.jit

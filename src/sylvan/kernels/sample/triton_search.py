@@ -60,7 +60,7 @@ def level_of(row_ptr, vocab, top, temperature, target, BY_MASS: tl.constexpr, BL
         next_high = tl.min(tl.where(enough, high, pivots), 0)
         low = tl.maximum(next_low, tl.min(nearest_low, 0))
         high = tl.maximum(tl.minimum(next_high, tl.max(nearest_high, 0)), low)
-    return low.to(tl.float32, bitcast=True)
+    return tl.cast(low, tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -1,0 +1,67 @@
+"""The grouped feed-forward of experts against its reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sylvan.kernels.experts import ExpertWeights, Routing, reference
+from sylvan.kernels.experts.triton_experts import experts
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / 4).to(dtype)
+
+
+def layer(dtype: torch.dtype = torch.float32) -> ExpertWeights:
+    return ExpertWeights(
+        gate_up=random(5, 2 * 40, 36, dtype=dtype, seed=1),
+        down=random(5, 36, 40, dtype=dtype, seed=2),
+    )
+
+
+def biased(weights: ExpertWeights) -> ExpertWeights:
+    return replace(
+        weights,
+        gate_up_bias=random(5, 2 * 40, seed=3),
+        down_bias=random(5, 36, seed=4),
+        alpha=1.7,
+        limit=0.3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("plain", torch.float32),
+        ("plain", torch.float16),
+        ("gpt-oss", torch.float32),
+        ("llama 4", torch.float32),
+    ],
+)
+def test_rows_visit_their_experts(name: str, dtype: torch.dtype) -> None:
+    weights, routing = layer(dtype), Routing(top_k=2, normalise=True)
+    if name == "gpt-oss":
+        weights = biased(weights)
+    if name == "llama 4":
+        routing = Routing(top_k=1, scores="sigmoid", scale_inputs=True)
+    x, logits = 4 * random(19, 36, dtype=dtype), random(19, 5, seed=9) * 4
+    logits[:, 3] = -50.0  # an expert that nobody visits
+
+    got, load = experts(x, logits, routing, weights)
+
+    want, wanted_load = reference.experts(x, logits, routing, weights)
+    limit = 1e-4 if dtype == torch.float32 else 5e-3
+    torch.testing.assert_close(got, want, rtol=limit, atol=limit)
+    assert torch.equal(load, wanted_load)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    x, logits, routing = random(7, 36), random(7, 5, seed=9), Routing(top_k=2)
+
+    together, _ = experts(x, logits, routing, layer())
+
+    alone, _ = experts(x[3:4], logits[3:4], routing, layer())
+    assert torch.equal(alone[0], together[3])
