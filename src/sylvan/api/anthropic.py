@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name, Priority, Rid
+from sylvan.api.native import Milliseconds, Name, Priority, Rid, Timeout
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
 
@@ -106,6 +106,13 @@ class MessagesBody(CountBody):
     betas: list[str] | None = None
     rid: Rid | None = None
     priority: Priority | None = None
+    """Larger is more urgent."""
+    timeout: Timeout | None = None
+    """Seconds after which the request is ended with status 503, done or not."""
+    ttft_ms: Milliseconds | None = None
+    """Target for the time until the first token; met ones are counted as goodput."""
+    tpot_ms: Milliseconds | None = None
+    """Target for the mean time of each later token."""
 
 
 class AnthropicUsage(BaseModel):

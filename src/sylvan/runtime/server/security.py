@@ -51,7 +51,10 @@ class Gate:
             good = presented is not None and self._admin.matches(presented)
             return Tenant(admin=True) if good else _refusal(presented)
         if level is Level.ADMIN_OPTIONAL and not self._keyring.empty:
-            return self._check_client(presented)
+            found = self._check_client(presented)
+            # the one key of a server is the operator's; tenants have keys of their own
+            is_tenant = isinstance(found, Tenant) and bool(found.name)
+            return Refusal(403, "Forbidden") if is_tenant else found
         # With no key at all only this machine's own programs may steer the server: not other
         # machines, and not web pages that a browser of this machine has loaded.
         good = level is Level.ADMIN_OPTIONAL and self._loopback and self._from_here(headers)

@@ -151,6 +151,11 @@ class LiveRequest:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.samples[0].request.tenant
+
+    @property
     def done(self) -> bool:
         """Whether the client was given everything."""
         return all(sample.taken for sample in self.samples)

@@ -74,13 +74,13 @@ class TokenizerManager:
         finally:
             self.line.close(live)
 
-    def abort(self, rid: str) -> bool:
+    def abort(self, rid: str, tenant: str | None = None) -> bool:
         """End the live request of that name; its stream yields a finish of type abort.
 
-        Returns whether there was one.
+        Returns whether there was one, of `tenant` if that is given.
         """
         live = self.line.live.get(rid)
-        if live is None:
+        if live is None or tenant not in (None, live.tenant):
             return False
         self.line.abort(live, CLIENT_ABORT)
         return True

@@ -72,6 +72,9 @@ def _conversation(
             stream=stream,
             tenant=call.tenant.name,
             priority=getattr(body, "priority", None) or 0,
+            deadline_s=getattr(body, "timeout", None),
+            ttft_ms=getattr(body, "ttft_ms", None),
+            tpot_ms=getattr(body, "tpot_ms", None),
         ),
     )
 

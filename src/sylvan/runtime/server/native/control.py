@@ -22,7 +22,8 @@ async def abort_request(call: Call[AbortBody]) -> Response:
         call.demand(Level.ADMIN_OPTIONAL)
         call.context.engine.abort_all()
     elif call.body.rid:
-        call.context.engine.abort(call.body.rid)
+        owner = None if call.tenant.admin else call.tenant.name
+        call.context.engine.abort(call.body.rid, owner)
     return Response()
 
 
