@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -29,7 +30,7 @@ from sylvan.protocol.messages import (
     TokenOutput,
     Usage,
 )
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import ModelFacts
 from sylvan.text.tokenizer import Tokenizer
@@ -96,6 +97,7 @@ class Behaviour:
     fail: Finish | None = None
     fail_after: int = 0
     requests: list[GenerateRequest] = field(default_factory=list)
+    embeds: list[EmbedRequest] = field(default_factory=list)
     commands: list[object] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
@@ -114,14 +116,18 @@ class ScriptedScheduler:
         """Where the manager's messages go."""
         if isinstance(message, Submit):
             request = message.request
-            assert isinstance(request, GenerateRequest)
+            if isinstance(request, EmbedRequest):
+                self.control.embeds.append(request)
+                asyncio.get_running_loop().call_soon(self._embed, request)
+                return
             self.control.requests.append(request)
             self._tasks[request.rid] = asyncio.create_task(self._answer(request))
         elif isinstance(message, Abort):
             self.control.aborted.append(message.rid)
             task = self._tasks.pop(message.rid, None)
-            if task is not None:
-                task.cancel()
+            if task is not None or self.control.hold:
+                if task is not None:
+                    task.cancel()
                 self._emit(message.rid, "", (), Usage(), message.finish)
         elif isinstance(message, Control):
             self.control.commands.append(message.command)
@@ -135,6 +141,18 @@ class ScriptedScheduler:
         good = not (isinstance(message.command, FlushCache) and self.control.busy)
         reply = ControlReply(id=message.id, ok=good, message="" if good else "busy", body={})
         self.manager.line.on_reply(reply)
+
+    def _embed(self, request: EmbedRequest) -> None:
+        if self.control.hold:
+            return
+        facts, ids = self.manager.facts, request.input_ids
+        values = np.cos(np.outer(np.arange(1, facts.vector_size + 1), ids + 1)).sum(1)
+        values = values[: request.dimensions].astype(np.float32)
+        if facts.task == "embed":
+            values /= np.linalg.norm(values)
+        usage = Usage(prompt_tokens=len(ids), cached_tokens=len(ids) // 2)
+        end = self.control.fail or Finish(type="stop")
+        self._emit(request.rid, "", (), usage, end, embedding=values)
 
     async def _answer(self, request: GenerateRequest) -> None:
         control = self.control
@@ -197,6 +215,7 @@ class ScriptedScheduler:
         finish: Finish | None,
         logprobs: TokenLogprobs | None = None,
         prompt: TokenLogprobs | None = None,
+        embedding: np.ndarray | None = None,
     ) -> None:
         output = TokenOutput(
             rid=rid,
@@ -205,6 +224,7 @@ class ScriptedScheduler:
             finish=finish,
             logprobs=logprobs,
             prompt_logprobs=prompt,
+            embedding=embedding,
             timing=Timing(received=1.0, started=1.5, first_token=2.0, finished=3.0)
             if finish
             else None,
@@ -250,7 +270,10 @@ class ScriptedEngine:
 
 
 def make_engine(
-    checkpoint: Path, tokenizer: Tokenizer | None = None, context_len: int = 2048
+    checkpoint: Path,
+    tokenizer: Tokenizer | None = None,
+    context_len: int = 2048,
+    **facts_of_it: Any,
 ) -> ScriptedEngine:
     """An engine over the tokenizer of `checkpoint`."""
     tokenizer = tokenizer or Tokenizer.load(checkpoint)
@@ -268,6 +291,7 @@ def make_engine(
         max_running_reqs=16,
         architecture="LlamaForCausalLM",
         model_type="llama",
+        **facts_of_it,
     )
     manager.line.connect(scheduler.send, facts)
     return ScriptedEngine(manager, scheduler, control)

@@ -205,6 +205,7 @@ _RENAMED = {
 }
 
 _SWITCHES: Mapping[str, tuple[str, object]] = {
+    "is_embedding": ("task", "vectors"),
     "disable_radix_cache": ("cache.prefix", "none"),
     "disable_overlap_schedule": ("scheduler.overlap", "off"),
     "disable_cuda_graph": ("runner", "eager"),
@@ -252,7 +253,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
 
 _REFUSED_SWITCHES = {
     "skip_tokenizer_init": "serving without a tokenizer",
-    "is_embedding": "embedding models",
     "enable_multimodal": "images, audio and video",
     "enable_hierarchical_cache": "a cache tier in host memory",
     "enable_hicache": "a cache tier in host memory",

@@ -117,7 +117,7 @@ def _whole_prompts_too_long(case: Case) -> bool:
     scheduler, longest = case.config.scheduler, case.config.context_len
     most = scheduler.max_batch_tokens
     return (
-        scheduler.chunk_tokens == 0
+        (scheduler.chunk_tokens == 0 or not case.facts.model.causal)
         and isinstance(longest, int)
         and isinstance(most, int)
         and most < longest
@@ -158,6 +158,15 @@ RULES = (
         PLUG_INS,
         lambda c: bool(_unknown_options(c)),
         lambda c: "\n".join(_unknown_options(c)),
+    ),
+    Rule(
+        "task not of this model",
+        ("task",),
+        lambda c: c.config.task not in c.facts.model.tasks,
+        lambda c: (
+            f"{{task}}: this model can be served for {' or '.join(c.facts.model.tasks)} only; "
+            "leave task at auto"
+        ),
     ),
     Rule(
         "no such device",

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from sylvan.config.facts import DTYPE_BYTES, ModelFacts
 from sylvan.config.recurrent import attending_and_state
+from sylvan.config.tasks import is_causal, ordinary, tasks_of
 from sylvan.config.tree import BUILT_IN_MODEL
 from sylvan.protocol.errors import ConfigError
 
@@ -57,7 +58,7 @@ def model_facts(model: str) -> ModelFacts:
         ConfigError: there is no such model, or its files cannot be read.
     """
     path = model_dir(model)
-    config = _read_config(path)
+    config = ordinary(_read_config(path))
     layers, hidden = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
     attending, state = attending_and_state(config, layers)
     heads = _number(config, "num_attention_heads", None if attending else 1)
@@ -67,6 +68,7 @@ def model_facts(model: str) -> ModelFacts:
     attention = 2 * hidden * head_dim * (heads + kv_heads)
     linear = layers * (attention + 3 * hidden * inner)
     stored = sum(_stored_sizes(path))
+    kept = attending * _kept(config, 2 * kv_heads * head_dim) if is_causal(config) else 0
     return ModelFacts(
         name=model,
         context_len=_number(config, "max_position_embeddings", 2048),
@@ -74,11 +76,13 @@ def model_facts(model: str) -> ModelFacts:
         dtype=_dtype(config),
         num_params=stored or linear + 2 * vocab * hidden,
         num_linear_params=min(linear, stored) if stored else linear,
-        kv_per_token=max(1, attending * _kept(config, 2 * kv_heads * head_dim)),
+        kv_per_token=max(1, kept),
         head_dim=_head_dim(config, head_dim),
         state_numbers=state,
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
         quantization=_stored_quantization(config),
+        tasks=tasks_of(config, path),
+        causal=is_causal(config),
     )
 
 

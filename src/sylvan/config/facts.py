@@ -50,6 +50,8 @@ class ModelFacts:
         state_numbers: Numbers in the recurrent state of one request; 0 if all layers attend.
         head_dim: Numbers in one key head; 0: unknown.
         quantization: How its matrices are stored; None: as plain numbers.
+        tasks: What it can be used for, what it was made for first.
+        causal: Its tokens see only those before them.
     """
 
     name: str
@@ -63,6 +65,8 @@ class ModelFacts:
     state_numbers: int = 0
     head_dim: int = 0
     quantization: str | None = None
+    tasks: tuple[str, ...] = ("generate", "embed", "both")
+    causal: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

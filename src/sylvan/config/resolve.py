@@ -89,6 +89,15 @@ class _State:
             self.decisions[path] = Decision(path, value, reason)
 
 
+def _task(state: _State) -> None:
+    names = {"generate": "continues texts", "embed": "turns texts into vectors"}
+    task = state.facts.model.tasks[0]
+    if state.config.task == "vectors":
+        task = "embed" if "embed" in state.facts.model.tasks else task
+        state.config = replaced(state.config, {"task": "auto"})
+    state.decide("task", task, f"the model {names.get(task, 'classifies texts')}")
+
+
 def _device(state: _State) -> None:
     kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
     state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
@@ -192,7 +201,8 @@ def _recurrent(state: _State) -> None:
 def _batch(state: _State) -> None:
     scheduler, model = state.config.scheduler, state.facts.model
     tokens, why = _step_tokens(state)
-    if scheduler.chunk_tokens == 0 and tokens < model.context_len:
+    whole = scheduler.chunk_tokens == 0 or not model.causal
+    if whole and tokens < model.context_len:
         tokens, why = model.context_len, "prompts are not split, so the longest must fit"
     state.decide("scheduler.max_batch_tokens", tokens, why)
     most = _number(state.config.scheduler.max_batch_tokens)
@@ -236,7 +246,7 @@ def _plan(state: _State) -> MemoryPlan:
     page = _number(config.cache.page_size)
     number = DTYPE_BYTES[str(config.dtype)] if config.cache.dtype == "model" else 1
     per_token = model.kv_per_token * number
-    budget, tokens = _kv_tokens(state, weights, work, max(per_token, 1))
+    budget, tokens = _kv_tokens(state, weights, work, per_token)
     if config.cache.max_tokens != "auto":
         tokens = -(-_number(config.cache.max_tokens) // page) * page
     return MemoryPlan(
@@ -292,6 +302,7 @@ def _number(value: int | str) -> int:
 
 
 _STEPS: tuple[Callable[[_State], None], ...] = (
+    _task,
     _device,
     _dtype,
     _deterministic,

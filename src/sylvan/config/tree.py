@@ -159,6 +159,15 @@ class TextConfig(Section, frozen=True):
     messages of others."""
 
 
+class EmbeddingConfig(Section, frozen=True):
+    """Vectors of texts."""
+
+    pooling: Literal["cls", "mean", "last", "max"] | None = None
+    """How the vectors of a text's tokens become one; default: as the checkpoint says."""
+    normalize: bool | None = None
+    """Give vectors unit length; default: as the checkpoint says."""
+
+
 class GrammarConfig(Section, frozen=True):
     """Structured output."""
 
@@ -250,6 +259,9 @@ class Config(Section, frozen=True):
     """Name of the model in the API; default: the last part of its path."""
     tokenizer: str | None = None
     """Directory of the tokenizer; default: the model's own."""
+    task: Literal["auto", "generate", "embed", "classify", "both", "vectors"] = "auto"
+    """What the model is for: continue texts, turn them into vectors, or classify them. `auto` goes
+    by its architecture, `both` generates and embeds, `vectors` is what it can do but generate."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """How weights are read; `dummy` makes them up (for benchmarks)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -285,6 +297,7 @@ class Config(Section, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     server: ServerConfig = ServerConfig()
     text: TextConfig = TextConfig()
+    embedding: EmbeddingConfig = EmbeddingConfig()
     grammar: GrammarConfig = GrammarConfig()
     lora: LoraConfig | None = None
     speculative: SpeculativeConfig | None = None

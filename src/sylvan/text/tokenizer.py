@@ -129,6 +129,11 @@ class Tokenizer:
             return self.encode_segments([(text, False)], add_special_tokens=add_special_tokens)
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_probe(self, first: str, second: str) -> list[tuple[int, int | None, int]]:
+        """Of a trusted pair: each token, which text it is of (None: of neither), its segment."""
+        found = self._backend.encode(first, second)
+        return list(zip(found.ids, found.sequence_ids, found.type_ids, strict=True))
+
     def encode_segments(
         self, segments: Sequence[tuple[str, bool]], *, add_special_tokens: bool = False
     ) -> list[int]:

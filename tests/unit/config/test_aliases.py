@@ -28,6 +28,7 @@ FLAGS = {
     "--kv-memory 2GiB": ("cache.memory", 2 << 30),
     "--max-total-tokens 4Ki": ("cache.max_tokens", 4096),
     "--page-size 64": ("cache.page_size", 64),
+    "--is-embedding": ("task", "vectors"),
     "--disable-radix-cache": ("cache.prefix", "none"),
     "--radix-eviction-policy lfu": ("cache.eviction", "lfu"),
     "--chunked-prefill-size 512": ("scheduler.chunk_tokens", 512),

@@ -13,6 +13,10 @@ from tests.support.config_facts import make_facts, make_model
 BROKEN = {
     "feature does not exist yet": ({"lora": LoraConfig()}, "lora: not supported yet: LoRA"),
     "unknown option": ({"scheduler.policy": "fcsf"}, "did you mean fcfs?"),
+    "task not of this model": (
+        {"task": "classify"},
+        "task=classify: this model can be served for generate or embed or both only",
+    ),
     "no such device": ({"device": "cuda"}, "device=cuda: this machine has no such device"),
     "dtype not on this device": (
         {"device": "odd", "dtype": "float16"},

@@ -20,12 +20,13 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
-from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import LocalOptions, SamplingParts, build_executor, read_facts
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
+from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.feature import Feature
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
@@ -96,6 +97,8 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
             "max_running_reqs": _number(config.scheduler.max_running_reqs),
             "architecture": model.architecture,
             "dtype": model.dtype,
+            "task": config.task,
+            "vector_size": model.vector_size or model.num_labels,
             "num_parameters": model.num_parameters,
             "weight_bytes": model.weight_bytes,
             "kv_bytes": num_tokens * model.kv_bytes_per_token,
@@ -118,7 +121,8 @@ def compose_scheduler(
     settings, size = config.scheduler, _number(config.cache.page_size)
     num_pages = _number(config.cache.max_tokens) // size + 1
     states = executor.caps.num_states
-    cache = kv_cache(num_pages, size, config.cache.prefix, config.cache.eviction, states)
+    prefix = "none" if executor.caps.both_ways else config.cache.prefix
+    cache = kv_cache(num_pages, size, prefix, config.cache.eviction, states)
     explain = CacheExplain(cache.tree) if isinstance(cache.tree, RadixCache) else None
     if explain:
         features = (explain, *features)
@@ -134,14 +138,14 @@ def compose_scheduler(
         seed=config.seed or 0,
         tenant_weights=settings.tenant_weights,
     )
-    limits = _limits(config)
+    limits = _limits(config, executor.caps)
     if config.observe.record is None:
         scheduler = Scheduler(parts, limits)
     else:
         setup = Setup(
             page_size=size,
             num_pages=num_pages,
-            prefix=config.cache.prefix,
+            prefix=prefix,
             eviction=config.cache.eviction,
             policy=settings.policy,
             seed=parts.seed,
@@ -160,7 +164,7 @@ def _no_answer(command: Inspection) -> None:
     """Without a prefix cache there is nothing to tell."""
 
 
-def _limits(config: Config) -> Limits:
+def _limits(config: Config, caps: ExecutorCaps) -> Limits:
     settings = config.scheduler
     max_batch_tokens = _number(settings.max_batch_tokens)
     chunk_tokens = _number(settings.chunk_tokens)
@@ -173,7 +177,8 @@ def _limits(config: Config) -> Limits:
         queue_timeout_s=settings.queue_timeout_s,
         conservativeness=settings.conservativeness,
         preemption_threshold=settings.preempt_threshold,
-        whole_prompts=chunk_tokens == 0,
+        whole_prompts=chunk_tokens == 0 or caps.both_ways,
+        pool_all=caps.pools_all,
     )
 
 
@@ -195,8 +200,16 @@ def _options(config: Config) -> LocalOptions:
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
         num_states=_number(config.cache.max_states),
+        embed=_wish(config),
+        headless=config.task == "embed",
         seed=config.seed or 0,
     )
+
+
+def _wish(config: Config) -> PoolingWish | None:
+    if config.task == "generate":
+        return None
+    return PoolingWish(mode=config.embedding.pooling, normalize=config.embedding.normalize)
 
 
 def _state(config: Config, grammar: Grammar) -> Mapping[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sylvan.config import Config
 from sylvan.protocol.messages import Inspection, TokenOutput
 from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.scheduler import Scheduler
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ModelFacts, Task
 from sylvan.text.tokenizer import Tokenizer
 
 Emit = Callable[[Sequence[TokenOutput]], None]
@@ -62,6 +62,7 @@ def served_facts(
         max_running_reqs=number("max_running_reqs", 0),
         architecture=str(known.pop("architecture", None) or tokenizer.files.architecture),
         model_type=str(known.pop("model_type", None) or tokenizer.files.model_type),
-        is_generation=bool(known.pop("is_generation", True)),
+        task=cast("Task", known.pop("task", None) or "generate"),
+        vector_size=number("vector_size", 0),
         extra=known,
     )

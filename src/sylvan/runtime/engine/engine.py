@@ -12,7 +12,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from sylvan.api.native import GenerateBody
-from sylvan.api.validation import parse
+from sylvan.api.openai.vectors import EncodeBody, RerankBody, ScoreBody
+from sylvan.api.validation import WireModel, parse
 from sylvan.config import Config
 from sylvan.config.check import check
 from sylvan.config.load import Loaded
@@ -20,12 +21,16 @@ from sylvan.config.resolve import resolve
 from sylvan.config.sources import from_keywords, gather
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import FlushCache, GetState, Pause, Resume
+from sylvan.runtime.engine import ranking, vectors
 from sylvan.runtime.engine.answers import NativeCall, Reply, Style
 from sylvan.runtime.engine.facts import gather_facts
+from sylvan.runtime.engine.labels import read_labels
 from sylvan.runtime.engine.runtime import Runtime
+from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+B = TypeVar("B", bound=WireModel)
 
 _END = object()
 
@@ -112,17 +117,76 @@ class Engine:
         call = self._call(prompt, sampling_params, input_ids, stream=stream, **fields)
         return self._iterate_async(call.stream()) if stream else await self._bridge(call.whole())
 
-    def encode(self, prompt: str | Sequence[str], **fields: Any) -> Reply | list[Reply]:
-        """Vectors of prompts.
+    def encode(
+        self,
+        prompt: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        **fields: Any,
+    ) -> Reply | list[Reply]:
+        """Vectors of texts (or of pairs of texts), or the numbers of their labels.
+
+        Args:
+            prompt: A text, a list of texts, or a list of pairs.
+            input_ids: Token ids instead of texts.
+            **fields: Other fields of the body of `/encode`, such as `dimensions`.
+
+        Returns:
+            What `/encode` answers: an object with `embedding` and `meta_info`, or a list of them.
 
         Raises:
-            RequestError: the model is not one for embeddings.
+            RequestError: the request cannot be served, or the model makes no vectors.
+            CapacityError: not now.
         """
-        raise RequestError(f"{self._config.model!r} generates text; it does not make embeddings")
+        return self._wait(self._encode(prompt, input_ids, fields))
 
-    async def async_encode(self, prompt: str | Sequence[str], **fields: Any) -> Reply | list[Reply]:
+    async def async_encode(
+        self,
+        prompt: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        **fields: Any,
+    ) -> Reply | list[Reply]:
         """As `encode`, on the caller's event loop."""
-        return self.encode(prompt, **fields)
+        return await self._bridge(self._encode(prompt, input_ids, fields))
+
+    def rerank(
+        self,
+        prompt: Sequence[Sequence[str]] | None = None,
+        *,
+        query: str | None = None,
+        documents: Sequence[str] = (),
+        **fields: Any,
+    ) -> Reply | list[Reply]:
+        """Documents by their relevance for a query, the best first, as `/v1/rerank` answers.
+
+        Args:
+            prompt: Instead of all others, pairs of texts: what `encode` makes of them.
+            query: What is asked.
+            documents: What may answer it.
+            **fields: Other fields of the body of `/v1/rerank`, such as `top_n`.
+
+        Raises:
+            RequestError: the request cannot be served, or not by this model.
+            CapacityError: not now.
+        """
+        if prompt is not None:
+            return self.encode(prompt, **fields)
+        body = _body(RerankBody, {"query": query, "documents": _listed(documents), **fields})
+        labels = read_labels(self._runtime.manager.facts.model_path)
+        chat = ChatTemplate(self.tokenizer)
+        return self._wait(ranking.rerank(self._caller, body, labels, chat))
+
+    def score(self, query: object = None, items: object = None, **fields: Any) -> Reply:
+        """Probabilities of label tokens after query and item, as `/v1/score` answers.
+
+        Raises:
+            RequestError: the request cannot be served, or not by this model.
+            CapacityError: not now.
+        """
+        return self._wait(self._score(query, items, fields))
+
+    async def async_score(self, query: object = None, items: object = None, **fields: Any) -> Reply:
+        """As `score`, on the caller's event loop."""
+        return await self._bridge(self._score(query, items, fields))
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """End the live request of that name, or all."""
@@ -179,11 +243,21 @@ class Engine:
             "input_ids": _listed(input_ids),
             **fields,
         }
-        checked = parse(GenerateBody, body)
-        if checked.model_extra:
-            names = ", ".join(sorted(checked.model_extra))
-            raise RequestError(f"generate takes no {names}", param=names)
-        return NativeCall(self._runtime.manager, checked, self._style)
+        return NativeCall(self._runtime.manager, _body(GenerateBody, body), self._style)
+
+    @property
+    def _caller(self) -> vectors.Caller:
+        return vectors.Caller(manager=self._runtime.manager)
+
+    async def _encode(
+        self, prompt: object, input_ids: object, fields: dict[str, Any]
+    ) -> Reply | list[Reply]:
+        given = {"text": _listed(prompt), "input_ids": _listed(input_ids)}
+        return await vectors.encode(self._caller, _body(EncodeBody, given | fields))
+
+    async def _score(self, query: object, items: object, fields: dict[str, Any]) -> Reply:
+        given = {"query": _listed(query), "items": _listed(items)}
+        return await ranking.score(self._caller, _body(ScoreBody, given | fields))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the engine's loop; an interrupted wait cancels the work."""
@@ -244,6 +318,15 @@ def _version() -> str:
     import sylvan  # imports this module
 
     return sylvan.__version__
+
+
+def _body(kind: type[B], fields: dict[str, Any]) -> B:
+    """The body of a route, without fields that nobody knows."""
+    checked = parse(kind, fields)
+    if checked.model_extra:
+        names = ", ".join(sorted(checked.model_extra))
+        raise RequestError(f"the engine takes no {names} here", param=names)
+    return checked
 
 
 def _listed(value: object) -> object:

@@ -20,6 +20,8 @@ class ExecutorCaps:
     max_running_reqs: int
     lockstep: bool = False
     num_states: int = 0
+    both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
+    pools_all: bool = False  # vectors are made of all tokens: none may come from the cache
 
 
 class Pending(Protocol):

@@ -116,9 +116,6 @@ class ModelFacts:
     num_parameters: int
     state_bytes: int = 0
     num_states: int = 0
-    generates: bool = True
-    causal: bool = True
-    reads_all: bool = False  # pooling reads the vectors of all tokens
     num_labels: int = 0
     vector_size: int = 0  # numbers of an embedding; 0: none are made
     runner: str = ""
@@ -154,8 +151,6 @@ def facts_of(
         weight_bytes=weight_bytes(model, choose(config, quantization).loaded, DTYPE_BYTES[name]),
         num_parameters=numbers,
         state_bytes=state_bytes(config, name),
-        generates=config.head == "lm",
-        causal=config.causal,
         num_labels=config.num_labels,
     )
 
@@ -210,10 +205,12 @@ def build_executor(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
         num_states=num_states,
+        both_ways=not config.causal,
+        pools_all=pooling is not None and pooling.reads_all,
     )
     facts = replace(facts, runner=made.name, num_states=num_states)
     if pooling is not None:
-        facts = replace(facts, reads_all=pooling.reads_all, vector_size=pooling.size)
+        facts = replace(facts, vector_size=pooling.size)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
 
 

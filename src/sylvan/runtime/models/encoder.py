@@ -112,7 +112,8 @@ class Encoder(nn.Module):
         if self.position is not None:
             x_TD = ops.add(x_TD, self.position(batch.positions_T))
         if self.token_type is not None:
-            x_TD = ops.add(x_TD, self.token_type(batch.token_types_T))
+            types_T = batch.token_types_T.clamp(max=self.config.token_types - 1)
+            x_TD = ops.add(x_TD, self.token_type(types_T))
         x_TD, _ = self.embed_norm(x_TD)
         return x_TD if self.project is None else self.project(x_TD)
 

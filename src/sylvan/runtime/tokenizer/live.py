@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.messages import Finish, TextOutput, Timing, TokenLogprobs, Usage
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.runtime.tokenizer.names import internal_name
 from sylvan.runtime.tokenizer.types import SampleDelta
 
@@ -26,6 +26,7 @@ class Unread:
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: TokenLogprobs | None = None
+    embedding: np.ndarray | None = None
 
     def add(self, part: TextOutput) -> None:
         """Append what a step brought."""
@@ -36,6 +37,8 @@ class Unread:
             self.logprobs.append(part.output.logprobs)
         if part.output.prompt_logprobs is not None:
             self.prompt_logprobs = part.output.prompt_logprobs
+        if part.output.embedding is not None:
+            self.embedding = part.output.embedding
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +54,7 @@ class Sample:
         taken: The client has been given the finish.
     """
 
-    request: GenerateRequest
+    request: Request
     name: str
     output_ids: list[int] = field(default_factory=list)
     lost_lives: int = 0
@@ -87,14 +90,21 @@ class Sample:
                 completion_tokens=len(self.output_ids),
             )
 
-    def replay(self, epoch: int, waited_s: float) -> GenerateRequest:
+    @property
+    def index(self) -> int:
+        """Which of the samples of its request, from 0."""
+        return self.request.sample if isinstance(self.request, GenerateRequest) else 0
+
+    def replay(self, epoch: int, waited_s: float) -> Request:
         """The request for what is still missing, under a name of its own."""
         request = self.request
-        self.name = internal_name(request.rid, request.sample, epoch)
+        self.name = internal_name(request.rid, self.index, epoch)
+        left_s = None if request.deadline_s is None else max(request.deadline_s - waited_s, 0.001)
+        if not isinstance(request, GenerateRequest):
+            return msgspec.structs.replace(request, rid=self.name, deadline_s=left_s)
         logprobs = request.logprobs
         if logprobs is not None and self.has_prompt_logprobs:
             logprobs = msgspec.structs.replace(logprobs, start=None)
-        left_s = None if request.deadline_s is None else max(request.deadline_s - waited_s, 0.001)
         return msgspec.structs.replace(
             request,
             rid=self.name,
@@ -116,7 +126,7 @@ class Sample:
         self.started, self.taken = True, self.finish is not None
         return SampleDelta(
             rid=rid,
-            index=self.request.sample,
+            index=self.index,
             text="".join(unread.texts),
             token_ids=tuple(unread.ids),
             logprobs=_joined(unread.logprobs),
@@ -124,6 +134,7 @@ class Sample:
             usage=self.usage,
             finish=self.finish,
             timing=self.timing,
+            embedding=unread.embedding,
         )
 
     def _merged(self, usage: Usage) -> Usage:

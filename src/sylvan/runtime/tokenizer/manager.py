@@ -13,10 +13,25 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import Command, ControlReply, Finish, Load
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.tokenizer.checks import Prompt, build_request, check_ids, check_input
+from sylvan.runtime.tokenizer.embeds import (
+    EmbedTexts,
+    build_embed,
+    check_embed,
+    check_generates,
+    vector_of,
+)
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.line import Line
 from sylvan.runtime.tokenizer.live import LiveRequest, Sample
-from sylvan.runtime.tokenizer.types import EdgeLimits, GenerateInput, ModelFacts, SampleDelta, State
+from sylvan.runtime.tokenizer.types import (
+    EdgeLimits,
+    EmbedInput,
+    GenerateInput,
+    ModelFacts,
+    SampleDelta,
+    State,
+    Vector,
+)
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
 
@@ -48,6 +63,7 @@ class TokenizerManager:
         self._reserved = 0
         self.isolation = CacheIsolation()
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self._texts = EmbedTexts(tokenizer, self._pool)
 
     @property
     def facts(self) -> ModelFacts:
@@ -73,6 +89,35 @@ class TokenizerManager:
                     yield delta
         finally:
             self.line.close(live)
+
+    async def embed(self, inp: EmbedInput) -> Vector:
+        """The vector of a text, or the numbers of its labels.
+
+        Cancelling the task that waits aborts the request.
+
+        Raises:
+            RequestError: the request cannot be served at all, or was aborted by name.
+            CapacityError: too much is going on, or nothing is served now.
+        """
+        self._check_admission(inp.rid, 1)
+        check_embed(inp, self.facts)
+        self._reserved += 1
+        try:
+            prompt = await self._texts.read(inp)
+        finally:
+            self._reserved -= 1
+        self._check_admission(inp.rid, 1)
+        request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16))
+        live = LiveRequest(request.rid, [Sample(request, "")], None, self._clock())
+        self.line.open(live)
+        try:
+            while not live.done:
+                await live.wake.wait()
+                for delta in live.take():
+                    return vector_of(delta, prompt)
+        finally:
+            self.line.close(live)
+        raise AssertionError("a request that is done was taken")
 
     def abort(self, rid: str, tenant: str | None = None) -> bool:
         """End the live request of that name; its stream yields a finish of type abort.
@@ -156,7 +201,8 @@ class TokenizerManager:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
-        self._check_admission(inp)
+        self._check_admission(inp.rid, inp.sampling.n)
+        check_generates(self.facts)
         check_input(inp, self.facts)
         rid = inp.rid or secrets.token_hex(16)
         # the place is taken while the text is tokenised
@@ -165,18 +211,18 @@ class TokenizerManager:
             prompt = await self._prompt(inp)
         finally:
             self._reserved -= inp.sampling.n
-        self._check_admission(inp)
+        self._check_admission(inp.rid, inp.sampling.n)
         seed = secrets.randbits(63) if self._limits.seed is None else self._limits.seed
         base = build_request(inp, prompt, self.facts, seed=seed)
         return self._submit(inp, msgspec.structs.replace(base, rid=rid))
 
-    def _check_admission(self, inp: GenerateInput) -> None:
+    def _check_admission(self, rid: str | None, count: int) -> None:
         if self.state not in ("up", "recovering"):
             raise CapacityError(f"no requests are taken: the engine is {self.state}")
-        if inp.rid is not None and inp.rid in self.line.live:
-            raise RequestError(f"a request called {inp.rid!r} is being served", param="rid")
+        if rid is not None and rid in self.line.live:
+            raise RequestError(f"a request called {rid!r} is being served", param="rid")
         most, live = self._limits.max_live_samples, self.line.num_samples + self._reserved
-        if live + inp.sampling.n > most:
+        if live + count > most:
             raise CapacityError(f"{live} samples are being served; at most {most} can be")
 
     async def _prompt(self, inp: GenerateInput) -> Prompt:

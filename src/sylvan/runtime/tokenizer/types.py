@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
 from sylvan.protocol.requests import LogprobOptions, Thinking
@@ -13,6 +15,42 @@ from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
 """`recovering`: a process is being restarted, requests wait; `lost`: restarts were given up."""
+
+
+Task = Literal["generate", "embed", "classify", "both"]
+"""What a model is served for; `both` generates and embeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedInput:
+    """One text, or a pair of texts, to be turned into a vector.
+
+    Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
+    as a second segment. What a text spells is never a control token. `dimensions` cuts the vector,
+    for models that were trained for that.
+    """
+
+    text: str | None = None
+    pair: str | None = None
+    input_ids: Sequence[int] | None = None
+    dimensions: int | None = None
+    normalize: bool = True
+    rid: str | None = None
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vector:
+    """What became of an `EmbedInput`: an embedding, or a number for each label. float32."""
+
+    rid: str
+    values: np.ndarray
+    input_ids: tuple[int, ...]
+    usage: Usage
+    finish: Finish
+    timing: Timing | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +97,7 @@ class SampleDelta:
         usage: Counts so far.
         finish: Why the sample ended; None before its last delta.
         timing: With the finish; seconds on the machine's monotonic clock.
+        embedding: Of requests for vectors, instead of text; float32.
     """
 
     rid: str
@@ -70,6 +109,7 @@ class SampleDelta:
     usage: Usage = Usage()  # noqa: RUF009 - immutable
     finish: Finish | None = None
     timing: Timing | None = None
+    embedding: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +117,8 @@ class ModelFacts:
     """What the served model is and can hold.
 
     `context_len` bounds prompt plus output; `max_total_tokens` is the KV memory, in tokens;
-    `max_request_tokens` the smaller of the two. `extra` is what else the scheduler reported.
+    `max_request_tokens` the smaller of the two. `vector_size` counts the numbers of a vector, which
+    are those of labels where the task is to classify. `extra` is what else the scheduler reported.
     """
 
     model_path: str
@@ -90,8 +131,19 @@ class ModelFacts:
     max_running_reqs: int = 0
     architecture: str = ""
     model_type: str = ""
-    is_generation: bool = True
+    task: Task = "generate"
+    vector_size: int = 0
     extra: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether it continues texts."""
+        return self.task in ("generate", "both")
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it turns texts into embeddings."""
+        return self.task in ("embed", "both")
 
     @property
     def max_request_tokens(self) -> int:

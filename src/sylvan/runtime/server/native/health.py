@@ -2,7 +2,7 @@
 
 `/live`: the event loop answers and the children run or are being restarted. `/ready`: requests are
 admitted. `/health`: as `/ready`, and the scheduler has shown life in the last two seconds; nothing
-is generated. `/health_generate`: one token comes back.
+is generated. `/health_generate`: one token, or one vector, comes back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sylvan.protocol.errors import SylvanError
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call
-from sylvan.runtime.tokenizer.types import GenerateInput, error_of
+from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, error_of
 
 HEARTBEAT_LIMIT_S = 2.0
 PROBE_TIMEOUT_S = 20.0
@@ -41,7 +41,7 @@ async def health(call: Call[None]) -> Response:
 
 
 async def health_generate(call: Call[None]) -> Response:
-    """200 once one token has been generated."""
+    """200 once one token has been generated, or one vector made."""
     if not call.context.engine.ready():
         return _answer(False)
     try:
@@ -51,6 +51,8 @@ async def health_generate(call: Call[None]) -> Response:
 
 
 async def _probe(context: Context) -> bool:
+    if not context.engine.facts.is_generation:
+        return await _embed(context)
     inp = GenerateInput(
         input_ids=[context.engine.tokenizer.bos_id or 0],
         sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
@@ -65,6 +67,19 @@ async def _probe(context: Context) -> bool:
     except SylvanError:
         return False
     return False
+
+
+async def _embed(context: Context) -> bool:
+    inp = EmbedInput(
+        input_ids=[context.engine.tokenizer.bos_id or 0],
+        rid=f"{PROBE_PREFIX}_{context.clock():.9f}",
+        priority=PROBE_PRIORITY,
+    )
+    try:
+        await context.engine.embed(inp)
+    except SylvanError:
+        return False
+    return True
 
 
 def _answer(good: bool) -> Response:

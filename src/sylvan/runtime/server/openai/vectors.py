@@ -1,7 +1,4 @@
-"""Routes of models that encode: embeddings, classes, rankings.
-
-The served models generate text; a request for a vector is of the wrong kind.
-"""
+"""Routes of models that encode: embeddings, classes, scores, rankings."""
 
 from __future__ import annotations
 
@@ -9,33 +6,73 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sylvan.api.openai.vectors import (
+    ClassifyBody,
+    EmbeddingsBody,
+    EncodeBody,
+    RerankBody,
+    ScoreBody,
+)
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.server.endpoint import Call
+from sylvan.protocol.messages import Finish, Timing, Usage
+from sylvan.runtime.engine import ranking, vectors
+from sylvan.runtime.engine.labels import read_labels
+from sylvan.runtime.engine.vectors import Caller
+from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.server.streaming import unless_gone
 
 
-async def embeddings(call: Call[Any]) -> Response:
+async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Vectors of texts."""
-    raise _wrong_kind(call, "embeddings")
+    work = vectors.embeddings(_caller(call), call.body)
+    return json_response(await unless_gone(call.request, work))
 
 
-async def classify(call: Call[Any]) -> Response:
+async def classify(call: Call[ClassifyBody]) -> Response:
     """Classes of texts."""
-    raise _wrong_kind(call, "classes")
+    work = vectors.classify(_caller(call), call.body, _labels(call))
+    return json_response(await unless_gone(call.request, work))
 
 
-async def rerank(call: Call[Any]) -> Response:
+async def rerank(call: Call[RerankBody]) -> Response:
     """Documents in the order of their relevance."""
-    raise _wrong_kind(call, "rankings")
+    work = ranking.rerank(_caller(call), call.body, _labels(call), call.context.template)
+    return json_response(await unless_gone(call.request, work))
 
 
-async def encode(call: Call[Any]) -> Response:
+async def score(call: Call[ScoreBody]) -> Response:
+    """The probability of each label, for every item."""
+    work = ranking.score(_caller(call), call.body)
+    return json_response(await unless_gone(call.request, work))
+
+
+async def encode(call: Call[EncodeBody]) -> Response:
     """Vectors of texts, in the native shape."""
-    raise _wrong_kind(call, "embeddings")
+    caller = _caller(call)
+    caller.demand("embed", "both", "classify", what="vectors")
+    return json_response(await unless_gone(call.request, vectors.encode(caller, call.body)))
 
 
-def _wrong_kind(call: Call[Any], wanted: str) -> RequestError:
-    name = call.context.settings.served_model_name
-    return RequestError(f"The model {name!r} generates text; it makes no {wanted}.", param="model")
+async def classify_natively(call: Call[EncodeBody]) -> Response:
+    """Numbers of labels, in the native shape."""
+    caller = _caller(call)
+    caller.demand("classify", what="classes")
+    return json_response(await unless_gone(call.request, vectors.encode(caller, call.body)))
+
+
+def _caller(call: Call[Any]) -> Caller:
+    context = call.context
+
+    def charge(usage: Usage, finish: Finish, timing: Timing | None) -> None:
+        context.accounts.finished(call.tenant, usage, finish, timing)
+
+    return Caller(
+        manager=context.engine, tenant=call.tenant.name, charge=charge, clock=context.clock
+    )
+
+
+def _labels(call: Call[Any]) -> Any:
+    return read_labels(call.context.engine.facts.model_path)
 
 
 async def transcriptions(call: Call[Any]) -> Response:

@@ -76,7 +76,7 @@ _GENERATION = (
     ),
     Endpoint(
         path="/classify",
-        handler=vectors.encode,
+        handler=vectors.classify_natively,
         methods=("POST", "PUT"),
         body=EncodeBody,
         budgeted=True,

@@ -25,7 +25,7 @@ from sylvan.api.openai.vectors import (
     ScoreReply,
 )
 from sylvan.runtime.server.batches import routes as batches
-from sylvan.runtime.server.openai import chat, completions, models, score, vectors
+from sylvan.runtime.server.openai import chat, completions, models, vectors
 from sylvan.runtime.server.responses import create as responses
 from sylvan.runtime.server.routes.build import GET, SSE, openai
 
@@ -179,7 +179,7 @@ OPENAI = (
     ),
     openai(
         "/v1/score",
-        handler=score.score,
+        handler=vectors.score,
         body=ScoreBody,
         reply=ScoreReply,
         budgeted=True,

@@ -1,0 +1,241 @@
+"""Documents by relevance, and scores of items: by whatever the model can do."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sylvan.api.openai.vectors import RerankBody, ScoreBody
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import Usage
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.engine.labels import Labels
+from sylvan.runtime.engine.vectors import Caller, Reply, meta_of, usage_of
+from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta, error_of
+from sylvan.text.chat_template import ChatRequest, ChatTemplate
+from sylvan.text.pairs import PairEncoder
+
+TASK = "Given a web search query, retrieve relevant passages that answer the query"
+_JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a document is worth, and how it was found out."""
+
+    score: float
+    meta: Reply
+
+
+async def rerank(caller: Caller, body: RerankBody, labels: Labels, chat: ChatTemplate) -> list[Any]:
+    """The reply of `/v1/rerank`: the best document first.
+
+    A classifier with one label (or two) reads query and document as a pair; an embedder compares
+    their vectors; a model that generates is asked for yes or no, as Qwen3-Reranker was trained.
+    """
+    how = {"classify": _by_label, "embed": _by_vector}.get(caller.facts.task)
+    found = await (_by_answer(caller, body, chat) if how is None else how(caller, body, labels))
+    order = sorted(range(len(found)), key=lambda i: (-found[i].score, i))[: body.top_n]
+    with_text = body.return_documents is not False
+    return [
+        {
+            "score": found[i].score,
+            **({"document": body.documents[i]} if with_text else {}),
+            "index": i,
+            "meta_info": found[i].meta,
+        }
+        for i in order
+    ]
+
+
+async def _by_label(caller: Caller, body: RerankBody, labels: Labels) -> list[Judged]:
+    if caller.facts.vector_size > 2:
+        count = caller.facts.vector_size
+        message = f"The model has {count} labels; ranking needs one with a single label, or two."
+        raise RequestError(message, param="model")
+    pairs = [EmbedInput(text=_asked(body), pair=text) for text in body.documents]
+    vectors = await caller.vectors(pairs)
+    return [Judged(labels.relevance(v.values) or 0.0, meta_of(v)) for v in vectors]
+
+
+async def _by_vector(caller: Caller, body: RerankBody, labels: Labels) -> list[Judged]:
+    texts = [_asked(body), *body.documents]
+    query, *documents = await caller.vectors([EmbedInput(text=text) for text in texts])
+    return [Judged(_cosine(query.values, v.values), meta_of(v)) for v in documents]
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    wide = a.astype(np.float64), b.astype(np.float64)
+    lengths = float(np.linalg.norm(wide[0]) * np.linalg.norm(wide[1]))
+    return float(wide[0] @ wide[1]) / lengths if lengths else 0.0
+
+
+def _asked(body: RerankBody) -> str:
+    return f"{body.instruct}\n{body.query}" if body.instruct else body.query
+
+
+async def _by_answer(caller: Caller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
+    tokenizer = caller.manager.tokenizer
+    words = [tokenizer.encode_user(word, add_special_tokens=False) for word in ("yes", "no")]
+    if tokenizer.chat_template is None or any(len(ids) != 1 for ids in words):
+        message = (
+            f"The model {caller.facts.served_name!r} generates text, and cannot be asked for yes "
+            "or no: it has no chat template, or no token for each of the two."
+        )
+        raise RequestError(message, param="model")
+    wanted = [ids[0] for ids in words]
+    prompts = [await asyncio.to_thread(_judge_prompt, chat, body, text) for text in body.documents]
+    samples = await _next_tokens(caller, prompts, [wanted] * len(prompts), 1.0)
+    return [Judged(_softmax(sample.logprobs)[0], sample.meta) for sample in samples]
+
+
+def _judge_prompt(chat: ChatTemplate, body: RerankBody, document: str) -> list[int]:
+    asked = f"<Instruct>: {body.instruct or TASK}\n<Query>: {body.query}\n<Document>: {document}"
+    messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": asked}]
+    request = ChatRequest(messages=messages, kwargs={"enable_thinking": False})
+    return chat.render(request).input_ids
+
+
+def _softmax(logprobs: Sequence[float]) -> list[float]:
+    powers = [math.exp(value - max(logprobs)) for value in logprobs]
+    return [power / sum(powers) for power in powers]
+
+
+@dataclass(frozen=True, slots=True)
+class _NextToken:
+    """Log probabilities of the tokens that were asked about."""
+
+    logprobs: list[float]
+    usage: Usage
+    meta: Reply
+
+
+async def _next_tokens(
+    caller: Caller,
+    prompts: Sequence[Sequence[int]],
+    labels: Sequence[Sequence[int]],
+    temperature: float,
+) -> list[_NextToken]:
+    """How likely each of the labels is to follow each of the prompts."""
+    sampling = SamplingParams(max_new_tokens=1, temperature=temperature)
+    inputs = [
+        GenerateInput(
+            input_ids=ids,
+            sampling=sampling,
+            stream=False,
+            logprobs=LogprobOptions(token_ids=tuple(wanted)),
+            tenant=caller.tenant,
+        )
+        for ids, wanted in zip(prompts, labels, strict=True)
+    ]
+    tasks = [asyncio.create_task(_next_token(caller, inp)) for inp in inputs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _next_token(caller: Caller, inp: GenerateInput) -> _NextToken:
+    last: SampleDelta | None = None
+    async with aclosing(caller.manager.generate(inp)) as deltas:
+        async for delta in deltas:
+            last = delta
+    assert last is not None, "a stream has an end"
+    if (error := error_of(last.finish)) is not None:
+        raise error
+    if last.logprobs is None or last.finish is None:
+        raise RequestError("the request was aborted")
+    assert last.logprobs.chosen_logprobs is not None, "label ids were asked for"
+    caller.charge(last.usage, last.finish, last.timing)
+    meta = {"id": last.rid, "prompt_tokens": last.usage.prompt_tokens}
+    return _NextToken(last.logprobs.chosen_logprobs[0].tolist(), last.usage, meta)
+
+
+async def score(caller: Caller, body: ScoreBody) -> Reply:
+    """The reply of `/v1/score`: probabilities of label tokens, or the numbers of labels."""
+    caller.demand("generate", "both", "classify", what="scores")
+    items: Any = [body.items] if isinstance(body.items, str) else body.items
+    if not items:
+        raise RequestError("items must be given.", param="items")
+    if body.query is None:
+        raise RequestError("query must be given.", param="query")
+    if isinstance(body.query, str) != isinstance(items[0], str):
+        message = "items: query and items must both be text, or both be token ids."
+        raise RequestError(message, param="items")
+    if caller.facts.task == "classify":
+        rows, usages = await _label_scores(caller, body, items)
+        scores = [_softmax(row) if body.apply_softmax else row for row in rows]
+    else:
+        rows, usages = await _token_scores(caller, body, items)
+        scores = [_scores(row, softmax=bool(body.apply_softmax)) for row in rows]
+    reply: Reply = {
+        "scores": scores,
+        "model": body.model or caller.facts.served_name,
+        "usage": usage_of(usages),
+        "object": "scoring",
+    }
+    if body.return_token_logprobs and caller.facts.task != "classify":
+        reply["token_logprobs"] = rows
+    return reply
+
+
+async def _label_scores(
+    caller: Caller, body: ScoreBody, items: list[Any]
+) -> tuple[list[list[float]], list[Usage]]:
+    pairs = PairEncoder(caller.manager.tokenizer).separates()
+    inputs: list[EmbedInput] = []
+    for item in items:
+        first, second = (item, body.query) if body.item_first else (body.query, item)
+        if isinstance(item, str) and pairs:
+            inputs.append(EmbedInput(text=first, pair=second))
+        elif isinstance(item, str):
+            inputs.append(EmbedInput(text=first + second))
+        else:
+            inputs.append(EmbedInput(input_ids=[*first, *second]))
+    vectors = await caller.vectors(inputs)
+    return [v.values.tolist() for v in vectors], [v.usage for v in vectors]
+
+
+async def _token_scores(
+    caller: Caller, body: ScoreBody, items: list[Any]
+) -> tuple[list[list[float]], list[Usage]]:
+    labels = _label_ids(body, len(items))
+    prompts: list[list[int]] = []
+    for item in items:
+        query: Any = body.query
+        joined: Any = item + query if body.item_first else query + item
+        is_text = isinstance(joined, str)
+        prompts.append(await caller.manager.tokenize(joined) if is_text else joined)
+    found = await _next_tokens(caller, prompts, labels, body.temperature or 1.0)
+    return [sample.logprobs for sample in found], [sample.usage for sample in found]
+
+
+def _scores(row: list[float], *, softmax: bool) -> list[float]:
+    values = [math.exp(value) for value in row]
+    total = sum(values)
+    return [value / total for value in values] if softmax and total else values
+
+
+def _label_ids(body: ScoreBody, num_items: int) -> list[list[int]]:
+    ids: Any = body.label_token_ids
+    if not ids:
+        message = "label_token_ids must be given: this model generates text."
+        raise RequestError(message, param="label_token_ids")
+    if isinstance(ids[0], int):
+        return [ids] * num_items
+    if len(ids) != num_items or not all(ids):
+        message = f"label_token_ids: one list of ids for each of the {num_items} items."
+        raise RequestError(message, param="label_token_ids")
+    return ids

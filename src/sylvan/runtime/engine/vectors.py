@@ -1,0 +1,226 @@
+"""Embeddings and classes: from bodies of the API to its replies, for the server and the Engine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from sylvan.api.native_reply import finish_reason, timing_keys
+from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, Inputs
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import Finish, Timing, Usage
+from sylvan.runtime.engine.labels import Labels
+from sylvan.runtime.tokenizer.embeds import KINDS
+from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, Vector
+from sylvan.utils.clock import Clock, monotonic
+
+Reply = dict[str, Any]
+Charge = Callable[[Usage, Finish, Timing | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Whom vectors are made for.
+
+    Attributes:
+        manager: Where requests go.
+        tenant: Whose they are.
+        charge: Told of each finished request.
+        clock: Monotonic.
+    """
+
+    manager: TokenizerManager
+    tenant: str = ""
+    charge: Charge = lambda usage, finish, timing: None
+    clock: Clock = monotonic
+
+    @property
+    def facts(self) -> ModelFacts:
+        """About the model."""
+        return self.manager.facts
+
+    def demand(self, *tasks: str, what: str) -> None:
+        """Refuse what the model is not served for.
+
+        Raises:
+            RequestError: its task is none of `tasks`.
+        """
+        facts = self.facts
+        if facts.task not in tasks:
+            kind = KINDS["generate" if facts.task == "both" else facts.task]
+            message = f"The model {facts.served_name!r} {kind}; it makes no {what}."
+            raise RequestError(message, param="model")
+
+    async def vectors(self, inputs: Sequence[EmbedInput]) -> list[Vector]:
+        """All of them; if one fails, the others are aborted.
+
+        Raises:
+            RequestError: one of the texts cannot be served.
+            CapacityError: likewise, for now.
+        """
+        inputs = [replace(inp, tenant=self.tenant) for inp in inputs]
+        tasks = [asyncio.create_task(self.manager.embed(inp)) for inp in inputs]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for vector in found:
+            self.charge(vector.usage, vector.finish, vector.timing)
+        return found
+
+
+async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
+    """The reply of `/v1/embeddings`."""
+    caller.demand("embed", "both", what="embeddings")
+    _no_adapter(body.lora_path)
+    asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0)
+    vectors = await caller.vectors(_inputs(body.input, body.rid, asked))
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": _written(v.values, body)}
+            for i, v in enumerate(vectors)
+        ],
+        "model": body.model or caller.facts.served_name,
+        "usage": usage_of([v.usage for v in vectors]),
+    }
+
+
+async def encode(caller: Caller, body: EncodeBody) -> Reply | list[Reply]:
+    """The reply of `/encode`, and of `/classify`, where the numbers are those of labels."""
+    _no_adapter(body.lora_path)
+    began_s = caller.clock()
+    inputs, is_batch = _native_inputs(body)
+    vectors = await caller.vectors(inputs)
+    now = datetime.now(tz=UTC).timestamp()
+    replies = [_native(v, body, caller.clock() - began_s, now) for v in vectors]
+    return replies if is_batch else replies[0]
+
+
+async def classify(caller: Caller, body: ClassifyBody, labels: Labels) -> Reply:
+    """The reply of `/v1/classify`."""
+    caller.demand("classify", what="classes")
+    asked = EmbedInput(priority=body.priority or 0)
+    vectors = await caller.vectors(_inputs(body.input, body.rid, asked))
+    data: list[Reply] = []
+    for index, vector in enumerate(vectors):
+        probs = labels.probabilities(vector.values)
+        best = int(np.argmax(vector.values))
+        data.append(
+            {
+                "index": index,
+                "label": labels.name(best),
+                "probs": probs.tolist(),
+                "num_classes": len(probs),
+            }
+        )
+    return {
+        "id": f"classify-{secrets.token_hex(16)}",
+        "object": "list",
+        "created": int(datetime.now(tz=UTC).timestamp()),
+        "model": body.model or caller.facts.served_name,
+        "data": data,
+        "usage": usage_of([v.usage for v in vectors]),
+    }
+
+
+def usage_of(usages: Sequence[Usage]) -> Reply:
+    """`usage` of requests that generate nothing."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": 0,
+        "total_tokens": prompt,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def meta_of(vector: Vector, timing: Reply | None = None) -> Reply:
+    """`meta_info` of a vector."""
+    return {
+        "id": vector.rid,
+        "finish_reason": finish_reason(vector.finish),
+        "prompt_tokens": vector.usage.prompt_tokens,
+        "cached_tokens": vector.usage.cached_tokens,
+        **(timing or {}),
+    }
+
+
+def _inputs(given: Inputs, rid: str | None, asked: EmbedInput) -> list[EmbedInput]:
+    many = isinstance(given, list) and not (given and isinstance(given[0], int))
+    items: list[Any] = list(given) if many else [given]
+    if not items or not all(items):
+        raise RequestError("input is empty; a text needs a token.", param="input")
+    rids = _rids(rid, len(items), many)
+    return [
+        replace(asked, text=item, rid=name)
+        if isinstance(item, str)
+        else replace(asked, input_ids=item, rid=name)
+        for item, name in zip(items, rids, strict=True)
+    ]
+
+
+def _native_inputs(body: EncodeBody) -> tuple[list[EmbedInput], bool]:
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("Exactly one of text and input_ids must be given.", param="text")
+    given: Any = body.text if body.text is not None else body.input_ids
+    many = not isinstance(given, str) and not (given and isinstance(given[0], int))
+    items: list[Any] = list(given) if many else [given]
+    field = "text" if body.text is not None else "input_ids"
+    if not items or not all(items):
+        raise RequestError(f"{field} is empty; a text needs a token.", param=field)
+    rids = _rids(body.rid, len(items), many)
+    asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0)
+    return [_native_input(i, n, asked) for i, n in zip(items, rids, strict=True)], many
+
+
+def _native_input(item: Any, rid: str | None, asked: EmbedInput) -> EmbedInput:
+    if isinstance(item, str):
+        return replace(asked, text=item, rid=rid)
+    if isinstance(item[0], int):
+        return replace(asked, input_ids=item, rid=rid)
+    if len(item) != 2:
+        raise RequestError("text: a pair is a list of two texts.", param="text")
+    return replace(asked, text=item[0], pair=item[1], rid=rid)
+
+
+def _rids(rid: str | list[str] | None, size: int, many: bool) -> list[str | None]:
+    if rid is None:
+        return [None] * size
+    if isinstance(rid, str):
+        return [f"{rid}_{i}" for i in range(size)] if many else [rid]
+    if len(rid) != size:
+        raise RequestError(f"rid: one for each of the {size} texts is needed.", param="rid")
+    return list(rid)
+
+
+def _no_adapter(name: str | None) -> None:
+    if name is not None:
+        raise RequestError(f"there is no adapter called {name!r}", param="lora_path")
+
+
+def _written(values: np.ndarray, body: EmbeddingsBody) -> list[float] | str:
+    if body.encoding_format == "base64":
+        return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
+    return values.tolist()
+
+
+def _native(vector: Vector, body: EncodeBody, elapsed_s: float, now: float) -> Reply:
+    reply: Reply = {
+        "embedding": vector.values.tolist(),
+        "meta_info": meta_of(vector, timing_keys(vector.timing, elapsed_s, now, 0)),
+    }
+    if body.return_prompt_token_ids:
+        reply["prompt_token_ids"] = list(vector.input_ids)
+    return reply

@@ -1,0 +1,162 @@
+"""Requests for vectors: from texts, or pairs of texts, to what the scheduler takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import EmbedRequest
+from sylvan.runtime.tokenizer.checks import (
+    MAX_CHARS_PER_TOKEN,
+    MAX_RID_CHARS,
+    MAX_TIMEOUT_S,
+    check_ids,
+)
+from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, SampleDelta, Vector, error_of
+from sylvan.text.pairs import PairEncoder
+from sylvan.text.tokenizer import Tokenizer
+
+_INLINE_CHARS = 2048  # longer texts are tokenised in a thread
+_INT32 = range(-(2**31), 2**31)
+KINDS = {"embed": "makes embeddings", "classify": "classifies texts", "generate": "generates text"}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPrompt:
+    """Ids of a text, the segment of each where there are two, and the field they came from."""
+
+    ids: Sequence[int]
+    types: Sequence[int] | None
+    param: str
+
+
+class EmbedTexts:
+    """Tokenises for an embedder; control tokens come from the tokenizer alone."""
+
+    def __init__(self, tokenizer: Tokenizer, pool: Executor) -> None:
+        self._tokenizer, self._pool = tokenizer, pool
+        self._pairs = PairEncoder(tokenizer)
+        eos = tokenizer.eos_ids[:1]
+        self._end = eos[0] if eos and tokenizer.files.config.get("add_eos_token") is True else None
+
+    async def read(self, inp: EmbedInput) -> EmbedPrompt:
+        """Ids of what is to be embedded; long texts do not hold up the event loop."""
+        if inp.input_ids is not None:
+            return EmbedPrompt(inp.input_ids, None, "input_ids")
+        assert inp.text is not None
+        if len(inp.text) + len(inp.pair or "") <= _INLINE_CHARS:
+            return self._encode(inp.text, inp.pair)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._encode, inp.text, inp.pair)
+
+    def _encode(self, text: str, pair: str | None) -> EmbedPrompt:
+        if pair is not None:
+            return EmbedPrompt(*self._pairs.encode(text, pair), "text")
+        ids = self._tokenizer.encode_user(text)
+        if self._end is not None and ids[-1:] != [self._end]:
+            ids.append(self._end)
+        return EmbedPrompt(ids, None, "text")
+
+
+def check_generates(facts: ModelFacts) -> None:
+    """Refuse to continue a text where that cannot be done.
+
+    Raises:
+        RequestError: the model is served for vectors.
+    """
+    if not facts.is_generation:
+        message = f"The model {facts.served_name!r} {KINDS[facts.task]}; it does not generate text."
+        raise RequestError(message, param="model")
+
+
+def check_embed(inp: EmbedInput, facts: ModelFacts) -> None:
+    """Check what can be checked before the text is tokenised.
+
+    Raises:
+        RequestError: a field is out of bounds, or the model makes no vectors.
+    """
+    if facts.task == "generate":
+        message = f"The model {facts.served_name!r} generates text; it makes no vectors."
+        raise RequestError(message, param="model")
+    if (inp.text is None) == (inp.input_ids is None):
+        given = "neither" if inp.text is None else "both"
+        raise RequestError(f"one of text and input_ids is needed, not {given}", param="text")
+    size = len(inp.text or "") + len(inp.pair or "")
+    if size > MAX_CHARS_PER_TOKEN * facts.context_len:
+        message = f"text has {size} characters, far more than the {facts.context_len} tokens "
+        raise RequestError(message + "the model can take", param="text")
+    if inp.rid is not None and not 0 < len(inp.rid) <= MAX_RID_CHARS:
+        raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
+    if inp.priority not in _INT32:
+        raise RequestError("priority must be a 32-bit integer", param="priority")
+    if inp.deadline_s is not None and not 0 < inp.deadline_s <= MAX_TIMEOUT_S:
+        raise RequestError(f"deadline_s must be in 0 to {MAX_TIMEOUT_S:g}", param="deadline_s")
+    _check_dimensions(inp.dimensions, facts)
+
+
+def _check_dimensions(wanted: int | None, facts: ModelFacts) -> None:
+    if wanted is None:
+        return
+    if facts.task == "classify":
+        raise RequestError("dimensions: numbers of labels cannot be cut", param="dimensions")
+    if not 1 <= wanted <= facts.vector_size:
+        raise RequestError(
+            f"dimensions is {wanted}; embeddings of this model have {facts.vector_size} numbers, "
+            "and may be cut to fewer",
+            param="dimensions",
+        )
+
+
+def build_embed(inp: EmbedInput, prompt: EmbedPrompt, facts: ModelFacts, rid: str) -> EmbedRequest:
+    """The request as the scheduler takes it.
+
+    Raises:
+        RequestError: the text is empty or too long, or an id is outside the vocabulary.
+    """
+    count, most = len(prompt.ids), facts.max_request_tokens
+    if count == 0:
+        raise RequestError(f"{prompt.param} is empty; a text needs a token", param=prompt.param)
+    if count > most:
+        message = f"{prompt.param} has {count} tokens; this model takes {most}"
+        raise RequestError(message, param=prompt.param)
+    types: IntArray | None = None
+    if prompt.types is not None and any(prompt.types):
+        types = np.array(prompt.types, np.int32)
+    return EmbedRequest(
+        rid=rid,
+        input_ids=check_ids(prompt.ids, facts.vocab_size, prompt.param),
+        token_types=types,
+        dimensions=inp.dimensions,
+        normalize=inp.normalize,
+        tenant=inp.tenant,
+        priority=inp.priority,
+        deadline_s=inp.deadline_s,
+    )
+
+
+def vector_of(delta: SampleDelta, prompt: EmbedPrompt) -> Vector:
+    """What a finished request brought.
+
+    Raises:
+        RequestError: it was aborted.
+        CapacityError: likewise, because too much was going on.
+    """
+    if (error := error_of(delta.finish)) is not None:
+        raise error
+    assert delta.finish is not None, "vectors come with the finish"
+    if delta.embedding is None:
+        raise RequestError(f"the request was aborted: {delta.finish.message}")
+    return Vector(
+        rid=delta.rid,
+        values=delta.embedding,
+        input_ids=tuple(prompt.ids),
+        usage=delta.usage,
+        finish=delta.finish,
+        timing=delta.timing,
+    )
