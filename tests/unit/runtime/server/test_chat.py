@@ -44,6 +44,7 @@ async def stream(client, **fields):
 def joined(events, index=0):
     """The message that the deltas of one choice add up to."""
     message = {"content": "", "reasoning": "", "calls": [], "finish": None, "roles": 0}
+    message["logprobs"] = []
     for event in events:
         for choice in event["choices"]:
             if choice["index"] != index:
@@ -57,6 +58,7 @@ def joined(events, index=0):
                     assert call["index"] == len(message["calls"])
                     message["calls"].append([call["function"]["name"], ""])
                 message["calls"][call["index"]][1] += call["function"]["arguments"]
+            message["logprobs"] += (choice["logprobs"] or {}).get("content", ())
             message["finish"] = choice["finish_reason"] or message["finish"]
     return message
 
@@ -303,17 +305,22 @@ TEXTS = st.sampled_from(
 )
 
 
+ANY_TEXT = TEXTS | st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
 @settings(
-    max_examples=25,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(text=TEXTS, size=st.integers(1, 40), tools=st.booleans())
-async def test_streamed_deltas_add_up_to_the_whole_answer(client, text, size, tools):
+@given(text=ANY_TEXT, size=st.integers(1, 40), tools=st.booleans(), logprobs=st.booleans())
+async def test_streamed_deltas_add_up_to_the_whole_answer(client, text, size, tools, logprobs):
     says(client, text)
     client.engine.control.per_message = size
     fields = {"tools": [TOOL]} if tools else {}
-    [choice] = (await chat(client, **fields))["choices"]
+    fields |= {"logprobs": True, "top_logprobs": 2} if logprobs else {}
+    reply = await chat(client, **fields)
+    [choice] = reply["choices"]
     events = await stream(client, **fields, stream_options={"include_usage": True})
     message = joined(events)
 
@@ -323,6 +330,9 @@ async def test_streamed_deltas_add_up_to_the_whole_answer(client, text, size, to
     whole = [[c["function"]["name"], c["function"]["arguments"]] for c in calls]
     assert [[n, a or "{}"] for n, a in message["calls"]] == whole
     assert message["finish"] == choice["finish_reason"]
+    assert message["logprobs"] == (choice["logprobs"] or {}).get("content", [])
+    assert events[-1]["usage"] == reply["usage"]
+    assert ("\ufffd" in message["content"] + message["reasoning"]) <= ("\ufffd" in text)
 
 
 @pytest.mark.parametrize(
