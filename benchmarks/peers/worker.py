@@ -1,0 +1,92 @@
+"""One peer, one format, one shape: loads, measures each workload, prints a JSON line for each.
+
+Started by `compare.py` in the peer's environment. `convert` as the first word only converts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+from peers import PEERS, Generate, Job, Prompts
+
+TOKENS = range(300, 4000)
+
+
+def random_prompts(count: int, length: int, seed: int) -> Prompts:
+    rng = random.Random(seed)
+    return [rng.choices(TOKENS, k=length) for _ in range(count)]
+
+
+def seconds(generate: Generate, prompts: Prompts, count: int) -> float:
+    start = time.perf_counter()
+    generate(prompts, count)
+    return time.perf_counter() - start
+
+
+def measure(generate: Generate, options: argparse.Namespace) -> None:
+    seed = options.round * 1000
+    for length in options.prefill:
+        generate(random_prompts(1, length, seed + 1), 1)  # warm up
+        spent = seconds(generate, random_prompts(1, length, seed + 2), 1)
+        report(f"prefill {length}", length / spent)
+    for size in options.batch:
+        generate(random_prompts(size, 256, seed + 3), 2)
+        # the prompt's own time, with the first token, is measured apart and taken off
+        first = seconds(generate, random_prompts(size, 256, seed + 4), 1)
+        whole = seconds(generate, random_prompts(size, 256, seed + 5), options.new + 1)
+        if whole > first:
+            report(f"decode {size}", size * options.new / (whole - first))
+
+
+def measure_shared(generate: Generate, options: argparse.Namespace) -> None:
+    prefix = random_prompts(1, options.shared_prefix, options.round + 7)[0]
+    own = random_prompts(options.shared, 32, options.round + 8)
+    generate(random_prompts(1, 40, 6), 2)
+    spent = seconds(generate, [prefix + each for each in own], 32)
+    report("shared prefix", options.shared / spent)
+
+
+def report(what: str, rate: float) -> None:
+    print(json.dumps({"what": what, "per_s": rate}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", choices=["convert", "measure", "shared"])
+    parser.add_argument("peer", choices=PEERS)
+    parser.add_argument("format")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("extra", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--round", type=int, default=0)
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--shared", type=int, default=64)
+    parser.add_argument("--shared-prefix", type=int, default=1024)
+    options = parser.parse_args()
+    peer = PEERS[options.peer]
+    if options.job == "convert":
+        assert peer.convert is not None
+        peer.convert(options.model, options.format, options.extra)
+        return
+    start = time.perf_counter()
+    shared = options.job == "shared"
+    job = Job(options.model, options.format, options.threads, options.extra, shared)
+    generate = peer.load(job)
+    generate(random_prompts(1, 32, 5), 1)
+    if shared:
+        measure_shared(generate, options)
+        return
+    print(
+        json.dumps({"what": "start to first token", "s": time.perf_counter() - start}), flush=True
+    )
+    measure(generate, options)
+
+
+if __name__ == "__main__":
+    main()
