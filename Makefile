@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test check bench docs clean
+.PHONY: help serve test check aot bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -34,6 +34,9 @@ check: $(VENV)/.dev  ## format, lint, types, import contracts, spelling
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
 	$(BIN)/codespell src docs README.md CHANGELOG.md CONTRIBUTING.md
+
+aot: $(VENV)/.dev  ## compile every GPU kernel for every chip, without a GPU; fails on spills
+	$(BIN)/python -m sylvan.kernels.aot $(ARGS)
 
 bench: $(VENV)/.dev  ## run the benchmarks on a quiet machine; results go to benchmarks/results
 	for b in benchmarks/*/bench_*.py; do $(BIN)/python $$b || exit 1; done
