@@ -44,9 +44,10 @@ _TABLE = (
     _Entry("decode", "gfx9", 64, 2, Tile(16, 64, warps=4, stages=1)),
     _Entry("decode", "gfx9", 128, 2, Tile(16, 64, warps=4, stages=1)),
     _Entry("decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    _Entry("decode", None, 64, 2, Tile(16, 64, warps=4, stages=2)),
     _Entry("decode", None, 128, 2, Tile(16, 64, warps=4, stages=3)),
     _Entry("decode", None, 256, 2, Tile(16, 32, warps=4, stages=3)),
-    _Entry("decode", None, 128, 4, Tile(16, 32, warps=4, stages=2)),
+    _Entry("decode", None, 128, 4, Tile(16, 16, warps=4, stages=2)),
     _Entry("decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
     _Entry("decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- many queries: bound by matrix units; registers hold rows x value columns
