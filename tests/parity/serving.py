@@ -13,7 +13,9 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.executor.build import LocalOptions, ModelFacts, build_executor
+from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.facts import ModelFacts
+from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler

@@ -59,12 +59,26 @@ class EarlySyncError(RuntimeError):
 
 
 class NoWaiting(TorchFunctionMode):
-    """Refuses calls whose answer depends on what the device computes."""
+    """Refuses calls whose answer depends on what the device computes.
+
+    Memory of the host may be looked at: `pinned` are the addresses of its storages.
+    """
+
+    def __init__(self, pinned: frozenset[int] | set[int] = frozenset()) -> None:
+        super().__init__()
+        self._pinned = pinned
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _WAITING or (func is _TENSOR.__getitem__ and _has_mask(args[1])):
+        waits = func in _WAITING or (func is _TENSOR.__getitem__ and _has_mask(args[1]))
+        if waits and not self._is_pinned(args):
             raise EarlySyncError(f"{getattr(func, '__name__', func)} waits for the device")
         return func(*args, **(kwargs or {}))
+
+    def _is_pinned(self, args) -> bool:
+        first = args[0] if args else None
+        with torch._C.DisableTorchFunction():
+            known = isinstance(first, torch.Tensor)
+            return known and first.untyped_storage().data_ptr() in self._pinned
 
 
 def _has_mask(index) -> bool:
@@ -101,8 +115,15 @@ class LateStream:
     def catch_up(self, place: int) -> None:
         while self.finished < place:
             self.finished += 1
-            with torch.inference_mode(), NoWaiting():
-                self._work.popleft()()
+            work = self._work.popleft()
+            try:
+                with torch.inference_mode(), NoWaiting():
+                    work()
+            except Exception:
+                while self.finished < place:  # a launch that fails is not followed by its rest
+                    self.finished += 1
+                    self._work.popleft()
+                raise
 
 
 class ReplayedGraph:
@@ -133,6 +154,8 @@ class DelayedPlatform:
         self.peaks: list[int] = []
         self.memory_bytes = memory_bytes
         self.late = LateStream()
+        self._pinned: list[torch.Tensor] = []
+        self._addresses: set[int] = set()
 
     def memory(self) -> Memory:
         return Memory(self.memory_bytes, 8 * GIB)
@@ -143,7 +166,10 @@ class DelayedPlatform:
         return self.peaks.pop(0) if self.peaks else 0
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(size, dtype=dtype)
+        made = torch.zeros(size, dtype=dtype)
+        self._pinned.append(made)  # kept, so that no other memory gets its address
+        self._addresses.add(made.untyped_storage().data_ptr())
+        return made
 
     def stream(self) -> LateStream:
         return self.late
@@ -153,7 +179,7 @@ class DelayedPlatform:
 
     @contextmanager
     def unsynced(self):
-        with NoWaiting():
+        with NoWaiting(self._addresses):
             yield
 
     def trim(self) -> None:

@@ -23,6 +23,7 @@ class TritonAttention:
         runners=frozenset({"eager", "graph"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3"}),
         max_head_dim=1024,
+        from_projection=True,
     )
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class TritonAttention:
         norms: tuple[HeadNorm | None, HeadNorm | None],
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """`run` from the projection on: norms, positions and the store are one kernel."""
+        """See `FusedAttention.run_fused`; norms, positions and the store are one kernel."""
         rotary = self._heads.Rotary(rope, *norms)
         cache = self._cache(spec, batch)
         q_TNH = self._heads.store_heads(qkv, spec, batch.positions_T, rotary, cache)

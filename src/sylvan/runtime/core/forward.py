@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
-from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.states import StatePool, StateWork
 
@@ -25,6 +25,7 @@ class AttentionCaps:
     `batch_invariant`: a query's result does not depend on the other queries of the step.
     `runners`: ways to execute a step that it can be part of. `kv_dtypes`: values of `cache.dtype`
     that it reads; `dtypes` and `max_head_dim`: what it computes with, None being anything.
+    `from_projection`: it is a `FusedAttention`.
     """
 
     devices: frozenset[str]
@@ -36,6 +37,7 @@ class AttentionCaps:
     kv_dtypes: frozenset[str] = frozenset({"model"})
     dtypes: frozenset[str] | None = None
     max_head_dim: int | None = None
+    from_projection: bool = False
 
 
 class KVCachePool(Protocol):
@@ -88,6 +90,21 @@ class AttentionBackend(Protocol):
 
         Returns: (T, N, spec.value_dim), owned by the caller.
         """
+        ...
+
+
+class FusedAttention(AttentionBackend, Protocol):
+    """A backend that also norms and turns heads by itself."""
+
+    def run_fused(
+        self,
+        spec: AttentionLayer,
+        qkv: torch.Tensor,
+        rope: Rope | None,
+        norms: tuple[HeadNorm | None, HeadNorm | None],
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """`run`, from the rows (T, (N + 2 K) H) of the fused projection on."""
         ...
 
 

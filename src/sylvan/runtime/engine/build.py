@@ -13,6 +13,7 @@ import torch
 from sylvan.config import Config
 from sylvan.config.check import check
 from sylvan.config.checkpoint import model_dir
+from sylvan.config.fields import replaced
 from sylvan.config.load import dump
 from sylvan.config.resolve import resolve
 from sylvan.protocol.messages import Inspection
@@ -21,7 +22,9 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
-from sylvan.runtime.executor.build import LocalOptions, SamplingParts, build_executor, read_facts
+from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.facts import read_facts
+from sylvan.runtime.executor.options import LocalOptions, SamplingParts
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.kv_events.control import KVEvents
@@ -77,6 +80,9 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
         progress=_LoggedProgress(),
         sampling=SamplingParts(grammar.matchers),
     )
+    if model.num_pages:  # of the device's memory, which is known only now
+        tokens = (model.num_pages - 1) * _number(config.cache.page_size)
+        config = replaced(config, {"cache.max_tokens": tokens})
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
     scheduler, inspect = compose_scheduler(config, executor, emit, (grammar.control,), publisher)
 
@@ -193,6 +199,8 @@ def _options(config: Config) -> LocalOptions:
         context_len=_number(config.context_len),
         dtype=config.dtype,
         device=config.device,
+        kv_dtype=config.cache.dtype,
+        fill=config.device != "cpu" and config.cache.memory == "auto",
         # told to choose, the executor serves what the step program cannot some other way
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,

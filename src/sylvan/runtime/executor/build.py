@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
+from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
@@ -19,10 +19,13 @@ from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
-from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.api import Executor, ExecutorCaps
+from sylvan.runtime.executor.device.build import DevicePlan, build_device
+from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.local import LocalExecutor
+from sylvan.runtime.executor.options import LocalOptions, SamplingParts
 from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.runner import EagerRunner, GraphRunner
 from sylvan.runtime.executor.worker import Worker
@@ -34,125 +37,20 @@ from sylvan.runtime.models.checkpoint import (
     load_weights,
 )
 from sylvan.runtime.models.compressed import Formats, choose
-from sylvan.runtime.models.config import (
-    DTYPE_BYTES,
-    ModelConfig,
-    kv_bytes_per_token,
-    state_bytes,
-)
+from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish, read_pooling
-from sylvan.runtime.models.quantise import weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.platform.api import Platform
+from sylvan.runtime.platform.facts import PlatformFacts
+from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.pool.states import TensorStates
-from sylvan.runtime.sampling.constraints import Constraints
-from sylvan.runtime.sampling.processors import LogitsProcessor
 from sylvan.runtime.sampling.sampler import Sampler
 from sylvan.utils import plugins
 
 logger = logging.getLogger(__name__)
-
-RunnerName = Literal["auto", "eager", "program"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LocalOptions:
-    """How to serve a model in this process.
-
-    `num_pages` counts page 0, which takes the writes of padding rows. `context_len` None is what
-    the model was made for. `load_format` "dummy" fills in seeded random weights. `num_states` are
-    the slots of recurrent state, the empty slot 0 included, of models that have any; 0: enough for
-    all running requests, and as many again for cached prefixes. `quantization` is the name of a
-    format that matrices are rounded to while loading; None: as the checkpoint has them.
-    """
-
-    page_size: int
-    num_pages: int
-    max_batch_tokens: int
-    max_running_reqs: int
-    context_len: int | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    attention: str = "auto"
-    runner: RunnerName = "auto"
-    load_format: Literal["safetensors", "dummy"] = "safetensors"
-    quantization: str | None = None
-    overlap: bool = False
-    num_states: int = 0
-    embed: PoolingWish | None = None  # set: vectors are made, also by a model that generates
-    headless: bool = False  # the head of a model that generates is left out
-    threads: int = 0  # of the step program; 0: as many as torch uses
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParts:
-    """What features add to sampling."""
-
-    constraints: Constraints | None = None
-    custom: Sequence[LogitsProcessor] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
-    """What the rest of the system wants to know of a model; found without its weights.
-
-    `runner` is how steps are run; empty as long as nothing was built. `state_bytes` is the size of
-    one of `num_states` recurrent states; 0 where all layers attend.
-    """
-
-    architecture: str
-    dtype: str
-    vocab_size: int
-    context_len: int
-    num_layers: int
-    hidden_size: int
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
-    kv_bytes_per_token: int
-    weight_bytes: int
-    num_parameters: int
-    state_bytes: int = 0
-    num_states: int = 0
-    num_labels: int = 0
-    vector_size: int = 0  # numbers of an embedding; 0: none are made
-    runner: str = ""
-
-
-def read_facts(model_dir: Path, dtype: str = "auto", quantization: str | None = None) -> ModelFacts:
-    """Facts from the configuration files alone; allocates nothing.
-
-    Raises:
-        ConfigError: the model cannot be served; one clear sentence.
-    """
-    return facts_of(load_config(model_dir), model_dir, dtype, quantization)
-
-
-def facts_of(
-    config: ModelConfig, model_dir: Path, dtype: str = "auto", quantization: str | None = None
-) -> ModelFacts:
-    """The same for a config that has been read already."""
-    name = _dtype_name(config, dtype)
-    build = Build(dtype=getattr(torch, name), length=1, device=torch.device("meta"))
-    model = family_of(config).model(config, build)
-    numbers = sum(p.numel() for p in model.parameters())
-    return ModelFacts(
-        architecture=config.architecture,
-        dtype=name,
-        vocab_size=config.vocab_size,
-        context_len=config.max_position_embeddings,
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        eos_ids=_eos_ids(config, model_dir),
-        bos_id=config.bos_id,
-        kv_bytes_per_token=kv_bytes_per_token(config, name),
-        weight_bytes=weight_bytes(model, choose(config, quantization).loaded, DTYPE_BYTES[name]),
-        num_parameters=numbers,
-        state_bytes=state_bytes(config, name),
-        num_labels=config.num_labels,
-    )
 
 
 def build_executor(
@@ -161,8 +59,16 @@ def build_executor(
     *,
     progress: Progress | None = None,
     sampling: SamplingParts | None = None,
-) -> tuple[LocalExecutor, ModelFacts]:
+    platform: Platform | None = None,
+) -> tuple[Executor, ModelFacts]:
     """Load a model and make the executor that runs it.
+
+    Args:
+        model_dir: Its directory.
+        options: How to serve it.
+        progress: Told of the bytes that are loaded.
+        sampling: What features add.
+        platform: Instead of the one that `options.device` names.
 
     Raises:
         ConfigError: the model or an option cannot be served; one clear sentence.
@@ -173,12 +79,16 @@ def build_executor(
     if options.embed is not None or config.head != "lm":
         pooling = read_pooling(model_dir, config, options.embed or PoolingWish())
     context = options.context_len or facts.context_len
+    if platform is None and options.device != "cpu":
+        platform = _open(options.device)
     plan = _Plan(
         model_dir=model_dir,
         config=config,
         options=options,
         build=Build(
-            dtype=getattr(torch, facts.dtype), length=context, device=torch.device(options.device)
+            dtype=getattr(torch, facts.dtype),
+            length=context,
+            device=platform.device if platform else torch.device("cpu"),
         ),
         limits=BatchLimits(
             max_tokens=options.max_batch_tokens,
@@ -187,11 +97,18 @@ def build_executor(
         ),
         progress=progress,
         pooling=pooling,
+        platform=platform,
     )
+    number = plan.kv_type.itemsize
+    facts = replace(
+        facts, kv_bytes_per_token=facts.kv_bytes_per_token * number // plan.build.dtype.itemsize
+    )
+    parts = sampling or SamplingParts()
+    if platform is not None and plan.suits_device:
+        return _on_device(plan, platform, parts, facts)
     made = _with_program(plan) or _with_tensors(plan)
     states = plan.states
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
-    parts = sampling or SamplingParts()
     worker = Worker(
         made.runner,
         batch,
@@ -225,10 +142,31 @@ class _Plan:
     limits: BatchLimits
     progress: Progress | None
     pooling: PoolingSpec | None = None
+    platform: Platform | None = None
 
     def model(self) -> Any:
         """A new model without contents."""
         return family_of(self.config).model(self.config, self.build)
+
+    @property
+    def suits_device(self) -> bool:
+        """Whether steps can be launched without waiting for them: plain generation."""
+        config = self.config
+        others = self.pooling is not None or bool(config.states) or not config.causal
+        return not others and config.path != "transformers"
+
+    @property
+    def kv_type(self) -> torch.dtype:
+        """Of keys and values in the pool."""
+        if self.options.kv_dtype == "model":
+            return self.build.dtype
+        name = self.platform.facts.float8 if self.platform else "float8_e4m3fn"
+        if not name:
+            raise ConfigError(
+                f"cache.dtype={self.options.kv_dtype}: {self.options.device} has no such numbers; "
+                "leave cache.dtype at model"
+            )
+        return getattr(torch, name)
 
     @property
     def formats(self) -> Formats:
@@ -287,8 +225,10 @@ def _with_program(plan: _Plan) -> _Made | None:
 
 
 def _record(plan: _Plan) -> _Made:
-    if plan.build.device.type != "cpu":
+    if plan.platform is not None:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
+    if plan.options.kv_dtype != "model":
+        raise Unsupported(f"keys and values of {plan.options.kv_dtype}")
     if plan.options.attention not in ("auto", "native"):
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
     if plan.config.path == "transformers":
@@ -324,9 +264,15 @@ def _pooler(plan: _Plan, runner: GraphRunner) -> Pooler | None:
 
 
 def _with_tensors(plan: _Plan) -> _Made:
-    attention = load_attention(plan.options.attention, plan.build.device)
+    attention = _attention(plan, plan.platform)
     if not plan.config.causal:
         attention = NullAttention()  # such layers attend by themselves
+    model = _loaded(plan)
+    pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
+    return _Made("eager", EagerRunner(model), pool, attention)
+
+
+def _loaded(plan: _Plan) -> Any:
     model = plan.model()
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
@@ -334,8 +280,71 @@ def _with_tensors(plan: _Plan) -> _Made:
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
         load_weights(model, plan.model_dir, plan.progress, plan.formats.converted)
-    pool = tensor_pool(plan.config, plan.kv_shape, plan.build)
-    return _Made("eager", EagerRunner(model), pool, attention)
+    return model
+
+
+def _open(device: str) -> Platform:
+    kinds = load_kinds()
+    if device not in kinds:
+        raise ConfigError(f"device={device}: there is {', '.join(kinds)}")
+    return open_platform(kinds[device])
+
+
+def _on_device(
+    plan: _Plan, platform: Platform, parts: SamplingParts, facts: ModelFacts
+) -> tuple[Executor, ModelFacts]:
+    """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
+    options, shape = plan.options, plan.kv_shape
+    attention, before = _attention(plan, platform), platform.memory()
+    can_graph = attention.caps.graph_capture and platform.graph() is not None
+    if options.runner == "graph" and not can_graph:
+        raise ConfigError(
+            f"runner=graph: {options.device} with attention={options.attention} captures no "
+            "graphs; leave both at auto"
+        )
+    graph = can_graph and options.runner != "eager"
+    try:
+        executor, report = build_device(
+            DevicePlan(
+                platform=platform,
+                before=before,
+                model=_loaded(plan),
+                limits=plan.limits,
+                context_len=plan.build.length,
+                attention=attention,
+                make_pool=lambda pages: tensor_pool(
+                    plan.config, replace(shape, num_pages=pages), plan.build, plan.kv_type
+                ),
+                page_bytes=_page_bytes(plan),
+                num_pages=None if options.fill else options.num_pages,
+                vocab_size=plan.config.vocab_size,
+                graph=graph,
+                constraints=parts.constraints,
+                custom=tuple(parts.custom),
+            )
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"too little memory on {options.device} ({size_text(before.free)} free of "
+            f"{size_text(before.total)}): {str(error).splitlines()[0]} Lower cache.memory, "
+            "scheduler.max_batch_tokens or scheduler.max_running_reqs, or choose a smaller model"
+        ) from None
+    runner = "graph" if graph else "eager"
+    return executor, replace(facts, runner=runner, num_pages=report.num_pages)
+
+
+def _page_bytes(plan: _Plan) -> int:
+    whole = plan.kv_shape.bytes_per_page(plan.kv_type)
+    return whole // 2 if plan.config.latent else whole  # values are part of latent keys
+
+
+def _attention(plan: _Plan, platform: Platform | None) -> Any:
+    name = plan.options.attention
+    if name == "auto" and platform is not None:
+        order = platform.facts.attention
+        name = next((n for n in order if n != "triton" or triton_installed()), name)
+        name = "torch" if name == "flashinfer" else name
+    return load_attention(name, platform.facts if platform else plan.build.device)
 
 
 def _load_by_transformers(model: Any, plan: _Plan) -> None:
@@ -344,49 +353,29 @@ def _load_by_transformers(model: Any, plan: _Plan) -> None:
     model.load(plan.model_dir)
 
 
-def tensor_pool(config: ModelConfig, shape: KVShape, build: Build) -> KVCachePool:
+def tensor_pool(
+    config: ModelConfig, shape: KVShape, build: Build, dtype: torch.dtype
+) -> KVCachePool:
     """The pool of what a model's attention keeps of a token."""
     if not config.causal:
         return NoPool(shape.num_pages, shape.page_size)
     if config.latent is not None:
-        return LatentPool(shape, config.latent.latent, build.dtype, build.device)
-    return MHAPool(shape, build.dtype, build.device)
+        return LatentPool(shape, config.latent.latent, dtype, build.device)
+    return MHAPool(shape, dtype, build.device)
 
 
-def load_attention(name: str, device: torch.device) -> Any:
+def load_attention(name: str, device: PlatformFacts | torch.device) -> Any:
     """Make a backend by its name; `auto` takes the fused one of PyTorch.
 
     Raises:
         ConfigError: there is none of that name, or not for this device.
     """
     backend = plugins.load(attention_backends, "torch" if name == "auto" else name).BACKEND
-    if device.type not in backend.caps.devices:
-        raise ConfigError(f"the attention backend {name!r} does not run on {device.type}")
+    kind = device.name if isinstance(device, PlatformFacts) else device.type
+    also = device.device_type if isinstance(device, PlatformFacts) else kind
+    if not {kind, also} & backend.caps.devices:
+        raise ConfigError(f"the attention backend {name!r} does not run on {kind}")
     if "eager" not in backend.caps.runners:
         runners = ", ".join(sorted(backend.caps.runners))
         raise ConfigError(f"the attention backend {name!r} is part of runner {runners} only")
     return backend()
-
-
-def _dtype_name(config: ModelConfig, dtype: str) -> str:
-    name = config.dtype if dtype == "auto" else dtype
-    if name not in DTYPE_BYTES:
-        raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPE_BYTES)}, not {dtype!r}")
-    return name
-
-
-def _eos_ids(config: ModelConfig, model_dir: Path) -> tuple[int, ...]:
-    """Of generation_config.json, which knows the chat's end of turn; else of config.json."""
-    path = model_dir / "generation_config.json"
-    try:
-        found = json.loads(path.read_text("utf-8")).get("eos_token_id")
-    except FileNotFoundError:
-        return config.eos_ids
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
-    if found is None:
-        return config.eos_ids
-    ids = found if isinstance(found, list) else [found]
-    if not all(isinstance(i, int) for i in ids):
-        raise ConfigError(f"{str(path)!r}: eos_token_id must be an id or a list of ids")
-    return tuple(ids)

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import FloatArray, IntArray
-from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.req import SliceOutput, StepResult
+from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.plan import Join, StepPlan
 from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.runner import GraphRunner
@@ -24,9 +24,6 @@ from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.logprobs import join, token_logprobs
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
-
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
-"""What arithmetic on bad data raises; anything else is a defect and passes through."""
 
 _PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once
 
@@ -84,7 +81,7 @@ class Worker:
                 self._fill(plan)
                 logits_RV = self._runner.run(self._batch)
             except FAILURES as error:
-                raise ExecutorError(f"the forward pass failed: {error}") from error
+                raise failure(error) from error
             self._sample(plan, logits_RV, found)
             self._prompt_logprobs(plan, found)
             self._pool(plan, found)

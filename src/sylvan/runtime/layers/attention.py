@@ -5,13 +5,15 @@ Shapes: T rows, N query heads, K key/value heads, H head dim.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, Rope, Unsupported, Value, X
 from sylvan.kernels.paged import reference
-from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.forward import ForwardBatch, FusedAttention
 from sylvan.runtime.layers.norm import RMSNorm
 
 
@@ -38,6 +40,9 @@ class PagedAttention(nn.Module):
             return ops.attention(qkv, self.layer, self._rope, self._q_norm, self._k_norm)
         assert isinstance(qkv, torch.Tensor)
         norms = self._q_norm, self._k_norm
+        if batch.attention.caps.from_projection:
+            fused = cast("FusedAttention", batch.attention)
+            return fused.run_fused(self.layer, qkv, self._rope, norms, batch).flatten(1)
         heads = reference.split_heads(qkv, self.layer, batch.positions_T, self._rope, norms)
         return batch.attention.run(self.layer, *heads, batch).flatten(1)
 

@@ -238,7 +238,12 @@ def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = Non
         if slot.attribute == "weight" and parameter.dim() == 1:
             parameter.data.fill_(1.0)
             continue
-        generator = torch.Generator().manual_seed(seed ^ zlib.crc32(slot.name.encode()))
+        key = seed ^ zlib.crc32(slot.name.encode())
+        if parameter.device.type != "cpu" and slot.name not in bits:  # too many for the host
+            there = torch.Generator(parameter.device).manual_seed(key)
+            parameter.data.normal_(0.0, 0.02, generator=there)
+            continue
+        generator = torch.Generator().manual_seed(key)
         values = torch.randn(parameter.shape, generator=generator) * 0.02
         if slot.name in bits:
             _replace(model, parameter, convert(slot.name, values, bits[slot.name]))

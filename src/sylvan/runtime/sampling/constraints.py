@@ -54,6 +54,10 @@ class Constraints(Protocol):
         """The request in `slot` is gone."""
         ...
 
+    def bound(self, slot: int) -> bool:
+        """Whether the outputs of the request in `slot` are constrained."""
+        ...
+
     def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> None:
         """These slots are going to be sampled for these positions; must not block.
 

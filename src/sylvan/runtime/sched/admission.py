@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.req import Req
 
 INIT_RATIO = 0.7
@@ -57,3 +58,22 @@ class Admission:
                 done += req.num_outputs + RETRACT_STEPS
                 limit += min(req.request.sampling.max_new_tokens or 0, CLIP_NEW_TOKENS)
         self.ratio = max(self.ratio, min(1.0, done / (limit + 1)))
+
+
+def refuse_oversized(request: GenerateRequest | EmbedRequest, room: int) -> None:
+    """Check that a request can ever fit into `room` tokens of KV memory.
+
+    Raises:
+        RequestError: it cannot.
+    """
+    new, field = 0, "input_ids"
+    if isinstance(request, GenerateRequest):
+        new = request.sampling.max_new_tokens or 0
+        field = "max_new_tokens" if new else field
+    need = len(request.input_ids) + new
+    if need > room:
+        raise RequestError(
+            f"{len(request.input_ids)} prompt tokens and up to {new} new ones need {need}"
+            f" tokens of KV memory; {room} would fit",
+            param=field,
+        )

@@ -21,6 +21,7 @@ from sylvan.runtime.sched.feature import Verdict
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.outputs import PromptLogprobs
 from sylvan.runtime.sched.queue import WaitingQueue
+from sylvan.runtime.sched.shortage import StepSize
 
 MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
 
@@ -40,6 +41,7 @@ class Planner:
         self.retractions = 0
         self.refused: dict[str, RequestError] = {}  # by rid; the scheduler ends and forgets them
         self.admission = Admission(limits.conservativeness)
+        self.step_size = StepSize(limits.max_batch_tokens, fixed=limits.whole_prompts)
         self._parts, self._limits, self._cache = parts, limits, parts.cache
         self._waiting, self._running = waiting, running
         self._prompt_logprobs = prompt_logprobs
@@ -51,7 +53,7 @@ class Planner:
         """Choose the next step's slices: decoding first, then prompts under way, then new ones."""
         self.step += 1
         self._slices = []
-        self._budget, self._chunk = self._limits.max_batch_tokens, self._limits.chunk_tokens
+        self._budget, self._chunk = self.step_size.tokens, self._limits.chunk_tokens
         self._make_way()
         retractions = self.retractions
         prompts: list[Req] = []

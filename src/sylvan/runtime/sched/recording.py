@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 import numpy as np
 
-from sylvan.protocol.errors import ConfigError, ExecutorError, RequestError
+from sylvan.protocol.errors import ConfigError, DeviceMemoryError, ExecutorError, RequestError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.req import Batch, Draft, Req, StepResult
@@ -91,10 +91,14 @@ class Decided(msgspec.Struct, frozen=True, tag="decided"):
 
 
 class Brought(msgspec.Struct, frozen=True, tag="brought"):
-    """What a step brought: (token ids, error, ended) of each slice; or why it failed as a whole."""
+    """What a step brought: (token ids, error, ended) of each slice; or why it failed as a whole.
+
+    `short`: it did not fit into the device's memory.
+    """
 
     outputs: tuple[tuple[tuple[int, ...], str, bool], ...] = ()
     failure: str | None = None
+    short: bool = False
 
 
 Event = Begin | End | Now | Added | Called | Asked | Decided | Brought
@@ -210,7 +214,8 @@ class _RecordedPending:
         try:
             result = self._pending.wait()
         except ExecutorError as error:
-            self._recorder.write(Brought(failure=str(error)))
+            short = isinstance(error, DeviceMemoryError)
+            self._recorder.write(Brought(failure=str(error), short=short))
             raise
         outputs = tuple((tuple(map(int, o.token_ids)), o.error, o.ended) for o in result.outputs)
         self._recorder.write(Brought(outputs))

@@ -7,7 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.protocol.errors import CapacityError, ExecutorError, RequestError
+from sylvan.protocol.errors import (
+    CapacityError,
+    DeviceMemoryError,
+    ExecutorError,
+    RequestError,
+)
 from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Batch, Draft, Req, SliceOutput, StepResult
@@ -163,7 +168,7 @@ class _Tape:
             raise DivergedError("a result is awaited that was not")
         brought = self._brought.popleft()
         if brought.failure is not None:
-            raise ExecutorError(brought.failure)
+            raise (DeviceMemoryError if brought.short else ExecutorError)(brought.failure)
         outputs = brought.outputs
         return StepResult(
             [SliceOutput(ids, error=error, ended=ended) for ids, error, ended in outputs]

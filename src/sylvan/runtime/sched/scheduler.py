@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from sylvan.protocol.errors import CapacityError, ExecutorError, RequestError
+from sylvan.protocol.errors import (
+    CapacityError,
+    DeviceMemoryError,
+    ExecutorError,
+    RequestError,
+)
 from sylvan.protocol.messages import Finish, Load, TokenOutput
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput
 from sylvan.runtime.executor.api import Pending
+from sylvan.runtime.sched.admission import refuse_oversized
 from sylvan.runtime.sched.feature import Feature
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.outputs import (
@@ -28,6 +34,7 @@ from sylvan.runtime.sched.outputs import (
 from sylvan.runtime.sched.planner import Planner
 from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.queue import WaitingQueue
+from sylvan.runtime.sched.shortage import take_back
 from sylvan.runtime.sched.states import StateKeeper
 
 logger = logging.getLogger(__name__)
@@ -95,7 +102,7 @@ class Scheduler:
             raise RequestError(f"rid {request.rid!r} is in use", param="rid")
         if len(self.waiting) >= self._limits.max_waiting_reqs:
             raise CapacityError(f"{len(self.waiting)} requests wait already; try again later")
-        self._refuse_oversized(request)
+        refuse_oversized(request, self._parts.cache.total_tokens)
         now = self._parts.clock()
         self._arrivals += 1
         req = Req(request, arrived_s=now, order=self._arrivals)
@@ -251,20 +258,27 @@ class Scheduler:
         try:
             outputs = pending.wait().outputs
         except ExecutorError as error:
-            logger.exception("step failed; its requests are ended")
-            self._fail(batch, str(error))
+            self._fail(batch, error)
             return True
         now = self._parts.clock()
         for piece, out in zip(batch.slices, outputs, strict=True):
             self._accept(piece, out, now)
+        self._planner.step_size.on_step()
         return bool(batch.slices)
 
-    def _fail(self, batch: Batch, reason: str) -> None:
+    def _fail(self, batch: Batch, error: ExecutorError) -> None:
         """The KV of a failed step cannot be trusted, nor what was shared of it."""
-        for piece in batch.slices:
-            piece.req.pending -= piece.samples
-            piece.req.computed = 0
-            self.abort(piece.req.rid, Finish(type="abort", message=reason, status=500))
+        if isinstance(error, DeviceMemoryError) and self._planner.step_size.shrink(batch):
+            logger.warning("a step did not fit; smaller ones follow: %s", error)
+            later = [launched for launched, _ in self._inflight]
+            self._ended += take_back(batch, later, self._planner.retract)
+        else:
+            logger.error("step failed; its requests are ended", exc_info=error)
+            for piece in batch.slices:
+                piece.req.pending -= piece.samples
+                piece.req.computed = 0
+                reason = Finish(type="abort", message=str(error), status=500)
+                self.abort(piece.req.rid, reason)
         self._parts.cache.clear()
 
     def _accept(self, piece: Slice, out: SliceOutput, now: float) -> None:
@@ -384,16 +398,3 @@ class Scheduler:
             if late or not req.started_s:
                 message = f"not done after {now - req.arrived_s:.1f} s"
                 self.abort(rid, Finish(type="abort", message=message, status=503))
-
-    def _refuse_oversized(self, request: GenerateRequest | EmbedRequest) -> None:
-        new, field = 0, "input_ids"
-        if isinstance(request, GenerateRequest):
-            new = request.sampling.max_new_tokens or 0
-            field = "max_new_tokens" if new else field
-        need, room = len(request.input_ids) + new, self._parts.cache.total_tokens
-        if need > room:
-            raise RequestError(
-                f"{len(request.input_ids)} prompt tokens and up to {new} new ones need {need}"
-                f" tokens of KV memory; {room} would fit",
-                param=field,
-            )

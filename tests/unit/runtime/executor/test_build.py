@@ -8,7 +8,9 @@ import torch
 from sylvan.kernels import describe
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor import build
-from sylvan.runtime.executor.build import LocalOptions, build_executor, load_attention, read_facts
+from sylvan.runtime.executor.build import build_executor, load_attention
+from sylvan.runtime.executor.facts import read_facts
+from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.models.safetensors import Checkpoint
 from tests.parity.checkpoints import make
 
@@ -108,4 +110,4 @@ def test_missing_kernels_leave_the_tensors(model_dir, monkeypatch, caplog):
 
 def test_attention_for_another_device_is_refused():
     with pytest.raises(ConfigError, match="does not run on xpu"):
-        load_attention("reference", torch.device("xpu"))
+        load_attention("native", torch.device("xpu"))

@@ -99,6 +99,10 @@ class Matchers:
         """See `Constraints.leave`."""
         self._outputs.pop(slot, None)
 
+    def bound(self, slot: int) -> bool:
+        """See `Constraints.bound`."""
+        return slot in self._outputs
+
     def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> None:
         """See `Constraints.prepare`."""
         self._row_of.clear()

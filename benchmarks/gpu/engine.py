@@ -1,0 +1,282 @@
+"""Models of real shapes through the scheduler: decoding and prompts against their floors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from kernels import PAGE, Bench, Ceilings
+from shapes import Shape
+
+from sylvan.protocol.arrays import EMPTY_IDS
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.runtime.sched.scheduler import Scheduler
+
+MAX_BATCH, MAX_TOKENS = 256, 8192
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to run: what the ablations switch off."""
+
+    graphs: bool = True
+    overlap: bool = True
+    radix: bool = True
+
+
+class Served:
+    """A model with made-up weights and a scheduler."""
+
+    def __init__(self, bench: Bench, path: Path, way: Way, *, context: int, pages: int) -> None:
+        tokens, reqs = (64, 4) if bench.tiny else (MAX_TOKENS, MAX_BATCH)
+        self.context = context
+        start = time.perf_counter()
+        cpu = bench.device.type == "cpu"
+        self.executor, self.facts = build_executor(
+            path,
+            LocalOptions(
+                page_size=16 if bench.tiny else PAGE,
+                num_pages=pages,
+                max_batch_tokens=tokens,
+                max_running_reqs=reqs,
+                context_len=context,
+                dtype="float32" if cpu else "auto",
+                device=bench.platform.facts.name,
+                fill=not cpu,
+                attention="dense" if cpu else "auto",
+                runner="auto" if way.graphs else "eager",
+                load_format="dummy",
+            ),
+            platform=bench.platform,
+        )
+        self.start_s = time.perf_counter() - start
+        size = 16 if bench.tiny else PAGE
+        prefix = "radix" if way.radix else "none"
+        self.given = 0
+        parts = Parts(
+            cache=kv_cache(self.facts.num_pages or pages, size, prefix, "lru"),
+            executor=self.executor,
+            policy=schedule_policy("fcfs"),
+            emit=self._count,
+        )
+        limits = Limits(
+            max_batch_tokens=tokens, max_running_reqs=reqs, inflight=2 if way.overlap else 1
+        )
+        self.scheduler = Scheduler(parts, limits)
+        self._number = 0
+        self._rng = np.random.default_rng(0)
+
+    @property
+    def room(self) -> int:
+        """Tokens of KV."""
+        return self.scheduler.load().max_total_num_tokens
+
+    def prompt(self, length: int) -> np.ndarray:
+        return self._rng.integers(1, 300, length, np.int32)
+
+    def add(self, prompt: np.ndarray, new: int) -> None:
+        self._number += 1
+        sampling = SamplingParams(
+            max_new_tokens=new, temperature=0.0, ignore_eos=True, sampling_seed=0
+        )
+        self.scheduler.add(
+            GenerateRequest(
+                rid=str(self._number), input_ids=prompt, output_ids=EMPTY_IDS, sampling=sampling
+            )
+        )
+
+    def run(self) -> float:
+        """Seconds until all requests are done."""
+        start = time.perf_counter()
+        while self.scheduler.step() or not self.scheduler.idle:
+            pass
+        return time.perf_counter() - start
+
+    def decode_s(self, batch: int, context: int, steps: int) -> float:
+        """Seconds a step of `batch` requests that have `context` tokens each."""
+        for _ in range(batch):
+            self.add(self.prompt(context), steps + 8)
+        while self.given < batch:  # all prompts are done when each has its first token
+            self.scheduler.step()
+        for _ in range(3):
+            self.scheduler.step()
+        before, start = self.given, time.perf_counter()
+        while self.given < before + batch * steps:
+            self.scheduler.step()
+        seconds = (time.perf_counter() - start) * batch / (self.given - before)
+        self.scheduler.abort_all()
+        self.run()
+        self.given = 0
+        self.scheduler.flush_cache()
+        return seconds
+
+    def _count(self, outputs: Sequence) -> None:
+        self.given += sum(len(out.token_ids) for out in outputs)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def serve(bench: Bench, folder: Path, shape: Shape, way: Way = Way()) -> Served:
+    path = shape.write(folder / shape.name)
+    context, pages = (96, 64) if bench.tiny else (40960, 4096)
+    return Served(bench, path, way, context=context, pages=pages)
+
+
+def release(bench: Bench, served: Served) -> None:
+    """Forget a model, so that the next one has the memory."""
+    served.close()
+    served.__dict__.clear()
+    import gc
+
+    gc.collect()
+    bench.platform.trim()
+
+
+def measure(bench: Bench, top: Ceilings, folder: Path, shapes: Sequence[Shape]) -> None:
+    for shape in shapes:
+        with bench.report.part(f"engine: {shape.name}", 25 if not bench.tiny else 1) as go:
+            if go:
+                served = serve(bench, folder, shape)
+                bench.report.add("engine", f"{shape.name}: start", served.start_s, "s")
+                _decode(bench, top, shape, served)
+                _prefill(bench, top, shape, served)
+                release(bench, served)
+
+
+def active_bytes(shape: Shape, served: Served, batch: int) -> float:
+    """Weights that a step of `batch` rows reads: of experts, those that are probably hit."""
+    config, facts = shape.config, served.facts
+    item = 4 if facts.dtype == "float32" else 2
+    embed = int(config["vocab_size"]) * int(config["hidden_size"]) * item
+    tied = bool(config["tie_word_embeddings"])
+    read = facts.num_parameters * item - (0 if tied else embed)
+    if experts := int(config.get("num_experts", 0)):
+        each = 3 * int(config["hidden_size"]) * int(config["moe_intermediate_size"]) * item
+        share = int(config["num_experts_per_tok"]) / experts
+        missed = (1 - share) ** batch
+        read -= int(config["num_hidden_layers"]) * experts * each * missed
+    return read
+
+
+def active_numbers(shape: Shape, served: Served) -> float:
+    """Numbers that a prompt's token is multiplied with, embedding and head apart."""
+    config = shape.config
+    hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
+    tables = 1 if config["tie_word_embeddings"] else 2
+    numbers = served.facts.num_parameters - tables * int(config["vocab_size"]) * hidden
+    if experts := int(config.get("num_experts", 0)):
+        idle = experts - int(config["num_experts_per_tok"])
+        numbers -= layers * idle * 3 * hidden * int(config["moe_intermediate_size"])
+    return numbers
+
+
+def _decode(bench: Bench, top: Ceilings, shape: Shape, served: Served) -> None:
+    cases = [(1, 32), (2, 32)]
+    if not bench.tiny:
+        cases = [(b, c) for c in (1024, 8192) for b in (1, 8, 64, 256)]
+    for batch, context in cases:
+        if batch * (context + 64) > min(served.room, 300_000):
+            bench.report.skipped.append(f"{shape.name}: decode {batch} x {context} (room or time)")
+            continue
+        seconds = served.decode_s(batch, context, 4 if bench.tiny else 32)
+        kv = batch * context * served.facts.kv_bytes_per_token
+        floor = (active_bytes(shape, served, batch) + kv) / top.copy
+        bench.report.add(
+            "decode",
+            f"{shape.name}: batch {batch}, context {context}",
+            seconds * 1e3,
+            "ms",
+            floor=floor * 1e3,
+            share=floor / seconds,
+            note=f"{batch / seconds:.0f} tokens/s",
+        )
+
+
+def _prefill(bench: Bench, top: Ceilings, shape: Shape, served: Served) -> None:
+    for length in (64,) if bench.tiny else (2048, 8192, 32768):
+        served.add(served.prompt(length), 1)
+        served.run()
+        served.scheduler.flush_cache()
+        served.add(served.prompt(length), 1)
+        seconds = served.run()
+        served.scheduler.flush_cache()
+        config = shape.config
+        attention = 2 * length**2 * int(config["num_attention_heads"]) * int(config["head_dim"])
+        work = 2 * active_numbers(shape, served) * length
+        work += attention * int(config["num_hidden_layers"])
+        floor = work / top.gemm
+        bench.report.add(
+            "prefill",
+            f"{shape.name}: {length} tokens",
+            seconds * 1e3,
+            "ms",
+            floor=floor * 1e3,
+            share=floor / seconds,
+            note=f"{length / seconds:.0f} tokens/s",
+        )
+
+
+def ablations(bench: Bench, folder: Path, shape: Shape) -> None:
+    """What graphs, overlap and the radix cache bring."""
+    whole = Way()
+    batch, context = (2, 32) if bench.tiny else (64, 512)
+    for name, way, count in (
+        ("graphs", replace(whole, graphs=False), 1),
+        ("overlap", replace(whole, overlap=False), batch),
+    ):
+        times = []
+        for each in (way, whole):
+            served = serve(bench, folder, shape, each)
+            times.append(served.decode_s(count, context, 4 if bench.tiny else 64))
+            release(bench, served)
+        what = f"{shape.name}: {name} on over off, batch {count}"
+        bench.report.add("ablation", what, times[0] / times[1], "x")
+    times = []
+    for way in (replace(whole, radix=False), whole):
+        served = serve(bench, folder, shape, way)
+        shared = served.prompt(context)
+        for _ in range(batch):
+            served.add(np.concatenate([shared, served.prompt(8)]), 2 if bench.tiny else 16)
+        times.append(served.run())
+        release(bench, served)
+    what = f"{shape.name}: radix on over off, {batch} prompts that share"
+    bench.report.add("ablation", what, times[0] / times[1], "x")
+
+
+def no_waiting(bench: Bench, folder: Path, shape: Shape) -> None:
+    """A decoding step is launched without a call that waits for the device."""
+    served = serve(bench, folder, shape)
+    launch = served.executor.launch
+
+    def guarded(batch):
+        steady = all(piece.stop - piece.start == 1 for piece in batch.slices)
+        if not (steady and batch.slices):
+            return launch(batch)
+        with bench.platform.unsynced():
+            return launch(batch)
+
+    served.executor.launch = guarded
+    for _ in range(2):
+        served.add(served.prompt(20), 8)
+    served.run()
+    bench.report.add(
+        "check", "steps launched without waiting", float(served.given == 16), "(1: yes)"
+    )
+    release(bench, served)
+
+
+def memory_note(bench: Bench) -> None:
+    if bench.device.type == "cuda":
+        most = torch.cuda.max_memory_allocated() / 2**30
+        bench.report.add("machine", "largest memory in use", most, "GiB")

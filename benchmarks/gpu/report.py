@@ -1,0 +1,99 @@
+"""Rows of measurements, a table of them, and the clock that ends the run in time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    section: str
+    what: str
+    value: float
+    unit: str
+    share: float | None = None  # of the floor, if there is one
+    floor: float | None = None  # in `unit`
+    note: str = ""
+
+    def line(self) -> str:
+        share = "" if self.share is None else f"{100 * self.share:.0f} %"
+        floor = "" if self.floor is None else f"{self.floor:.4g}"
+        shown = f"{self.value:.4g} {self.unit}"
+        return f"{self.section:10} {self.what:44} {shown:>18} {floor:>10} {share:>7}  {self.note}"
+
+
+@dataclass
+class Report:
+    device: str
+    deadline_s: float
+    rows: list[Row] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, section: str, what: str, value: float, unit: str, **more) -> None:
+        row = Row(section, what, value, unit, **more)
+        self.rows.append(row)
+        print(row.line(), flush=True)
+
+    def left(self) -> float:
+        return self.deadline_s - time.monotonic()
+
+    @contextmanager
+    def part(self, name: str, needs_s: float) -> Iterator[bool]:
+        """One part of the run: gives False if there is no time for it; one failure is not all."""
+        if self.left() < needs_s:
+            self.skipped.append(name)
+            print(f"{name}: skipped, no time left", flush=True)
+            yield False
+            return
+        try:
+            yield True
+        except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError) as error:
+            self.failed.append(
+                f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            )
+            print(f"FAILED {self.failed[-1]}", flush=True)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+    def table(self) -> str:
+        head = f"{'section':10} {'what':44} {'value':>18} {'floor':>10} {'share':>7}"
+        lines = [head, "-" * len(head), *(row.line() for row in self.rows)]
+        lines += [f"skipped: {name}" for name in self.skipped]
+        lines += [f"FAILED: {text}" for text in self.failed]
+        return "\n".join(lines)
+
+
+class Timer:
+    """Seconds per call on a device: many calls between two synchronisations."""
+
+    def __init__(self, device: torch.device, *, quick: bool) -> None:
+        self._device = device
+        self._least_s = 0.005 if quick else 0.1
+
+    def sync(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def __call__(self, call: Callable[[], object], warm: int = 3) -> float:
+        for _ in range(warm):
+            call()
+        self.sync()
+        count = 1
+        while True:
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            self.sync()
+            spent = time.perf_counter() - start
+            if spent > self._least_s or count > 10_000:
+                return spent / count
+            count *= 4

@@ -1,0 +1,84 @@
+"""Claim: on a GPU the engine runs at what its memory and matrix units allow.
+
+Everything in one command, without a network: measured ceilings, each kernel's share of its floor
+and its error, models of real shapes with made-up weights through the scheduler, what graphs,
+overlap and the radix cache bring, greedy equality with transformers, and its continuous batching.
+Parts that no time is left for are skipped and named.
+
+    python benchmarks/gpu/run.py [--minutes 9] [--out gpu.json]
+    python benchmarks/gpu/run.py --device cpu --tiny      # does it work at all
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform as host
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import engine
+import kernels
+import peers
+import torch
+from report import Report, Timer
+from shapes import REAL, TINY
+
+from sylvan.runtime.platform.find import load_kinds, open_platform
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto", help="cuda, rocm, cpu; auto: the first GPU")
+    parser.add_argument("--tiny", action="store_true", help="sizes of a test, not of a measurement")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
+    options = parser.parse_args()
+    kinds = load_kinds()
+    name = options.device
+    if name == "auto":
+        usable = (n for n, k in kinds.items() if k.facts.automatic and k.problem() is None)
+        name = next(usable, "")
+        if not name:
+            print(f"there is no GPU: {kinds['cuda'].problem()}", file=sys.stderr)
+            return 2
+    deadline = time.monotonic() + 60 * options.minutes
+    device = open_platform(kinds[name])
+    report = Report(f"{_device_name(name)}, torch {torch.__version__}", deadline)
+    print(report.device, flush=True)
+    bench = kernels.Bench(device, report, Timer(device.device, quick=options.tiny), options.tiny)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        _run(bench, Path(folder))
+    report.write(options.out)
+    print(f"\n{report.table()}\n\n{options.out} has the same as JSON")
+    return 1 if report.failed else 0
+
+
+def _run(bench: kernels.Bench, folder: Path) -> None:
+    shapes = TINY if bench.tiny else REAL
+    report = bench.report
+    top = kernels.ceilings(bench)
+    kernels.measure(bench, top)
+    needs = 1 if bench.tiny else 20
+    for name, part in (
+        ("check: transformers", lambda: peers.same_tokens(bench, folder)),
+        ("check: no waiting", lambda: engine.no_waiting(bench, folder, shapes[0])),
+        ("engine", lambda: engine.measure(bench, top, folder, shapes)),
+        ("ablations", lambda: engine.ablations(bench, folder, shapes[0])),
+        ("peer", lambda: peers.continuous_batching(bench, folder, shapes[0])),
+    ):
+        with report.part(name, needs) as go:
+            if go:
+                part()
+    engine.memory_note(bench)
+
+
+def _device_name(kind: str) -> str:
+    if kind in ("cuda", "rocm"):
+        return torch.cuda.get_device_name()
+    return f"{kind}, {host.machine()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

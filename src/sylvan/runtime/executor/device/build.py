@@ -1,0 +1,164 @@
+"""From a loaded model to an executor on a device: measure, make the KV cache, capture graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
+from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.device.executor import DeviceExecutor
+from sylvan.runtime.executor.device.fill import Sizes
+from sylvan.runtime.executor.device.memory import (
+    GRAPH_BYTES,
+    Measured,
+    MemoryReport,
+    plan_pages,
+)
+from sylvan.runtime.executor.device.parts import DeviceParts, StepMemory
+from sylvan.runtime.executor.device.sampling import device_sampling
+from sylvan.runtime.executor.device.worker import DeviceWorker
+from sylvan.runtime.executor.graphs.buckets import (
+    BucketRunner,
+    Runner,
+    TensorRunner,
+    bucket_sizes,
+)
+from sylvan.runtime.models.registry import Model
+from sylvan.runtime.platform.api import Memory, Platform
+from sylvan.runtime.sampling.constraints import Constraints
+from sylvan.runtime.sampling.on_device import Rows
+from sylvan.runtime.sampling.params import NO_TOP_K
+from sylvan.runtime.sampling.processors import LogitsProcessor
+
+logger = logging.getLogger(__name__)
+
+_PROBE_PAGES = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePlan:
+    """What an executor is made from.
+
+    Attributes:
+        platform: The device; the model is loaded there.
+        before: Its memory before the model was loaded.
+        model: With its weights.
+        limits: Largest step.
+        context_len: Longest text.
+        attention: Backend of all layers.
+        make_pool: Makes the KV cache of so many pages.
+        page_bytes: Of one page in all layers.
+        num_pages: Pages asked for, padding page included; None: as many as fit.
+        vocab_size: Columns of logits.
+        graph: Whether decoding steps replay graphs.
+        constraints: Of features.
+        custom: Logits processors of features.
+    """
+
+    platform: Platform
+    before: Memory
+    model: Model
+    limits: BatchLimits
+    context_len: int
+    attention: AttentionBackend
+    make_pool: Callable[[int], KVCachePool]
+    page_bytes: int
+    num_pages: int | None
+    vocab_size: int
+    graph: bool
+    constraints: Constraints | None = None
+    custom: tuple[LogitsProcessor, ...] = ()
+
+
+def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
+    """Make the executor and say where the memory went.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    platform, limits = plan.platform, plan.limits
+    weights = max(0, plan.before.free - platform.memory().free)
+    pool = plan.make_pool(_PROBE_PAGES)
+    batch = ForwardBatch(limits, pool, plan.attention, platform.device)
+    memory = StepMemory(platform, batch, plan.vocab_size)
+    eager = TensorRunner(plan.model, memory.feed)
+    parts = DeviceParts(
+        memory=memory,
+        runner=eager,
+        sampling=device_sampling(platform.device),
+        constraints=plan.constraints,
+        custom=plan.custom,
+    )
+    sizes = bucket_sizes(limits.max_reqs) if plan.graph else ()
+    measured = Measured(
+        total=plan.before.total,
+        free=plan.before.free,
+        weights=weights,
+        activations=platform.peak(lambda: _largest_step(parts, eager, plan.context_len)),
+        graphs=_graph_reserve(parts, eager, sizes),
+    )
+    platform.trim()
+    least = min(limits.max_pages_per_req, _PROBE_PAGES) + 1
+    report = plan_pages(measured, plan.page_bytes, plan.num_pages, least)
+    del pool
+    batch.kv = plan.make_pool(report.num_pages)
+    runner: Runner = eager
+    if sizes:
+        free = platform.memory().free
+        runner = buckets = BucketRunner(eager, sizes)
+        buckets.capture(platform, memory.point_bucket)
+        taken = max(0, free - platform.memory().free)
+        report = replace(report, measured=replace(measured, graphs=taken))
+    logger.info("memory: %s", report.describe())
+    caps = ExecutorCaps(max_batch_tokens=limits.max_tokens, max_running_reqs=limits.max_reqs)
+    return DeviceExecutor(DeviceWorker(replace(parts, runner=runner)), caps), report
+
+
+def _largest_step(parts: DeviceParts, eager: TensorRunner, longest: int) -> None:
+    """Prompts of as many tokens as a step can have, and as many samples; inside `Stream.run`.
+
+    All of them write to the padding page and read what is there.
+    """
+    memory, limits = parts.memory, parts.limits
+    tokens = limits.max_tokens
+    longest = min(tokens, longest)
+    needed = min(limits.max_reqs, -(-tokens // longest))
+    tokens = min(tokens, needed * longest)
+    inputs = memory.inputs(tokens)
+    host = inputs.host()
+    ends = np.minimum(np.arange(1, needed + 1) * longest, tokens)
+    starts = np.concatenate([[0], ends[:-1]])
+    host.arrays["q_starts"][1 : needed + 1] = ends
+    host.arrays["kv_lens"][:needed] = ends - starts
+    host.arrays["positions"][:tokens] = np.arange(tokens) - np.repeat(starts, ends - starts)
+    host.arrays["feed"][:] = -1
+    host.arrays["top_k"][:] = NO_TOP_K
+    for name in ("temperature", "top_p", "repetition"):
+        host.arrays[name][:] = 1.0
+    with torch.inference_mode():
+        inputs.upload(host)
+        samples = min(limits.max_reqs, tokens)
+        memory.point(inputs, Sizes(tokens, needed, samples, tokens))
+        logits = eager.run(memory.batch)
+        views = inputs.device
+        rows = Rows(
+            **{name: views[name][:samples] for name in Rows.__dataclass_fields__},
+        )
+        parts.sampling.draw(logits, rows)
+
+
+def _graph_reserve(parts: DeviceParts, eager: TensorRunner, sizes: tuple[int, ...]) -> int:
+    """Bytes to keep for graphs: they share the memory that the largest computes in."""
+    if not sizes:
+        return 0
+
+    def decode() -> None:
+        with torch.inference_mode():
+            eager.run(parts.memory.point_bucket(sizes[-1]))
+
+    return parts.platform.peak(decode) + len(sizes) * GRAPH_BYTES

@@ -1,0 +1,102 @@
+"""Many small arrays in one buffer, so that a step's inputs are uploaded by one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sylvan.runtime.platform.api import Event, Platform
+
+_ALIGN = 16  # bytes; kernels load faster from addresses that are known to divide by it
+_WORD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An array of `size` numbers."""
+
+    name: str
+    size: int
+    dtype: torch.dtype = torch.int32
+
+
+class Layout:
+    """Where each field lies in a buffer of `words` int32 numbers."""
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        self._places: dict[str, tuple[Field, int]] = {}
+        at = 0
+        for field in fields:
+            self._places[field.name] = field, at
+            at += -(-field.size * field.dtype.itemsize // _ALIGN) * _ALIGN
+        self.words = at // _WORD
+
+    def views(self, buffer: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The fields of an int32 buffer, by name."""
+        whole = buffer.view(torch.uint8)
+        return {
+            name: whole[at : at + field.size * field.dtype.itemsize].view(field.dtype)
+            for name, (field, at) in self._places.items()
+        }
+
+
+def step_layout(tokens: int, requests: int) -> Layout:
+    """Of the inputs of a step of at most so many rows and requests.
+
+    `feed` is the request slot whose newest token a row is to read, or -1.
+    """
+    per_token = ("input_ids", "positions", "out_slots", "feed")
+    per_request = ("kv_lens", "req_slots", "sample_rows", "slots", "top_k", "count_rows")
+    floats = ("temperature", "top_p", "min_p", "frequency", "presence", "repetition")
+    longs = ("seed", "sample", "position")
+    return Layout(
+        [
+            *(Field(name, tokens) for name in per_token),
+            *(Field(name, requests) for name in per_request),
+            Field("q_starts", requests + 1),
+            *(Field(name, requests, torch.float32) for name in floats),
+            *(Field(name, requests, torch.int64) for name in longs),
+            Field("uniform", requests, torch.float64),
+            Field("greedy", requests, torch.bool),
+        ]
+    )
+
+
+class Inputs:
+    """A step's inputs on the device, and as many host copies as steps may be under way.
+
+    Their addresses never change, so that a captured graph may read them.
+    """
+
+    def __init__(self, layout: Layout, platform: Platform, copies: int) -> None:
+        self._buffer = torch.zeros(layout.words, dtype=torch.int32, device=platform.device)
+        self.device = layout.views(self._buffer)
+        self._hosts = [Host(layout, platform) for _ in range(copies)]
+        self._turn = 0
+
+    def host(self) -> Host:
+        """The next host copy, once the step that used it has read it."""
+        self._turn = (self._turn + 1) % len(self._hosts)
+        chosen = self._hosts[self._turn]
+        if chosen.used is not None:
+            chosen.used.wait()
+            chosen.used = None
+        return chosen
+
+    def upload(self, host: Host) -> None:
+        """Copy all inputs to the device; inside `Stream.run`."""
+        self._buffer.copy_(host.buffer, non_blocking=True)
+
+
+class Host:
+    """One host copy: numpy arrays over pinned memory. `used` is past once they were uploaded."""
+
+    def __init__(self, layout: Layout, platform: Platform) -> None:
+        self.buffer = platform.pinned(layout.words, torch.int32)
+        self.arrays: Mapping[str, np.ndarray] = {
+            name: view.numpy() for name, view in layout.views(self.buffer).items()
+        }
+        self.used: Event | None = None

@@ -1,0 +1,89 @@
+"""What a model needs of a device's memory, measured, and the KV cache that is left room for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from sylvan.config.fields import size_text
+from sylvan.protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SHARE = 0.9
+"""Of the memory free at the start; the rest is for libraries, fragmentation and neighbours."""
+GRAPH_BYTES = 8 << 20
+"""A captured graph's own memory, besides what it computes in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Bytes, before the KV cache is made.
+
+    `free` was free before anything was loaded, of `total`. `graphs` is a reserve until they are
+    captured.
+    """
+
+    total: int
+    free: int
+    weights: int
+    activations: int
+    graphs: int
+
+    @property
+    def budget(self) -> int:
+        """What everything may take together."""
+        return int(self.free * SHARE)
+
+    @property
+    def fixed(self) -> int:
+        """All but the KV cache."""
+        return self.weights + self.activations + self.graphs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReport:
+    """Where the bytes went, for the start-up report."""
+
+    measured: Measured
+    num_pages: int
+    page_bytes: int
+
+    @property
+    def kv(self) -> int:
+        """Bytes of the KV cache."""
+        return self.num_pages * self.page_bytes
+
+    def describe(self) -> str:
+        """One line."""
+        m = self.measured
+        return (
+            f"weights {size_text(m.weights)} + activations {size_text(m.activations)} + graphs "
+            f"{size_text(m.graphs)} + KV cache {size_text(self.kv)}, of {size_text(m.budget)} that "
+            f"may be used ({size_text(m.free)} free of {size_text(m.total)})"
+        )
+
+
+def plan_pages(measured: Measured, page_bytes: int, wanted: int | None, least: int) -> MemoryReport:
+    """Pages that fit, padding page included.
+
+    Args:
+        measured: Everything else.
+        page_bytes: Of one page in all layers.
+        wanted: Pages asked for; None: as many as fit.
+        least: Fewer are of no use.
+
+    Raises:
+        ConfigError: they do not fit; says by how much.
+    """
+    room = max(0, measured.budget - measured.fixed) // page_bytes
+    pages = max(least, room) if wanted is None else max(least, wanted)
+    report = MemoryReport(measured=measured, num_pages=pages, page_bytes=page_bytes)
+    if pages > room:
+        missing = measured.fixed + report.kv - measured.budget
+        raise ConfigError(
+            f"too little memory on the device: {report.describe()}; {size_text(missing)} missing. "
+            "Free memory, or lower cache.memory (cache.max_tokens), context_len, "
+            "scheduler.max_batch_tokens or scheduler.max_running_reqs, or choose a smaller model"
+        )
+    return report

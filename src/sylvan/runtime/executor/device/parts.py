@@ -1,0 +1,105 @@
+"""What a device worker is made of, and the memory that all its steps share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.executor.device.fill import Sizes
+from sylvan.runtime.executor.device.layout import Host, Inputs, step_layout
+from sylvan.runtime.executor.device.table import PageTable
+from sylvan.runtime.executor.graphs.buckets import Runner
+from sylvan.runtime.platform.api import Platform
+from sylvan.runtime.sampling.constraints import Constraints
+from sylvan.runtime.sampling.on_device import DeviceSampling
+from sylvan.runtime.sampling.processors import LogitsProcessor
+
+_HOST_COPIES = 3  # two steps under way, and the one that is being written
+
+
+class StepMemory:
+    """Persistent inputs, narrow ones for decoding and wide ones for prompts, and newest tokens.
+
+    Narrow inputs are what graphs read. `last_S` is the newest token of each request slot; one more
+    slot takes those of padding.
+    """
+
+    def __init__(self, platform: Platform, batch: ForwardBatch, vocab_size: int) -> None:
+        limits = batch.limits
+        self.platform, self.batch, self.vocab_size = platform, batch, vocab_size
+        self.last_S = torch.zeros(limits.max_reqs + 1, dtype=torch.int32, device=platform.device)
+        self.table = PageTable(platform, batch.host.page_table, batch.page_table_SP)
+        self._narrow_tokens = limits.max_reqs
+        self._narrow = Inputs(step_layout(limits.max_reqs, limits.max_reqs), platform, _HOST_COPIES)
+        self._wide = Inputs(step_layout(limits.max_tokens, limits.max_reqs), platform, _HOST_COPIES)
+        starts = self._narrow.device["q_starts"]  # as every decoding step has them
+        starts.copy_(torch.arange(len(starts), dtype=torch.int32))
+        self._feed = torch.empty(0)
+
+    def inputs(self, tokens: int) -> Inputs:
+        """Where a step of so many rows, padding included, is written."""
+        return self._narrow if tokens <= self._narrow_tokens else self._wide
+
+    def point(self, inputs: Inputs, sizes: Sizes) -> None:
+        """Make the batch read the first rows of the inputs; inside `Stream.run`."""
+        batch, device, rows = self.batch, inputs.device, sizes.padded
+        padded = rows > sizes.tokens
+        requests, samples = (rows, rows) if padded else (sizes.requests, sizes.samples)
+        batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
+        batch.input_ids_T = device["input_ids"][:rows]
+        batch.positions_T = device["positions"][:rows]
+        batch.out_slots_T = device["out_slots"][:rows]
+        batch.kv_lens_R = device["kv_lens"][:requests]
+        batch.q_starts_R = device["q_starts"][: requests + 1]
+        batch.req_slots_R = device["req_slots"][:requests]
+        batch.sample_rows = device["sample_rows"][:samples]
+        self._feed = device["feed"][:rows]
+
+    def feed(self, batch: ForwardBatch) -> None:
+        """Ids that were not known on the host are the newest tokens; part of graphs."""
+        newest = self.last_S[self._feed.clamp_min(0)]
+        ids = torch.where(self._feed >= 0, newest, batch.input_ids_T)
+        batch.input_ids_T = ids.clamp(0, self.vocab_size - 1)
+
+    def point_bucket(self, size: int) -> ForwardBatch:
+        """Make the batch that of a decoding step of so many requests, for capturing."""
+        self.point(self._narrow, Sizes(size, size, size, size))
+        return self.batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceParts:
+    """Everything that a device worker needs."""
+
+    memory: StepMemory
+    runner: Runner
+    sampling: DeviceSampling
+    constraints: Constraints | None = None
+    custom: tuple[LogitsProcessor, ...] = ()
+
+    @property
+    def platform(self) -> Platform:
+        """The device."""
+        return self.memory.platform
+
+    @property
+    def limits(self) -> BatchLimits:
+        """Largest step."""
+        return self.memory.batch.limits
+
+
+Work = Callable[[], None]
+Views = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A step's inputs: where they are written, and how many count."""
+
+    inputs: Inputs
+    host: Host
+    sizes: Sizes
+    graph: bool

@@ -1,0 +1,64 @@
+"""Which kernels sample on a device."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from sylvan.kernels.gpu.choice import triton_installed
+from sylvan.runtime.sampling.on_device import DeviceSampling, Edits, Rows, TorchSampling
+
+
+class TritonSampling:
+    """One launch for all edits and one for the draw, without sorting."""
+
+    makes_numbers = True
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def edit(self, logits_RV: torch.Tensor, edits: Edits) -> None:
+        """See `DeviceSampling.edit`."""
+        parts: dict[str, torch.Tensor] = {}
+        if (p := edits.penalties) is not None:
+            parts |= {
+                "counts": p.counts,
+                "count_rows": p.count_rows,
+                "frequency": p.frequency,
+                "presence": p.presence,
+                "repetition": p.repetition,
+            }
+        if (masks := edits.masks) is not None:
+            parts |= {"mask_bits": masks.bits, "mask_rows": masks.rows}
+        if (entries := edits.entries) is not None:
+            parts |= {
+                "entry_rows": entries.rows,
+                "entry_ids": entries.ids,
+                "entry_values": entries.values,
+            }
+        self._kernels.edit(logits_RV, self._kernels.Edits(**parts))
+
+    def draw(self, logits_RV: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+        """See `DeviceSampling.draw`."""
+        if rows is None:
+            return TorchSampling().draw(logits_RV, None)
+        chosen = self._kernels.Rows(
+            greedy=rows.greedy,
+            temperature=rows.temperature,
+            top_k=rows.top_k,
+            top_p=rows.top_p,
+            min_p=rows.min_p,
+            seed=rows.seed,
+            sample=rows.sample,
+            position=rows.position,
+        )
+        return self._kernels.draw(logits_RV, chosen).ids
+
+
+def device_sampling(device: torch.device) -> DeviceSampling:
+    """Triton's kernels where they run; imported only there."""
+    if device.type == "cuda" and triton_installed():
+        return TritonSampling(importlib.import_module("sylvan.kernels.sample.triton_sample"))
+    return TorchSampling()

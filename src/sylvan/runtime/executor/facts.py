@@ -1,0 +1,112 @@
+"""What a model is, found from its files without loading it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.compressed import choose
+from sylvan.runtime.models.config import (
+    DTYPE_BYTES,
+    ModelConfig,
+    kv_bytes_per_token,
+    state_bytes,
+)
+from sylvan.runtime.models.quantise import weight_bytes
+from sylvan.runtime.models.registry import family_of, load_config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """What the rest of the system wants to know of a model; found without its weights.
+
+    `runner` is how steps are run; empty as long as nothing was built. `num_pages` is the size of a
+    KV cache that was measured out on a device, else 0. `state_bytes` is the size of
+    one of `num_states` recurrent states; 0 where all layers attend.
+    """
+
+    architecture: str
+    dtype: str
+    vocab_size: int
+    context_len: int
+    num_layers: int
+    hidden_size: int
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    kv_bytes_per_token: int
+    weight_bytes: int
+    num_parameters: int
+    state_bytes: int = 0
+    num_states: int = 0
+    generates: bool = True
+    causal: bool = True
+    reads_all: bool = False  # pooling reads the vectors of all tokens
+    num_labels: int = 0
+    vector_size: int = 0  # numbers of an embedding; 0: none are made
+    runner: str = ""
+    num_pages: int = 0
+
+
+def read_facts(model_dir: Path, dtype: str = "auto", quantization: str | None = None) -> ModelFacts:
+    """Facts from the configuration files alone; allocates nothing.
+
+    Raises:
+        ConfigError: the model cannot be served; one clear sentence.
+    """
+    return facts_of(load_config(model_dir), model_dir, dtype, quantization)
+
+
+def facts_of(
+    config: ModelConfig, model_dir: Path, dtype: str = "auto", quantization: str | None = None
+) -> ModelFacts:
+    """The same for a config that has been read already."""
+    name = _dtype_name(config, dtype)
+    build = Build(dtype=getattr(torch, name), length=1, device=torch.device("meta"))
+    model = family_of(config).model(config, build)
+    numbers = sum(p.numel() for p in model.parameters())
+    return ModelFacts(
+        architecture=config.architecture,
+        dtype=name,
+        vocab_size=config.vocab_size,
+        context_len=config.max_position_embeddings,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        eos_ids=_eos_ids(config, model_dir),
+        bos_id=config.bos_id,
+        kv_bytes_per_token=kv_bytes_per_token(config, name),
+        weight_bytes=weight_bytes(model, choose(config, quantization).loaded, DTYPE_BYTES[name]),
+        num_parameters=numbers,
+        state_bytes=state_bytes(config, name),
+        generates=config.head == "lm",
+        causal=config.causal,
+        num_labels=config.num_labels,
+    )
+
+
+def _dtype_name(config: ModelConfig, dtype: str) -> str:
+    name = config.dtype if dtype == "auto" else dtype
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPE_BYTES)}, not {dtype!r}")
+    return name
+
+
+def _eos_ids(config: ModelConfig, model_dir: Path) -> tuple[int, ...]:
+    """Of generation_config.json, which knows the chat's end of turn; else of config.json."""
+    path = model_dir / "generation_config.json"
+    try:
+        found = json.loads(path.read_text("utf-8")).get("eos_token_id")
+    except FileNotFoundError:
+        return config.eos_ids
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
+    if found is None:
+        return config.eos_ids
+    ids = found if isinstance(found, list) else [found]
+    if not all(isinstance(i, int) for i in ids):
+        raise ConfigError(f"{str(path)!r}: eos_token_id must be an id or a list of ids")
+    return tuple(ids)

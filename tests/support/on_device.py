@@ -1,0 +1,64 @@
+"""A real tiny model behind the device path, on the late device or any other platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sylvan.runtime.attention.dense import DenseAttention
+from sylvan.runtime.core.forward import BatchLimits
+from sylvan.runtime.executor.device.build import DevicePlan, build_device
+from sylvan.runtime.executor.device.executor import DeviceExecutor
+from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.checkpoint import load_weights
+from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.platform.api import Platform
+from sylvan.runtime.pool.mha import KVShape, MHAPool
+from tests.support.delayed import DelayedPlatform
+
+
+class OnDevice:
+    """Stands for `build_executor`; keeps what it was made from."""
+
+    def __init__(self, platform: Platform | None = None, *, graph: bool = True, **parts) -> None:
+        self.platform = platform or DelayedPlatform()
+        self.graph, self.parts = graph, parts
+        self.report = None
+
+    def __call__(self, path: Path, options: LocalOptions) -> tuple[DeviceExecutor, ModelFacts]:
+        before = self.platform.memory()
+        config = load_config(path)
+        facts = facts_of(config, path)
+        build = Build(dtype=torch.float32, length=facts.context_len)
+        model = family_of(config).model(config, build)
+        load_weights(model, path)
+        sizes = {
+            "num_layers": config.num_hidden_layers,
+            "num_kv_heads": config.num_key_value_heads,
+            "head_dim": config.head_dim,
+            "page_size": options.page_size,
+        }
+        one = KVShape(num_pages=1, **sizes)
+        plan = DevicePlan(
+            platform=self.platform,
+            before=before,
+            model=model,
+            limits=BatchLimits(
+                max_tokens=options.max_batch_tokens,
+                max_reqs=options.max_running_reqs,
+                max_pages_per_req=-(-(facts.context_len + 1) // options.page_size),
+            ),
+            context_len=facts.context_len,
+            attention=DenseAttention(),
+            make_pool=lambda pages: MHAPool(KVShape(num_pages=pages, **sizes), torch.float32),
+            page_bytes=one.bytes_per_page(torch.float32),
+            num_pages=options.num_pages,
+            vocab_size=config.vocab_size,
+            graph=self.graph,
+            **self.parts,
+        )
+        executor, self.report = build_device(plan)
+        return executor, facts
