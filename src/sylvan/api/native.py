@@ -49,7 +49,7 @@ class OpenSessionBody(WireModel):
     session_id: Rid | None = None
     """Its id; one is made up if not given."""
     streaming: bool | None = None
-    """Turns strictly one after the other in a slot of their own; not supported."""
+    """Turns strictly one after the other, each going on from the last; only the last is kept."""
     timeout: Annotated[float, Field(gt=0, le=31 * 86400)] | None = None
     """Seconds without a request after which it is closed."""
 

@@ -57,7 +57,7 @@ async def test_open_and_close_by_query(client):
         ({"capacity_of_str_len": -1}, "capacity_of_str_len"),
         ({**OPEN, "timeout": 0}, "timeout"),
         ({**OPEN, "session_id": ""}, "session_id"),
-        ({**OPEN, "streaming": True}, "streaming"),
+        ({**OPEN, "streaming": "always"}, "streaming"),
     ],
 )
 async def test_bad_open_is_refused(client, fields, param):
@@ -65,6 +65,61 @@ async def test_bad_open_is_refused(client, fields, param):
 
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+async def test_turns_of_a_streaming_session_follow_each_other(client):
+    client.engine.control.script = lambda request, prompt: "xy"
+    assert (await client.post("/open_session", {**OPEN, "streaming": True})).json() == "s"
+    for name, go in (("one", {}), ("two", {}), ("three", {"rid": "two"})):
+        assert (await client.post("/generate", body(name, name, **go))).status_code == 200
+
+    assert last_prompt(client).count("xy") == 2
+    [session] = client.context.sessions._sessions("").values()
+    assert list(session.turns) == ["three"]
+    assert session.num_tokens == session.turns["three"].num_tokens
+
+
+async def test_refused_turn_of_a_streaming_session_leaves_no_trace(client):
+    client.engine.control.script = lambda request, prompt: "xy"
+    await client.post("/open_session", {**OPEN, "streaming": True})
+    await client.post("/generate", body("one", "one"))
+    too_long = {**body("x", "two"), "sampling_params": {"max_new_tokens": 10**6}}
+    assert (await client.post("/generate", too_long)).status_code == 400
+    assert (await client.post("/generate", body("three", "three"))).status_code == 200
+
+    assert last_prompt(client).count("xy") == 1
+
+
+@pytest.mark.parametrize(
+    ("go", "param"),
+    [
+        ({"rid": "one"}, "session_params.rid"),
+        ({"offset": 2}, "session_params.offset"),
+        ({"replace": True}, "session_params.replace"),
+        ({"drop_previous_output": True}, "session_params.drop_previous_output"),
+    ],
+)
+async def test_streaming_session_has_no_branches(client, go, param):
+    await client.post("/open_session", {**OPEN, "streaming": True})
+    for name in ("one", "two"):
+        assert (await client.post("/generate", body(name, name))).status_code == 200
+    response = await client.post("/generate", body("x", **go))
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_streaming_session_has_one_turn_at_a_time(client):
+    await client.post("/open_session", {**OPEN, "streaming": True})
+    client.engine.control.hold = True
+    running = asyncio.create_task(client.post("/generate", body("a", "one")))
+    while not client.engine.control.requests:
+        await asyncio.sleep(0)
+    response = await client.post("/generate", body("b", "two"))
+    assert response.status_code == 400
+    assert "not finished" in response.text
+    await client.post("/abort_request", {"rid": "one"})
+    await running
 
 
 async def test_close_needs_an_id(client):

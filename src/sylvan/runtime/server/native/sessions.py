@@ -19,9 +19,6 @@ async def open_session(call: Call[OpenSessionBody]) -> Response:
     if wanted.capacity_of_str_len is None:
         message = "capacity_of_str_len must be given."
         raise RequestError(message, param="capacity_of_str_len")
-    if wanted.streaming:
-        message = "streaming cannot be honoured: turns have no slot of their own here."
-        raise RequestError(message, param="streaming")
     return json_response(call.context.sessions.open(call.tenant.name, wanted))
 
 

@@ -71,6 +71,7 @@ class Session:
     Attributes:
         capacity_of_str_len: As the client gave it; nothing depends on it.
         timeout_s: It is closed when it has rested for so long; None: never.
+        streaming: Turns follow each other; only the last one is kept.
         turns: By name; the roots are those without a parent.
         used_s: When something last happened.
         num_running: Turns that have not ended.
@@ -80,6 +81,7 @@ class Session:
     capacity_of_str_len: int
     timeout_s: float | None
     used_s: float
+    streaming: bool = False
     turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
     num_running: int = 0
     num_tokens: int = 0
@@ -159,7 +161,9 @@ class SessionStore:
             raise RequestError(message, param="session_id")
         if len(sessions) >= self._limits.sessions:
             self._close_oldest(sessions, None, f"{len(sessions)} sessions are open and in use.")
-        sessions[name] = Session(wanted.capacity_of_str_len, wanted.timeout, self._clock())
+        streaming = bool(wanted.streaming)
+        made = Session(wanted.capacity_of_str_len, wanted.timeout, self._clock(), streaming)
+        sessions[name] = made
         return name
 
     def close(self, tenant: str, name: str) -> bool:
@@ -182,7 +186,7 @@ class SessionStore:
         if session is None:
             message = f"session_params.id: there is no session {params.id!r}; open it first."
             raise RequestError(message, param="session_params.id")
-        parent = self._parent(session, params)
+        parent = _latest(session, params) if session.streaming else self._parent(session, params)
         if params.replace and parent is not None:
             self._stop(parent)
         prompt = self._prompt(parent, params, new.ids)
@@ -208,8 +212,13 @@ class SessionStore:
 
     def end(self, turn: Turn) -> None:
         """The turn is over, and can be gone on from."""
-        turn.session.settle(turn)
-        turn.session.used_s = self._clock()
+        session = turn.session
+        session.settle(turn)
+        session.used_s = self._clock()
+        if session.streaming and session.turns.get(turn.rid) is turn:  # it holds all before it
+            for other in [t for t in session.turns.values() if t is not turn]:
+                session.remove(other)
+            turn.parent = None
 
     def drop(self, turn: Turn) -> None:
         """The turn was refused: it leaves no trace."""
@@ -312,3 +321,23 @@ class SessionStore:
         num_tokens = oldest.num_tokens
         self._clear(oldest)
         return num_tokens
+
+
+def _latest(session: Session, params: SessionParams) -> Turn | None:
+    """The turn that the next one of a streaming session goes on from.
+
+    Raises:
+        RequestError: It still runs, or something else is asked for than to go on from it.
+    """
+    latest = next(reversed(session.turns.values()), None)
+    if latest is not None and latest.running:
+        message = "session_params.id: the turn before has not finished."
+        raise RequestError(message, param="session_params.id")
+    for name in ("offset", "replace", "drop_previous_output"):
+        if getattr(params, name):
+            message = f"session_params.{name}: turns of a streaming session only follow each other."
+            raise RequestError(message, param=f"session_params.{name}")
+    if params.rid is not None and (latest is None or params.rid != latest.rid):
+        message = f"{RID}: the last turn of the session is not {params.rid!r}."
+        raise RequestError(message, param=RID)
+    return latest
