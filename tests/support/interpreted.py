@@ -1,5 +1,7 @@
 """Triton kernels that run on CPU tensors, in this process. Import it before any kernel.
 
+Without Triton the import fails: ask `importlib.util.find_spec("triton")` first.
+
 Triton decides at decoration whether a function is compiled or interpreted, so the variable is set
 while Triton and our kernels are imported, and at no other time: nothing else, and no child
 process, sees it. bf16 products are wrong in the interpreter: use float32 and float16.
@@ -11,10 +13,6 @@ import importlib
 import os
 import sys
 from pathlib import Path
-
-import pytest
-
-pytest.importorskip("triton")
 
 import sylvan.kernels
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from tests.support import interpreted
-
-__all__ = ["interpreted"]
+if importlib.util.find_spec("triton") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    importlib.import_module("tests.support.interpreted")
 
 
 @pytest.fixture(autouse=True)
