@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test check aot bench docs clean
+.PHONY: help serve test sdk check aot bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -27,6 +27,9 @@ serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 3
 
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+sdk: $(VENV)/.runtime  ## tours with the clients that people use, over a real server; ARGS="openai2 npm" chooses
+	$(BIN)/python tests/sdk/run.py $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types, import contracts, spelling
 	$(BIN)/ruff format --check .

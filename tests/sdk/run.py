@@ -1,0 +1,177 @@
+"""Tours with the packages that people use, each against the built-in model over a real server.
+
+`make sdk` runs all of them; `python tests/sdk/run.py openai2 npm` some. Packages are installed
+under `build/sdk` by name, below the next version that may break. Without a package index tours are
+left out, loudly, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BUILD = HERE.parents[1] / "build" / "sdk"
+ATTEMPTS = 3
+PAUSE_S = 5
+INSTALL_S = 600
+TOUR_S = 600
+START_S = 180
+
+
+@dataclass(frozen=True)
+class Kit:
+    """Packages that are installed together, and the tours that need them."""
+
+    name: str
+    packages: tuple[str, ...]
+    tours: tuple[str, ...]
+
+    @property
+    def is_npm(self) -> bool:
+        return self.tours[0].endswith(".mjs")
+
+    @property
+    def home(self) -> Path:
+        return BUILD / self.name
+
+    def command(self, tour: str, url: str) -> list[str]:
+        if self.is_npm:
+            return ["node", str(self.home / tour), url]
+        return [str(self.home / "bin" / "python"), str(HERE / tour), url]
+
+
+KITS = (
+    Kit("openai2", ("openai>=2,<3",), ("tour_openai.py",)),
+    Kit("openai3", ("openai>=3,<4",), ("tour_openai.py",)),
+    Kit(
+        "clients",
+        # litellm imports mcp whenever tools are given, but does not ask for it
+        ("anthropic>=2,<3", "ollama<1", "litellm<1.107", "mcp", "langchain-openai>=1,<2"),
+        ("tour_anthropic.py", "tour_ollama.py", "tour_litellm.py", "tour_langchain.py"),
+    ),
+    Kit("npm", ("openai@7", "@anthropic-ai/sdk@1"), ("tour_openai.mjs", "tour_anthropic.mjs")),
+)
+
+
+def main(names: Sequence[str]) -> int:
+    """Install, serve, tour; 1 if a tour failed."""
+    kits = [kit for kit in KITS if not names or kit.name in names]
+    with ThreadPoolExecutor() as pool:
+        reasons = list(pool.map(install, kits))
+    ready = [kit for kit, reason in zip(kits, reasons, strict=True) if reason is None]
+    failed: list[str] = []
+    if ready:
+        with serving() as url:
+            failed = [
+                f"{kit.name}/{tour}"
+                for kit in ready
+                for tour in kit.tours
+                if not go(kit, tour, url)
+            ]
+    for kit, reason in zip(kits, reasons, strict=True):
+        if reason is not None:
+            print(f"\n*** SKIPPED {kit.name}: it could not be installed ***\n{reason}")
+    print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'all tours that ran went well'}")
+    return 1 if failed else 0
+
+
+def install(kit: Kit) -> str | None:
+    """Have the packages; returns why that is impossible."""
+    done = kit.home / ".installed"
+    wanted = " ".join(kit.packages)
+    if done.exists() and done.read_text() == wanted:
+        return None
+    if kit.is_npm and (shutil.which("npm") is None or shutil.which("node") is None):
+        return "there is no node"
+    reason = ""
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_S * attempt)
+        try:
+            reason = npm(kit) if kit.is_npm else pip(kit)
+        except subprocess.TimeoutExpired:
+            reason = f"not done after {INSTALL_S} s"
+        if not reason:
+            done.write_text(wanted)
+            return None
+    return reason
+
+
+def pip(kit: Kit) -> str:
+    """Install into a fresh environment; returns what went wrong."""
+    steps = [
+        [sys.executable, "-m", "venv", "--clear", str(kit.home)],
+        [str(kit.home / "bin" / "python"), "-m", "pip", "install", "-q", "--no-compile"],
+    ]
+    steps[1] += ["--disable-pip-version-check", *kit.packages]
+    return "".join(quietly(step) for step in steps)
+
+
+def npm(kit: Kit) -> str:
+    """Install into a folder, beside which the tours are put; returns what went wrong."""
+    kit.home.mkdir(parents=True, exist_ok=True)
+    flags = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
+    return quietly(["npm", "install", *flags, "--prefix", str(kit.home), *kit.packages])
+
+
+def quietly(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    return "" if done.returncode == 0 else (done.stdout + done.stderr)[-2000:] or "it failed"
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The built-in model on a free port; it ends when its standard input does."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "sylvan", "serve", "--until-eof", "--server.port", "0"]
+        command += ["--server.api-key", "secret", "--server.data-dir", folder]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1]
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield found(process.stdout)
+        finally:
+            process.stdin.close()
+            process.stdout.close()
+            try:
+                process.wait(START_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def found(lines: Iterator[str]) -> str:
+    """Where the server says it is."""
+    seen = ""
+    for line in lines:
+        seen += line
+        if match := re.search(r"serves \S+ at (http://\S+)", line):
+            return match[1]
+    sys.exit(f"the server did not start:\n{seen}")
+
+
+def go(kit: Kit, tour: str, url: str) -> bool:
+    """Run one tour; whether it went well."""
+    if kit.is_npm:
+        for file in HERE.glob("*.mjs"):
+            shutil.copy(file, kit.home)
+    print(f"\n{kit.name}/{tour}", flush=True)
+    try:
+        return subprocess.run(kit.command(tour, url), timeout=TOUR_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        print(f"not done after {TOUR_S} s")
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
