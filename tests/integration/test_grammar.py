@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,7 +47,10 @@ PARAMS = [{"max_new_tokens": 60, "sampling_seed": 5, **g} for g in GRAMMARS]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
+    folder = write_model(tmp_path_factory.mktemp("model"))
+    tokens = folder / "tokenizer.json"  # no token is a Z, so a grammar that wants one cannot go on
+    tokens.write_text(tokens.read_text().replace('"Z":', '"ZQ":'))
+    return folder
 
 
 def start(model: Path, **keywords: Any) -> Engine:
@@ -100,7 +104,18 @@ def test_the_answer_does_not_depend_on_company_overlap_or_history(
     assert [r["text"] for r in without] == [r["text"] for r in together]
 
 
-@pytest.mark.parametrize("extra", [{}, {"temperature": 0.0}, {"n": 3}, {"repetition_penalty": 1.3}])
+EXTRAS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"n": 3},
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.3},
+    {"min_p": 0.05, "top_k": 40},
+    {"min_new_tokens": 20},
+]
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda e: next(iter(e), "plain"))
 def test_a_grammar_that_allows_everything_changes_nothing(engine: Engine, extra: Any) -> None:
     params = {"max_new_tokens": 24, "sampling_seed": 11, "top_p": 0.9, **extra}
     free: Any = engine.generate("some text", params)
@@ -109,6 +124,56 @@ def test_a_grammar_that_allows_everything_changes_nothing(engine: Engine, extra:
     assert json.dumps([ids(r) for r in (free if "n" in extra else [free])]) == json.dumps(
         [ids(r) for r in (bound if "n" in extra else [bound])]
     )
+
+
+def test_a_grammar_that_allows_everything_leaves_log_probabilities(engine: Engine) -> None:
+    params = {"max_new_tokens": 12, "sampling_seed": 4}
+    free: Any = engine.generate("some text", params, return_logprob=True)
+    bound: Any = engine.generate("some text", params | {"ebnf": EVERYTHING}, return_logprob=True)
+
+    one, other = (r["meta_info"]["output_token_logprobs"] for r in (free, bound))
+    assert [token for _, token, *_ in one] == [token for _, token, *_ in other]
+    assert [value for value, *_ in one] == pytest.approx([value for value, *_ in other], abs=1e-5)
+
+
+def test_each_of_several_answers_follows_the_grammar(engine: Engine) -> None:
+    params = {"n": 4, "regex": "[a-z]{3}(0|1)", "sampling_seed": 8, "presence_penalty": 0.5}
+    replies: Any = engine.generate("hello", params | {"max_new_tokens": 20})
+
+    assert len({r["text"] for r in replies}) > 1
+    assert all(re.fullmatch("[a-z]{3}[01]", r["text"]) for r in replies)
+
+
+def test_a_prefix_found_in_the_cache_changes_nothing(engine: Engine) -> None:
+    prompt = "a prompt that is long enough to fill several pages of the cache, and then some " * 2
+    first, again = (engine.generate(prompt, PARAMS[2]) for _ in range(2))
+    found: Any = again
+
+    assert found["meta_info"]["cached_tokens"] > 64
+    assert ids(first) == ids(again)
+
+
+def test_a_request_that_is_taken_back_goes_on_where_it_was(model: Path, engine: Engine) -> None:
+    params = [
+        {"regex": "[a-z ]{90}[0-9]", "max_new_tokens": 100, "sampling_seed": i} for i in range(12)
+    ]
+    prompts = [f"{i} hello" for i in range(len(params))]
+    wanted: Any = engine.generate(prompts, params)
+    with start(model, max_total_tokens=640, page_size=16) as small:
+        replies: Any = small.generate(prompts, params)
+        load = small.get_server_info()["load"]
+
+    assert load["retractions"] > 0
+    assert [ids(r) for r in replies] == [ids(r) for r in wanted]
+
+
+def test_a_grammar_that_allows_no_token_ends_its_request_alone(engine: Engine) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        good = pool.submit(engine.generate, "hello", PARAMS[2])
+        with pytest.raises(RequestError, match=r"no text|no token") as caught:
+            engine.generate("hello", {"regex": "[ab][cd]Zb", "max_new_tokens": 9})
+        assert caught.value.status == 400
+        assert ids(good.result()) == ids(engine.generate("hello", PARAMS[2]))
 
 
 def test_jumps_save_passes_and_keep_the_language(engine: Engine, plain: Engine) -> None:
@@ -150,13 +215,22 @@ def test_a_stop_string_inside_a_grammar_ends_it(engine: Engine) -> None:
     assert reply["text"] == "kit"
 
 
+ENDLESS = {
+    "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+    "$ref": "#/$defs/a",
+}
 BAD = [
     {"regex": "(a"},
     {"json_schema": '{"type": "nope"}'},
     {"json_schema": '{"$ref": "#"}'},
     {"ebnf": "nonsense"},
     {"structural_tag": "{}"},
-    {"json_schema": '{"enum": ["' + "x" * (2 << 20) + '"]}'},
+    {"json_schema": '{"enum": ["' + "x" * (5 << 20) + '"]}'},
+    {"json_schema": '{"type":"array","items":' * 500 + "{}" + "}" * 500},
+    {"json_schema": json.dumps(ENDLESS)},
+    {"json_schema": '{"type":"object","properties":{"a":{"not":{}}},"required":["a"]}'},
+    {"regex": "(" * 300 + "a" + ")" * 300},
+    {"ebnf": "root ::= root"},
 ]
 
 

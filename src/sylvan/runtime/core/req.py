@@ -167,7 +167,7 @@ class SliceOutput:
 
     `prompt_logprobs` are those of the prompt tokens at positions start + 1 to stop (those that the
     rows of this slice predict), without the last when it is not part of the prompt; only if the
-    request asks for prompt log probabilities. `error` fails this request only.
+    request asks for prompt log probabilities. `error` fails this request only, with `status`.
     """
 
     token_ids: Sequence[int] = ()
@@ -176,6 +176,7 @@ class SliceOutput:
     vector: np.ndarray | None = None  # float32, for EmbedRequest
     error: str = ""
     ended: bool = False
+    status: int = 500
 
 
 @dataclass(frozen=True, slots=True)

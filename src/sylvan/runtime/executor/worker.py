@@ -38,6 +38,7 @@ class _Found:
     prompt: dict[int, TokenLogprobs] = field(default_factory=dict)
     vectors: dict[int, FloatArray] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)  # of `errors`: what was asked for is to blame
 
 
 class Worker:
@@ -201,6 +202,7 @@ class Worker:
                 found.ended.add(index)
             if outcome.error:
                 found.errors[index] = outcome.error
+                found.refused.add(index)
         tokens = [found.token_ids[int(i)] for i in indices]
         slots = np.repeat(rows.slots, [len(t) for t in tokens])
         ids = np.fromiter((t for some in tokens for t in some), np.int32, len(slots))
@@ -259,7 +261,8 @@ def _positions(plan: StepPlan) -> NDArray[np.int64]:
 
 def _output(found: _Found, index: int) -> SliceOutput:
     if index in found.errors:
-        return SliceOutput(error=found.errors[index])
+        status = 400 if index in found.refused else 500
+        return SliceOutput(error=found.errors[index], status=status)
     return SliceOutput(
         token_ids=found.token_ids.get(index, ()),
         ended=index in found.ended,

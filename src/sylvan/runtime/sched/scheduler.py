@@ -290,7 +290,7 @@ class Scheduler:
         if req.finish:
             return  # it ended while this was in flight
         if out.error:
-            self.abort(req.rid, Finish(type="abort", message=out.error, status=500))
+            self.abort(req.rid, Finish(type="abort", message=out.error, status=out.status))
             return
         if out.prompt_logprobs is not None and self._prompt_logprobs.wanted(req) is not None:
             self._prompt_logprobs.add(req, piece.start, out.prompt_logprobs)

@@ -216,8 +216,8 @@ class Matchers:
             assert self._vocabulary is not None
             if not output.matcher.fill_mask(bits):
                 bits[:] = -1
+            _set(bits, self._vocabulary.eos_ids, on=False)
             if output.matcher.is_accepting():
-                _set(bits, self._vocabulary.eos_ids, on=False)
                 _set(bits, output.ends, on=True)
             if not bits.any():
                 reason = output.matcher.error()

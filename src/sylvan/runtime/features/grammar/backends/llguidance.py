@@ -89,7 +89,10 @@ class _Tokens(llguidance.TokenizerWrapper):
         self._encode = vocabulary.encode
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text.encode() if isinstance(text, str) else text)
+        data = text.encode() if isinstance(text, str) else text
+        ids = self._encode(data)
+        # what no tokens spell must not look as if others did
+        return ids if b"".join(self.tokens[i] for i in ids) == data else []
 
 
 class _Compiled:
