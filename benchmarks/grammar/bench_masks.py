@@ -1,8 +1,9 @@
 """Time to the first mask, and for each mask, by library, over made-up but realistic schemas.
 
-    python benchmarks/grammar/bench_masks.py MODEL_DIR [--schemas 500]
+    python benchmarks/grammar/bench_masks.py [MODEL_DIR] [--schemas 500] [--seconds 50]
 
-Run it on a quiet machine. Outputs are random walks through the masks.
+Run it on a quiet machine. Outputs are random walks through the masks. A library gets `--seconds`;
+how many schemas it came to is reported.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import random
 import time
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,17 @@ import numpy as np
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar.api import GrammarBackend, GrammarMatcher
 from sylvan.runtime.features.grammar.libraries import installed_backends, library_version
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.text import vocabulary_of
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils import plugins
 
 NOUNS = ["user", "order", "item", "price", "city", "code", "status", "tag", "owner", "total"]
 TOKENS_PER_OUTPUT = 40
+SAPLING = Path(str(files("sylvan") / "assets" / "sapling"))
 
 
 def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
@@ -47,43 +52,75 @@ def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
             return {"type": kind}
 
 
+class Walks:
+    """Times of one library."""
+
+    def __init__(self, backend: GrammarBackend, words: Vocabulary) -> None:
+        self._backend, self._words = backend, words
+        self._row = np.zeros(words.words, np.int32)
+        self.firsts: list[float] = []
+        self.masks: list[float] = []
+        self.refused = 0
+
+    def take(self, seed: int) -> None:
+        """One schema, and one output of it."""
+        rng = random.Random(seed)
+        made = schema(rng)
+        made["required"] = list(made["properties"])
+        spec = GrammarSpec("json_schema", json.dumps(made))
+        start = time.perf_counter()
+        try:
+            matcher = self._backend.compile(spec).matcher()
+        except RequestError:
+            self.refused += 1
+            return
+        matcher.fill_mask(self._row)
+        self.firsts.append(time.perf_counter() - start)
+        self._walk(matcher, rng)
+
+    def _walk(self, matcher: GrammarMatcher, rng: random.Random) -> None:
+        words = self._words
+        for _ in range(TOKENS_PER_OUTPUT):
+            start = time.perf_counter()
+            matcher.fill_mask(self._row)
+            self.masks.append(time.perf_counter() - start)
+            bits = np.unpackbits(self._row.view(np.uint8), bitorder="little", count=words.size)
+            bits[list(words.eos_ids)] = 0
+            ids = np.flatnonzero(bits)
+            if not len(ids) or not matcher.accept(int(rng.choice(ids))):
+                return
+
+
+def measure(name: str, words: Vocabulary, schemas: int, seconds: float) -> dict[str, Any]:
+    walks = Walks(plugins.load(backends, name).BACKEND(words), words)
+    until = time.perf_counter() + seconds
+    for seed in range(schemas):
+        if time.perf_counter() > until:
+            break
+        walks.take(seed)
+    report: dict[str, Any] = {
+        "library": library_version(name),
+        "schemas": len(walks.firsts),
+        "refused": walks.refused,
+    }
+    for label, values, scale in (
+        ("first_mask_ms", walks.firsts, 1e3),
+        ("mask_us", walks.masks, 1e6),
+    ):
+        p50, p99 = np.percentile(values, [50, 99]) * scale if values else (np.nan, np.nan)
+        report[label] = {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+    return report
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?", default=SAPLING)
     parser.add_argument("--schemas", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=50.0)
     options = parser.parse_args()
     words = vocabulary_of(Tokenizer.load(options.model), 0)
-    row = np.zeros(words.words, np.int32)
     for name in installed_backends():
-        backend = plugins.load(backends, name).BACKEND(words)
-        firsts, masks, refused = [], [], 0
-        for seed in range(options.schemas):
-            rng = random.Random(seed)
-            made = schema(rng)
-            made["required"] = list(made["properties"])
-            spec = GrammarSpec("json_schema", json.dumps(made))
-            start = time.perf_counter()
-            try:
-                matcher = backend.compile(spec).matcher()
-            except RequestError:
-                refused += 1
-                continue
-            matcher.fill_mask(row)
-            firsts.append(time.perf_counter() - start)
-            for _ in range(TOKENS_PER_OUTPUT):
-                start = time.perf_counter()
-                matcher.fill_mask(row)
-                masks.append(time.perf_counter() - start)
-                bits = np.unpackbits(row.view(np.uint8), bitorder="little", count=words.size)
-                ids = [i for i in np.flatnonzero(bits).tolist() if i not in words.eos_ids]
-                if not ids or not matcher.accept(rng.choice(ids)):
-                    break
-        report = {"library": library_version(name), "refused": refused}
-        for label, values in (("first_mask_ms", firsts), ("mask_us", masks)):
-            scale = 1e3 if label.endswith("ms") else 1e6
-            p50, p99 = np.percentile(values, [50, 99]) * scale
-            report[label] = {"p50": round(p50, 3), "p99": round(p99, 3)}
-        print(json.dumps(report))
+        print(json.dumps(measure(name, words, options.schemas, options.seconds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""Claim: bad grammars leave nothing behind: no threads, no files, no processes, bounded memory.
+
+    python benchmarks/grammar/bench_leaks.py [--count 10000] [--backend llguidance]
+
+Each one is new and goes the whole way through the compiling process; refusals are kept in a cache
+that is bounded by bytes. Memory is compared after the first tenth, when caches and allocators are
+warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
+from sylvan.runtime.features.grammar.compiler.messages import Limits
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
+from sylvan.utils import plugins
+
+AT_ONCE = 32
+
+
+def bad(i: int) -> GrammarSpec:
+    """A grammar that nobody can compile, different for each number."""
+    return (
+        GrammarSpec("regex", f"(a{i}"),
+        GrammarSpec("json_schema", json.dumps({"type": f"nope{i}"})),
+        GrammarSpec("json_schema", json.dumps({"$ref": f"#/$defs/{i}"})),
+        GrammarSpec("json_schema", json.dumps({"title": str(i), "$ref": "#"})),
+        GrammarSpec("json_schema", '{"type":"array","items":' * 200 + str(i) + "}" * 200),
+        GrammarSpec("ebnf", f'root ::= "a{i}" | missing'),
+        GrammarSpec("structural_tag", json.dumps({"format": {"type": f"wrong{i}"}})),
+        GrammarSpec("regex", "x" * 100_000 + f"[b-a]{i}"),
+    )[i % 8]
+
+
+def resident_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith("VmRSS"))
+
+
+def state(compiler: GrammarCompiler) -> dict[str, int]:
+    gc.collect()
+    life = compiler._life
+    assert life is not None
+    pid = life.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {
+        "threads": threading.active_count(),
+        "files": len(os.listdir("/proc/self/fd")),
+        "their_files": len(os.listdir(f"/proc/{pid}/fd")),
+        "children": len(children),
+        "kib": resident_kib(os.getpid()),
+        "their_kib": resident_kib(pid),
+    }
+
+
+def refuse(compiler: GrammarCompiler, numbers: range) -> int:
+    """Have some grammars refused; how many were."""
+    refused = 0
+    for start in range(numbers.start, numbers.stop, AT_ONCE):
+        some = range(start, min(start + AT_ONCE, numbers.stop))
+        tickets: list[Ticket] = [compiler.request(bad(i)) for i in some]
+        while not all(t.done for t in tickets):
+            time.sleep(0.001)
+        for ticket in tickets:
+            refused += ticket.error is not None and ticket.error.status == 400
+            compiler.forget(ticket)
+    return refused
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--backend", default="llguidance")
+    options = parser.parse_args()
+    tokens = [*(bytes([i]) for i in range(256)), b"<|end|>"]
+    special = {"<|end|>": 256}
+    words = Vocabulary(tokens, special, (256,), GreedyEncoder(tokens, frozenset({256})))
+    backend = plugins.load(backends, options.backend).BACKEND(words)
+    compiler = GrammarCompiler(options.backend, lambda: Setup(backend, words), Limits())
+    began_s = time.perf_counter()
+    warm = max(8, options.count // 10)
+    refused = refuse(compiler, range(warm))
+    before = state(compiler)
+    refused += refuse(compiler, range(warm, options.count))
+    after = state(compiler)
+    good = compiler.request(GrammarSpec("regex", "a+"))
+    while not good.done:
+        time.sleep(0.001)
+    compiler.close()
+    report = {
+        "refused": refused,
+        "of": options.count,
+        "good_one_after": good.error is None,
+        "processes_started": compiler.stats.restarts,
+        "seconds": round(time.perf_counter() - began_s, 1),
+        "before": before,
+        "after": after,
+        "grown": {key: after[key] - before[key] for key in before},
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
