@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,14 +62,13 @@ def _greedy(model, bench: Bench, prompt: list[int]) -> list[int]:
 def _ours(bench: Bench, path: Path, prompt: list[int]) -> list[int]:
     served = Served.__new__(Served)
     outputs: list[int] = []
-    _around(served, bench, path)
-    served.scheduler._parts.emit = lambda outs: outputs.extend(t for o in outs for t in o.token_ids)
+    _around(served, bench, path, lambda outs: outputs.extend(t for o in outs for t in o.token_ids))
     served.add(np.array(prompt, np.int32), NEW)
     served.run()
     return outputs
 
 
-def _around(served: Served, bench: Bench, path: Path) -> None:
+def _around(served: Served, bench: Bench, path: Path, emit: Callable[..., None]) -> None:
     """A scheduler around a small model of a checkpoint."""
     from sylvan.runtime.cache.build import kv_cache
     from sylvan.runtime.sched.limits import Limits, Parts
@@ -88,7 +88,7 @@ def _around(served: Served, bench: Bench, path: Path) -> None:
         cache=kv_cache(64, 16, "radix", "lru"),
         executor=served.executor,
         policy=schedule_policy("fcfs"),
-        emit=lambda outputs: None,
+        emit=emit,
     )
     limits = Limits(max_batch_tokens=128, max_running_reqs=4, inflight=2)
     served.scheduler = Scheduler(parts, limits)

@@ -103,6 +103,10 @@ def _fraction(value: object) -> Pairs:
     yield "cache.memory", share
 
 
+def _kv_dtype(value: object) -> Pairs:
+    yield "cache.dtype", "model" if _plain(value) == "auto" else value
+
+
 def _adapters(value: object) -> Pairs:
     """`name=DIR`, `DIR`, or {"lora_name": ..., "lora_path": ...}; one or many."""
     yield "lora.adapters", dict(_adapter(item) for item in _listed(value))
@@ -233,7 +237,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "node_rank": ("several machines", 0),
     "dist_init_addr": ("several machines",),
     "base_gpu_id": ("choosing a GPU by number (set CUDA_VISIBLE_DEVICES)", 0),
-    "kv_cache_dtype": ("a KV cache of another type than the model", "auto"),
     "cpu_offload_gb": ("weights in host memory", 0),
     "tokenizer_mode": ("slow tokenizers", "auto"),
     "tokenizer_worker_num": ("several tokenizer processes", 1),
@@ -244,7 +247,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "json_model_override_args": ("changes to the model's config.json", "{}", {}),
     "num_continuous_decode_steps": ("several decode steps in one", 1),
     "sampling_backend": ("choosing the sampler", "pytorch", "auto"),
-    "cuda_graph_max_bs": ("CUDA graphs",),
     "grpc_port": ("gRPC",),
     "hicache_ratio": ("a cache tier in host memory",),
     "hicache_size": ("a cache tier in host memory", 0),
@@ -280,6 +282,7 @@ _NEEDLESS = {
 }
 
 _NEEDLESS_VALUES = {
+    "cuda_graph_max_bs": "graphs are captured up to the largest batch",
     "watchdog_timeout": "a lost process is restarted without waiting",
     "decode_log_interval": "steps are counted in metrics, not logged",
     "log_requests_level": "requests are not logged",
@@ -294,6 +297,7 @@ _ALL: Mapping[str, Alias] = {
     **{name: _needless(reason, is_switch=False) for name, reason in _NEEDLESS_VALUES.items()},
     "chunked_prefill_size": Alias("scheduler.chunk_tokens", _chunk),
     "mem_fraction_static": Alias("cache.memory", _fraction),
+    "kv_cache_dtype": Alias("cache.dtype", _kv_dtype),
     "lora_paths": Alias("lora.adapters", _adapters, takes_many=True),
     "disaggregation_mode": Alias("disagg.role", _role),
     "kv_events_config": Alias("kv_events", _kv_events),

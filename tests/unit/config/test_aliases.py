@@ -23,6 +23,8 @@ FLAGS = {
     "--random-seed 3": ("seed", 3),
     "--attention-backend reference": ("attention", "reference"),
     "--disable-cuda-graph": ("runner", "eager"),
+    "--kv-cache-dtype auto": ("cache.dtype", "model"),
+    "--kv-cache-dtype fp8_e4m3": ("cache.dtype", "fp8_e4m3"),
     "--enable-deterministic-inference": ("deterministic", True),
     "--mem-fraction-static 0.8": ("cache.memory", 0.8),
     "--kv-memory 2GiB": ("cache.memory", 2 << 30),
@@ -136,7 +138,7 @@ def test_flags_of_missing_features_are_refused(name):
 
 @pytest.mark.parametrize(
     "line",
-    ["--tp-size 1", "--tp 1", "--dp-size=1", "--nnodes 1 --node-rank 0", "--kv-cache-dtype auto"],
+    ["--tp-size 1", "--tp 1", "--dp-size=1", "--nnodes 1 --node-rank 0"],
 )
 def test_flags_of_missing_features_may_say_that_they_are_not_wanted(line):
     assert flags(line).given.settings == ()

@@ -91,7 +91,7 @@ class FlashInferAttention:
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
         if spec.sinks is not None:
-            raise NotImplementedError("attention=flashinfer has no sinks; leave attention at auto")
+            raise ConfigError("attention=flashinfer has no sinks; leave attention at auto")
         batch.kv.store(spec.index, batch.out_slots_T, k_TKH, v_TKH)
         pages = batch.kv.layer(spec.index)
         key = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim)
