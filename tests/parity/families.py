@@ -171,4 +171,108 @@ RARE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
 )
 """Compared only for the table: they are served as others are."""
 
+
+MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+    "mamba_expand": 2,
+}
+DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+CONV = ["conv", "full_attention", "conv"]
+QWEN = EXPERTS | {"shared_expert_intermediate_size": 24}
+RECURRENT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
+    {
+        "bailing-hybrid": _shape("BailingHybridConfig", **LATENT, layer_types=DELTA["layer_types"]),
+        "bamba": _shape("BambaConfig", **MAMBA2, attn_layer_indices=[1]),
+        "falcon-h1": _shape("FalconH1Config", **MAMBA2, mamba_d_ssm=128),
+        "falcon-mamba": _shape("FalconMambaConfig", state_size=8),
+        "granite4": _shape(
+            "GraniteMoeHybridConfig",
+            **MAMBA2 | EXPERTS,
+            layer_types=DELTA["layer_types"],
+            shared_intermediate_size=48,
+        ),
+        "jamba": _shape(
+            "JambaConfig",
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            num_experts=4,
+            mamba_d_state=8,
+            use_mamba_kernels=False,
+        ),
+        "kimi-linear": _shape("KimiLinearConfig", **LATENT, layer_types=DELTA["layer_types"]),
+        "lfm2": _shape("Lfm2Config", layer_types=CONV),
+        "lfm2-moe": _shape("Lfm2MoeConfig", **EXPERTS, layer_types=CONV, num_dense_layers=1),
+        "lfm3": _shape("Lfm3Config", layer_types=CONV),
+        "mamba": _shape("MambaConfig", state_size=8),
+        "mamba2": _shape(
+            "Mamba2Config",
+            num_heads=8,
+            head_dim=16,
+            state_size=16,
+            n_groups=2,
+            expand=2,
+            chunk_size=8,
+        ),
+        "nemotron-h": _shape(
+            "NemotronHConfig",
+            mamba_num_heads=8,
+            mamba_head_dim=16,
+            ssm_state_size=16,
+            n_groups=2,
+            chunk_size=8,
+            layers_block_type=["mamba", "attention", "mlp"],
+            head_dim=16,
+            initializer_range=0.08,
+        ),
+        "olmo-hybrid": _shape("OlmoHybridConfig", **DELTA),
+        "qwen3-next": _shape("Qwen3NextConfig", **DELTA | QWEN),
+        "qwen3.5": _shape("Qwen3_5TextConfig", **DELTA, initializer_range=0.08),
+        "qwen3.5-moe": _shape("Qwen3_5MoeTextConfig", **DELTA | QWEN),
+        "zaya": _shape("ZayaConfig"),
+    }
+)
+"""Some layers keep a state; the default test run takes a sample of them."""
+MORE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
+    {
+        "afmoe": _shape(
+            "AfmoeConfig",
+            **EXPERTS,
+            num_shared_experts=1,
+            num_dense_layers=1,
+            head_dim=16,
+            sliding_window=12,
+        ),
+        "axk1": _shape("AXK1Config", **LATENT),
+        "bitnet": _shape("BitNetConfig"),
+        "ctrl": _old("CTRLConfig", dff=112),
+        "flint": _shape("FlintConfig"),
+        "gemma4": _shape(
+            "Gemma4TextConfig",
+            head_dim=16,
+            global_head_dim=16,
+            num_kv_shared_layers=0,
+            hidden_size_per_layer_input=0,
+            vocab_size_per_layer_input=VOCAB,
+            sliding_window=12,
+            layer_types=SLIDING,
+        ),
+        "granitemoe-swa": _shape(
+            "GraniteMoeSWAConfig", **EXPERTS, sliding_window=12, layer_types=SLIDING
+        ),
+        "hyv3": _shape("HYV3Config", **EXPERTS, head_dim=16),
+    }
+)
+RARE = MappingProxyType({**RARE, **RECURRENT, **MORE})
+
 ALL = {**FAMILIES, **RARE}

@@ -23,7 +23,7 @@ from sylvan.runtime.models.safetensors import Checkpoint
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) after each tensor."""
 
-_PREFIXES = ("model.", "transformer.", "gpt_neox.", "decoder.")
+_PREFIXES = ("model.", "transformer.", "gpt_neox.", "decoder.", "backbone.")
 _DERIVED = (
     ".rotary_emb.inv_freq",
     ".attn.masked_bias",
@@ -53,8 +53,11 @@ class Slot:
 
 
 def slots(model: nn.Module) -> Iterator[Slot]:
-    """Every parameter once; of tied ones the first."""
-    fused = getattr(model, "fused", {})
+    """Every parameter once; of tied ones the first.
+
+    A family whose names `fused` cannot tell has a method `source_name` for what comes of it.
+    """
+    fused, of_source = getattr(model, "fused", {}), getattr(model, "source_name", str)
     for name, parameter in model.named_parameters():
         path, _, attribute = name.rpartition(".")
         head, _, last = path.rpartition(".")
@@ -67,7 +70,8 @@ def slots(model: nn.Module) -> Iterator[Slot]:
             names = fused.get(attribute, (attribute,))
             places = itertools.product(range(len(parameter)), names)
             sources = tuple(f"{stem}{last}.{n}.{part}.weight" for n, part in places)
-        yield Slot(module, attribute, name, sources, shape, parameter.dtype)
+        named = tuple(of_source(source) for source in sources)
+        yield Slot(module, attribute, name, named, shape, parameter.dtype)
 
 
 class WeightReader:

@@ -144,6 +144,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Columns of all key heads."""
         return self.num_key_value_heads * self.head_dim
 
+    def kv_index(self, layer: int) -> int:
+        """Which of the layers with keys and values `layer` is."""
+        return layer if self.attention_layers is None else self.attention_layers.index(layer)
+
     @property
     def kv_layers(self) -> int:
         """Layers with keys and values."""

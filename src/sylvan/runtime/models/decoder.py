@@ -120,7 +120,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(build, widths[0], eps, offset)
             self.k_norm = RMSNorm(build, widths[1], eps, offset)
         spec = AttentionLayer(
-            index=layer,
+            index=config.kv_index(layer),
             num_heads=build.shard.share(heads, "num_attention_heads"),
             num_kv_heads=build.shard.share(kv_heads, "num_key_value_heads"),
             head_dim=config.head_dim,

@@ -24,6 +24,15 @@ _HERE = "sylvan.runtime.models."
 
 MODELS: dict[str, str] = {
     "ArceeForCausalLM": _HERE + "stablelm",
+    "BambaForCausalLM": _HERE + "mamba",
+    "FalconMambaForCausalLM": _HERE + "mamba",
+    "GraniteMoeHybridForCausalLM": _HERE + "mamba",
+    "JambaForCausalLM": _HERE + "mamba",
+    "Lfm2ForCausalLM": _HERE + "hybrid",
+    "Lfm2MoeForCausalLM": _HERE + "hybrid",
+    "Mamba2ForCausalLM": _HERE + "mamba",
+    "MambaForCausalLM": _HERE + "mamba",
+    "Qwen3NextForCausalLM": _HERE + "hybrid",
     "BaichuanForCausalLM": _HERE + "internlm2",
     "BaiChuanForCausalLM": _HERE + "internlm2",
     "Cohere2ForCausalLM": _HERE + "cohere",

@@ -1,0 +1,49 @@
+"""Gated delta rule: a memory of values by keys that decays, and is corrected at each key.
+
+Shapes: T rows, H heads, K key numbers, V value numbers, S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sylvan.kernels.scan.spans import Spans, scan
+
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaInputs:
+    """`decay_TH` are logarithms. Queries and keys may have fewer heads than values."""
+
+    q_THK: torch.Tensor
+    k_THK: torch.Tensor
+    v_THV: torch.Tensor
+    decay_TH: torch.Tensor
+    beta_TH: torch.Tensor
+
+
+def delta_scan(inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
+    """Queries and keys are made unit vectors first; float32. Shape: (T, H, V)."""
+    v_THV = inputs.v_THV.float()
+    groups = v_THV.shape[1] // inputs.k_THK.shape[1]
+    q_THK, k_THK = (
+        _unit(t.float()).repeat_interleave(groups, 1) for t in (inputs.q_THK, inputs.k_THK)
+    )
+    q_THK = q_THK * q_THK.shape[-1] ** -0.5
+    keep_TH, beta_TH = inputs.decay_TH.float().exp(), inputs.beta_TH.float()
+
+    def step(held: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k_nHK1 = k_THK[rows][..., None]
+        held = held * keep_TH[rows][..., None, None]
+        error = (v_THV[rows] - (held * k_nHK1).sum(-2)) * beta_TH[rows][..., None]
+        held = held + k_nHK1 * error[:, :, None]
+        return held, (held * q_THK[rows][..., None]).sum(-2)
+
+    return scan(state_SHKV, spans, torch.empty_like(v_THV), step)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPS)

@@ -1,0 +1,307 @@
+"""Mixers that remember earlier tokens in a state of fixed size instead of keys and values.
+
+Each is given the number of its first part in the pool of states. Names of parameters are those of
+checkpoints, but for the norm before the output, which they call `norm` like others.
+
+Shapes: T rows, D hidden, C channels of a convolution, H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sylvan.kernels.scan import (
+    DeltaInputs,
+    SpaceInputs,
+    Spans,
+    delta_scan,
+    short_conv,
+    space_scan,
+)
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.norm import RMSNorm
+
+Shape = tuple[int, ...]
+
+
+def spans_of(batch: ForwardBatch) -> Spans:
+    """The rows and slots of a step."""
+    work = batch.state_work
+    assert work is not None, "a step without states"
+    return Spans(tuple(batch.q_starts_R.tolist()), tuple(work.slots.tolist()), work.saves)
+
+
+def _state(batch: ForwardBatch, part: int) -> torch.Tensor:
+    assert batch.states is not None
+    return batch.states.part(part)
+
+
+class Conv(nn.Module):
+    """Causal depthwise convolution; its state is its last inputs."""
+
+    def __init__(self, build: Build, channels: int, taps: int, part: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = build.empty(channels, 1, taps)
+        self.bias = build.empty(channels) if bias else None
+        self._part = part
+
+    def forward(self, x_TC: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shape: (T, C), in the dtype of x."""
+        state = _state(batch, self._part)
+        out = short_conv(x_TC, self.weight[:, 0], self.bias, state, spans_of(batch))
+        return out.to(x_TC.dtype)
+
+
+class ShortConv(nn.Module):
+    """Gated short convolution (LFM2): C * conv(B * x)."""
+
+    def __init__(self, build: Build, dim: int, taps: int, part: int, *, bias: bool) -> None:
+        super().__init__()
+        self.in_proj = Linear(build, dim, (3 * dim,), bias=bias)
+        self.conv = Conv(build, dim, taps, part, bias=bias)
+        self.out_proj = Linear(build, dim, (dim,), bias=bias)
+
+    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shape: (T, D) -> (T, D)."""
+        b_TD, c_TD, inner_TD = self.in_proj(x_TD).chunk(3, -1)
+        return self.out_proj(c_TD * self.conv(b_TD * inner_TD, batch))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2Shape:
+    """Sizes of a Mamba 2 mixer."""
+
+    dim: int
+    heads: int
+    head_dim: int
+    states: int
+    groups: int
+    taps: int
+    eps: float
+    bias: bool = False
+    conv_bias: bool = True
+    norm_groups: int = 1
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: inputs, B and C."""
+        return self.inner + 2 * self.groups * self.states
+
+    @property
+    def parts(self) -> tuple[tuple[Shape, bool], tuple[Shape, bool]]:
+        """Shapes of the state, and whether it is kept in float32."""
+        space = (self.heads, self.head_dim, self.states)
+        return ((self.channels, self.taps), False), (space, True)
+
+
+class Mamba2(nn.Module):
+    """State spaces with one decay a head (arXiv:2405.21060), gated before the norm."""
+
+    def __init__(self, build: Build, shape: Mamba2Shape, part: int) -> None:
+        super().__init__()
+        self._shape, self._part = shape, part
+        width = shape.inner + shape.channels + shape.heads
+        self.in_proj = Linear(build, shape.dim, (width,), bias=shape.bias)
+        self.conv1d = Conv(build, shape.channels, shape.taps, part, bias=shape.conv_bias)
+        self.dt_bias, self.A_log, self.D = (build.empty(shape.heads) for _ in range(3))
+        self.gate_norm = RMSNorm(build, shape.inner, shape.eps)
+        self.out_proj = Linear(build, shape.inner, (shape.dim,), bias=shape.bias)
+
+    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shape: (T, D) -> (T, D)."""
+        shape = self._shape
+        sizes = [shape.inner, shape.channels, shape.heads]
+        gate_TI, conv_TC, dt_TH = self.in_proj(x_TD).split(sizes, -1)
+        mixed_TC = F.silu(self.conv1d(conv_TC, batch))
+        inner, low = shape.inner, shape.groups * shape.states
+        x_TI, b_TG, c_TG = mixed_TC.split([inner, low, low], -1)
+        dt_TH = F.softplus(dt_TH.float() + self.dt_bias.float()).clamp(*shape.dt_limit)
+        inputs = SpaceInputs(
+            x_TI.unflatten(1, (shape.heads, -1)),
+            dt_TH,
+            -self.A_log.float().exp(),
+            b_TG.unflatten(1, (shape.groups, -1)),
+            c_TG.unflatten(1, (shape.groups, -1)),
+            self.D,
+        )
+        out_THP = space_scan(inputs, _state(batch, self._part + 1), spans_of(batch))
+        out_TI = out_THP.flatten(1) * F.silu(gate_TI.float())
+        grouped = out_TI.unflatten(1, (shape.norm_groups, -1))
+        variance = grouped.square().mean(-1, keepdim=True)
+        normed_TI = (grouped * torch.rsqrt(variance + shape.eps)).flatten(1).to(x_TD.dtype)
+        return self.out_proj(self.gate_norm.weight * normed_TI)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MambaShape:
+    """Sizes of a Mamba mixer. `norms`: of dt, B and C; "free" ones have no weights."""
+
+    dim: int
+    inner: int
+    states: int
+    rank: int
+    taps: int
+    bias: bool = False
+    conv_bias: bool = True
+    norms: str = ""
+    eps: float = 1e-6
+
+    @property
+    def parts(self) -> tuple[tuple[Shape, bool], tuple[Shape, bool]]:
+        """Shapes of the state, and whether it is kept in float32."""
+        return ((self.inner, self.taps), False), ((self.inner, 1, self.states), True)
+
+
+class Mamba(nn.Module):
+    """Selective state spaces with a decay of every channel (arXiv:2312.00752)."""
+
+    def __init__(self, build: Build, shape: MambaShape, part: int) -> None:
+        super().__init__()
+        self._shape, self._part = shape, part
+        inner = shape.inner
+        self.in_proj = Linear(build, shape.dim, (2 * inner,), bias=shape.bias)
+        self.conv1d = Conv(build, inner, shape.taps, part, bias=shape.conv_bias)
+        self.x_proj = Linear(build, inner, (shape.rank + 2 * shape.states,), bias=False)
+        self.dt_proj = Linear(build, shape.rank, (inner,), bias=True)
+        self.A_log = build.empty(inner, shape.states)
+        self.D = build.empty(inner)
+        if shape.norms == "weighed":
+            self.dt_layernorm = RMSNorm(build, shape.rank, shape.eps)
+            self.b_layernorm = RMSNorm(build, shape.states, shape.eps)
+            self.c_layernorm = RMSNorm(build, shape.states, shape.eps)
+        self.out_proj = Linear(build, inner, (shape.dim,), bias=shape.bias)
+
+    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shape: (T, D) -> (T, D)."""
+        shape = self._shape
+        conv_TI, gate_TI = self.in_proj(x_TD).chunk(2, -1)
+        x_TI = F.silu(self.conv1d(conv_TI, batch))
+        sizes = [shape.rank, shape.states, shape.states]
+        dt, b, c = self._normed(*self.x_proj(x_TI).split(sizes, -1))
+        inputs = SpaceInputs(
+            x_TI[..., None],
+            F.softplus(self.dt_proj(dt).float()),
+            -self.A_log.float().exp(),
+            b[:, None],
+            c[:, None],
+            self.D,
+        )
+        out_TI = space_scan(inputs, _state(batch, self._part + 1), spans_of(batch))[..., 0]
+        return self.out_proj((out_TI * F.silu(gate_TI.float())).to(x_TD.dtype))
+
+    def _normed(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._shape.norms == "weighed":
+            norms = self.dt_layernorm, self.b_layernorm, self.c_layernorm
+            return tuple(norm(part)[0].to(part) for norm, part in zip(norms, parts, strict=True))
+        if self._shape.norms == "free":
+            return tuple(
+                F.rms_norm(part.float(), part.shape[-1:], eps=self._shape.eps).to(part)
+                for part in parts
+            )
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaShape:
+    """Sizes of a gated delta net."""
+
+    dim: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    eps: float
+
+    @property
+    def keys(self) -> int:
+        """Columns of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Columns of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def parts(self) -> tuple[tuple[Shape, bool], tuple[Shape, bool]]:
+        """Shapes of the state, and whether it is kept in float32."""
+        memory = (self.value_heads, self.key_dim, self.value_dim)
+        return ((2 * self.keys + self.values, self.taps), False), (memory, True)
+
+
+class GatedDelta(nn.Module):
+    """Gated delta net (arXiv:2412.06464) as Qwen3-Next has it: inputs by groups of key heads."""
+
+    def __init__(self, build: Build, shape: DeltaShape, part: int) -> None:
+        super().__init__()
+        self._shape, self._part = shape, part
+        self._project(build)
+        self.conv1d = Conv(build, 2 * shape.keys + shape.values, shape.taps, part, bias=False)
+        self.dt_bias, self.A_log = (build.empty(shape.value_heads) for _ in range(2))
+        self.gate_norm = RMSNorm(build, shape.value_dim, shape.eps)
+        self.out_proj = Linear(build, shape.values, (shape.dim,), bias=False)
+
+    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shape: (T, D) -> (T, D)."""
+        shape = self._shape
+        mixed_TC, z_TV, b_TH, a_TH = self._inputs(x_TD)
+        mixed_TC = F.silu(self.conv1d(mixed_TC, batch))
+        q, k, v = mixed_TC.split([shape.keys, shape.keys, shape.values], -1)
+        decay = -self.A_log.float().exp() * F.softplus(a_TH.float() + self.dt_bias.float())
+        inputs = DeltaInputs(
+            q.unflatten(1, (shape.key_heads, -1)),
+            k.unflatten(1, (shape.key_heads, -1)),
+            v.unflatten(1, (shape.value_heads, -1)),
+            decay,
+            b_TH.sigmoid(),
+        )
+        out_THV = delta_scan(inputs, _state(batch, self._part + 1), spans_of(batch))
+        normed, _ = self.gate_norm(out_THV.to(x_TD.dtype).flatten(0, 1))
+        gate = F.silu(z_TV.float()).unflatten(1, (shape.value_heads, -1)).flatten(0, 1)
+        out_TV = (normed.float() * gate).to(x_TD.dtype).view(len(x_TD), -1)
+        return self.out_proj(out_TV)
+
+    def _project(self, build: Build) -> None:
+        shape = self._shape
+        wide = 2 * (shape.keys + shape.values)
+        self.in_proj_qkvz = Linear(build, shape.dim, (wide,), bias=False)
+        self.in_proj_ba = Linear(build, shape.dim, (2 * shape.value_heads,), bias=False)
+
+    def _inputs(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the convolution takes, and gates (T, values), beta and decay (T, heads)."""
+        shape = self._shape
+        each = shape.value_heads // shape.key_heads
+        wide = self.in_proj_qkvz(x_TD).unflatten(1, (shape.key_heads, -1))
+        sizes = [shape.key_dim, shape.key_dim, each * shape.value_dim, each * shape.value_dim]
+        q, k, v, z = (part.flatten(1) for part in wide.split(sizes, -1))
+        narrow = self.in_proj_ba(x_TD).unflatten(1, (shape.key_heads, -1))
+        b_TH, a_TH = (part.flatten(1) for part in narrow.split([each, each], -1))
+        return torch.cat((q, k, v), -1), z, b_TH, a_TH
+
+
+class SplitDelta(GatedDelta):
+    """The same with a projection for each input, as Qwen3.5 has it."""
+
+    def _project(self, build: Build) -> None:
+        shape = self._shape
+        self.in_proj_qkv = Linear(build, shape.dim, (2 * shape.keys + shape.values,), bias=False)
+        self.in_proj_z = Linear(build, shape.dim, (shape.values,), bias=False)
+        self.in_proj_b = Linear(build, shape.dim, (shape.value_heads,), bias=False)
+        self.in_proj_a = Linear(build, shape.dim, (shape.value_heads,), bias=False)
+
+    def _inputs(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide, z = self.in_proj_qkv(x_TD), self.in_proj_z(x_TD)
+        return wide, z, self.in_proj_b(x_TD), self.in_proj_a(x_TD)

@@ -1,0 +1,21 @@
+"""A sample of families whose layers keep states: every mode equals transformers, in fp32."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parity.checkpoints import write
+from tests.parity.compare import compare
+from tests.parity.families import RECURRENT
+
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("family", ["lfm2", "jamba", "qwen3-next", "kimi-linear"])
+def test_recurrent_family_equals_transformers(family, tmp_path):
+    model = write(RECURRENT[family](), len(family), tmp_path)
+
+    found = compare(tmp_path, model, new=32)
+
+    assert not found.modes
+    assert found.logprob < TOLERANCE
