@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test sdk check aot bench docs clean
+.PHONY: help serve test parity sdk check aot bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -30,6 +30,9 @@ test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" cho
 
 sdk: $(VENV)/.runtime  ## tours with the clients that people use, over a real server; ARGS="openai2 npm" chooses
 	$(BIN)/python tests/sdk/run.py $(ARGS)
+
+parity: $(VENV)/.dev  ## compare every model family with transformers, write its page; NAMES="llama lfm2" chooses
+	$(BIN)/python scripts/parity_table.py $(NAMES)
 
 check: $(VENV)/.dev  ## format, lint, types, import contracts, spelling
 	$(BIN)/ruff format --check .

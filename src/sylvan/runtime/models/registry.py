@@ -1,6 +1,6 @@
 """Architecture (as in a checkpoint's config.json) -> the module that serves it.
 
-Adding a family is one file beside this one and one line in `MODELS`.
+Adding a family is one file beside this one and one line in `MODELS`, or an entry point elsewhere.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -21,6 +22,8 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of, read_config
 
 _HERE = "sylvan.runtime.models."
+PLUGINS = "sylvan.models"
+"""Group of entry points by which other packages add families: architecture = module."""
 
 MODELS: dict[str, str] = {
     "ArceeForCausalLM": _HERE + "stablelm",
@@ -151,6 +154,9 @@ def load_family(architecture: str) -> Family:
         ConfigError: nothing serves it; lists what is supported.
     """
     if architecture not in MODELS:
+        if found := _plugin(architecture):
+            module: Any = found.load()
+            return Family(module.parse, module.MODEL)
         close = difflib.get_close_matches(architecture, MODELS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
@@ -159,6 +165,11 @@ def load_family(architecture: str) -> Family:
         )
     module = importlib.import_module(MODELS[architecture])
     return Family(module.parse, module.MODEL)
+
+
+def _plugin(architecture: str) -> EntryPoint | None:
+    """A family of another installed package: its entry point names the module."""
+    return next(iter(entry_points(group=PLUGINS, name=architecture)), None)
 
 
 def load_config(model_dir: Path, *, headless: bool = False) -> ModelConfig:
@@ -185,7 +196,7 @@ def choose_path(raw: dict[str, Any]) -> Choice:
     """
     architecture = architecture_of(raw)
     lack = "no native file serves it"
-    if architecture in MODELS:
+    if architecture in MODELS or _plugin(architecture):
         try:
             return Choice(load_family(architecture).parse(raw), "a native family")
         except NotNative as error:
