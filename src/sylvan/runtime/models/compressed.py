@@ -1,6 +1,6 @@
 """Quantised weights in safetensors files, in the layout of compressed-tensors.
 
-The layout is the one that llm-compressor writes and vLLM, SGLang and transformers read:
+The layout is the one that llm-compressor writes:
 `NAME.weight` as int8 with `NAME.weight_scale` (N, 1) ("int-quantized"); or `NAME.weight_packed`,
 int32 words of eight 4-bit (or four 8-bit) levels, lowest first, each raised to be unsigned, with
 `NAME.weight_scale` (N, groups) and `NAME.weight_shape` ("pack-quantized").
