@@ -8,14 +8,21 @@ from sylvan.protocol.messages import Finish, Load
 from sylvan.runtime.tokenizer.types import EdgeLimits
 from tests.support.http import Client
 
-GENERATING = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"]
+GENERATING = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/generate",
+    "/v1/messages",
+]
 CHAT = [{"role": "user", "content": "x"}]
 
 
 def body_for(path, **fields):
     names = {"/generate": "text", "/v1/completions": "prompt", "/v1/responses": "input"}
     given = {names[path]: "abc"} if path in names else {"messages": CHAT}
-    return {**given, **fields}
+    more = {"model": "m", "max_tokens": 5} if path == "/v1/messages" else {}
+    return {**given, **more, **fields}
 
 
 @pytest.mark.parametrize("path", GENERATING)
