@@ -29,6 +29,14 @@ that keep a recurrent state instead of keys and values count none.
 
 `sylvan check model DIR` says which path a checkpoint takes, and why.
 """
+VECTORS_HEAD = """
+## Embedders and classifiers
+
+The same for vectors of texts: hidden vectors pooled in four ways (cls, mean, last, max), cut to
+unit length, or the numbers of three labels; together, alone, in chunks and from the prefix cache.
+Encoders see their text both ways and keep no KV. The cosine is the smallest of all.
+"""
+VECTOR_COLUMNS = ("family", "architecture", "runner", "largest difference", "cosine", "KV B/token")
 COLUMNS = ("family", "architecture", "path", "runner", "largest difference", "greedy", "KV B/token")
 
 Row = Mapping[str, str | float | int | bool]
@@ -57,11 +65,16 @@ def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
     from tests.parity.checkpoints import write
     from tests.parity.compare import compare
     from tests.parity.families import ALL, FALLBACK, RARE
+    from tests.parity.vectors import VECTORS
 
     torch.set_num_threads(1)
     configs, slow = {**BASE, **ALL}, {*FALLBACK, *RARE}
-    found = {name: row for name, row in results.items() if name in configs}
-    for name in names or configs:
+    found = {name: row for name, row in results.items() if name in {**configs, **VECTORS}}
+    for name in names or [*configs, *VECTORS]:
+        if name in VECTORS:
+            found[name] = _vectors(name)
+            sys.stderr.write(f"{name}: {found[name]}\n")
+            continue
         with tempfile.TemporaryDirectory() as folder:
             model = write(configs[name](), len(name), Path(folder))
             apart = compare(Path(folder), model, new=32 if name in slow else 64)
@@ -78,14 +91,40 @@ def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
     return found
 
 
+def _vectors(name: str) -> Row:
+    """The row of an embedder or classifier."""
+    from sylvan.runtime.models.config import architecture_of, read_config
+    from sylvan.runtime.models.registry import load_config
+    from tests.parity.vectors import compare_vectors
+
+    with tempfile.TemporaryDirectory() as folder:
+        apart = compare_vectors(name, Path(folder))
+        return {
+            "architecture": architecture_of(read_config(Path(folder))),
+            "path": load_config(Path(folder)).path,
+            "runner": apart.runner.split(" ", maxsplit=1)[0],
+            "difference": float(f"{apart.largest:.1e}"),
+            "cosine": float(f"{apart.cosine:.7f}"),
+            "equal": not apart.unequal,
+            "kv_bytes": apart.kv_bytes,
+        }
+
+
 def page(results: Mapping[str, Row]) -> str:
     """The page as text."""
     lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
     order = sorted(results.items(), key=lambda item: (str(item[1]["path"]), item[0]))
     for name, row in order:
+        if "cosine" in row:
+            continue
         greedy = "equal" if row["equal"] else "DIFFERENT"
         cells = (name, f"`{row['architecture']}`", row["path"], row["runner"])
         lines.append(_row([*cells, f"{row['difference']:.1e}", greedy, row["kv_bytes"]]))
+    lines += [VECTORS_HEAD, _row(VECTOR_COLUMNS), _row(["---"] * len(VECTOR_COLUMNS))]
+    for name, row in order:
+        if "cosine" in row:
+            cells = (name, f"`{row['architecture']}`", row["runner"], f"{row['difference']:.1e}")
+            lines.append(_row([*cells, f"{row['cosine']:.7f}", row["kv_bytes"]]))
     native = {row["architecture"] for row in results.values() if row["path"] == "native"}
     every = {row["architecture"] for row in results.values()}
     count = f"\n{len(every)} architectures, {len(native)} of them native.\n"

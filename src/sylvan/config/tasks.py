@@ -15,6 +15,7 @@ ENCODERS = frozenset(
 
 _BOTH_WAYS = frozenset({"EuroBertModel", "LlamaBidirectionalModel"})
 _AFTER_PADDING = frozenset({"Camembert", "Data2VecText", "Roberta", "XLMRoberta"})
+_WITH_HEAD = ("LMHeadModel", "ChatModel", "ChatGLMModel")
 _SCORES = ("ForSequenceClassification", "ForRewardModel")
 _ENDS = (*_SCORES, "ForMaskedLM", "ForPreTraining", "Model")
 _DISTIL = {
@@ -35,7 +36,8 @@ def tasks_of(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     architecture = _architecture(config)
     if architecture.endswith(_SCORES):
         return ("classify",)
-    if _stem(architecture) in ENCODERS or architecture.endswith("Model"):
+    bare = architecture.endswith("Model") and not architecture.endswith(_WITH_HEAD)
+    if _stem(architecture) in ENCODERS or bare:
         return ("embed",)
     if (folder / "modules.json").is_file():
         return ("embed", "generate", "both")

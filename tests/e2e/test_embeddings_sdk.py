@@ -1,0 +1,169 @@
+"""The `openai` package against real servers of an encoder and of a cross-encoder."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import tokenizers
+from safetensors.numpy import save_file
+from tokenizers import processors
+
+from tests.e2e.conftest import running
+from tests.support.scripted import write_checkpoint
+
+VOCAB, SIZE, INNER, POSITIONS = 263, 32, 48, 64
+BEGIN, END = 257, 258
+
+
+def write_bert(folder, *, labels=0):
+    """A BERT with random weights over a tokenizer in which every byte is a token."""
+    write_checkpoint(folder)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        pair="<|im_start|> $A <|im_end|> $B:1 <|im_end|>:1",
+        special_tokens=[("<|im_start|>", BEGIN), ("<|im_end|>", END)],
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["BertForSequenceClassification" if labels else "BertModel"],
+        "model_type": "bert",
+        "vocab_size": VOCAB,
+        "hidden_size": SIZE,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": POSITIONS,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "num_labels": labels or None,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(4)
+    save_file({n: _values(rng, n, s) for n, s in _shapes(labels)}, folder / "model.safetensors")
+    return folder
+
+
+def _values(rng, name, shape):
+    start = 1.0 if "LayerNorm.weight" in name else 0.0
+    return (start + rng.normal(0, 0.3, shape)).astype(np.float32)
+
+
+def _shapes(labels):
+    tables = {"word": VOCAB, "position": POSITIONS, "token_type": 2}
+    yield from ((f"embeddings.{n}_embeddings.weight", (rows, SIZE)) for n, rows in tables.items())
+    yield from _norm("embeddings.LayerNorm")
+    for layer in (f"encoder.layer.{i}." for i in range(2)):
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            yield from _linear(f"{layer}attention.{part}", SIZE, SIZE)
+        yield from _norm(f"{layer}attention.output.LayerNorm")
+        yield from _linear(f"{layer}intermediate.dense", INNER, SIZE)
+        yield from _linear(f"{layer}output.dense", SIZE, INNER)
+        yield from _norm(f"{layer}output.LayerNorm")
+    if labels:
+        yield from _linear("pooler.dense", SIZE, SIZE)
+        yield from _linear("classifier", labels, SIZE)
+
+
+def _linear(name, rows, cols):
+    return (f"{name}.weight", (rows, cols)), (f"{name}.bias", (rows,))
+
+
+def _norm(name):
+    return (f"{name}.weight", (SIZE,)), (f"{name}.bias", (SIZE,))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = write_bert(tmp_path_factory.mktemp("encoder"))
+    with running(str(folder), "--is-embedding") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as made:
+        yield made
+
+
+def test_embeddings_of_a_batch_are_those_of_each_text(client, server):
+    texts = ["hello", "a", "a longer text of many words"]
+    batch = client.embeddings.create(model=server.name, input=texts)
+    alone = [client.embeddings.create(model=server.name, input=text).data[0] for text in texts]
+
+    assert [d.index for d in batch.data] == [0, 1, 2]
+    for one, other in zip(batch.data, alone, strict=True):
+        assert np.linalg.norm(one.embedding) == pytest.approx(1.0, abs=1e-5)
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-5)
+    tokens = sum(len(text) + 2 for text in texts)
+    assert (batch.usage.prompt_tokens, batch.usage.total_tokens) == (tokens, tokens)
+
+
+def test_the_sdk_reads_base64_and_floats_alike(client, server):
+    by_default = client.embeddings.create(model=server.name, input="x")  # base64 on the wire
+    floats = client.embeddings.create(model=server.name, input="x", encoding_format="float")
+    raw = client.embeddings.create(model=server.name, input="x", encoding_format="base64")
+
+    assert by_default.data[0].embedding == pytest.approx(floats.data[0].embedding, abs=1e-6)
+    decoded = np.frombuffer(base64.b64decode(raw.data[0].embedding), "<f4")
+    assert decoded.tolist() == pytest.approx(floats.data[0].embedding, abs=1e-6)
+
+
+def test_dimensions_cut_the_vector_and_keep_its_length(client, server):
+    whole = client.embeddings.create(model=server.name, input="x").data[0].embedding
+    short = client.embeddings.create(model=server.name, input="x", dimensions=5).data[0].embedding
+
+    expected = np.array(whole[:5]) / np.linalg.norm(whole[:5])
+    assert short == pytest.approx(expected.tolist(), abs=1e-5)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=server.name, input="x", dimensions=SIZE + 1)
+    assert caught.value.param == "dimensions"
+
+
+def test_ids_and_text_give_the_same_vector(client, server):
+    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "hi"}).json()["tokens"]
+    assert (ids[0], ids[-1]) == (BEGIN, END)
+
+    by_ids = client.embeddings.create(model=server.name, input=[ids]).data[0].embedding
+    by_text = client.embeddings.create(model=server.name, input="hi").data[0].embedding
+    assert by_ids == pytest.approx(by_text, abs=1e-5)
+
+
+def test_too_long_texts_are_refused_by_name(client, server):
+    with pytest.raises(openai.BadRequestError, match=f"this model takes {POSITIONS}"):
+        client.embeddings.create(model=server.name, input="x" * (POSITIONS + 1))
+
+
+def test_an_encoder_does_not_chat(client, server):
+    with pytest.raises(openai.BadRequestError, match="does not generate text"):
+        client.chat.completions.create(
+            model=server.name, messages=[{"role": "user", "content": "x"}]
+        )
+
+
+def test_an_encoder_is_healthy(server):
+    assert httpx.get(f"{server.url}/health_generate").status_code == 200
+    assert httpx.get(f"{server.url}/model_info").json()["is_generation"] is False
+
+
+def test_a_cross_encoder_ranks_pairs(tmp_path):
+    folder = write_bert(tmp_path / "ranker", labels=1)
+    documents = ["one", "another", "a third"]
+    with running(str(folder)) as made, httpx.Client(base_url=made.url, timeout=60) as http:
+        body = {"query": "which?", "documents": documents}
+        ranked = http.post("/v1/rerank", json=body).json()
+        pairs = [["which?", text] for text in documents]
+        raw = http.post("/classify", json={"text": pairs}).json()
+        scored = http.post("/v1/score", json={"query": "which?", "items": documents}).json()
+
+    logits = [r["embedding"][0] for r in raw]
+    assert [r["index"] for r in ranked] == np.argsort([-x for x in logits]).tolist()
+    for row in ranked:
+        expected = 1 / (1 + np.exp(-logits[row["index"]]))
+        assert row["score"] == pytest.approx(expected, abs=1e-5)
+    assert [s[0] for s in scored["scores"]] == pytest.approx(logits, abs=1e-5)

@@ -1,0 +1,139 @@
+"""Encoders, embedders and classifiers: vectors equal those of transformers, in fp32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from sylvan.config.tasks import is_causal, tasks_of
+from sylvan.runtime.models.registry import MODELS, load_config
+from tests.parity.checkpoints import VOCAB
+from tests.parity.vectors import COSINE, VECTORS, compare_vectors, make, serve
+
+SAMPLE = (
+    *("bert-embed", "xlm-roberta-embed", "modernbert-embed", "qwen3-embed", "embeddinggemma-embed"),
+    *("bert-classify", "modernbert-classify", "qwen3-classify"),
+)
+NOT_IN_TRANSFORMERS = {
+    *("LlamaBidirectionalModel", "Qwen2ForRewardModel", "Qwen3ForRewardModel"),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_vectors_equal_those_of_transformers(name, tmp_path):
+    found = compare_vectors(name, tmp_path)
+
+    assert found.unequal == []
+    assert found.cosine >= COSINE
+    assert found.largest < 1e-5
+
+
+def test_every_architecture_of_vectors_is_compared():
+    served = {n for n, module in MODELS.items() if module.endswith((".encoder", ".vectors"))}
+    results = json.loads((Path(__file__).parent / "results.json").read_text())
+    listed = {results[name]["architecture"] for name in VECTORS}
+
+    heads = {n for n in served if n.endswith("ForMaskedLM")}  # read as the bare model
+    assert served - heads - NOT_IN_TRANSFORMERS == listed
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "distilbert", "modernbert", "electra"])
+def test_the_head_of_masked_words_is_left_out(name, tmp_path):
+    model = make(f"{name}-embed", tmp_path / "bare")
+    masked = transformers.AutoModelForMaskedLM.from_config(model.config)
+    getattr(masked, masked.base_model_prefix).load_state_dict(model.state_dict(), strict=False)
+    masked.save_pretrained(tmp_path / "masked")
+
+    prompt = [list(range(5, 25))]
+    same = [serve(tmp_path / kind, "mean").embed(prompt)[0] for kind in ("bare", "masked")]
+
+    assert load_config(tmp_path / "masked").head == "none"
+    assert np.array_equal(*same)
+
+
+def test_old_names_of_norms_are_read(tmp_path):
+    make("bert-embed", tmp_path)
+    prompt = [list(range(5, 25))]
+    before = serve(tmp_path, "cls").embed(prompt)[0]
+    file = tmp_path / "model.safetensors"
+    old = {
+        "bert."
+        + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(old | {"bert.embeddings.position_ids": torch.arange(4)[None]}, file)
+
+    assert np.array_equal(serve(tmp_path, "cls").embed(prompt)[0], before)
+
+
+def test_a_reward_model_has_two_matrices(tmp_path):
+    """Qwen's reward models come with code of their own: a ReLU between two matrices."""
+    model = make("qwen2-embed", tmp_path)
+    file, size = tmp_path / "model.safetensors", model.config.hidden_size
+    torch.manual_seed(5)
+    first, last = (torch.randn(n, size) * 0.2 for n in (size, 1))
+    bias = torch.randn(size), torch.randn(1)
+    head = {"0.weight": first, "0.bias": bias[0], "2.weight": last, "2.bias": bias[1]}
+    tensors = {f"model.{name}": tensor for name, tensor in load_file(file).items()}
+    save_file(tensors | {f"score.{name}": tensor for name, tensor in head.items()}, file)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["architectures"] = ["Qwen2ForRewardModel"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ids = np.random.default_rng(2).integers(4, VOCAB, 19).tolist()
+
+    found = serve(tmp_path).embed([ids])[0]
+
+    with torch.inference_mode():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0, -1]
+        expected = F.linear(F.relu(F.linear(hidden, first, bias[0])), last, bias[1])
+    assert found == pytest.approx(expected.numpy(), abs=1e-4)
+
+
+def test_a_decoder_may_be_told_to_look_both_ways(tmp_path):
+    make("qwen2-embed", tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"is_causal": False}))
+    (tmp_path / "both_ways").touch()
+    ids = list(range(5, 25))
+
+    first, changed = serve(tmp_path, "cls").embed([ids, [*ids[:-1], 30]])
+
+    assert not load_config(tmp_path).causal
+    assert not np.allclose(first, changed, atol=1e-3)
+
+
+def test_the_prefix_cache_serves_embedders_exactly(tmp_path):
+    make("qwen3-embed", tmp_path)
+    ids = np.random.default_rng(1).integers(4, VOCAB, 64).tolist()
+    cold = serve(tmp_path, "last").embed([ids])[0]
+    warm = serve(tmp_path, "last")
+    warm.embed([[*ids[:48], 7, 8]])
+
+    found = warm.embed([ids])[0]
+
+    assert np.array_equal(found, cold)
+    assert warm.scheduler.load().cached_prompt_tokens >= 48
+
+
+@pytest.mark.parametrize("architecture", sorted(MODELS))
+def test_tasks_are_known_without_torch(architecture, tmp_path):
+    """The configuration and the registry agree on what an architecture is for."""
+    raw = {"architectures": [architecture]}
+    module = MODELS[architecture].rpartition(".")[2]
+
+    task = tasks_of(raw, tmp_path)[0]
+
+    scores = architecture.endswith(("ForSequenceClassification", "ForRewardModel"))
+    vectors = "classify" if scores else "embed"
+    assert task == (vectors if module in ("encoder", "vectors") else "generate")
+    both_ways = architecture in ("EuroBertModel", "LlamaBidirectionalModel")
+    assert is_causal(raw) == (module != "encoder" and not both_ways)
