@@ -82,11 +82,8 @@ class KVCacheManager:
     def reserve(self, key: CacheKey, num_tokens: int) -> KVHandle | None:
         """An empty handle with room for `num_tokens`, filled from elsewhere; None if short."""
         kv = self.acquire(key, 0)
-        return kv if self.may_start(kv) and self.extend(kv, num_tokens) else None
-
-    def may_start(self, kv: KVHandle) -> bool:
-        """Whether `kv` got all it needs besides pages: a slot for its recurrent state."""
-        return self.states is None or kv.state is not None
+        ready = self.states is None or kv.state is not None
+        return kv if ready and self.extend(kv, num_tokens) else None
 
     def extend(self, kv: KVHandle, num_tokens: int) -> bool:
         """Grow `kv` to hold `num_tokens` in all; False, changing nothing, if memory is short."""
@@ -135,15 +132,6 @@ class KVCacheManager:
         self._tree.unlock(kv.node)
         self._allocator.free(kv.pages[kv.shared : kv.num_pages])
         kv.num_pages = kv.shared = 0
-
-    def save_state(self, kv: KVHandle, num_tokens: int, tokens: IntArray) -> int:
-        """A slot that the step being planned is to fill with the state after `num_tokens` tokens.
-
-        The prefix tree, which has the pages up to there, keeps it from now on. 0: there is no use
-        for it, or no room.
-        """
-        assert self.states is not None
-        return self.states.save(_part(kv, tokens, num_tokens))
 
     def take_copies(self) -> tuple[Copy, ...]:
         """Page copies to be done before the next forward pass."""

@@ -235,7 +235,7 @@ class Planner:
         )
         req.kv, req.computed = kv, kv.cached
         want = self._want(req)[0]
-        enough = want and self._cache.may_start(kv)
+        enough = want and (self._cache.states is None or kv.state is not None)
         if not enough or not self._cache.extend(kv, req.computed + want):
             self._cache.release(kv, 0, req.tokens.view(0, 0), step=self.step)
             req.kv, req.computed = None, 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.states import StateSlots
-from sylvan.runtime.cache.types import RunningState
+from sylvan.runtime.cache.types import CacheKey, RunningState
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.sched.feature import Feature
 
@@ -38,7 +38,9 @@ class StateKeeper(Feature):
         saves: list[tuple[int, int]] = []
         for tokens in sorted(self._places(req, known, state)):
             if piece.start < tokens <= known:
-                slot = self._cache.save_state(req.kv, tokens, req.tokens.view(0, tokens))
+                key = req.kv.key
+                ids = req.tokens.view(0, tokens)
+                slot = self._states.save(CacheKey(ids, key.namespace, key.media))
                 saves += [(tokens, slot)] if slot else []
         return tuple(saves)
 
