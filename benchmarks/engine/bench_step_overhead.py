@@ -25,27 +25,19 @@ from sylvan.runtime.engine.build import build_scheduler
 CONTEXT, STEPS = 256, 200
 
 
-class Timed:
-    """A runner that notes how long each forward takes."""
-
-    def __init__(self, runner) -> None:
-        self._run = runner.run
-        self.seconds: list[float] = []
-
-    def __call__(self, batch):
+def bare(worker, repeats: int) -> list[float]:
+    """Seconds of the forward alone: the step just run once more, without anything around it."""
+    seconds: list[float] = []
+    for _ in range(repeats):
         start = time.perf_counter()
-        try:
-            return self._run(batch)
-        finally:
-            self.seconds.append(time.perf_counter() - start)
+        worker._runner.run(worker._batch)
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def measure(model: str, overlap: str, batch: int) -> dict[str, float]:
     keywords = {"model": model, "overlap": overlap, "log_level": "warning"}
     built = build_scheduler(gather(from_keywords(keywords)).config, lambda outputs: None)
-    runner = built.scheduler._parts.executor._worker._runner
-    timed = Timed(runner)
-    runner.run = timed
     rng = np.random.default_rng(0)
     for number in range(batch):
         built.scheduler.add(
@@ -60,14 +52,17 @@ def measure(model: str, overlap: str, batch: int) -> dict[str, float]:
         )
     for _ in range(40):
         built.scheduler.step()
-    timed.seconds.clear()
     whole: list[float] = []
-    for _ in range(STEPS):
+    alone: list[float] = []
+    worker = built.scheduler._parts.executor._worker
+    for number in range(STEPS):
         start = time.perf_counter()
         built.scheduler.step()
         whole.append(time.perf_counter() - start)
-    forward, step = statistics.median(timed.seconds), statistics.median(whole)
-    built.scheduler.abort_all()
+        if overlap != "on" and number % 4 == 3:  # interleaved, so that both see the same weather
+            alone += bare(worker, 1)
+    built.scheduler.pause("abort")
+    forward, step = statistics.median(alone or bare(worker, STEPS)), statistics.median(whole)
     built.close()
     return {
         "batch": batch,

@@ -240,19 +240,19 @@ def bubble(model: Model, repeats: int) -> dict[str, object]:
     shares = []
     for _ in range(repeats):
         engine = Engine(model, prefix="radix")
-        runner = engine.built.scheduler._parts.executor._worker._runner
+        native = engine.built.scheduler._parts.executor._worker._step._program
         busy = 0.0
-        real = runner.run
+        real = native.run
 
-        def timed(batch, real=real):
+        def timed(step, real=real):
             nonlocal busy
             start = time.perf_counter()
             try:
-                return real(batch)
+                return real(step)
             finally:
                 busy += time.perf_counter() - start
 
-        runner.run = timed
+        native.run = timed
         rng = np.random.default_rng(0)
         work = [(str(i), rng.integers(0, 4000, 64, np.int32), 128) for i in range(32)]
         engine.run(work[:4])

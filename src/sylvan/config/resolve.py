@@ -230,8 +230,8 @@ def _step_tokens(state: _State) -> tuple[int, str]:
 def _overlap(state: _State) -> None:
     if state.config.device != "cpu":
         state.decide("scheduler.overlap", "on", "the GPU computes while the CPU plans")
-    elif state.config.runner == "program" and state.device.cores > 1:
-        state.decide("scheduler.overlap", "on", "the native step leaves Python free to plan")
+    elif state.config.runner == "program" and _number(state.config.threads) < state.device.cores:
+        state.decide("scheduler.overlap", "on", "the native step leaves a core free to plan")
     else:
         state.decide("scheduler.overlap", "off", "planning would only slow the step down")
 

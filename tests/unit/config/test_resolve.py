@@ -103,12 +103,14 @@ def test_runner_is_the_first_that_attention_supports():
     assert resolve(config_with(runner="program"), native).config.attention == "native"
 
 
-def test_overlap_needs_a_native_step_and_a_second_core_on_a_cpu():
+def test_overlap_on_a_cpu_needs_a_native_step_and_a_core_that_it_leaves_idle():
     native = {"runners": ("program", "eager")}
-    config = config_with(runner="program")
+    spare = config_with(runner="program", threads=3)
 
-    assert resolve(config, cpu_with(**native)).config.scheduler.overlap == "on"
-    assert resolve(config, cpu_with(**native, cores=1)).config.scheduler.overlap == "off"
+    assert resolve(spare, cpu_with(**native, cores=4)).config.scheduler.overlap == "on"
+    assert resolve(spare, cpu_with(**native, cores=3)).config.scheduler.overlap == "off"
+    whole = resolve(config_with(runner="program"), cpu_with(**native, cores=4)).config
+    assert whole.scheduler.overlap == "off"
     assert resolve(Config(), cpu_with(**native)).config.scheduler.overlap == "off"
     assert resolve(Config(), gpu_facts()).config.scheduler.overlap == "on"
 

@@ -65,8 +65,23 @@ class Run(ctypes.Structure):
                 "page_table",
                 "out_rows",
                 "profile",
+                "inputs",
+                "sample",
             )
         ),
+    ]
+
+
+class Inputs(ctypes.Structure):
+    """A step as the scheduler sees it; see `program.h`."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int32)
+            for name in ("seqs", "tokens", "outputs", "in_flight", "page_size", "vocab")
+        ),
+        ("numbers", ctypes.c_void_p),
+        ("last_token", ctypes.c_void_p),
     ]
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.kernels.native.binding import OP, Constants, Run
+from sylvan.kernels.native.binding import OP, Constants, Inputs, Run
+from sylvan.kernels.sample.binding import Given, Sample, SampleSlots
 
 LIB = Path(__file__).parents[1] / "lib"
 _AVX2, _AVX512, _VNNI, _BF16, _AMX = (1 << i for i in range(5))
@@ -128,7 +129,9 @@ def _obstacle(folder: Path, name: str, bits: int) -> str:
         return "not compiled"
     try:
         dll = ctypes.CDLL(str(_path(folder, name)))
-        if (dll.sylvan_size(0), dll.sylvan_size(1)) != (OP.itemsize, ctypes.sizeof(Run)):
+        mirrors = (Run, Inputs, SampleSlots, Sample, Given)
+        sizes = [OP.itemsize, *(ctypes.sizeof(m) for m in mirrors)]
+        if [dll.sylvan_size(i) for i in range(len(sizes))] != sizes:
             return "compiled from other sources; run: python -m sylvan.kernels.build"
         return "the system refuses it the tile registers" if dll.sylvan_start() else ""
     except (OSError, AttributeError) as error:
@@ -141,8 +144,10 @@ def _open(folder: Path, name: str) -> Library:
     dll.sylvan_program_new.restype = ctypes.c_void_p
     dll.sylvan_program_new.argtypes = [ctypes.c_void_p, ctypes.c_int] * 2
     dll.sylvan_program_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    dll.sylvan_program_run.restype = None
     dll.sylvan_program_free.argtypes = [ctypes.c_void_p]
     dll.sylvan_program_free.restype = None
     dll.sylvan_threads.restype = None
+    dll.sylvan_sample.argtypes = [ctypes.c_void_p]
+    dll.sylvan_logprobs.argtypes = [ctypes.c_void_p]
+    dll.sylvan_logprobs.restype = None
     return Library(name, path, dll, Constants(*(dll.sylvan_constant(i) for i in range(4))))

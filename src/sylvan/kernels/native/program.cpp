@@ -1,6 +1,7 @@
 // The interpreter: every thread walks the op list; between ops there is a barrier, within one op threads claim tiles.
 #include "kernel.h"
 #include "pool.h"
+#include "../sample/sample.h"
 #include <chrono>
 
 namespace {
@@ -18,8 +19,37 @@ struct Program {
     std::vector<std::vector<Item>> items;  // by group
     std::vector<Work> work;
     std::vector<std::atomic<int>> next;    // per op: the next tile nobody has taken
+    std::atomic<int> next_sample;
     Step step;
 };
+
+void prepare(const Inputs& in, Run& run) {
+    const int32_t *slots = in.numbers, *starts = slots + in.seqs, *stops = starts + in.seqs, *sampled = stops + in.seqs;
+    const int32_t *rows = sampled + in.outputs, *from = rows + in.in_flight, *given = from + in.in_flight;
+    auto filled = [](const int32_t* array) { return const_cast<int32_t*>(array); };  // the caller's buffers
+    run.tokens = in.tokens, run.outputs = in.outputs, run.seqs = in.seqs;
+    int32_t *ids = filled(run.ids), *positions = filled(run.positions), *places = filled(run.slots), *row_start = filled(run.row_start);
+    std::copy_n(given, in.tokens, ids);
+    for (int i = 0; i < in.in_flight; i++) ids[rows[i]] = in.last_token[from[i]];
+    for (int i = 0; i < in.tokens; i++) ids[i] = std::clamp(ids[i], 0, in.vocab - 1);  // whose were not fails alone
+    std::copy_n(slots, in.seqs, filled(run.table_row));
+    std::copy_n(stops, in.seqs, filled(run.kv_len));
+    int row = 0;
+    for (int s = 0; s < in.seqs; s++) {
+        row_start[s] = row;
+        const int32_t* pages = run.page_table + int64_t(slots[s]) * run.table_stride;
+        for (int t = starts[s]; t < stops[s]; t++, row++)
+            positions[row] = t, places[row] = pages[t / in.page_size] * in.page_size + t % in.page_size;
+    }
+    row_start[in.seqs] = row;
+    for (int i = 0; i < in.outputs; i++) filled(run.out_rows)[i] = row_start[sampled[i] + 1] - 1;
+    if (!run.sample) return;
+    run.sample->rows = in.outputs;
+    for (int i = 0; i < in.outputs; i++) {
+        filled(run.sample->slots)[i] = slots[sampled[i]];
+        filled(run.sample->positions)[i] = stops[sampled[i]];
+    }
+}
 
 void plan(Program& p, const Run& run, int threads) {  // the attention work of a step, shared by all layers
     int longest = 0;
@@ -61,11 +91,15 @@ void walk(void* arg, int thread) {
         }
         if (profile) profile[i] += now() - start;
     }
+    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample);
 }
 
 }  // namespace
 
-SYLVAN_API int sylvan_size(int what) { return what == 0 ? sizeof(Op) : sizeof(Run); }  // checked by binding.py at load
+SYLVAN_API int sylvan_size(int what) {
+    const size_t sizes[] = {sizeof(Op), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(Given)};
+    return int(sizes[what]);
+}  // checked when the library is loaded
 
 SYLVAN_API int sylvan_constant(int what) {
     const int values[] = {KV_CHUNK, QUERY_TILE, ROW_PAD, MAX_HEAD, N_KINDS};
@@ -75,7 +109,7 @@ SYLVAN_API int sylvan_constant(int what) {
 SYLVAN_API void sylvan_threads(int n) { Pool::shared().resize(n); }
 
 SYLVAN_API void* sylvan_program_new(const Op* ops, int n_ops, void* const* buf, int n_buf) {
-    auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}};
+    auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}, {}};
     for (Op& op : p->ops) {
         if (op.kind != ATTENTION && op.kind != ATTENTION_MERGE) continue;
         int group = op.n[0] / op.n[1];
@@ -90,13 +124,20 @@ SYLVAN_API void* sylvan_program_new(const Op* ops, int n_ops, void* const* buf, 
 
 SYLVAN_API void sylvan_program_free(void* program) { delete static_cast<Program*>(program); }
 
-// The caller vouches that the buffers hold run->tokens and run->outputs rows.
-SYLVAN_API void sylvan_program_run(void* program, const Run* run) {
+// The caller vouches that the buffers hold run->tokens and run->outputs rows. Returns how many rows no token was possible for.
+SYLVAN_API int sylvan_program_run(void* program, Run* run) {
     Program& p = *static_cast<Program*>(program);
+    if (run->inputs) prepare(*run->inputs, *run);
     Pool& pool = Pool::shared();
     std::lock_guard lock(pool.busy);
     plan(p, *run, pool.size());
     for (auto& n : p.next) n.store(0, std::memory_order_relaxed);
+    p.next_sample.store(0, std::memory_order_relaxed);
     p.step = {run, p.buf.data(), p.work.data(), pool.size()};
     pool.run(walk, &p);
+    if (!run->sample) return 0;
+    const Sample& sample = *run->sample;
+    if (run->inputs)
+        for (int i = 0; i < sample.rows; i++) run->inputs->last_token[sample.slots[i]] = sample.ids[i];
+    return count_failed(sample);
 }

@@ -31,6 +31,16 @@ struct Run {  // everything that changes from step to step
     const int32_t* page_table;  // [rows][table_stride]
     const int32_t* out_rows;    // [outputs] rows whose logits are wanted
     int64_t* profile;           // [ops] ns spent, added to; or null
+    const struct Inputs* inputs;  // if set, all of the above but `profile` is made from it first
+    struct Sample* sample;        // if set, the logits are sampled afterwards
+};
+
+struct Inputs {  // a step as the scheduler sees it: the arrays of a run follow from it
+    int32_t seqs, tokens, outputs, in_flight, page_size, vocab;
+    // slots, first and past-the-last position of each request [3][seqs] | requests that are sampled [outputs] |
+    // rows whose id the step before sampled, and their request slots [2][in_flight] | ids [tokens]
+    const int32_t* numbers;
+    int32_t* last_token;  // [slots] read here, and written once sampled
 };
 
 struct Item {  // attention work: query vectors (row, head of the group) first .. first + count of a request

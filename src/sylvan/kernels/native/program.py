@@ -28,9 +28,12 @@ class Program:
         )
         weakref.finalize(self, library.dll.sylvan_program_free, self._handle)
 
-    def run(self, step: Run) -> None:
-        """Compute a step; the GIL is released. The step's counts must fit what was recorded."""
-        self._run(self._handle, ctypes.byref(step))
+    def run(self, step: Run) -> int:
+        """Compute a step; the GIL is released. The step's counts must fit what was recorded.
+
+        Returns how many of the rows that were sampled had no possible token.
+        """
+        return self._run(self._handle, ctypes.byref(step))
 
     def read(self, value: Value, rows: int) -> torch.Tensor:
         """The first rows of a value, without copying; overwritten by the next run."""

@@ -1,21 +1,10 @@
-// Draws one token a row. The definition is that of sylvan.runtime.sampling.draw; rows are independent, and each is done by
-// one thread in a fixed order, so that a draw depends on its own logits and parameters only.
+// From final logits to one token a row. The definition is that of sylvan.runtime.sampling; rows are independent, and each
+// is done by one thread in a fixed order, so that a draw depends on its own logits and parameters only.
+#include "sample.h"
 #include "../native/kernel.h"
 #include "../native/pool.h"
+#include <cfloat>
 #include <cmath>
-
-struct Sample {  // mirrored in binding.py
-    int32_t rows, vocab;
-    int64_t stride;          // floats from row to row
-    const float* logits;
-    const uint8_t* greedy;   // [rows]
-    const float* temperature;
-    const int64_t* top_k;    // at least 1; the vocabulary or more means all
-    const float* top_p;
-    const float* min_p;
-    const double* uniform;   // in [0, 1)
-    int32_t* ids;            // result
-};
 
 namespace {
 
@@ -25,26 +14,46 @@ constexpr int BLOCK = 512;
 struct Candidate {
     float p;
     int32_t id;
-    bool operator<(const Candidate& b) const { return p != b.p ? p > b.p : id < b.id; }
+    bool operator<(const Candidate& b) const { return p != b.p ? p > b.p : id < b.id; }  // the likelier first
 };
 
-vf logits_at(const float* x, int i, int n) {  // sixteen of them, minus infinity beyond the end
-    vf v = splat(-INFINITY);
+struct Desk {  // memory that a thread keeps between rows
+    std::vector<float> p;
+    std::vector<Candidate> found, edge;
+    std::vector<int> counts;
+    std::vector<double> sums;
+};
+
+bool any(vi v) {
+    uint64_t words[8], all = 0;
+    memcpy(words, &v, sizeof v);
+    for (uint64_t w : words) all |= w;
+    return all != 0;
+}
+
+vf part(const float* x, int i, int n, float beyond) {  // sixteen of n, then `beyond`
     if (n - i >= LANES) return load<vf>(x + i);
+    vf v = splat(beyond);
     memcpy(&v, x + i, (n - i) * sizeof(float));
     return v;
 }
 
+void put_part(float* x, int i, int n, vf v) { memcpy(x + i, &v, std::min(LANES, n - i) * sizeof(float)); }
+
 int largest_logit(const float* x, int n) {  // the first of equals; NaN never wins
     vf tops = splat(-INFINITY);
+    vi at = lanes();
     for (int i = 0; i < n; i += LANES) {
-        vf v = logits_at(x, i, n);
-        tops = v > tops ? v : tops;
+        vf v = part(x, i, n, -INFINITY);
+        vi better = v > tops;
+        tops = better ? v : tops;
+        at = better ? lanes() + i : at;
     }
     float top = largest(tops);
-    for (int i = 0; i < n; i++)
-        if (x[i] == top) return i;
-    return 0;
+    int best = n;
+    for (int l = 0; l < LANES; l++)
+        if (tops[l] == top) best = std::min(best, int(at[l]));
+    return best < n ? best : 0;
 }
 
 int bin_of(float p) {
@@ -53,50 +62,43 @@ int bin_of(float p) {
     return int(bits >> BIN_SHIFT);
 }
 
-class Row {
-  public:
-    Row(const Sample& s, int row, std::vector<float>& room)
-        : s(s), row(row), x(s.logits + row * s.stride), n(s.vocab), p(room) {}
-
-    int draw() {
-        int best = largest_logit(x, n);
-        if (s.greedy[row]) return best;
-        weigh(x[best]);
-        bool filtered = s.top_k[row] < n || s.top_p[row] < 1.f || s.min_p[row] > 0.f;
-        int id = filtered ? draw_filtered() : draw_plain();
-        return id < 0 ? best : id;
+double uniform(uint64_t seed, uint64_t sample, uint64_t position) {  // Philox4x32-10: see runtime/sampling/philox.py
+    uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), uint32_t(sample), 0};
+    uint32_t k[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+    for (int round = 0; round < 10; round++, k[0] += 0x9E3779B9u, k[1] += 0xBB67AE85u) {
+        uint64_t low = uint64_t(c[0]) * 0xD2511F53u, high = uint64_t(c[2]) * 0xCD9E8D57u;
+        uint32_t next[4] = {uint32_t(high >> 32) ^ c[1] ^ k[0], uint32_t(high), uint32_t(low >> 32) ^ c[3] ^ k[1], uint32_t(low)};
+        memcpy(c, next, sizeof c);
     }
+    return (double(c[0] >> 5) * 67108864.0 + double(c[1] >> 6)) / 9007199254740992.0;
+}
 
-  private:
-    const Sample& s;
-    int row;
-    const float* x;
+struct Weights {  // p = exp((x - top) / temperature) of a row, and the sum; sums run over blocks, then over ids
+    const std::vector<float>& p;
     int n;
-    std::vector<float>& p;
     double total = 0;
 
-    void weigh(float top) {  // p = exp((x - top) / temperature), and the sum
+    Weights(const float* x, int n, float top, float temperature, std::vector<float>& p) : p(p), n(n) {
         int padded = round_up(n, LANES);
         p.resize(padded);
-        vf tops = splat(top), inverse = splat(1.f / s.temperature[row]);
+        vf tops = splat(top), inverse = splat(1.f / temperature);
         for (int i = 0; i < padded; i += LANES) {
-            vf v = (logits_at(x, i, n) - tops) * inverse;
+            vf v = (part(x, i, n, -INFINITY) - tops) * inverse;
             store(p.data() + i, v > -87.f ? exp(v) : vf{});
         }
-        for (int i = 0; i < padded; i += BLOCK) total += block_sum(i);
+        for (int i = 0; i < padded; i += BLOCK) total += block(i);
     }
 
-    double block_sum(int begin) const {
+    double block(int begin) const {
         double sum = 0;
         for (int i = begin, end = std::min(begin + BLOCK, int(p.size())); i < end; i += LANES) sum += double(::sum(load<vf>(p.data() + i)));
         return sum;
     }
 
-    // The first id at which the running sum exceeds the target; sums run over blocks, then over ids.
-    int draw_plain() const {
-        double target = s.uniform[row] * total, before = 0;
+    int draw(double u) const {  // the first id at which the running sum exceeds u times the total; -1: there is none
+        double target = u * total, before = 0;
         for (int b = 0; b < n; b += BLOCK) {
-            double after = before + block_sum(b);
+            double after = before + block(b);
             if (after > target) {
                 int last = -1;
                 for (int i = b, end = std::min(b + BLOCK, n); i < end; i++) {
@@ -107,63 +109,216 @@ class Row {
             }
             before = after;
         }
-        return last_possible();
-    }
-
-    int last_possible() const {
         for (int i = n - 1; i >= 0; i--)
             if (p[i] > 0) return i;
         return -1;
     }
+};
 
-    int draw_filtered() const {
-        thread_local std::vector<Candidate> found;
-        collect(found);
-        std::sort(found.begin(), found.end());
-        size_t count = keep(found);
-        double kept = 0;
-        for (size_t i = 0; i < count; i++) kept += found[i].p;
-        std::sort(found.begin(), found.begin() + count, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-        double target = s.uniform[row] * kept, before = 0;
-        for (size_t i = 0; i < count; i++)
-            if ((before += found[i].p) > target) return found[i].id;
-        return count ? found[count - 1].id : -1;
+struct Cut {  // what of the candidates, ordered, is kept: those that come no later than `last`
+    Candidate last;
+    double mass;
+    bool keeps(const Candidate& c) const { return !(last < c); }
+};
+
+class Filtered {  // draws among the likely ids only
+  public:
+    Filtered(const Weights& w, int64_t k, float top_p, float min_p, Desk& desk) : w(w), k(k), top_p(top_p), min_p(min_p), desk(desk) {}
+
+    int draw(double u) {
+        bool renormalised = top_p < 1.f && min_p > 0.f && k < w.n;  // top-p of the first k's mass
+        double wanted = top_p < 1.f ? top_p * w.total : INFINITY;
+        collect(renormalised ? INFINITY : wanted, renormalised ? 0.f : min_p);
+        if (desk.found.empty()) return -1;
+        if (renormalised) wanted = top_p * cut(INFINITY).mass;
+        Cut kept = cut(wanted);
+        double sum = 0;
+        for (const Candidate& c : desk.found) sum += keeps(kept, c) ? c.p : 0;
+        double target = u * sum, before = 0;
+        int id = -1;
+        for (const Candidate& c : desk.found) {
+            if (!keeps(kept, c)) continue;
+            id = c.id;
+            if ((before += c.p) > target) break;
+        }
+        return id;
     }
 
-    // Everything that may be kept: whole bins of likely ids until top-k and top-p are surely satisfied.
-    void collect(std::vector<Candidate>& found) const {
-        thread_local std::vector<int> counts;
-        thread_local std::vector<double> sums;
-        counts.assign(BINS, 0), sums.assign(BINS, 0);
-        for (int i = 0; i < n; i++) {
-            int bin = bin_of(p[i]);
-            counts[bin]++, sums[bin] += p[i];
+  private:
+    const Weights& w;
+    int64_t k;
+    float top_p, min_p;
+    Desk& desk;
+
+    // The largest p is exactly 1.
+    bool keeps(const Cut& cut, const Candidate& c) const { return c.p >= min_p && cut.keeps(c); }
+
+    // All that may be kept, by rising id: first only what is likely, which is nearly always enough.
+    void collect(double wanted, float least) {
+        for (float level : {0x1p-8f, 0x1p-16f, 0.f}) {
+            float from = std::max(level, least);
+            double mass = gather(from);
+            if (from == least || int64_t(desk.found.size()) >= k || mass > wanted * (1 + 1e-6)) return;
+        }
+    }
+
+    double gather(float least) {
+        auto& found = desk.found;
+        found.clear();
+        double mass = 0;
+        vf bar = splat(least);
+        for (int i = 0; i < w.n; i += LANES) {
+            vf v = load<vf>(w.p.data() + i);
+            if (!any((v >= bar) & (v > 0.f))) continue;
+            for (int l = 0; l < LANES; l++)
+                if (v[l] >= least && v[l] > 0) found.push_back({v[l], i + l}), mass += v[l];
+        }
+        return mass;
+    }
+
+    // Whole bins while they surely fit within the first k and the wanted mass; the bin where that ends is put in order.
+    Cut cut(double wanted) {
+        desk.counts.assign(BINS, 0), desk.sums.assign(BINS, 0);
+        for (const Candidate& c : desk.found) {
+            int bin = bin_of(c.p);
+            desk.counts[bin]++, desk.sums[bin] += c.p;
         }
         int64_t count = 0;
-        double sum = 0, wanted = s.top_p[row] < 1.f && s.min_p[row] == 0.f ? s.top_p[row] * total : INFINITY;
-        int bin = BINS - 1;
+        double before = 0;
+        int bin = bin_of(1.f);
         for (; bin > 0; bin--) {
-            count += counts[bin], sum += sums[bin];
-            if (count >= s.top_k[row] || sum > wanted * (1 + 1e-6)) break;
+            if (count + desk.counts[bin] >= k || !(before + desk.sums[bin] < wanted * (1 - 1e-9))) break;
+            count += desk.counts[bin], before += desk.sums[bin];
         }
-        found.clear();
-        for (int i = 0; i < n; i++)
-            if (p[i] > 0 && bin_of(p[i]) >= bin) found.push_back({p[i], i});
+        auto& edge = desk.edge;
+        edge.clear();
+        for (const Candidate& c : desk.found)
+            if (bin_of(c.p) == bin) edge.push_back(c);
+        std::sort(edge.begin(), edge.end());
+        Cut cut{{lowest_of(bin + 1), INT32_MAX}, before};  // all of the bins above
+        for (const Candidate& c : edge) {
+            if (count++ >= k || !(cut.mass < wanted)) break;
+            cut.last = c, cut.mass += c.p;
+        }
+        return cut;
     }
 
-    size_t keep(const std::vector<Candidate>& found) const {  // how many of the ordered candidates stay
-        size_t count = std::min<size_t>(found.size(), size_t(s.top_k[row]));
-        double whole = total, before = 0;
-        if (s.min_p[row] > 0) {
-            whole = 0;
-            for (size_t i = 0; i < count; i++) whole += found[i].p;
+    static float lowest_of(int bin) {
+        uint32_t bits = uint32_t(bin) << BIN_SHIFT;
+        float p;
+        memcpy(&p, &bits, 4);
+        return p;
+    }
+};
+
+// Log probabilities: (x - top) / temperature - log(total).
+struct LogSoftmax {
+    const float* x;
+    int n;
+    float top, temperature;
+    double log_total;
+
+    float of(int id) const { return float(double((x[id] - top) / temperature) - log_total); }
+
+    void most_likely(int count, int32_t* ids, float* values, Desk& desk) const {
+        auto& heap = desk.found;  // the worst of the best in front
+        heap.clear();
+        int i = 0;
+        for (; i < std::min(count, n); i++) heap.push_back({x[i] == x[i] ? x[i] : -INFINITY, i});
+        std::make_heap(heap.begin(), heap.end());
+        for (; i < n && count > 0; i += LANES) {
+            vf v = part(x, i, n, -INFINITY);
+            if (!any(v > splat(heap.front().p))) continue;
+            for (int l = 0; l < LANES; l++) {
+                if (!(v[l] > heap.front().p)) continue;  // of equals the earlier id stays
+                std::pop_heap(heap.begin(), heap.end());
+                heap.back() = {v[l], i + l};
+                std::push_heap(heap.begin(), heap.end());
+            }
         }
-        float least = count ? s.min_p[row] * found[0].p : 0.f;
-        for (size_t i = 0; i < count; i++) {
-            if (!(before < s.top_p[row] * whole) || found[i].p < least) return i;
-            before += found[i].p;
+        std::sort_heap(heap.begin(), heap.end());
+        for (size_t j = 0; j < heap.size(); j++) ids[j] = heap[j].id, values[j] = of(heap[j].id);
+    }
+};
+
+void write_logprobs(const LogSoftmax& from, int id, int top, const int32_t* chosen, int num_chosen, const Logprobs& to, int row, Desk& desk) {
+    to.own[row] = from.of(id);
+    if (top) from.most_likely(std::min(top, from.n), to.top_ids + int64_t(row) * to.top_stride, to.top + int64_t(row) * to.top_stride, desk);
+    for (int i = 0; i < num_chosen; i++) to.chosen[int64_t(row) * to.chosen_stride + i] = from.of(std::clamp(chosen[i], 0, from.n - 1));
+}
+
+class Row {
+  public:
+    Row(const Sample& s, int row, Desk& desk)
+        : s(s), t(*s.params), row(row), slot(s.slots[row]), n(s.vocab), x(s.logits + row * s.stride), desk(desk) {}
+
+    void sample() {
+        change();
+        bool wants = s.logprobs.own && t.has_logprobs[slot];
+        if (!t.greedy[slot] || wants) clean();
+        int best = largest_logit(x, n), id = best;
+        s.failed[row] = !(x[best] > -INFINITY);
+        if ((!t.greedy[slot] || wants) && !s.failed[row]) {
+            Weights w(x, n, x[best], t.temperature[slot], desk.p);
+            if (!t.greedy[slot]) id = draw(w);
+            if (id < 0) id = best;
+            if (wants) {
+                LogSoftmax from{x, n, x[best], t.temperature[slot], std::log(w.total)};
+                write_logprobs(from, id, t.top[slot], list<int32_t>(t.chosen_ids), t.num_chosen[slot], s.logprobs, row, desk);
+            }
         }
-        return count;
+        s.ids[row] = id;
+    }
+
+  private:
+    const Sample& s;
+    const SampleSlots& t;
+    int row, slot, n;
+    float* x;
+    Desk& desk;
+
+    template <class T> const T* list(const int64_t* addresses) const { return reinterpret_cast<const T*>(addresses[slot]); }
+
+    int draw(const Weights& w) {
+        double u = uniform(t.seed[slot], t.sample[slot], s.positions[row]);
+        bool filtered = t.top_k[slot] < n || t.top_p[slot] < 1.f || t.min_p[slot] > 0.f;
+        return filtered ? Filtered(w, t.top_k[slot], t.top_p[slot], t.min_p[slot], desk).draw(u) : w.draw(u);
+    }
+
+    void change() {  // the order is the contract's
+        if (t.has_penalty[slot]) penalise(t.counts + t.counts_row[slot] * n);
+        if (s.positions[row] < t.min_position[slot])
+            for (int i = 0; i < t.num_stops[slot]; i++) x[list<int32_t>(t.stops)[i]] = -INFINITY;
+        if (s.mask_of && s.mask_of[row] >= 0) mask(s.masks + s.mask_of[row] * s.mask_stride);
+        for (int i = 0; i < t.num_bias[slot]; i++) x[list<int32_t>(t.bias_ids)[i]] += list<float>(t.bias)[i];
+    }
+
+    void penalise(const float* counts) {
+        vf frequency = splat(t.frequency[slot]), presence = splat(t.presence[slot]), repetition = splat(t.repetition[slot]);
+        for (int i = 0; i < n; i += LANES) {
+            vf count = part(counts, i, n, 0.f);
+            if (!any(count > 0.f)) continue;
+            vf old = part(x, i, n, 0.f), v = old - frequency * count - presence;
+            v = v > 0.f ? v / repetition : v * repetition;
+            put_part(x, i, n, count > 0.f ? v : old);
+        }
+    }
+
+    void mask(const int32_t* bits) {
+        for (int i = 0; i < n; i += LANES) {
+            uint32_t half = uint32_t(bits[i >> 5]) >> (i & 31) & 0xffff;
+            if (half == 0xffff) continue;
+            vi keep = ((vi{} + int32_t(half)) >> lanes()) & 1;
+            put_part(x, i, n, keep ? part(x, i, n, 0.f) : splat(-INFINITY));
+        }
+    }
+
+    void clean() {  // NaN can never win; infinities become the largest finite number, so that sums stay finite
+        for (int i = 0; i < n; i += LANES) {
+            vf v = part(x, i, n, 0.f);
+            v = v == v ? v : splat(-INFINITY);
+            put_part(x, i, n, min(v, splat(FLT_MAX)));
+        }
     }
 };
 
@@ -172,18 +327,49 @@ struct Drawing {
     std::atomic<int> next;
 };
 
-void draw_rows(void* arg, int) {
-    auto& d = *static_cast<Drawing*>(arg);
-    thread_local std::vector<float> room;
-    for (int r; (r = d.next.fetch_add(1, std::memory_order_relaxed)) < d.sample->rows;)
-        d.sample->ids[r] = Row(*d.sample, r, room).draw();
+struct Telling {
+    const Given* given;
+    std::atomic<int> next;
+};
+
+void tell_rows(void* arg, int) {
+    auto& d = *static_cast<Telling*>(arg);
+    const Given& g = *d.given;
+    thread_local Desk desk;
+    for (int r; (r = d.next.fetch_add(1, std::memory_order_relaxed)) < g.rows;) {
+        const float* x = g.logits + r * g.stride;
+        float top = x[largest_logit(x, g.vocab)];
+        Weights w(x, g.vocab, top, 1.f, desk.p);
+        write_logprobs({x, g.vocab, top, 1.f, std::log(w.total)}, g.ids[r], g.top, g.chosen_ids, g.num_chosen, g.logprobs, r, desk);
+    }
+}
+
+void run_rows(void (*job)(void*, int), void* arg, int rows) {
+    if (rows <= 1) return job(arg, 0);  // not worth waking anybody
+    Pool& pool = Pool::shared();
+    std::lock_guard lock(pool.busy);
+    pool.run(job, arg);
 }
 
 }  // namespace
 
-SYLVAN_API void sylvan_sample(const Sample* sample) {
+void sample_rows(const Sample& sample, std::atomic<int>& next) {
+    thread_local Desk desk;
+    for (int r; (r = next.fetch_add(1, std::memory_order_relaxed)) < sample.rows;) Row(sample, r, desk).sample();
+}
+
+int count_failed(const Sample& sample) { return int(std::count(sample.failed, sample.failed + sample.rows, 1)); }
+
+SYLVAN_API int sylvan_sample(const Sample* sample) {  // how many rows failed
     Drawing d{sample, 0};
-    Pool& pool = Pool::shared();
-    std::lock_guard lock(pool.busy);
-    pool.run(draw_rows, &d);
+    run_rows([](void* arg, int) {
+        auto& mine = *static_cast<Drawing*>(arg);
+        sample_rows(*mine.sample, mine.next);
+    }, &d, sample->rows);
+    return count_failed(*sample);
+}
+
+SYLVAN_API void sylvan_logprobs(const Given* given) {
+    Telling d{given, 0};
+    run_rows(tell_rows, &d, given->rows);
 }

@@ -16,10 +16,12 @@ from sylvan.runtime.cache.types import KVHandle
 class TokenBuffer:
     """Token ids of one request in one growing array, so that prefixes are views, not copies."""
 
-    __slots__ = ("_ids", "_room", "length")
+    __slots__ = ("_ids", "_room", "last", "length")
 
     def __init__(self, ids: IntArray, room: int) -> None:
-        self.length = len(ids)  # read only; an attribute because it is read at every step
+        # read only; attributes because they are read at every step
+        self.length = len(ids)
+        self.last = int(ids[-1]) if len(ids) else -1
         self._room = len(ids) + room
         self._ids = np.empty(self._room, np.int32)
         self._ids[: len(ids)] = ids
@@ -32,7 +34,7 @@ class TokenBuffer:
         if self.length == self._room:
             self._ids = np.concatenate([self._ids, np.empty(max(64, self._room), np.int32)])
             self._room = len(self._ids)
-        self._ids[self.length] = token
+        self._ids[self.length] = self.last = token
         self.length += 1
 
     def view(self, start: int, stop: int) -> IntArray:
@@ -42,7 +44,9 @@ class TokenBuffer:
 
     def truncate(self, length: int) -> None:
         """Forget all ids from `length` on."""
-        self.length = min(self.length, length)
+        if length < self.length:
+            self.length = length
+            self.last = int(self._ids[length - 1]) if length else -1
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +65,8 @@ class Req:
     max_tokens: int = field(init=False)  # prompt and outputs together
     min_tokens: int = field(init=False)  # no stop id ends it before
     stop_ids: frozenset[int] = field(init=False)
+    priority: int = field(init=False)
+    ignores_eos: bool = False
     computed: int = 0  # tokens whose KV exists once all steps in flight are done
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
@@ -74,11 +80,13 @@ class Req:
         request, ids = self.request, self.request.input_ids
         self.prompt_len = self.max_tokens = self.min_tokens = len(ids)
         self.stop_ids = frozenset()
+        self.priority = request.priority
         room = 0
         if isinstance(request, GenerateRequest):
             sampling = request.sampling
             self.max_tokens += sampling.max_new_tokens or 0
             self.min_tokens += sampling.min_new_tokens
+            self.ignores_eos = sampling.ignore_eos
             if not sampling.ignore_eos:
                 self.stop_ids = frozenset((*request.eos_ids, *sampling.stop_token_ids))
             ids = np.concatenate([ids, request.output_ids])
@@ -179,8 +187,23 @@ class SliceOutput:
     status: int = 500
 
 
-@dataclass(frozen=True, slots=True)
 class StepResult:
-    """One output per slice of the batch, in order."""
+    """One output per slice of the batch, in order.
 
-    outputs: Sequence[SliceOutput]
+    `tokens`, if known, says that each slice brought just this one id: what nearly all steps do.
+    """
+
+    __slots__ = ("_outputs", "tokens")
+
+    def __init__(
+        self, outputs: Sequence[SliceOutput] = (), *, tokens: Sequence[int] | None = None
+    ) -> None:
+        self._outputs = outputs
+        self.tokens = tokens
+
+    @property
+    def outputs(self) -> Sequence[SliceOutput]:
+        """All of it, slice by slice."""
+        if self.tokens is not None and not self._outputs:
+            self._outputs = [SliceOutput((token,)) for token in self.tokens]
+        return self._outputs

@@ -12,7 +12,7 @@ import torch
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
-from sylvan.kernels.native.library import LibraryMissing
+from sylvan.kernels.native.library import Library, LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
@@ -47,6 +47,8 @@ from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.pool.states import TensorStates
+from sylvan.runtime.sampling.api import TokenSampler
+from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
 from sylvan.utils import plugins
 
@@ -112,7 +114,7 @@ def build_executor(
     worker = Worker(
         made.runner,
         batch,
-        Sampler(parts.custom),
+        _sampler(made, parts),
         config.vocab_size,
         _pooler(plan, made.runner),
         constraints=parts.constraints,
@@ -129,6 +131,13 @@ def build_executor(
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
+
+
+def _sampler(made: _Made, parts: SamplingParts) -> TokenSampler:
+    """Custom processors are Python over tensors; so is everything where nothing is compiled."""
+    if parts.custom or made.library is None:
+        return Sampler(parts.custom)
+    return NativeSampler(made.library)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +213,7 @@ class _Made:
     runner: GraphRunner
     pool: KVCachePool
     attention: AttentionBackend
+    library: Library | None = None  # of kernels that compute on the CPU
 
 
 def _with_program(plan: _Plan) -> _Made | None:
@@ -250,7 +260,7 @@ def _record(plan: _Plan) -> _Made:
         dtype=plan.build.dtype,
         threads=plan.options.threads or torch.get_num_threads(),
     )
-    return _Made(f"program ({library.variant})", runner, pool, NativeAttention())
+    return _Made(f"program ({library.variant})", runner, pool, NativeAttention(), library)
 
 
 def _pooler(plan: _Plan, runner: GraphRunner) -> Pooler | None:

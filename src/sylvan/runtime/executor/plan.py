@@ -6,11 +6,13 @@ of the scheduler, so that the next step can be planned meanwhile.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sylvan.protocol.arrays import EMPTY_IDS, IntArray
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import KVHandle
@@ -58,24 +60,71 @@ class EmbedWork:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Everything a step needs. T rows, R slices; `in_flight` are rows whose id is not known yet."""
+    """Everything a step needs: T rows, R slices of which S sample, F rows whose id is not known.
+
+    `numbers` holds, one after another: request slot, first and past-the-last position of each
+    slice (3, R); indices of slices that sample (S,); rows in flight and the slots whose newest
+    token they are (2, F); ids (T,).
+    """
 
     num_slices: int
-    slots: IntArray  # (R,)
-    starts: IntArray  # (R,)
-    stops: IntArray  # (R,)
-    samples: IntArray  # indices of slices that sample
-    input_ids: IntArray  # (T,)
-    in_flight: IntArray  # (<= R,) rows of T
-    in_flight_slots: IntArray
+    num_tokens: int
+    num_samples: int
+    num_in_flight: int
+    numbers: IntArray
     copies: tuple[tuple[int, int, int], ...] = ()
     leaves: list[int] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
     pages: list[PageUpdate] = field(default_factory=list)
     prompt: list[PromptWant] = field(default_factory=list)
-    embeds: list[EmbedWork] = field(default_factory=list)
+    embeds: list[int] = field(default_factory=list)  # slices of EmbedRequests that are complete
     token_types: IntArray | None = None  # (T,); None: all 0
     states: StateWork | None = None  # of models with recurrent layers
+
+    @property
+    def slots(self) -> IntArray:
+        """Request slots, (R,)."""
+        return self.numbers[: self.num_slices]
+
+    @property
+    def starts(self) -> IntArray:
+        """First positions, (R,)."""
+        return self.numbers[self.num_slices : 2 * self.num_slices]
+
+    @property
+    def stops(self) -> IntArray:
+        """Positions after the last, (R,)."""
+        return self.numbers[2 * self.num_slices : 3 * self.num_slices]
+
+    @property
+    def samples(self) -> IntArray:
+        """Indices of slices that sample, (S,)."""
+        return self.numbers[3 * self.num_slices :][: self.num_samples]
+
+    @property
+    def sample_slots(self) -> IntArray:
+        """Request slots of slices that sample, (S,)."""
+        return self.slots if self.num_samples == self.num_slices else self.slots[self.samples]
+
+    @property
+    def sample_positions(self) -> NDArray[np.int64]:
+        """Of the tokens that are sampled, (S,)."""
+        return self.stops[self.samples].astype(np.int64)
+
+    @property
+    def in_flight(self) -> IntArray:
+        """Rows whose id the step before samples, (F,)."""
+        return self.numbers[3 * self.num_slices + self.num_samples :][: self.num_in_flight]
+
+    @property
+    def in_flight_slots(self) -> IntArray:
+        """Slots whose newest token those are, (F,)."""
+        return self.numbers[-self.num_tokens - self.num_in_flight :][: self.num_in_flight]
+
+    @property
+    def input_ids(self) -> IntArray:
+        """Ids, (T,); of rows in flight they mean nothing."""
+        return self.numbers[len(self.numbers) - self.num_tokens :]
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +133,7 @@ class _Occupant:
 
     slot: int
     req: Req
+    generates: bool
     kv: KVHandle | None = None
     kv_version: int = -1
     num_pages: int = 0
@@ -100,6 +150,7 @@ class Planner:
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
         self._by_rid: dict[str, _Occupant] = {}
+        self._by_req: dict[Req, _Occupant] = {}
 
     def plan(self, batch: Batch) -> StepPlan:
         """Copy out what the step needs.
@@ -110,39 +161,42 @@ class Planner:
         leaves = [slot for rid in batch.ended if (slot := self._leave(rid)) is not None]
         joins: list[Join] = []
         pages: list[PageUpdate] = []
-        occupants = [self._occupant(s.req, leaves, joins) for s in batch.slices]
-        for occupant in occupants:
-            _pages(occupant, pages)
-        count = len(batch.slices)
-        plan = StepPlan(
-            num_slices=count,
-            slots=np.fromiter((o.slot for o in occupants), np.int32, count),
-            starts=np.fromiter((s.start for s in batch.slices), np.int32, count),
-            stops=np.fromiter((s.stop for s in batch.slices), np.int32, count),
-            samples=np.flatnonzero([_samples(s) for s in batch.slices]).astype(np.int32),
-            input_ids=np.zeros(batch.num_tokens, np.int32),
-            in_flight=EMPTY_IDS,
-            in_flight_slots=EMPTY_IDS,
+        layout = _Layout()
+        for work in batch.slices:
+            occupant = self._by_req.get(work.req) or self._enter(work.req, leaves, joins)
+            kv = work.req.kv
+            assert kv is not None, "a slice of a request without memory"
+            if (
+                kv.num_pages != occupant.num_pages
+                or kv is not occupant.kv
+                or kv.version != occupant.kv_version
+            ):
+                _pages(occupant, kv, pages)
+            layout.add(work, occupant)
+        return StepPlan(
+            num_slices=len(layout.slots),
+            num_tokens=len(layout.ids),
+            num_samples=len(layout.samples),
+            num_in_flight=len(layout.rows),
+            numbers=layout.numbers(),
             copies=batch.copies,
             leaves=leaves,
             joins=joins,
             pages=pages,
+            prompt=layout.prompt,
+            embeds=layout.embeds,
+            token_types=layout.token_types(),
+            states=_states(batch.slices),
         )
-        _fill_tokens(plan, batch.slices)
-        if count and (kv := batch.slices[0].req.kv) is not None and kv.state is not None:
-            plan.states = _states(batch.slices)
-        return plan
 
-    def _occupant(self, req: Req, leaves: list[int], joins: list[Join]) -> _Occupant:
-        found = self._by_rid.get(req.rid)
-        if found is not None and found.req is req:
-            return found
-        if found is not None:
-            self._leave(req.rid)
-            leaves.append(found.slot)
+    def _enter(self, req: Req, leaves: list[int], joins: list[Join]) -> _Occupant:
+        if (slot := self._leave(req.rid)) is not None:
+            leaves.append(slot)
         if not self._free:
             leaves.append(self._evict())
-        found = self._by_rid[req.rid] = _Occupant(self._free.pop(), req)
+        generates = isinstance(req.request, GenerateRequest)
+        found = _Occupant(self._free.pop(), req, generates)
+        self._by_rid[req.rid] = self._by_req[req] = found
         if isinstance(req.request, GenerateRequest):
             outputs = req.tokens.view(min(req.prompt_len, len(req.tokens)), len(req.tokens))
             joins.append(Join(found.slot, req.request, outputs.copy()))
@@ -160,17 +214,12 @@ class Planner:
         occupant = self._by_rid.pop(rid, None)
         if occupant is None:
             return None
+        del self._by_req[occupant.req]
         self._free.append(occupant.slot)
         return occupant.slot
 
 
-def _samples(work: Slice) -> bool:
-    return work.samples and isinstance(work.req.request, GenerateRequest)
-
-
-def _pages(occupant: _Occupant, updates: list[PageUpdate]) -> None:
-    kv = occupant.req.kv
-    assert kv is not None, "a slice of a request without memory"
+def _pages(occupant: _Occupant, kv: KVHandle, updates: list[PageUpdate]) -> None:
     known = occupant.num_pages
     if kv is not occupant.kv or kv.version != occupant.kv_version:
         known = 0
@@ -179,7 +228,9 @@ def _pages(occupant: _Occupant, updates: list[PageUpdate]) -> None:
     occupant.kv, occupant.kv_version, occupant.num_pages = kv, kv.version, kv.num_pages
 
 
-def _states(slices: tuple[Slice, ...]) -> StateWork:
+def _states(slices: tuple[Slice, ...]) -> StateWork | None:
+    if not slices or slices[0].req.kv is None or slices[0].req.kv.state is None:
+        return None
     slots = np.zeros(len(slices), np.int32)
     copies: list[tuple[int, int]] = []
     saves: list[tuple[int, int, int]] = []
@@ -193,51 +244,83 @@ def _states(slices: tuple[Slice, ...]) -> StateWork:
     return StateWork(slots, tuple(copies), tuple(saves))
 
 
-def _fill_tokens(plan: StepPlan, slices: tuple[Slice, ...]) -> None:
-    row = 0
-    rows: list[int] = []
-    slots: list[int] = []
-    for index, work in enumerate(slices):
+class _Layout:
+    """Gathers the numbers of a step, slice by slice."""
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+        self.samples: list[int] = []
+        self.rows: list[int] = []  # in flight
+        self.sources: list[int] = []
+        self.ids: list[int] = []
+        self.prompt: list[PromptWant] = []
+        self.embeds: list[EmbedWork] = []
+        self.types: list[tuple[int, IntArray]] = []  # of tokens, from a row on
+
+    def add(self, work: Slice, occupant: _Occupant) -> None:
+        """The next slice."""
         tokens, start, stop = work.req.tokens, work.start, work.stop
-        known = min(stop, tokens.length)
-        if known < stop:
-            assert max(known, start) == stop - 1, "only the last token may be in flight"
-            rows.append(row + stop - 1 - start)
-            slots.append(int(plan.slots[index]))
-        if start < known:
-            plan.input_ids[row : row + known - start] = tokens.view(start, known)
-        if isinstance(work.req.request, GenerateRequest):
-            if work.req.request.logprobs is not None:
-                _want_prompt(plan, index, work, row)
+        index, row, known = len(self.slots), len(self.ids), tokens.length
+        self.slots.append(occupant.slot)
+        self.starts.append(start)
+        self.stops.append(stop)
+        if known == stop == start + 1:  # a decoding request whose newest token is known
+            self.ids.append(tokens.last)
         else:
-            _embed(plan, index, work, row)
-        row += stop - work.start
-    plan.in_flight = np.array(rows, np.int32)
-    plan.in_flight_slots = np.array(slots, np.int32)
+            self.ids.extend(tokens.view(start, min(stop, known)).tolist() if start < known else ())
+            if known < stop:
+                assert max(known, start) == stop - 1, "only the last token may be in flight"
+                self.rows.append(len(self.ids))
+                self.sources.append(occupant.slot)
+                self.ids.append(0)
+        if not occupant.generates:
+            self._embed(index, work, row)
+            return
+        if work.samples:
+            self.samples.append(index)
+        if work.start < work.req.prompt_len:
+            want = _want_prompt(index, work, row)
+            if want is not None:
+                self.prompt.append(want)
+
+    def _embed(self, index: int, work: Slice, row: int) -> None:
+        request = work.req.request
+        assert isinstance(request, EmbedRequest)
+        asked = request.dimensions, request.normalize
+        self.embeds.append(EmbedWork(index, work.start, work.samples, *asked))
+        if request.token_types is not None:
+            self.types.append((row, request.token_types[work.start : work.stop]))
+
+    def token_types(self) -> IntArray | None:
+        """See `StepPlan.token_types`."""
+        if not self.types:
+            return None
+        found = np.zeros(len(self.ids), np.int32)
+        for row, part in self.types:
+            found[row : row + len(part)] = part
+        return found
+
+    def numbers(self) -> IntArray:
+        """See `StepPlan.numbers`."""
+        lists = (self.slots, self.starts, self.stops, self.samples, self.rows, self.sources)
+        packed = array("i")
+        for numbers in (*lists, self.ids):
+            packed.extend(numbers)
+        return np.frombuffer(packed, np.int32)
 
 
-def _embed(plan: StepPlan, index: int, work: Slice, row: int) -> None:
-    request = work.req.request
-    assert isinstance(request, EmbedRequest)
-    asked = request.dimensions, request.normalize
-    plan.embeds.append(EmbedWork(index, work.start, work.samples, *asked))
-    if request.token_types is not None:
-        if plan.token_types is None:
-            plan.token_types = np.zeros(len(plan.input_ids), np.int32)
-        part = request.token_types[work.start : work.stop]
-        plan.token_types[row : row + len(part)] = part
-
-
-def _want_prompt(plan: StepPlan, index: int, work: Slice, row: int) -> None:
+def _want_prompt(index: int, work: Slice, row: int) -> PromptWant | None:
     """Rows that predict prompt tokens; once outputs exist, the prompt has been answered for."""
     req = work.req
     assert isinstance(req.request, GenerateRequest)
     options = req.request.logprobs
     if options is None or options.start is None or req.num_tokens > req.prompt_len + work.samples:
-        return
+        return None
     first = max(work.start, options.start)
     last = min(work.stop, req.prompt_len - 1)
-    if first < last:
-        rows = np.arange(row + first - work.start, row + last - work.start, dtype=np.int32)
-        ids = req.tokens.view(first + 1, last + 1).copy()
-        plan.prompt.append(PromptWant(index, rows, ids))
+    if first >= last:
+        return None
+    rows = np.arange(row + first - work.start, row + last - work.start, dtype=np.int32)
+    return PromptWant(index, rows, req.tokens.view(first + 1, last + 1).copy())

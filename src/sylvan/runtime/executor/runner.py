@@ -9,7 +9,10 @@ import torch
 from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.executor.steps import Step
 from sylvan.runtime.models.registry import Model
+from sylvan.runtime.sampling.api import TokenSampler
+from sylvan.runtime.sampling.params import SamplingSlots
 
 
 class GraphRunner(Protocol):
@@ -28,6 +31,23 @@ class GraphRunner(Protocol):
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
         """Hidden vectors after the final norm, of rows of the step just run: float32 (n, D)."""
+        ...
+
+    def fuse(
+        self,
+        batch: ForwardBatch,
+        sampler: TokenSampler,
+        last_token: IntArray,
+        params: SamplingSlots,
+    ) -> Step | None:
+        """Steps that leave less to Python, where this runner and this sampler can; or None.
+
+        Args:
+            batch: The buffers of all steps.
+            sampler: What would draw.
+            last_token: The newest token of each request slot.
+            params: Sampling parameters of the request slots.
+        """
         ...
 
 
@@ -55,6 +75,15 @@ class EagerRunner:
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         """The model's head on vectors that are no rows of a step: float32 (R, C)."""
         return self._model.head(vectors_RD.to(self._hidden_TD)).float()
+
+    def fuse(
+        self,
+        batch: ForwardBatch,
+        sampler: TokenSampler,
+        last_token: IntArray,
+        params: SamplingSlots,
+    ) -> None:
+        """See `GraphRunner.fuse`."""
 
     def _take(self, rows: IntArray) -> torch.Tensor:
         index = torch.from_numpy(rows).to(self._hidden_TD.device)

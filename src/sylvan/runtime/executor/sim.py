@@ -46,6 +46,8 @@ class SimExecutor:
         self.now_s += self._step_time_s(batch)
         self.steps += 1
         self.computed_tokens += batch.num_tokens
+        if batch.slices and all(s.samples for s in batch.slices):
+            return Done(StepResult(tokens=[self._next_token(s.req, s.stop) for s in batch.slices]))
         return Done(StepResult([self._output(s.req, s.stop, s.samples) for s in batch.slices]))
 
     def close(self) -> None:

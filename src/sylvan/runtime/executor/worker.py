@@ -1,4 +1,4 @@
-"""One rank: fills the forward batch from a plan, runs the model, samples.
+"""One rank: has plans computed and sampled, and tells what that brought.
 
 Shapes: T rows of the step, R slices, S request slots.
 """
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import FloatArray, IntArray
 from sylvan.protocol.messages import TokenLogprobs
@@ -20,10 +19,11 @@ from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.plan import Join, StepPlan
 from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.runner import GraphRunner
+from sylvan.runtime.executor.steps import Step, TensorStep
+from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
 from sylvan.runtime.sampling.constraints import Constraints
-from sylvan.runtime.sampling.logprobs import join, token_logprobs
+from sylvan.runtime.sampling.logprobs import join
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
-from sylvan.runtime.sampling.sampler import Sampler
 
 _PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once
 
@@ -48,7 +48,7 @@ class Worker:
         self,
         runner: GraphRunner,
         batch: ForwardBatch,
-        sampler: Sampler,
+        sampler: TokenSampler,
         vocab_size: int,
         pooler: Pooler | None = None,
         constraints: Constraints | None = None,
@@ -57,10 +57,13 @@ class Worker:
         self._runner = runner
         self._batch = batch
         self._sampler = sampler
-        self._params = SamplingSlots(num_slots, vocab_size)
+        self._params = params = SamplingSlots(num_slots, vocab_size)
         self._pooler = pooler
         self._constraints = constraints
         self._last_token: IntArray = np.zeros(num_slots, np.int32)
+        self._step: Step = runner.fuse(batch, sampler, self._last_token, params) or TensorStep(
+            runner, batch, self._last_token, vocab_size
+        )
         self._bad: dict[int, str] = {}  # slot -> why its request cannot be sampled
         self._prompt_rows = max(1, min(num_slots, _PROMPT_BLOCK_BYTES // (4 * vocab_size)))
 
@@ -73,20 +76,34 @@ class Worker:
         self._apply(plan)
         if not plan.num_slices:
             return StepResult(())
+        constraints = self._constraints
+        if constraints is not None and constraints.idle:
+            constraints = None
+        draw = True
+        if constraints is not None:
+            draw = not constraints.prepare(plan.sample_slots, plan.sample_positions)
+        try:
+            self._copy_pages(plan)
+            drawn = self._step.run(plan, draw=draw)
+        except FAILURES as error:
+            raise failure(error) from error
+        if drawn is not None and constraints is None and self._is_plain(plan, drawn):
+            self._params.sampled(plan.sample_slots, drawn.token_ids)
+            return StepResult(tokens=drawn.token_ids.tolist())
+        return StepResult(self._results(plan, drawn))
+
+    def _is_plain(self, plan: StepPlan, drawn: SampleOutput) -> bool:
+        """Whether each slice brings one token and nothing else."""
+        more = self._bad or plan.prompt or plan.embeds or drawn.logprobs or drawn.errors
+        return not more and plan.num_samples == plan.num_slices
+
+    def _results(self, plan: StepPlan, drawn: SampleOutput | None) -> list[SliceOutput]:
         found = _Found()
         with torch.inference_mode():
-            if self._constraints is not None:
-                self._constraints.prepare(plan.slots[plan.samples], _positions(plan))
-            try:
-                self._copy_pages(plan)
-                self._fill(plan)
-                logits_RV = self._runner.run(self._batch)
-            except FAILURES as error:
-                raise failure(error) from error
-            self._sample(plan, logits_RV, found)
+            self._sample(plan, drawn, found)
             self._prompt_logprobs(plan, found)
             self._pool(plan, found)
-        return StepResult([_output(found, index) for index in range(plan.num_slices)])
+        return [_output(found, index) for index in range(plan.num_slices)]
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.leaves:
@@ -122,56 +139,43 @@ class Worker:
             for source, target in plan.states.copies:
                 self._batch.states.copy(source, target)
 
-    def _fill(self, plan: StepPlan) -> None:
-        host, page_size = self._batch.host, self._batch.kv.page_size
-        lens = plan.stops - plan.starts
-        num_tokens, num_reqs = int(lens.sum()), plan.num_slices
-        ends = np.cumsum(lens, dtype=np.int32)
-        host.q_starts[0] = 0
-        host.q_starts[1 : num_reqs + 1] = ends
-        host.kv_lens[:num_reqs] = plan.stops
-        host.req_slots[:num_reqs] = plan.slots
-        host.sample_rows[: len(plan.samples)] = ends[plan.samples] - 1
-        ids = host.input_ids[:num_tokens]
-        ids[:] = plan.input_ids
-        ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
-        np.clip(ids, 0, self._params.vocab_size - 1, out=ids)  # whose were not fails alone
-        host.token_types[:num_tokens] = 0 if plan.token_types is None else plan.token_types
-        positions = host.positions[:num_tokens]
-        positions[:] = np.arange(num_tokens, dtype=np.int32)
-        positions -= np.repeat(ends - lens - plan.starts, lens)
-        pages = host.page_table[np.repeat(plan.slots, lens), positions // page_size]
-        host.out_slots[:num_tokens] = pages * page_size + positions % page_size
-        self._batch.ready(num_tokens, num_reqs, len(plan.samples))
-
-    def _sample(self, plan: StepPlan, logits_RV: torch.Tensor, found: _Found) -> None:
-        if not len(plan.samples):
+    def _sample(self, plan: StepPlan, drawn: SampleOutput | None, found: _Found) -> None:
+        if not plan.num_samples:
             return
-        slots = plan.slots[plan.samples]
-        positions = _positions(plan)
-        rows = SamplingBatch(slots, positions, self._params)
-        try:
-            self._take(plan.samples, rows, logits_RV, found)
-        except FAILURES:
-            # One request's parameters are to blame, but not known which: each by itself.
-            logits_RV = self._runner.logits(self._batch.host.sample_rows[: len(slots)].copy())
-            for i in range(len(slots)):
-                one = slice(i, i + 1)
-                part = SamplingBatch(slots[one], positions[one], self._params)
-                try:
-                    self._take(plan.samples[one], part, logits_RV[one], found)
-                except FAILURES as error:
-                    found.errors[int(plan.samples[i])] = f"sampling failed: {error}"
-        for index in plan.samples.tolist():
+        samples = plan.samples
+        rows = SamplingBatch(plan.sample_slots, plan.sample_positions, self._params)
+        if drawn is not None:
+            self._note(samples, rows, drawn, found)
+        else:
+            self._draw(samples, rows, found)
+        for index in samples.tolist() if self._bad else ():
             if why := self._bad.get(int(plan.slots[index])):
                 found.errors[index] = why
 
-    def _take(
-        self, indices: IntArray, rows: SamplingBatch, logits_RV: torch.Tensor, found: _Found
-    ) -> None:
-        """Sample some slices and note what they brought."""
+    def _draw(self, samples: IntArray, rows: SamplingBatch, found: _Found) -> None:
+        try:
+            self._note(samples, rows, self._choose(rows, self._step.logits()), found)
+        except FAILURES:
+            # One request's parameters are to blame, but not known which: each by itself.
+            count = len(samples)
+            logits_RV = self._runner.logits(self._batch.host.sample_rows[:count].copy())
+            for i in range(count):
+                one = slice(i, i + 1)
+                part = SamplingBatch(rows.slots[one], rows.positions[one], self._params)
+                try:
+                    chosen = self._choose(part, logits_RV[one])
+                    self._note(samples[one], part, chosen, found)
+                except FAILURES as error:
+                    found.errors[int(samples[i])] = f"sampling failed: {error}"
+
+    def _choose(self, rows: SamplingBatch, logits_RV: torch.Tensor) -> SampleOutput:
         masks = self._constraints.masks(rows) if self._constraints is not None else None
-        out = self._sampler.sample(logits_RV, rows, masks)
+        return self._sampler.sample(logits_RV, rows, masks)
+
+    def _note(
+        self, indices: IntArray, rows: SamplingBatch, out: SampleOutput, found: _Found
+    ) -> None:
+        """What sampling some slices brought."""
         self._last_token[rows.slots] = out.token_ids
         slices = indices.tolist()
         tokens = ((token,) for token in out.token_ids.tolist())
@@ -227,7 +231,7 @@ class Worker:
         for start in range(0, len(rows), self._prompt_rows):
             block = slice(start, start + self._prompt_rows)
             logits = self._runner.logits(rows[block])
-            parts.append(token_logprobs(logits, token_ids[block], options))
+            parts.append(self._sampler.token_logprobs(logits, token_ids[block], options))
         return join(parts)
 
     def _pool(self, plan: StepPlan, found: _Found) -> None:
@@ -252,11 +256,6 @@ def _within(request: GenerateRequest, vocab_size: int) -> bool:
     """Whether a kernel may look up the ids; the edge has refused others already."""
     parts = (request.input_ids, request.output_ids)
     return all(not len(p) or (p.min() >= 0 and p.max() < vocab_size) for p in parts)
-
-
-def _positions(plan: StepPlan) -> NDArray[np.int64]:
-    """Of the tokens that are sampled."""
-    return plan.stops[plan.samples].astype(np.int64)
 
 
 def _output(found: _Found, index: int) -> SliceOutput:

@@ -42,9 +42,14 @@ class Outcome:
 class Constraints(Protocol):
     """The data half of a feature that lives beside the sampler; called by the worker's thread.
 
-    Each step calls `leave` and `join` for requests that changed, `prepare`, then once or more
-    `masks`, each time followed by `advance` with the same batch.
+    Each step calls `leave` and `join` for requests that changed. Unless `idle` then, it goes on
+    with `prepare`, then once or more `masks`, each time followed by `advance` with the same batch.
     """
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is constrained."""
+        ...
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
         """A request enters a slot, having generated `outputs` already."""
@@ -58,10 +63,11 @@ class Constraints(Protocol):
         """Whether the outputs of the request in `slot` are constrained."""
         ...
 
-    def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> None:
+    def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> bool:
         """These slots are going to be sampled for these positions; must not block.
 
-        The forward pass runs while masks are computed.
+        The forward pass runs while masks are computed. Returns whether there will be any: if not,
+        `masks` need not be asked.
         """
         ...
 

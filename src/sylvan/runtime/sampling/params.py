@@ -7,6 +7,7 @@ slots, R rows to sample in this step, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,11 +38,16 @@ class SamplingSlots:
         self.has_penalty = np.zeros(num_slots, np.bool_)
         self.has_bias = np.zeros(num_slots, np.bool_)
         self.has_logprobs = np.zeros(num_slots, np.bool_)
-        self.stops: list[IntArray] = [np.empty(0, np.int32)] * num_slots
+        self.top = np.zeros(num_slots, np.int32)  # alternatives whose log probability is wanted
+        self.logprobs: list[LogprobOptions | None] = [None] * num_slots
+        self.num_logprobs = 0  # slots that want some
         self.bias: list[tuple[IntArray, NDArray[np.float32]]] = [
             (np.empty(0, np.int32), np.empty(0, np.float32))
         ] * num_slots
-        self.logprobs: list[LogprobOptions | None] = [None] * num_slots
+        self.stops = SlotLists(num_slots, np.int32)
+        self.bias_ids = SlotLists(num_slots, np.int32)
+        self.bias_values = SlotLists(num_slots, np.float32)
+        self.chosen_ids = SlotLists(num_slots, np.int32)  # whose log probability is wanted
         self.counts = OutputCounts(num_slots, vocab_size)
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
@@ -58,11 +64,12 @@ class SamplingSlots:
         self.seed[slot] = sampling.sampling_seed or 0
         self.sample[slot] = request.sample
         self.min_position[slot] = len(request.input_ids) + sampling.min_new_tokens
-        self.stops[slot] = self._known((*request.eos_ids, *sampling.stop_token_ids))
-        self.bias[slot] = self._bias(sampling.logit_bias)
-        self.has_bias[slot] = len(self.bias[slot][0]) > 0
-        self.logprobs[slot] = request.logprobs
-        self.has_logprobs[slot] = request.logprobs is not None
+        self.stops.put(slot, self._known((*request.eos_ids, *sampling.stop_token_ids)))
+        self.bias[slot] = ids, values = self._bias(sampling.logit_bias)
+        self.bias_ids.put(slot, ids)
+        self.bias_values.put(slot, values)
+        self.has_bias[slot] = len(ids) > 0
+        self._want(slot, request.logprobs)
         neutral = (0.0, 0.0, 1.0)
         self.has_penalty[slot] = neutral != (
             sampling.frequency_penalty,
@@ -78,14 +85,39 @@ class SamplingSlots:
         self.greedy[slot] = True
         self.has_penalty[slot] = self.has_bias[slot] = self.has_logprobs[slot] = False
         self.min_position[slot] = 0
-        self.logprobs[slot] = None
+        for lists in (self.stops, self.bias_ids, self.bias_values):
+            lists.drop(slot)
+        self._want(slot, None)
         self.counts.drop(slot)
 
     def sampled(self, slots: IntArray, token_ids: IntArray) -> None:
         """Count the tokens that a step has chosen."""
+        if not self.counts:
+            return
         chosen = self.has_penalty[slots]
         if chosen.any():
             self.counts.add(slots[chosen], token_ids[chosen])
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All of it by name, lists as their addresses and lengths, for native readers."""
+        plain = {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+        lists = {
+            "stops": self.stops,
+            "bias_ids": self.bias_ids,
+            "bias": self.bias_values,
+            "chosen_ids": self.chosen_ids,
+        }
+        lengths = {f"num_{n.removesuffix('_ids')}": x.lengths for n, x in lists.items()}
+        addresses = {name: x.addresses for name, x in lists.items()}
+        counts = {"counts_row": self.counts.rows, "counts": self.counts.matrix}
+        return plain | lengths | addresses | counts
+
+    def _want(self, slot: int, options: LogprobOptions | None) -> None:
+        self.num_logprobs += (options is not None) - (self.logprobs[slot] is not None)
+        self.logprobs[slot] = options
+        self.has_logprobs[slot] = options is not None
+        self.top[slot] = min(options.top, self.vocab_size) if options else 0
+        self.chosen_ids.put(slot, np.array(options.token_ids if options else (), np.int32))
 
     def _known(self, ids: tuple[int, ...]) -> IntArray:
         found = np.unique(np.array(ids, np.int64))
@@ -98,47 +130,70 @@ class SamplingSlots:
         return ids[inside].astype(np.int32), values[inside]
 
 
+class SlotLists:
+    """A short array for each slot, and where it lies in memory, for native readers."""
+
+    def __init__(self, num_slots: int, dtype: type[np.generic]) -> None:
+        self._empty: NDArray[Any] = np.empty(0, dtype)
+        self._arrays: list[NDArray[Any]] = [self._empty] * num_slots
+        self.addresses = np.zeros(num_slots, np.int64)
+        self.lengths = np.zeros(num_slots, np.int32)
+
+    def __getitem__(self, slot: int) -> NDArray[Any]:
+        return self._arrays[slot]
+
+    def put(self, slot: int, array: NDArray[Any]) -> None:
+        """Keep `array`, which must not be changed."""
+        self._arrays[slot] = np.ascontiguousarray(array, self._empty.dtype)
+        self.addresses[slot] = self._arrays[slot].ctypes.data
+        self.lengths[slot] = len(array)
+
+    def drop(self, slot: int) -> None:
+        """The slot has none."""
+        self._arrays[slot] = self._empty
+        self.lengths[slot] = 0
+
+
 class OutputCounts:
     """How often each id was generated, for the requests that have a penalty only.
 
-    Rows of a dense matrix (rows, V) that grows by doubling; most requests need none.
+    `matrix` float32 (rows, V) grows by doubling, for most requests need no row; `rows` says which
+    one belongs to a slot, -1 if none.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self._matrix = torch.zeros(0, vocab_size)
-        self._row_of = np.full(num_slots, -1, np.int64)
+        self.matrix: NDArray[np.float32] = np.zeros((0, vocab_size), np.float32)
+        self.rows = np.full(num_slots, -1, np.int64)
         self._free: list[int] = []
+
+    def __bool__(self) -> bool:
+        return len(self._free) < len(self.matrix)
 
     def open(self, slot: int, outputs: IntArray) -> None:
         """Start counting for `slot`, with `outputs` counted already."""
         if not self._free:
-            old = self._matrix
-            new = torch.zeros(max(4, 2 * len(old)), old.shape[1])
-            new[: len(old)] = old
-            self._matrix = new
-            self._free = list(range(len(old), len(new)))
+            old = self.matrix
+            self.matrix = np.zeros((max(4, 2 * len(old)), old.shape[1]), np.float32)
+            self.matrix[: len(old)] = old
+            self._free = list(range(len(old), len(self.matrix)))
         row = self._free.pop()
-        self._row_of[slot] = row
-        self._matrix[row].zero_()
-        if len(outputs):
-            ids = torch.from_numpy(outputs.astype(np.int64))
-            self._matrix[row].index_add_(0, ids, torch.ones(len(ids)))
+        self.rows[slot] = row
+        self.matrix[row] = 0
+        np.add.at(self.matrix[row], outputs, 1)
 
     def add(self, slots: IntArray, token_ids: IntArray) -> None:
         """One more of `token_ids[i]` for `slots[i]`; a slot may come twice."""
-        rows = torch.from_numpy(self._row_of[slots])
-        ids = torch.from_numpy(token_ids.astype(np.int64))
-        self._matrix.index_put_((rows, ids), torch.ones(len(ids)), accumulate=True)
+        np.add.at(self.matrix, (self.rows[slots], token_ids), 1)
 
     def of(self, slots: IntArray) -> torch.Tensor:
         """Counts as float32 (len(slots), V); a copy."""
-        return self._matrix[torch.from_numpy(self._row_of[slots])]
+        return torch.from_numpy(self.matrix[self.rows[slots]])
 
     def drop(self, slot: int) -> None:
         """Stop counting for `slot`."""
-        if self._row_of[slot] >= 0:
-            self._free.append(int(self._row_of[slot]))
-            self._row_of[slot] = -1
+        if self.rows[slot] >= 0:
+            self._free.append(int(self.rows[slot]))
+            self.rows[slot] = -1
 
 
 @dataclass(frozen=True, slots=True)

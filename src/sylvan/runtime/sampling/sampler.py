@@ -1,15 +1,16 @@
-"""From the logits of a step to its tokens."""
+"""From the logits of a step to its tokens, in PyTorch: the definition, for every device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import draw
 from sylvan.runtime.sampling.logprobs import token_logprobs
@@ -24,17 +25,8 @@ from sylvan.runtime.sampling.processors import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SampleOutput:
-    """One token a row, log probabilities where asked for, and what went wrong, by row."""
-
-    token_ids: IntArray
-    logprobs: dict[int, TokenLogprobs]
-    errors: dict[int, str]
-
-
 class Sampler:
-    """Applies the processors in their fixed order, then draws. A row never sees another row."""
+    """Implements `TokenSampler`: applies the processors in their fixed order, then draws."""
 
     def __init__(self, custom: Sequence[LogitsProcessor] = ()) -> None:
         self._custom = tuple(custom)
@@ -42,11 +34,7 @@ class Sampler:
     def sample(
         self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
     ) -> SampleOutput:
-        """Choose one token for each row; overwrites the logits.
-
-        The order of what changes them is the contract's: penalties and early stops, the masks of
-        grammars, the bias, custom processors, cleaning.
-        """
+        """See `TokenSampler.sample`."""
         if batch.plain and not self._custom:
             if masks is not None:
                 apply_masks(logits_RV, masks)
@@ -62,6 +50,12 @@ class Sampler:
         ids = draw(logits_RV, batch).cpu().numpy().astype(np.int32)
         errors = _hopeless(logits_RV, ids)
         return SampleOutput(ids, self._logprobs(logits_RV, ids, batch), errors)
+
+    def token_logprobs(
+        self, logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
+    ) -> TokenLogprobs:
+        """See `TokenSampler.token_logprobs`."""
+        return token_logprobs(logits_PV, token_ids, options)
 
     def _logprobs(
         self, logits_RV: torch.Tensor, ids: IntArray, batch: SamplingBatch
@@ -88,4 +82,4 @@ def _hopeless(logits_RV: torch.Tensor, ids: IntArray) -> dict[int, str]:
     index = torch.from_numpy(ids.astype(np.int64)).to(logits_RV.device)
     best = logits_RV.gather(-1, index[:, None])[:, 0]
     bad = torch.nonzero(torch.isinf(best) & (best < 0))[:, 0].tolist()
-    return dict.fromkeys(bad, "no token is possible: all logits are forbidden or not a number")
+    return dict.fromkeys(bad, HOPELESS)

@@ -31,7 +31,12 @@ class Admission:
 
     def reserved_tokens(self, running: Iterable[Req]) -> float:
         """Tokens that `running` are expected to need beyond what they hold."""
-        return sum(self.expected_outputs(req) for req in running)
+        total = 0.0
+        for req in running:  # `expected_outputs`, in a loop over all that run
+            left = min(req.max_tokens - req.tokens.length, CLIP_NEW_TOKENS)
+            if left > 0:
+                total += left if req.ignores_eos else left * self.ratio
+        return total
 
     def expected_outputs(self, req: Req) -> float:
         """Tokens that `req` is expected to generate from now on."""
@@ -39,7 +44,7 @@ class Admission:
         if not isinstance(request, GenerateRequest):
             return 0.0
         left = (request.sampling.max_new_tokens or 0) - req.num_outputs
-        ratio = 1.0 if request.sampling.ignore_eos else self.ratio
+        ratio = 1.0 if req.ignores_eos else self.ratio
         return min(max(left, 0), CLIP_NEW_TOKENS) * ratio
 
     def on_step(self) -> None:

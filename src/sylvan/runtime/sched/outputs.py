@@ -9,7 +9,7 @@ import numpy as np
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, TokenOutput, Usage
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.core.req import Req
+from sylvan.runtime.core.req import Req, Slice
 
 
 def finish_reason(req: Req, token: int) -> Finish | None:
@@ -74,6 +74,21 @@ def output(
         finish=req.finish,
         timing=timing,
     )
+
+
+def plain_output(piece: Slice, token: int) -> TokenOutput | None:
+    """Give a request that goes on afterwards its next token, which is nearly all there is to do.
+
+    None, changing nothing: there is more to it.
+    """
+    req = piece.req
+    known = req.tokens
+    ends = known.length + 1 >= req.max_tokens or token in req.stop_ids
+    if ends or req.finish or piece.draft or not (piece.samples and req.first_token_s):
+        return None
+    req.pending -= 1
+    known.append(token)
+    return TokenOutput(rid=req.request.rid, token_ids=(token,), usage=usage(req))
 
 
 def met_targets(req: Req, now_s: float) -> bool | None:

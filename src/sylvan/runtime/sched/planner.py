@@ -7,6 +7,8 @@ follow from that one rule.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import (
@@ -17,7 +19,7 @@ from sylvan.runtime.cache.types import (
 )
 from sylvan.runtime.core.req import Draft, Req, Slice
 from sylvan.runtime.sched.admission import Admission
-from sylvan.runtime.sched.feature import Verdict
+from sylvan.runtime.sched.feature import Feature, Verdict, overriding
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.outputs import PromptLogprobs
 from sylvan.runtime.sched.queue import WaitingQueue
@@ -45,6 +47,13 @@ class Planner:
         self._parts, self._limits, self._cache = parts, limits, parts.cache
         self._waiting, self._running = waiting, running
         self._prompt_logprobs = prompt_logprobs
+        self.started: list[Slice] = []  # by the step being planned: of requests that waited
+        self.planned_tokens = 0
+        features = parts.features
+        self._gates = overriding(features, "gate")  # of waiting requests
+        self._running_gates = tuple(f for f in self._gates if f.gates_running)
+        self._drafters = overriding(features, "draft")
+        self._decodes = not self._running_gates and not self._drafters
         self._slices: list[Slice] = []
         self._budget = 0
         self._chunk = 0
@@ -53,26 +62,33 @@ class Planner:
         """Choose the next step's slices: decoding first, then prompts under way, then new ones."""
         self.step += 1
         self._slices = []
+        if self.started:
+            self.started = []
         self._budget, self._chunk = self.step_size.tokens, self._limits.chunk_tokens
+        self.planned_tokens = 0
         self._make_way()
         retractions = self.retractions
-        prompts: list[Req] = []
-        plain = not self._parts.features
-        for req in tuple(self._running):
-            known = req.tokens.length + req.pending
-            lacking = known - req.computed
-            if lacking > 1:
-                prompts.append(req)
-            elif req.pending and known >= req.max_tokens:
-                continue  # what is in flight brings its last token
-            elif lacking == 1 and not (plain and self._decode(req)):
-                self._go_on(req)
-        for req in prompts:
+        for req in self._decode_running():
             self._go_on(req)
         if self.retractions == retractions:
             self.admission.on_step()
             self._admit()
         return tuple(self._slices)
+
+    def _decode_running(self) -> list[Req]:
+        """Give each decoding request its slice; returns prompts under way."""
+        prompts: list[Req] = []
+        plain = self._decodes
+        for req in tuple(self._running):
+            start = req.computed
+            known = req.tokens.length + req.pending
+            if known - start > 1:
+                prompts.append(req)
+            elif req.pending and known >= req.max_tokens:
+                continue  # what is in flight brings its last token
+            elif known > start and not (plain and self._decode(req)):
+                self._go_on(req)
+        return prompts
 
     def cached_tokens(self, req: Req) -> int:
         """Tokens of `req` that the prefix cache holds now."""
@@ -116,10 +132,11 @@ class Planner:
         req.computed = start + 1
         req.pending += 1
         self._budget -= 1
+        self.planned_tokens += 1
         return True
 
     def _go_on(self, req: Req) -> None:
-        if req.kv is None or not self._may_run(req):
+        if req.kv is None or (self._running_gates and not self._may_run(req, self._running_gates)):
             return
         want, draft = self._want(req)
         guesses = len(draft.tokens) if draft else 0
@@ -139,7 +156,7 @@ class Planner:
             return (req.lacking if req.lacking <= room or not self._slices else 0), None
         if req.pending or req.lacking >= room:
             return min(req.lacking, room), None
-        draft = next((d for f in self._parts.features if (d := f.draft(req))), None)
+        draft = next((d for f in self._drafters if (d := f.draft(req))), None)
         if draft and len(draft.tokens) > room - req.lacking:
             draft = None
         return req.lacking, draft
@@ -158,21 +175,26 @@ class Planner:
         if len(self._running) >= self._limits.max_running_reqs:
             return
         reserved = self.admission.reserved_tokens(self._running)
+        leaders = [r for r in self._running if r.computed < r.prompt_len]
         for req in self._waiting.candidates():
             if self._budget <= 0 or self._chunk <= 0:
                 return
-            if req.pending or not self._may_run(req) or self._should_follow(req):
+            if req.pending or not self._may_run(req, self._gates):
+                continue
+            if leaders and self._should_follow(req, leaders):
                 continue
             if not self._make_room(req, reserved) or not self._start(req):
                 return
             reserved += self.admission.expected_outputs(req)
+            if req.computed < req.prompt_len:
+                leaders.append(req)
 
     def _make_way(self) -> None:
         """Retract for the most urgent request that waits, before anybody gets a slice."""
         if not len(self._waiting) or not self._running or not self._may_preempt():
             return
         urgent = max(self._waiting, key=lambda r: (r.request.priority, -r.order))
-        if not urgent.pending and self._may_run(urgent):
+        if not urgent.pending and self._may_run(urgent, self._gates):
             self._make_room(urgent, self.admission.reserved_tokens(self._running))
 
     def _make_room(self, req: Req, reserved: float) -> bool:
@@ -203,23 +225,25 @@ class Planner:
     def _may_preempt(self) -> bool:
         if self._limits.preemption_threshold is None:
             return False
-        best = max(r.request.priority for r in self._waiting)
-        worst = min(r.request.priority for r in self._running)
-        return best - worst >= self._limits.preemption_threshold
+        worst = min(r.priority for r in self._running)
+        return self._waiting.highest_priority - worst >= self._limits.preemption_threshold
 
-    def _should_follow(self, req: Req) -> bool:
+    def _should_follow(self, req: Req, leaders: Sequence[Req]) -> bool:
         """Whether a running prompt is computing a start that `req` shares and does not have yet."""
         if self._waiting.is_aged(req) or not isinstance(req.request, GenerateRequest):
             return False
-        known, shortest = None, max(MIN_SHARED_TOKENS, self._cache.page_size)
-        for leader in self._running:
-            ours, theirs = _key(req), _key(leader)
-            if leader.computed >= leader.prompt_len or theirs.namespace != ours.namespace:
+        key, known = _key(req), None
+        shortest = max(MIN_SHARED_TOKENS, self._cache.page_size)
+        for leader in leaders:
+            if leader.kv is None or leader.kv.key.namespace != key.namespace:
                 continue
             n = min(leader.prompt_len, req.prompt_len)
             shared = common_prefix_len(leader.tokens.view(0, n), req.tokens.view(0, n))
-            if ours.media or theirs.media:
-                shared = media_divergence(theirs.media, ours.media, 0, shared)
+            theirs = leader.kv.key.media
+            if key.media or theirs:
+                shared = media_divergence(theirs, key.media, 0, shared)
+            if shared < shortest:
+                continue
             known = self.cached_tokens(req) if known is None else known
             if shared - known >= shortest:
                 return True
@@ -246,6 +270,7 @@ class Planner:
         self._waiting.remove(req)
         self._running.append(req)
         self._take(req, want, None)
+        self.started.append(self._slices[-1])
         return True
 
     # ---- both
@@ -261,6 +286,7 @@ class Planner:
         guesses = len(draft.tokens) if draft else 0
         req.computed, req.pending = stop + guesses, req.pending + piece.samples
         self._slices.append(piece)
+        self.planned_tokens += count
         self._budget -= count + guesses
         self._chunk -= count if count > 1 else 0
         if is_prompt and self._limits.share_in_batch:
@@ -273,8 +299,8 @@ class Planner:
                 priority=req.request.priority,
             )
 
-    def _may_run(self, req: Req) -> bool:
-        for feature in self._parts.features:
+    def _may_run(self, req: Req, gates: tuple[Feature, ...]) -> bool:
+        for feature in gates:
             try:
                 verdict = feature.gate(req)
             except RequestError as error:

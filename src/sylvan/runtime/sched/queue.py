@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -22,6 +23,8 @@ class WaitingQueue:
         self._clock = clock
         self._age_limit_s = age_limit_s
         self._reqs: dict[int, Req] = {}  # by arrival number
+        self._priorities: Counter[int] = Counter()
+        self._num_retracted = 0
         self._in_order = True
 
     def __len__(self) -> int:
@@ -34,10 +37,21 @@ class WaitingQueue:
         """Queue a new request, or one that lost its memory."""
         self._in_order = self._in_order and not req.retractions
         self._reqs[req.order] = req
+        self._priorities[req.priority] += 1
+        self._num_retracted += req.retractions > 0
 
     def remove(self, req: Req) -> None:
         """Take a request out; it must be here."""
         del self._reqs[req.order]
+        self._num_retracted -= req.retractions > 0
+        self._priorities[req.priority] -= 1
+        if not self._priorities[req.priority]:
+            del self._priorities[req.priority]
+
+    @property
+    def highest_priority(self) -> int:
+        """The most urgent; at least one must wait."""
+        return max(self._priorities)
 
     def candidates(self) -> Sequence[Req]:
         """All waiting requests, most urgent first."""
@@ -47,7 +61,7 @@ class WaitingQueue:
         reqs: Sequence[Req] = list(self._reqs.values())
         if len(reqs) < 2:
             return reqs
-        if all(r.request.priority == reqs[0].request.priority for r in reqs):
+        if len(self._priorities) == 1:
             return self._ranked(reqs)
         by_priority = sorted(reqs, key=_priority, reverse=True)
         return [r for _, group in groupby(by_priority, _priority) for r in self._ranked([*group])]
@@ -57,12 +71,15 @@ class WaitingQueue:
         return req.retractions > 0 or self._clock() - req.arrived_s > self._age_limit_s
 
     def _ranked(self, reqs: Sequence[Req]) -> Sequence[Req]:
-        aged = [r for r in reqs if self.is_aged(r)]
+        before = self._clock() - self._age_limit_s
+        if not self._num_retracted and reqs[0].arrived_s >= before:
+            return self._policy.order(reqs)  # they came in order
+        aged = [r for r in reqs if r.retractions or r.arrived_s < before]
         if len(aged) == len(reqs):
             return aged
-        fresh = [r for r in reqs if not self.is_aged(r)] if aged else reqs
+        fresh = [r for r in reqs if not r.retractions and r.arrived_s >= before]
         return [*aged, *self._policy.order(fresh)]
 
 
 def _priority(req: Req) -> int:
-    return req.request.priority
+    return req.priority

@@ -19,7 +19,7 @@ import numpy as np
 from sylvan.protocol.errors import ConfigError, DeviceMemoryError, ExecutorError, RequestError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.core.req import Batch, Draft, Req, StepResult
+from sylvan.runtime.core.req import Batch, Draft, Req, Slice, StepResult
 from sylvan.runtime.executor.api import Executor, ExecutorCaps, Pending
 from sylvan.runtime.sched.feature import Feature, Verdict
 from sylvan.utils.clock import Clock
@@ -162,6 +162,9 @@ class _RecordedFeature(Feature):
 
     def on_batch(self, batch: Batch) -> None:
         self._feature.on_batch(batch)
+
+    def on_start(self, piece: Slice) -> None:
+        self._feature.on_start(piece)
 
     def on_tokens(self, req: Req, tokens: Sequence[int]) -> None:
         self._feature.on_tokens(req, tokens)

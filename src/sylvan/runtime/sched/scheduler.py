@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput
 from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.admission import refuse_oversized
-from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.deadlines import Deadlines
+from sylvan.runtime.sched.feature import Feature, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.outputs import (
     PromptLogprobs,
@@ -28,6 +28,7 @@ from sylvan.runtime.sched.outputs import (
     head,
     met_targets,
     output,
+    plain_output,
     refusal,
     text_may_end_earlier,
 )
@@ -68,6 +69,7 @@ class Scheduler:
         self.running: list[Req] = []
         self.waiting = WaitingQueue(policy, parts.clock, limits.age_limit_s)
         self._parts, self._limits = parts, limits
+        self._hooks = Hooks(parts.features)
         self._prompt_logprobs = PromptLogprobs()
         self._planner = Planner(parts, limits, self.waiting, self.running, self._prompt_logprobs)
         self._live: dict[str, Req] = {}
@@ -76,18 +78,12 @@ class Scheduler:
         self._inflight: deque[tuple[Batch, Pending]] = deque()
         self._outbox: list[TokenOutput] = []
         self._ended: list[str] = []
-        self._deadlines: list[tuple[float, int, str]] = []
+        self._deadlines = Deadlines()
         self._arrivals = 0
         self._paused = False
         self._repaired_pages = 0
-        self._totals = {
-            "computed": 0,
-            "cached": 0,
-            "generated": 0,
-            "steps": 0,
-            "targets": 0,
-            "met": 0,
-        }
+        counted = ("computed", "cached", "generated", "steps", "targets", "met")
+        self._totals = dict.fromkeys(counted, 0)
 
     # ---- requests come and go
 
@@ -109,14 +105,13 @@ class Scheduler:
         self._live[request.rid] = req
         self.waiting.add(req)
         limits = [request.deadline_s, self._limits.queue_timeout_s]
-        for seconds in (s for s in limits if s is not None):
-            heapq.heappush(self._deadlines, (now + seconds, req.order, request.rid))
+        self._deadlines.add(req, now, limits)
 
     def abort(self, rid: str, finish: Finish = CLIENT_ABORT) -> None:
         """End a request in whatever state it is; unknown rids are ignored."""
         if req := self._live.get(rid):
             self._finish(req, finish)
-            self._tell(req)
+            self._outbox.append(output(req, now_s=self._parts.clock()))
         if req := self._closing.pop(rid, None):
             self._release(req)
 
@@ -150,17 +145,15 @@ class Scheduler:
 
     def step(self) -> bool:
         """Run one iteration; False if there was nothing to do."""
-        for feature in self._parts.features:
-            feature.poll()
+        self._hooks.poll()
         self._expire()
         settled = False
         while len(self._inflight) >= self._limits.inflight:
             settled = self._settle()
         batch = Batch(()) if self._paused else self._next_batch()
-        for feature in self._parts.features:
-            feature.on_batch(batch)
+        self._hooks.launch(batch, self._planner.started)
         if batch.slices or batch.ended or self._parts.executor.caps.lockstep:
-            self._launch(batch)
+            self._inflight.append((batch, self._parts.executor.launch(batch)))
         elif self._inflight:
             settled = self._settle()
         elif not self._live:
@@ -244,27 +237,39 @@ class Scheduler:
         while self._planner.refused:
             rid, error = self._planner.refused.popitem()
             self.abort(rid, refusal(error))
-        self._totals["computed"] += sum(s.stop - s.start for s in slices)
+        self._totals["computed"] += self._planner.planned_tokens
         self._totals["steps"] += bool(slices)
         ended, self._ended = tuple(self._ended), []
         return Batch(slices, self._parts.cache.take_copies(), ended)
-
-    def _launch(self, batch: Batch) -> None:
-        self._inflight.append((batch, self._parts.executor.launch(batch)))
 
     def _settle(self) -> bool:
         """Take in the results of the oldest step in flight."""
         batch, pending = self._inflight.popleft()
         try:
-            outputs = pending.wait().outputs
+            result = pending.wait()
         except ExecutorError as error:
             self._fail(batch, error)
             return True
         now = self._parts.clock()
-        for piece, out in zip(batch.slices, outputs, strict=True):
-            self._accept(piece, out, now)
+        if result.tokens is not None and not self._hooks.follows:
+            self._accept_each(batch.slices, result.tokens, now)
+        else:
+            for piece, out in zip(batch.slices, result.outputs, strict=True):
+                self._accept(piece, out, now)
         self._planner.step_size.on_step()
         return bool(batch.slices)
+
+    def _accept_each(self, pieces: Sequence[Slice], tokens: Sequence[int], now: float) -> None:
+        """`_accept` for one token a slice; does itself what is plain, and that is nearly all."""
+        plain = 0
+        for piece, token in zip(pieces, tokens, strict=True):
+            out = plain_output(piece, token)
+            if out is None:
+                self._accept(piece, SliceOutput((token,)), now)
+            else:
+                self._outbox.append(out)
+                plain += 1
+        self._totals["generated"] += plain
 
     def _fail(self, batch: Batch, error: ExecutorError) -> None:
         """The KV of a failed step cannot be trusted, nor what was shared of it."""
@@ -317,7 +322,7 @@ class Scheduler:
                 tokens, finish = tokens[:count], found
                 break
         self._totals["generated"] += len(tokens)
-        if self._parts.features:
+        if self._hooks.follows:
             self._follow(req, tokens)
         prompt_logprobs = None
         if isinstance(req.request, GenerateRequest) and req.request.logprobs is not None:
@@ -355,8 +360,7 @@ class Scheduler:
         met = met_targets(req, self._parts.clock())
         self._totals["targets"] += met is not None
         self._totals["met"] += bool(met)
-        for feature in self._parts.features:
-            feature.on_finish(req)
+        self._hooks.finish(req)
         if text_may_end_earlier(req):
             self._closing[req.rid] = req
         else:
@@ -365,13 +369,10 @@ class Scheduler:
     def _release(self, req: Req) -> None:
         if req.kv is None:
             return
-        if any(feature.holds(req) for feature in self._parts.features):
+        if self._hooks.holds(req):
             self._held[req.rid] = req
         else:
             self._planner.drop(req)
-
-    def _tell(self, req: Req) -> None:
-        self._outbox.append(output(req, now_s=self._parts.clock()))
 
     def _flush(self) -> None:
         if self._outbox:
@@ -381,15 +382,13 @@ class Scheduler:
     def _follow(self, req: Req, tokens: Sequence[int]) -> None:
         """Tell the features of new tokens; a request that one of them refuses ends alone."""
         try:
-            for feature in self._parts.features:
-                feature.on_tokens(req, tokens)
+            self._hooks.follow(req, tokens)
         except RequestError as error:
             self._finish(req, refusal(error))
 
     def _expire(self) -> None:
         now = self._parts.clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, order, rid = heapq.heappop(self._deadlines)
+        for order, rid in self._deadlines.due(now):
             req = self._live.get(rid)
             if req is None or req.order != order:
                 continue

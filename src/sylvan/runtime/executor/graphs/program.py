@@ -16,8 +16,12 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.executor.graphs.fused import FusedStep
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.models.registry import Model
+from sylvan.runtime.sampling.api import TokenSampler
+from sylvan.runtime.sampling.native import NativeSampler
+from sylvan.runtime.sampling.params import SamplingSlots
 
 
 class SymbolicBatch:
@@ -75,14 +79,25 @@ class ProgramRunner:
         self._recording = recording
         self._rows = np.zeros(limits.max_reqs, np.int32)
         self._run = Run()
-        self._bound: ForwardBatch | None = None
-        self._num_tokens = 0
+        self._batch: ForwardBatch | None = None
 
     def run(self, batch: ForwardBatch) -> torch.Tensor:
         """See `GraphRunner.run`."""
         self._program.run(self._step(batch))
-        self._num_tokens = batch.num_tokens
         return self._program.read(self._recording.logits, batch.num_samples)
+
+    def fuse(
+        self,
+        batch: ForwardBatch,
+        sampler: TokenSampler,
+        last_token: IntArray,
+        params: SamplingSlots,
+    ) -> FusedStep | None:
+        """See `GraphRunner.fuse`."""
+        if not isinstance(sampler, NativeSampler):
+            return None
+        whole = self._program.read(self._recording.logits, batch.limits.max_reqs)
+        return FusedStep(self._program, _bound(batch), batch, whole, last_token, params)
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         """See `GraphRunner.logits`."""
@@ -94,7 +109,8 @@ class ProgramRunner:
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
         """See `GraphRunner.hidden`."""
-        whole = self._program.read(self._recording.hidden, self._num_tokens)
+        count = int(rows.max()) + 1
+        whole = self._program.read(self._recording.hidden, count)
         return whole[torch.from_numpy(rows).long()].float()
 
     def profile(self, batch: ForwardBatch) -> list[tuple[Kind, int]]:
@@ -102,25 +118,27 @@ class ProgramRunner:
         return self._program.profile(self._step(batch))
 
     def _step(self, batch: ForwardBatch) -> Run:
+        if batch is not self._batch:
+            self._batch, self._run = batch, _bound(batch)
         step = self._run
-        if batch is not self._bound:
-            self._bind(batch)
         step.tokens, step.outputs, step.seqs = batch.num_tokens, batch.num_samples, batch.num_reqs
         return step
 
-    def _bind(self, batch: ForwardBatch) -> None:
-        """Point the run-time arguments at the batch's buffers; they stay where they are."""
-        host, step = batch.host, self._run
-        step.table_stride = host.page_table.shape[1]
-        step.ids = host.input_ids.ctypes.data
-        step.positions = host.positions.ctypes.data
-        step.slots = host.out_slots.ctypes.data
-        step.row_start = host.q_starts.ctypes.data
-        step.kv_len = host.kv_lens.ctypes.data
-        step.table_row = host.req_slots.ctypes.data
-        step.page_table = host.page_table.ctypes.data
-        step.out_rows = host.sample_rows.ctypes.data
-        self._bound = batch
+
+def _bound(batch: ForwardBatch) -> Run:
+    """Run-time arguments that point at the batch's buffers; these stay where they are."""
+    host = batch.host
+    return Run(
+        table_stride=host.page_table.shape[1],
+        ids=host.input_ids.ctypes.data,
+        positions=host.positions.ctypes.data,
+        slots=host.out_slots.ctypes.data,
+        row_start=host.q_starts.ctypes.data,
+        kv_len=host.kv_lens.ctypes.data,
+        table_row=host.req_slots.ctypes.data,
+        page_table=host.page_table.ctypes.data,
+        out_rows=host.sample_rows.ctypes.data,
+    )
 
 
 def _record(model: Model, recorder: NativeRecorder) -> Recording:

@@ -13,7 +13,7 @@ from sylvan.runtime.cache.curve import Hashes, block_hashes
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import CacheKey
 from sylvan.runtime.cache.view import Reason, divergence, owned, tree_view, why_missed
-from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.core.req import Req, Slice
 from sylvan.runtime.sched.feature import Feature
 
 MAX_REQUESTS = 1024
@@ -38,20 +38,11 @@ class CacheExplain(Feature):
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._kept_tokens = 0
         self._prompts: deque[Hashes] = deque(maxlen=MAX_REQUESTS)
-        self._running: set[str] = set()
 
-    def on_batch(self, batch: Batch) -> None:
-        """Look at requests that take part for the first time."""
-        for piece in batch.slices:
-            req = piece.req
-            if req.rid not in self._running and req.kv:
-                self._running.add(req.rid)
-                if not req.retractions:
-                    self._keep(req, piece.start)
-
-    def on_finish(self, req: Req) -> None:
-        """See `Feature.on_finish`."""
-        self._running.discard(req.rid)
+    def on_start(self, piece: Slice) -> None:
+        """See `Feature.on_start`."""
+        if piece.req.kv and not piece.req.retractions:
+            self._keep(piece.req, piece.start)
 
     def answer(self, command: Inspection) -> Mapping[str, Any] | None:
         """Answer a question that came from outside; None if there is nothing to tell."""

@@ -12,6 +12,8 @@ from sylvan.runtime.sched.feature import Feature, Verdict
 class GrammarControl(Feature):
     """Asks for grammars, and hands them to the matchers beside the sampler by rid."""
 
+    gates_running = False
+
     def __init__(self, compiler: GrammarCompiler, grammars: dict[str, CompiledGrammar]) -> None:
         self._compiler = compiler
         self._grammars = grammars  # shared with the data half, which only reads

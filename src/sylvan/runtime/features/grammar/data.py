@@ -68,6 +68,11 @@ class Matchers:
         self._row_of: dict[int, int] = {}  # slot -> row of `_bits`
         self.certain_tokens = 0  # appended without asking the model
 
+    @property
+    def idle(self) -> bool:
+        """See `Constraints.idle`."""
+        return not self._outputs
+
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
         """See `Constraints.join`."""
         self._outputs.pop(slot, None)
@@ -103,23 +108,24 @@ class Matchers:
         """See `Constraints.bound`."""
         return slot in self._outputs
 
-    def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> None:
+    def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> bool:
         """See `Constraints.prepare`."""
         self._row_of.clear()
         todo: list[_Output] = []
         if not self._outputs:
-            return
+            return False
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
             output = self._outputs.get(slot)
             if output is not None and position >= output.position and _is_masked(output):
                 self._row_of[slot] = len(todo)
                 todo.append(output)
         if not todo:
-            return
+            return False
         if len(todo) > len(self._bits):
             self._bits = np.zeros((2 * len(todo), self._words), np.int32)
         self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
         self._filling = self._thread.submit(self._fill, todo)
+        return True
 
     def masks(self, batch: SamplingBatch) -> Masks | None:
         """See `Constraints.masks`."""

@@ -1,0 +1,57 @@
+// Sampling over the batch, as the step program and the sampler of the runtime ask for it. `binding.py` mirrors it.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+struct SampleSlots {  // parameters of requests: arrays over request slots, written when requests come and go
+    const uint8_t* greedy;
+    const float* temperature;
+    const int64_t* top_k;      // at least 1; the vocabulary or more means all
+    const float *top_p, *min_p, *frequency, *presence, *repetition;
+    const int64_t *seed, *sample;
+    const int64_t* min_position;  // before it no stop token may come
+    const uint8_t* has_penalty;
+    const int64_t* counts_row;    // row of `counts`, of slots that have a penalty
+    const int64_t *stops, *bias_ids, *bias, *chosen_ids;  // addresses of lists, of these lengths:
+    const int32_t *num_stops, *num_bias, *num_chosen;
+    const uint8_t* has_logprobs;
+    const int32_t* top;           // alternatives wanted
+    const float* counts;          // [][vocab] how often each id was generated
+};
+
+struct Logprobs {  // results for the rows that want some
+    float* own;                   // [rows]
+    int32_t* top_ids;             // [rows][top_stride], by falling log probability, equals by rising id
+    float* top;
+    float* chosen;                // [rows][chosen_stride]
+    int32_t top_stride, chosen_stride;
+};
+
+struct Sample {
+    int32_t rows, vocab;
+    int64_t stride;               // floats from row to row
+    float* logits;                // overwritten
+    const SampleSlots* params;
+    const int32_t* slots;         // [rows]
+    const int32_t* positions;     // [rows] of the tokens that are sampled
+    const int32_t* mask_of;       // [rows] row of `masks`, -1: none; or null
+    const int32_t* masks;         // bit i of a row allows id i
+    int64_t mask_stride;
+    int32_t* ids;                 // results
+    uint8_t* failed;              // no token was possible
+    Logprobs logprobs;            // `own` null: nobody wants any
+};
+
+struct Given {  // tokens that are there already
+    int32_t rows, vocab;
+    int64_t stride;
+    const float* logits;
+    const int32_t* ids;
+    const int32_t* chosen_ids;
+    int32_t top, num_chosen;
+    Logprobs logprobs;
+};
+
+// Takes rows until none is left; any number of threads may do so at once.
+void sample_rows(const Sample& sample, std::atomic<int>& next);
+int count_failed(const Sample& sample);

@@ -1,0 +1,72 @@
+"""A whole step by one native call: inputs, forward pass, sampling."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from sylvan.kernels.native.binding import Inputs, Run
+from sylvan.kernels.native.program import Program
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.executor.plan import StepPlan
+from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.sampling.native import NativeRows
+from sylvan.runtime.sampling.params import SamplingSlots
+
+
+class FusedStep:
+    """Implements `Step`. Between the numbers of a plan and its tokens there is no Python.
+
+    Args:
+        program: A recorded model.
+        run: Its run-time arguments, bound to the buffers of `batch`; this step's own.
+        batch: Limits and buffers; its counts follow the plans.
+        logits_RV: Where the program leaves its logits, as many rows as there can be.
+        last_token: The newest token of each request slot, read and written by the call.
+        params: Sampling parameters of the request slots.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        run: Run,
+        batch: ForwardBatch,
+        logits_RV: torch.Tensor,
+        last_token: IntArray,
+        params: SamplingSlots,
+    ) -> None:
+        self._program, self._run, self._batch = program, run, batch
+        self._logits_RV = logits_RV
+        self._last_token = last_token
+        self._rows = NativeRows(params, batch.limits.max_reqs)
+        self._rows.call.read(logits_RV.data_ptr(), logits_RV.stride(0))
+        self._sample = ctypes.addressof(self._rows.call.struct)
+        self._inputs = Inputs(
+            page_size=batch.kv.page_size,
+            vocab=params.vocab_size,
+            last_token=last_token.ctypes.data,
+        )
+        run.inputs = ctypes.addressof(self._inputs)
+
+    def run(self, plan: StepPlan, *, draw: bool) -> SampleOutput | None:
+        """See `Step.run`."""
+        inputs, batch = self._inputs, self._batch
+        inputs.numbers = plan.numbers.ctypes.data
+        inputs.seqs = batch.num_reqs = plan.num_slices
+        inputs.tokens = batch.num_tokens = plan.num_tokens
+        inputs.outputs = batch.num_samples = plan.num_samples
+        inputs.in_flight = plan.num_in_flight
+        if not draw:
+            self._run.sample = None
+            self._program.run(self._run)
+            return None
+        slots = plan.sample_slots
+        self._rows.ready(slots)
+        self._run.sample = self._sample
+        return self._rows.output(slots, self._program.run(self._run))
+
+    def logits(self) -> torch.Tensor:
+        """See `Step.logits`."""
+        return self._logits_RV[: self._batch.num_samples]

@@ -1,0 +1,118 @@
+"""From the logits of a step to its tokens on the CPU: one native call for all rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sylvan.kernels.native.library import Library
+from sylvan.kernels.sample.binding import SampleSlots
+from sylvan.kernels.sample.sampler import LogprobRows, SampleCall, logprobs_of, sample, slot_table
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
+from sylvan.runtime.sampling.constraints import Masks
+from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
+
+
+class NativeRows:
+    """The arguments of native calls that sample rows of one table of parameters."""
+
+    def __init__(self, params: SamplingSlots, max_rows: int) -> None:
+        self.params = params
+        self.max_rows = max_rows
+        self.call = SampleCall(max_rows, params.vocab_size)
+        self._table: SampleSlots | None = None
+        self._counts: object = None
+        self._told: LogprobRows | None = None
+
+    def ready(self, slots: IntArray) -> None:
+        """Point the call at what the rows of these slots need."""
+        params = self.params
+        if params.counts.matrix is not self._counts:  # it has grown
+            self._counts = params.counts.matrix
+            self._table = slot_table(params.arrays())
+            self.call.use(self._table)
+        wanted = params.num_logprobs and params.has_logprobs[slots].any()
+        if wanted:
+            chosen = int(params.chosen_ids.lengths[slots].max())
+            self._told = LogprobRows(len(slots), int(params.top[slots].max()), chosen)
+            self.call.tell(self._told)
+        elif self._told is not None:
+            self._told = None
+            self.call.tell(None)
+
+    def output(self, slots: IntArray, num_failed: int) -> SampleOutput:
+        """What the call has found."""
+        count = len(slots)
+        ids = self.call.ids[:count].copy()
+        errors: dict[int, str] = {}
+        if num_failed:
+            errors = dict.fromkeys(np.flatnonzero(self.call.failed[:count]).tolist(), HOPELESS)
+        logprobs = {} if self._told is None else self._logprobs(self._told, slots, ids, errors)
+        return SampleOutput(ids, logprobs, errors)
+
+    def _logprobs(
+        self, told: LogprobRows, slots: IntArray, ids: IntArray, errors: dict[int, str]
+    ) -> dict[int, TokenLogprobs]:
+        wanted = self.params.logprobs
+        return {
+            row: _part(told, slice(row, row + 1), ids, options)
+            for row, slot in enumerate(slots.tolist())
+            if (options := wanted[slot]) is not None and row not in errors
+        }
+
+
+class NativeSampler:
+    """Implements `TokenSampler` for logits in the CPU's memory. Custom processors need another."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._rows: NativeRows | None = None
+
+    def sample(
+        self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
+    ) -> SampleOutput:
+        """See `TokenSampler.sample`."""
+        count = len(batch.slots)
+        rows = self._rows
+        if rows is None or rows.params is not batch.params or rows.max_rows < count:
+            rows = self._rows = NativeRows(batch.params, max(count, len(batch.params.greedy)))
+        call = rows.call
+        assert logits_RV.stride(1) == 1
+        call.read(logits_RV.data_ptr(), logits_RV.stride(0))
+        call.slots[:count], call.positions[:count] = batch.slots, batch.positions
+        call.struct.rows = count
+        rows.ready(batch.slots)
+        call.mask(*((masks.rows, masks.bits) if masks is not None else (None, None)))
+        return rows.output(batch.slots, sample(self._library, call))
+
+    def token_logprobs(
+        self, logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
+    ) -> TokenLogprobs:
+        """See `TokenSampler.token_logprobs`."""
+        found = logprobs_of(
+            self._library,
+            logits_PV.numpy(),
+            token_ids,
+            alternatives=min(options.top, logits_PV.shape[1]),
+            chosen_ids=options.token_ids,
+        )
+        return _part(found, slice(0, len(token_ids)), token_ids, options)
+
+
+def _part(
+    told: LogprobRows, rows: slice, token_ids: IntArray, options: LogprobOptions
+) -> TokenLogprobs:
+    """Some rows of what was told, as wide as one request asked for."""
+    top = min(options.top, told.top.shape[1])
+    return TokenLogprobs(
+        token_ids=token_ids[rows],
+        logprobs=told.own[rows].copy(),
+        top_ids=told.top_ids[rows, :top].copy() if options.top else None,
+        top_logprobs=told.top[rows, :top].copy() if options.top else None,
+        chosen_logprobs=(
+            told.chosen[rows, : len(options.token_ids)].copy() if options.token_ids else None
+        ),
+    )
