@@ -141,9 +141,11 @@ def _role(value: object) -> Pairs:
 def _kv_events(value: object) -> Pairs:
     """SGLang's table, as JSON; its publisher `null` means none."""
     table = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(table, Mapping):
-        raise ValueError(f"expected a JSON object, got {value!r}")
-    settings = dict(cast("Mapping[str, object]", table))
+    match table:
+        case Mapping():
+            settings = dict(cast("Mapping[str, object]", table))
+        case _:
+            raise ValueError(f"expected a JSON object, got {value!r}")
     publisher, form = settings.pop("publisher", "null"), settings.pop("format", "default")
     if publisher not in ("null", "zmq", None):
         raise ValueError(f"publisher: expected null | zmq, got {publisher!r}")

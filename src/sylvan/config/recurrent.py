@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})
 _RECURRENT = frozenset({"mamba", "linear_attention", "conv"})
@@ -31,8 +31,9 @@ def attending_and_state(config: Mapping[str, Any], layers: int) -> tuple[int, in
 def _kinds(config: Mapping[str, Any], layers: int) -> Sequence[str] | None:
     kinds = config.get("layers_block_type") or config.get("layer_types")
     kind = config.get("model_type")
-    if isinstance(kinds, list) and set(kinds) & (_RECURRENT | _BOTH):
-        return [str(kind) for kind in kinds]
+    names = [str(name) for name in cast("list[object]", kinds)] if isinstance(kinds, list) else []
+    if set(names) & (_RECURRENT | _BOTH):
+        return names
     if kind in _ONLY_RECURRENT:
         return ["mamba"] * layers
     if kind == "falcon_h1":

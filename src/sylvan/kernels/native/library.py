@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sylvan.kernels.native.binding import OP, Constants, Inputs, Run
-from sylvan.kernels.sample.binding import Given, Sample, SampleSlots
+from sylvan.kernels.native.sampling import Given, Sample, SampleSlots
 
 LIB = Path(__file__).parents[1] / "lib"
 _AVX2, _AVX512, _VNNI, _BF16, _AMX = (1 << i for i in range(5))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sylvan.kernels.native.library import Library
-from sylvan.kernels.sample.binding import SLOT_ARRAYS, Given, Logprobs, Sample, SampleSlots
+from sylvan.kernels.native.sampling import SLOT_ARRAYS, Given, Logprobs, Sample, SampleSlots
 from sylvan.protocol.arrays import FloatArray, IntArray
 
 

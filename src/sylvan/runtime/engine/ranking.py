@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -191,6 +191,13 @@ async def score(caller: Caller, body: ScoreBody) -> Reply:
     return reply
 
 
+def _ids(part: object) -> list[int]:
+    """Of a part that is not text; the body's checks leave nothing else."""
+    if not isinstance(part, list):
+        raise RequestError("query and items are all texts, or all token ids", param="items")
+    return cast("list[int]", part)
+
+
 async def _label_scores(
     caller: Caller, body: ScoreBody, items: list[Any]
 ) -> tuple[list[list[float]], list[Usage]]:
@@ -198,12 +205,11 @@ async def _label_scores(
     inputs: list[EmbedInput] = []
     for item in items:
         first, second = (item, body.query) if body.item_first else (body.query, item)
-        if isinstance(item, str) and pairs:
-            inputs.append(EmbedInput(text=first, pair=second))
-        elif isinstance(item, str):
-            inputs.append(EmbedInput(text=first + second))
+        if isinstance(first, str) and isinstance(second, str):
+            whole = EmbedInput(text=first + second)
+            inputs.append(EmbedInput(text=first, pair=second) if pairs else whole)
         else:
-            inputs.append(EmbedInput(input_ids=[*first, *second]))
+            inputs.append(EmbedInput(input_ids=[*_ids(first), *_ids(second)]))
     vectors = await caller.vectors(inputs)
     return [v.values.tolist() for v in vectors], [v.usage for v in vectors]
 

@@ -7,6 +7,7 @@ of the scheduler, so that the next step can be planned meanwhile.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,7 +78,7 @@ class StepPlan:
     joins: list[Join] = field(default_factory=list)
     pages: list[PageUpdate] = field(default_factory=list)
     prompt: list[PromptWant] = field(default_factory=list)
-    embeds: list[int] = field(default_factory=list)  # slices of EmbedRequests that are complete
+    embeds: Sequence[EmbedWork] = ()  # slices of EmbedRequests that are complete
     token_types: IntArray | None = None  # (T,); None: all 0
     states: StateWork | None = None  # of models with recurrent layers
 

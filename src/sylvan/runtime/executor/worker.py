@@ -242,7 +242,8 @@ class Worker:
                 found.errors[index] = "this model makes no vectors"
                 continue
             count = int(plan.stops[index] - plan.starts[index])
-            rows = np.arange(ends[index] - count, ends[index], dtype=np.int32)
+            end = int(ends[index])
+            rows = np.arange(end - count, end, dtype=np.int32)
             try:
                 vector = self._pooler.add(self._runner, int(plan.slots[index]), rows, work)
             except FAILURES as error:

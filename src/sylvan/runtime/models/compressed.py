@@ -89,7 +89,7 @@ def _bits(group: Any, layout: object) -> int:
     size = weights.get("group_size")
     if how == "group" and size not in GROUP_SIZES:
         fits = False
-    if not fits or layout not in _LAYOUTS:
+    if bits is None or not fits or layout not in _LAYOUTS:
         raise ConfigError(
             f"the checkpoint's weights are {kind!r} of {bits} bits by {how!r} (group_size {size}, "
             f"symmetric {weights.get('symmetric', True)}) in {layout!r}; there are kernels for "

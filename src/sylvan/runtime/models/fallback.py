@@ -138,6 +138,7 @@ class TransformersModel(nn.Module):
         rows: list[torch.Tensor] = []
         with torch.inference_mode():
             for slot, cuts in ((1, (0, _CHECKED_TOKENS)), (2, (0, 4, _CHECKED_TOKENS))):
+                last = ids_L
                 for start, stop in itertools.pairwise(cuts):
                     cache = SlotCache(pool, self._places, torch.tensor([slot]))
                     memory = {cache_name(self.inner): cache, "use_cache": True}
@@ -145,7 +146,8 @@ class TransformersModel(nn.Module):
                     run = called(self.inner)
                     out = run(input_ids=ids_L[None, start:stop], position_ids=at, **memory)
                     cache.flush()
-                rows.append(out.last_hidden_state[0, -1].float())
+                    last = out.last_hidden_state[0, -1].float()
+                rows.append(last)
         whole, cut = rows
         exact = self._build.dtype is torch.float32
         if (whole - cut).norm() > (_CUT_TOLERANCE if exact else _CUT_TOLERANCE_BF16) * whole.norm():

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sylvan.kernels.api import Unsupported, Value, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import PagedAttention
@@ -97,7 +98,10 @@ class GateAttention(Attention):
         self._sizes = list(parts)
         assert isinstance(self.attn, PagedAttention)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+        if isinstance(x_TD, Value):
+            raise Unsupported("attention with an output gate")
+        assert isinstance(x_TD, torch.Tensor)
         wide, k, v = self.qkv_proj(x_TD).split(self._sizes, -1)
         heads = wide.unflatten(1, (self.attn.layer.num_heads, -1))
         q, gate = (part.flatten(1) for part in heads.chunk(2, -1))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels.native.library import Library
-from sylvan.kernels.sample.binding import SampleSlots
+from sylvan.kernels.native.sampling import SampleSlots
 from sylvan.kernels.sample.sampler import LogprobRows, SampleCall, logprobs_of, sample, slot_table
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs

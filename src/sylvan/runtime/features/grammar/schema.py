@@ -116,10 +116,9 @@ def _told_apart(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
     if _types(a) != {"object"} or _types(b) != {"object"}:
         return False
     names = set(_strings(a.get("required"))) & set(_strings(b.get("required")))
-    parts = [s.get("properties") for s in (a, b)]
-    if not all(isinstance(p, dict) for p in parts):
+    one, other = a.get("properties"), b.get("properties")
+    if not isinstance(one, dict) or not isinstance(other, dict):
         return False
-    one, other = parts
     return any(_disjoint(one.get(n), other.get(n), root, depth - 1) for n in names)
 
 
