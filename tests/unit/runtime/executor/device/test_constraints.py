@@ -27,6 +27,10 @@ class Rhymes:
         self.rows: list[int] = []
         self.kinds: set[str] = set()
 
+    @property
+    def idle(self) -> bool:
+        return not self.next
+
     def join(self, slot, request, outputs) -> None:
         self.next.pop(slot, None)
         if len(request.input_ids) <= 18:
@@ -38,9 +42,10 @@ class Rhymes:
     def bound(self, slot) -> bool:
         return slot in self.next
 
-    def prepare(self, slots, positions) -> None:
+    def prepare(self, slots, positions) -> bool:
         pairs = zip(slots.tolist(), positions.tolist(), strict=True)
         self.due = {s for s, p in pairs if s in self.next and p >= self.next[s]}
+        return bool(self.due)
 
     def masks(self, batch):
         rows = [r for r, s in enumerate(batch.slots.tolist()) if s in self.due]
