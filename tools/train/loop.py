@@ -27,7 +27,7 @@ class TrainConfig:
     """How to train; the budget is in seconds of wall time."""
 
     seed: int = 1
-    budget: float = 3600.0
+    budget: float = 5100.0
     batch_tokens: int = 2048
     step_batches: int = 2
     matrix_lr: float = 0.02
