@@ -78,7 +78,7 @@ def refuse(compiler: GrammarCompiler, numbers: range) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--count", type=int, default=1_000)
     parser.add_argument("--backend", default="llguidance")
     options = parser.parse_args()
     tokens = [*(bytes([i]) for i in range(256)), b"<|end|>"]

@@ -264,7 +264,6 @@ _REFUSED_SWITCHES = {
     "enable_dp_attention": "data parallel attention",
     "enable_custom_logit_processor": "custom logit processors",
     "enable_return_hidden_states": "returning hidden states",
-    "enable_metrics": "Prometheus metrics",
     "log_requests": "logging of requests",
     "enable_trace": "OpenTelemetry traces",
     "allow_auto_truncate": "cutting prompts that are too long",
@@ -280,6 +279,7 @@ _NEEDLESS = {
     "enable_p2p_check": "there is nothing to check",
     "skip_server_warmup": "the server is ready without a warm-up",
     "enable_priority_scheduling": "priorities of requests always count",
+    "enable_metrics": "/metrics is always served",
     "enable_response_store": "responses are stored unless server.response_store_size is 0",
 }
 

@@ -47,21 +47,8 @@ class PagedAttention(nn.Module):
         return batch.attention.run(self.layer, *heads, batch).flatten(1)
 
 
-class RaggedAttention(nn.Module):
+class RaggedAttention(PagedAttention):
     """As `PagedAttention`, but every token sees its whole text, and no KV is kept."""
-
-    def __init__(
-        self,
-        layer: AttentionLayer,
-        rope: Rope | None,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
-    ) -> None:
-        super().__init__()
-        self.layer = layer
-        self._rope = rope
-        self._q_norm = None if q_norm is None else q_norm.of_heads()
-        self._k_norm = None if k_norm is None else k_norm.of_heads()
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
