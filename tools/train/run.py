@@ -37,7 +37,12 @@ def train(config: TrainConfig, output: Path, folder: Path, resume: Path | None) 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train sapling from nothing.")
-    parser.add_argument("--minutes", type=float, default=TrainConfig.budget / 60)
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=TrainConfig.budget / 60,
+        help="processor time of each worker: wall time on a machine that does nothing else",
+    )
     parser.add_argument("--seed", type=int, default=TrainConfig.seed)
     parser.add_argument("--workers", type=int, default=TrainConfig.workers)
     parser.add_argument("--check-every", type=float, default=TrainConfig.check_every)

@@ -45,6 +45,16 @@ def operand(rng: random.Random) -> int:
     return rng.randint(10, 99) if rng.random() < 0.88 else rng.randint(0, 9)
 
 
+def close_pair(rng: random.Random) -> tuple[int, int]:
+    """Two operands at most ten apart, or one with a single digit: rare at random, and hardest."""
+    if rng.random() < 0.4:
+        pair = [rng.randint(0, 9), operand(rng)]
+        rng.shuffle(pair)
+        return pair[0], pair[1]
+    a = operand(rng)
+    return a, min(99, max(0, a + rng.randint(-10, 10)))
+
+
 def sum_key(operator: str, a: int, b: int) -> str:
     """The combination of one sum; both orders of an addition count as one."""
     if operator == "+":
@@ -87,7 +97,8 @@ def drill(rng: random.Random) -> Example:
     pieces: list[tuple[str, bool]] = []
     keys: list[str] = []
     while len(keys) < 12:
-        operator, a, b = rng.choice("+-"), operand(rng), operand(rng)
+        operator = rng.choice("+-")
+        a, b = close_pair(rng) if rng.random() < 0.35 else (operand(rng), operand(rng))
         key = sum_key(operator, a, b)
         if bucket(key) == "train":
             keys.append(key)

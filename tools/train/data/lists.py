@@ -76,6 +76,16 @@ def _numbers(rng: random.Random, count: int) -> list[str]:
     return [str(value) for value in rng.sample(range(top + 1), count)]
 
 
+def _close_numbers(rng: random.Random, count: int) -> list[str]:
+    """Numbers of one digit among others, or of two that share a ten: the hardest to order."""
+    if rng.random() < 0.6:
+        pool = [*range(10), *rng.sample(range(10, 100), 8)]
+    else:
+        low = 10 * rng.randint(1, 8)
+        pool = [*range(low, low + 20)]
+    return [str(value) for value in rng.sample(pool, count)]
+
+
 def _length(rng: random.Random) -> int:
     return rng.choice((2, 3, 3, 3, 4, 4, 4, 5, 5))
 
@@ -215,7 +225,7 @@ def _sorted(rng: random.Random) -> tuple[str, str, str]:
         items = _sortable(rng, count)
         done = sorted(items)
     else:
-        items = _numbers(rng, count)
+        items = (_close_numbers if rng.random() < 0.4 else _numbers)(rng, count)
         if rng.random() < 0.4:
             asked, order = "Sort in descending order", "down"
         done = sorted(items, key=int, reverse=order == "down")
@@ -234,7 +244,7 @@ def _copied(rng: random.Random) -> tuple[str, str, str]:
     return f"Copy: {answer}", answer, key_of("copy", answer)
 
 
-_DRILLS = (_copied, _copied, _reversed, _reversed, _sorted, _sorted, _counted, _repeated)
+_DRILLS = (_copied, _copied, _reversed, _reversed, _sorted, _sorted, _sorted, _counted, _repeated)
 
 
 def drill(rng: random.Random) -> Example:
