@@ -81,7 +81,7 @@ class MoE(nn.Module):
             self.shared_experts = GatedMLP(build, shape.dim, shape.shared, shape.act)
         if shape.shared_gate:
             self.shared_expert_gate = Linear(build, shape.dim, (1,), bias=False)
-        self.load = torch.zeros(shape.num_experts, dtype=torch.int64)
+        self.load = torch.zeros(shape.num_experts, dtype=torch.int64, device=build.device)
         self._routing = shape.routing
 
     def forward(self, x_TD: X) -> X:
@@ -89,7 +89,7 @@ class MoE(nn.Module):
         logits_TE = self.gate(x_TD, out_f32=True)
         routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
         out_TD, load_E = ops.experts(x_TD, logits_TE, routing, self.experts.weights())
-        self.load += load_E.to(self.load.device)
+        self.load += load_E
         if self.shared_experts is None:
             return out_TD
         shared_TD = self.shared_experts(x_TD)
