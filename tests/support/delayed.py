@@ -22,7 +22,7 @@ FACTS = PlatformFacts(
     attention=("torch", "reference"),
     runners=("graph", "eager"),
     dtypes=frozenset({"float32", "bfloat16"}),
-    float8="float8_e4m3fn",
+    float8=(("late2", "float8_e4m3fn"),),
     opener="tests.support.delayed:open_delayed",
 )
 
@@ -42,9 +42,13 @@ _WAITING = {
     _TENSOR.masked_select,
     _TENSOR.unique,
     _TENSOR.equal,
+    _TENSOR.bincount,
+    _TENSOR.unique_consecutive,
     torch.nonzero,
     torch.masked_select,
     torch.unique,
+    torch.unique_consecutive,
+    torch.bincount,
     torch.equal,
     torch.allclose,
     # uploads of memory that is not pinned wait as well
@@ -52,6 +56,8 @@ _WAITING = {
     torch.tensor,
     torch.as_tensor,
 }
+
+_REPEATS = {torch.repeat_interleave, _TENSOR.repeat_interleave}
 
 
 class EarlySyncError(RuntimeError):
@@ -69,7 +75,11 @@ class NoWaiting(TorchFunctionMode):
         self._pinned = pinned
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        waits = func in _WAITING or (func is _TENSOR.__getitem__ and _has_mask(args[1]))
+        waits = (
+            func in _WAITING
+            or (func is _TENSOR.__getitem__ and _has_mask(args[1]))
+            or (func in _REPEATS and _counts_on_device(args, kwargs or {}))
+        )
         if waits and not self._is_pinned(args):
             raise EarlySyncError(f"{getattr(func, '__name__', func)} waits for the device")
         return func(*args, **(kwargs or {}))
@@ -79,6 +89,11 @@ class NoWaiting(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             known = isinstance(first, torch.Tensor)
             return known and first.untyped_storage().data_ptr() in self._pinned
+
+
+def _counts_on_device(args, kwargs) -> bool:
+    """Whether the size of the result is known to the device only."""
+    return isinstance(args[-1], torch.Tensor) and kwargs.get("output_size") is None
 
 
 def _has_mask(index) -> bool:
@@ -145,11 +160,18 @@ class ReplayedGraph:
 
 
 class DelayedPlatform:
-    """`memory_bytes` are free; `peak` says what `peaks` gives, in turn."""
+    """`memory_bytes` are free; `peak` says what `peaks` gives, in turn. `late1` has no 8 bits."""
 
-    def __init__(self, facts: PlatformFacts = FACTS, *, memory_bytes: int = 4 * GIB) -> None:
+    def __init__(
+        self,
+        facts: PlatformFacts = FACTS,
+        *,
+        memory_bytes: int = 4 * GIB,
+        chip: str = "late2",
+    ) -> None:
         self.facts = facts
         self.device = torch.device("cpu")
+        self.chip = chip
         self.captured = self.replayed = self.trimmed = 0
         self.peaks: list[int] = []
         self.memory_bytes = memory_bytes

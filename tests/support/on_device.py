@@ -52,13 +52,12 @@ class OnDevice:
                 max_pages_per_req=-(-(facts.context_len + 1) // options.page_size),
             ),
             context_len=facts.context_len,
-            attention=DenseAttention(),
             make_pool=lambda pages: MHAPool(KVShape(num_pages=pages, **sizes), torch.float32),
             page_bytes=one.bytes_per_page(torch.float32),
             num_pages=options.num_pages,
             vocab_size=config.vocab_size,
             graph=self.graph,
-            **self.parts,
+            **{"attention": DenseAttention()} | self.parts,
         )
         executor, self.report = build_device(plan)
         return executor, facts

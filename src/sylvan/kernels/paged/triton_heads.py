@@ -18,14 +18,13 @@ from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 from sylvan.kernels.paged.pages import Cache, Rotary
 
 _ELEMENTS = 2048  # of a program's block
-_FP8_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
-def _keep(ptr, at, x, mask, scale, NARROW: tl.constexpr):
-    """Store, in fp8 as a saturated multiple of the scale."""
-    if NARROW:
-        x = tl.minimum(tl.maximum(x.to(tl.float32) / scale, -_FP8_MAX), _FP8_MAX)
+def _keep(ptr, at, x, mask, scale, MOST: tl.constexpr):
+    """Store; in fp8, whose largest number is MOST, as a saturated multiple of the scale."""
+    if MOST > 0:
+        x = tl.minimum(tl.maximum(x.to(tl.float32) / scale, -MOST), MOST)
     tl.store(ptr + at, x.to(ptr.dtype.element_ty), mask=mask)
 
 
@@ -119,7 +118,7 @@ def _heads_kernel(
     INTERLEAVED: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
-    NARROW: tl.constexpr,
+    MOST: tl.constexpr,
 ):
     """Program (t, i): the i-th block of heads of row t; queries first, then keys, then values."""
     row = tl.program_id(0).to(tl.int64)
@@ -172,7 +171,7 @@ def _heads_kernel(
         slot = tl.load(slot_ptr + row).to(tl.int64)
         k_at = slot * key_stride + k_head[:, None] * key_head + col[None, :]
         # Rounded as the projection is, whatever the cache holds: the definition does so.
-        _keep(key_ptr, k_at, k.to(x_ptr.dtype.element_ty), k_mask, k_scale, NARROW)
+        _keep(key_ptr, k_at, k.to(x_ptr.dtype.element_ty), k_mask, k_scale, MOST)
     else:
         v_head = (block - q_blocks - k_blocks) * V_BLOCK + tl.arange(0, V_BLOCK)
         value_col = tl.arange(0, VALUE_BLOCK)
@@ -183,7 +182,7 @@ def _heads_kernel(
         )
         slot = tl.load(slot_ptr + row).to(tl.int64)
         v_at = slot * value_stride + v_head[:, None] * value_head + value_col[None, :]
-        _keep(value_ptr, v_at, v, v_mask, v_scale, NARROW)
+        _keep(value_ptr, v_at, v, v_mask, v_scale, MOST)
 
 
 @triton.jit
@@ -200,7 +199,7 @@ def _store_kernel(
     WIDTH: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
-    NARROW: tl.constexpr,
+    MOST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
@@ -208,7 +207,7 @@ def _store_kernel(
     mask = (head < KV_HEADS) & (col < WIDTH)
     x = tl.load(x_ptr + row * x_stride + head * x_head + col, mask=mask, other=0.0)
     slot = tl.load(slot_ptr + row).to(tl.int64)
-    _keep(cache_ptr, slot * cache_stride + head * cache_head + col, x, mask, scale, NARROW)
+    _keep(cache_ptr, slot * cache_stride + head * cache_head + col, x, mask, scale, MOST)
 
 
 def store_heads(
@@ -278,7 +277,7 @@ def store_heads(
         INTERLEAVED=rotary.rope is not None and rotary.rope.interleaved,
         Q_NORM=norms[0],
         K_NORM=norms[1],
-        NARROW=cache.keys.element_size() == 1,
+        MOST=_most(cache.keys.dtype),
         num_warps=8 if "all" in norms else 4,
     )
     return out
@@ -310,8 +309,13 @@ def _store(x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale
         WIDTH=width,
         HEAD_BLOCK=block,
         WIDTH_BLOCK=width_block,
-        NARROW=side.element_size() == 1,
+        MOST=_most(side.dtype),
     )
+
+
+def _most(dtype: torch.dtype) -> float:
+    """Largest number of a type of 8 bits; 0: a wider one, which needs no care."""
+    return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
 
 
 def _kind(norm: HeadNorm | None, width: int) -> str:

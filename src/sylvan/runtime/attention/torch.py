@@ -1,18 +1,23 @@
-"""Attention by PyTorch's fused kernels, request by request: the fallback on every device.
+"""Attention by PyTorch's fused kernels: the fallback on every device.
 
-Each step waits for the device once, to learn where requests lie.
+Request by request; on GPUs many requests in one call, where PyTorch has that. Each step waits for
+the device once, to learn where requests lie.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional as F
 
 from sylvan.kernels.paged import reference
+from sylvan.kernels.paged.varlen import Packed, attend_packed, find_varlen, suits
 from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
+
+_PACKED_TOKENS = 1 << 16  # whose keys and values are gathered at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class _Span:
 
 
 class TorchAttention:
-    """Per request: gather its pages once a layer, then `scaled_dot_product_attention`."""
+    """Gather the pages of a layer, then `varlen_attn` or `scaled_dot_product_attention`."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
@@ -33,7 +38,11 @@ class TorchAttention:
         kv_dtypes=frozenset({"model", "fp8_e4m3"}),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, varlen: Any = None) -> None:
+        """`varlen` stands for PyTorch's function, in tests; without it GPUs get the real one."""
+        self._given = varlen
+        self._varlen: Any = None
+        self._packs: list[Packed] = []
         self._spans: list[_Span] = []
         self._masks: dict[tuple[int, int, int | None, bool], torch.Tensor] = {}
 
@@ -45,6 +54,8 @@ class TorchAttention:
         for r, row in enumerate(batch.req_slots_R.tolist()):
             pages = batch.page_table_SP[row, : -(-lens[r] // batch.kv.page_size)].long()
             self._spans.append(_Span(slice(starts[r], starts[r + 1]), pages, lens[r]))
+        self._varlen = self._given or (find_varlen() if batch.q_starts_R.is_cuda else None)
+        self._packs = _pack(self._spans, batch.kv.page_size) if self._varlen else []
 
     def run(
         self,
@@ -58,6 +69,11 @@ class TorchAttention:
         batch.kv.store(spec.index, batch.out_slots_T, k_TKH, v_TKH)
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
+        if self._packs and suits(q_TNH, spec):
+            for packed in self._packs:
+                q = q_TNH[packed.rows]
+                out_TNH[packed.rows] = attend_packed(self._varlen, q, (keys, values), packed, spec)
+            return out_TNH
         plain = spec.softcap is None and spec.sinks is None
         for span in self._spans:
             q = q_TNH[span.rows]
@@ -97,6 +113,35 @@ class TorchAttention:
                 mask = mask & (position > own - spec.window)
             self._masks[key] = mask
         return self._masks[key]
+
+
+def _pack(spans: list[_Span], page_size: int) -> list[Packed]:
+    """Neighbouring requests together, as many as memory should hold at once."""
+    packs: list[Packed] = []
+    some: list[_Span] = []
+    for span in spans:
+        if some and sum(s.kv_len for s in some) + span.kv_len > _PACKED_TOKENS:
+            packs.append(_packed(some, page_size))
+            some = []
+        some.append(span)
+    return [*packs, _packed(some, page_size)] if some else packs
+
+
+def _packed(spans: list[_Span], page_size: int) -> Packed:
+    device = spans[0].pages.device
+    offset = torch.arange(page_size, device=device)
+    places = [(s.pages[:, None] * page_size + offset).flatten()[: s.kv_len] for s in spans]
+    first = spans[0].rows.start
+    q_starts = [s.rows.start - first for s in spans] + [spans[-1].rows.stop - first]
+    k_starts = [0, *itertools.accumulate(s.kv_len for s in spans)]
+    return Packed(
+        rows=slice(first, spans[-1].rows.stop),
+        slots_S=torch.cat(places),
+        q_starts_R1=torch.tensor(q_starts, dtype=torch.int32, device=device),
+        k_starts_R1=torch.tensor(k_starts, dtype=torch.int32, device=device),
+        most_rows=max(s.rows.stop - s.rows.start for s in spans),
+        most_tokens=max(s.kv_len for s in spans),
+    )
 
 
 BACKEND = TorchAttention

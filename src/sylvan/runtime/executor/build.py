@@ -169,11 +169,13 @@ class _Plan:
         """Of keys and values in the pool."""
         if self.options.kv_dtype == "model":
             return self.build.dtype
-        name = self.platform.facts.float8 if self.platform else "float8_e4m3fn"
-        if not name:
+        if (platform := self.platform) is None:
+            return torch.float8_e4m3fn
+        name = platform.facts.float8_of(platform.chip)
+        if name is None:
             raise ConfigError(
-                f"cache.dtype={self.options.kv_dtype}: {self.options.device} has no such numbers; "
-                "leave cache.dtype at model"
+                f"cache.dtype={self.options.kv_dtype}: {platform.facts.name} ({platform.chip}) "
+                "does not compute with such numbers; leave cache.dtype at model"
             )
         return getattr(torch, name)
 
@@ -305,7 +307,9 @@ def _on_device(
 ) -> tuple[Executor, ModelFacts]:
     """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
     options, shape = plan.options, plan.kv_shape
-    attention, before = _attention(plan, platform), platform.memory()
+    attention = _attention(plan, platform)
+    platform.trim()
+    before = platform.memory()
     can_graph = attention.caps.graph_capture and platform.graph() is not None
     if options.runner == "graph" and not can_graph:
         raise ConfigError(

@@ -81,6 +81,7 @@ class Accelerator:
                 "it; update the driver, make a GPU visible to this process, or choose device=cpu"
             )
         self.device = torch.device(facts.device_type, self._module.current_device())
+        self.chip = _chip(self._module, self.device)
         self._stream = DeviceStream(self._module, self.device)
         # Everything of this thread, loading included, is ordered by the one stream.
         self._module.set_stream(self._stream.raw)
@@ -90,10 +91,7 @@ class Accelerator:
     def memory(self) -> Memory:
         """See `Platform.memory`."""
         free, total = self._module.mem_get_info(self.device)
-        kept = self._module.memory_reserved(self.device) - self._module.memory_allocated(
-            self.device
-        )
-        return Memory(free + kept, total)
+        return Memory(free, total)
 
     def peak(self, work: Callable[[], None]) -> int:
         """See `Platform.peak`."""
@@ -133,6 +131,15 @@ class Accelerator:
     def trim(self) -> None:
         """See `Platform.trim`."""
         self._module.empty_cache()
+
+
+def _chip(module: Any, device: torch.device) -> str:
+    properties = module.get_device_properties(device)
+    if architecture := getattr(properties, "gcnArchName", ""):
+        return architecture.split(":")[0]  # what follows are its modes
+    if hasattr(properties, "major"):
+        return f"sm_{properties.major}{properties.minor}"
+    return str(properties.name)
 
 
 def open_accelerator(facts: PlatformFacts) -> Accelerator:

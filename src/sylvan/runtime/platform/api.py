@@ -65,13 +65,14 @@ class Memory:
 
 
 class Platform(Protocol):
-    """One device of a kind, in use by this process."""
+    """One device of a kind, in use by this process. `chip`: as compilers call it, like `sm_90`."""
 
     facts: PlatformFacts
     device: torch.device
+    chip: str
 
     def memory(self) -> Memory:
-        """What is free now; what torch keeps for itself without using it counts as free."""
+        """What is free now; what torch keeps without using it is not, until `trim`."""
         ...
 
     def peak(self, work: Callable[[], None]) -> int:

@@ -16,7 +16,8 @@ class PlatformFacts:
         attention: Attention backends that may be chosen for it, the preferred one first.
         runners: Ways to execute a step, the preferred one first.
         dtypes: Types of weights that it computes with at full speed.
-        float8: torch's name of its 8-bit float with 4 exponent bits; empty: it has none.
+        float8: torch's names of 8-bit floats with 4 exponent bits that kernels read and write, by
+            how the chip's name begins; chips that are not listed have none.
         collective: Backend of `torch.distributed`.
         streams: Whether work runs beside the CPU.
         automatic: Whether `device=auto` may choose it.
@@ -28,11 +29,15 @@ class PlatformFacts:
     attention: tuple[str, ...]
     runners: tuple[str, ...]
     dtypes: frozenset[str]
-    float8: str = ""
+    float8: tuple[tuple[str, str], ...] = ()
     collective: str = "gloo"
     streams: bool = True
     automatic: bool = False
     opener: str = ""
+
+    def float8_of(self, chip: str) -> str | None:
+        """The 8-bit float of a chip; None: it has none."""
+        return next((name for start, name in self.float8 if chip.startswith(start)), None)
 
 
 class Kind(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform as host
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -41,6 +42,7 @@ class HostPlatform:
     def __init__(self, facts: PlatformFacts) -> None:
         self.facts = facts
         self.device = torch.device("cpu")
+        self.chip = host.machine()
         self._stream = InlineStream()
 
     def memory(self) -> Memory:

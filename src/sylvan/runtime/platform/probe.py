@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ELSE = "or choose device=cpu or auto"
 _DRIVERS = {12: 525, 13: 580}  # oldest NVIDIA driver of each CUDA, from its release notes
 _NEWEST_CUDA = 13
+_NVML = "libnvidia-ml.so.1"
+_LEAST_CAPABILITY = (8, 0)  # of NVIDIA GPUs that Triton supports (its README)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +29,8 @@ class Build:
 
 
 FindBuild = Callable[[], Build]
+Capability = tuple[int, int]
+FindCapability = Callable[[], "Capability | None"]
 
 
 def find_build() -> Build:
@@ -42,8 +48,12 @@ def find_build() -> Build:
     )
 
 
-def nvidia_problem(root: Path, find: FindBuild) -> str | None:
-    """Of CUDA devices."""
+def nvidia_problem(root: Path, find: FindBuild, newest: FindCapability) -> str | None:
+    """Of CUDA devices; `newest` tells the compute capability of the newest one."""
+    return _driver_problem(root, find) or _gpu_problem(root, newest)
+
+
+def _driver_problem(root: Path, find: FindBuild) -> str | None:
     driver = _driver_version(root)
     if driver is None and not (root / "dev/nvidiactl").exists():
         return (
@@ -60,12 +70,26 @@ def nvidia_problem(root: Path, find: FindBuild) -> str | None:
             f"{build.version}, which needs {least} or newer; update the driver, install a torch "
             f"for an older CUDA, {ELSE}"
         )
+    return None
+
+
+def _gpu_problem(root: Path, newest: FindCapability) -> str | None:
     if not any(root.glob("dev/nvidia[0-9]*")):
         return (
             "the NVIDIA driver shows this process no GPU; look at nvidia-smi, and at "
             f"what its container was given, {ELSE}"
         )
+    capability = newest()
+    if capability is not None and capability < _LEAST_CAPABILITY:
+        return (
+            f"the GPU has compute capability {_dotted(capability)} and kernels need "
+            f"{_dotted(_LEAST_CAPABILITY)} (Ampere) or newer; use a newer GPU, {ELSE}"
+        )
     return None
+
+
+def _dotted(capability: Capability) -> str:
+    return ".".join(str(number) for number in capability)
 
 
 def amd_problem(root: Path, find: FindBuild) -> str | None:
@@ -115,22 +139,56 @@ def _driver_version(root: Path) -> tuple[int, str] | None:
     return (int(found[1]), found[0]) if found else None
 
 
-def nvidia_memory(name: str = "libnvidia-ml.so.1") -> tuple[int, int] | None:
+def nvidia_memory(name: str = _NVML) -> tuple[int, int] | None:
     """Free and total bytes of the first GPU, asked of the driver's own library (NVML).
 
     Unlike asking CUDA this takes no memory of the device. None: unknown.
     """
+    numbers = (ctypes.c_uint64 * 3)()  # total, free, used
+    with _nvml(name) as (library, devices):
+        for device in devices[:1]:
+            if not library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(numbers)):
+                return numbers[1], numbers[0]
+    return None
+
+
+def nvidia_capability(name: str = _NVML) -> Capability | None:
+    """Compute capability of the newest GPU, asked of the same library. None: unknown."""
+    found: list[Capability] = []
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    with _nvml(name) as (library, devices):
+        for device in devices:
+            numbers = ctypes.byref(major), ctypes.byref(minor)
+            if not library.nvmlDeviceGetCudaComputeCapability(device, *numbers):
+                found.append((major.value, minor.value))
+    return max(found, default=None)
+
+
+@contextmanager
+def _nvml(name: str) -> Iterator[tuple[Any, list[ctypes.c_void_p]]]:
+    """The library and its handles of all GPUs; of none where it does not work."""
     try:
         library = ctypes.CDLL(name)
     except OSError:
-        return None
+        yield None, []
+        return
     if library.nvmlInit_v2():
-        return None
-    device, numbers = ctypes.c_void_p(), (ctypes.c_uint64 * 3)()  # total, free, used
-    failed = library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
-    failed = failed or library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(numbers))
-    library.nvmlShutdown()
-    return None if failed else (numbers[1], numbers[0])
+        yield library, []
+        return
+    try:
+        count = ctypes.c_uint()
+        library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        handles = [ctypes.c_void_p() for _ in range(count.value)]
+        yield (
+            library,
+            [
+                handle
+                for index, handle in enumerate(handles)
+                if not library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+            ],
+        )
+    finally:
+        library.nvmlShutdown()
 
 
 def amd_memory(root: Path) -> tuple[int, int] | None:

@@ -24,7 +24,10 @@ LAYERS = {
     "sinks": replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
     "window and sinks": replace(PLAIN, window=5, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
 }
-CASES = [(name, torch.float32) for name in LAYERS] + [("grouped", torch.float16)]
+WIDTHS = {f"heads of {width}": replace(PLAIN, head_dim=width) for width in (64, 80, 128, 256)}
+LAYERS |= WIDTHS
+HALF = ("grouped", "capped", "window and sinks", "heads of 80")
+CASES = [(name, torch.float32) for name in LAYERS] + [(name, torch.float16) for name in HALF]
 
 
 def cache(

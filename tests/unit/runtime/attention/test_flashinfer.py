@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,11 +12,11 @@ from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.paged import reference
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.attention.flashinfer import FlashInferAttention, paged_index
-from sylvan.runtime.attention.null import NullAttention
-from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
-from sylvan.runtime.pool.mha import KVShape, MHAPool
-
-PAGE, N, K, H = 4, 4, 2, 8
+from sylvan.runtime.platform.find import load_kinds, open_platform
+from tests.parity.serving import Serving
+from tests.support.on_device import OnDevice
+from tests.support.paged_batch import H, K, N, batch_of
+from tests.support.random_model import write_random_model
 
 
 class Wrapper:
@@ -49,27 +49,8 @@ class Wrapper:
             length = (len(mine) - 1) * self.size + last[r]
             k, v = (side[mine].flatten(0, 1)[:length] for side in kv)
             own = slice(rows[r], rows[r + 1])
-            out[own] = reference.attend(q[own], k, v, self.spec).unflatten(1, (N, H))
+            out[own] = reference.attend(q[own], k, v, self.spec).unflatten(1, q.shape[1:])
         return out
-
-
-def batch_of(requests):
-    shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=H, num_pages=32, page_size=PAGE)
-    pool = MHAPool(shape, torch.float32)
-    limits = BatchLimits(max_tokens=64, max_reqs=4, max_pages_per_req=8)
-    batch = ForwardBatch(limits, pool, NullAttention())
-    host, row, page = batch.host, 0, 1
-    for r, (before, new) in enumerate(requests):
-        total, slot = before + new, 3 - r
-        count = -(-total // PAGE)
-        host.page_table[slot, :count] = np.arange(page, page + count)[::-1]
-        at = np.arange(before, total)
-        host.out_slots[row : row + new] = host.page_table[slot, at // PAGE] * PAGE + at % PAGE
-        host.kv_lens[r], host.req_slots[r], host.q_starts[r] = total, slot, row
-        row, page = row + new, page + count
-    host.q_starts[len(requests)] = row
-    batch.ready(row, len(requests), 0)
-    return batch
 
 
 def test_index_names_pages_and_what_the_last_one_holds():
@@ -104,6 +85,32 @@ def test_result_is_that_of_the_definition_with_one_plan_for_all_layers(changes):
             torch.testing.assert_close(out[own], want)
 
     assert [wrapper.plans for wrapper in made] == [1]
+
+
+def test_the_way_of_steps_on_devices_tells_it_where_requests_lie(tmp_path):
+    """Nothing of a step is on the device only: the library plans on the host."""
+    path = write_random_model(tmp_path, context_len=64)
+    library = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    build = OnDevice(
+        open_platform(load_kinds(())["cpu"]),
+        graph=False,
+        attention=FlashInferAttention(library, device="cpu"),
+    )
+    prompts = [[5, 9, 200, 31], [7] * 37]
+
+    found = Serving(path, overlap=True, build=build).generate(prompts, max_new_tokens=6)
+
+    assert found == Serving(path).generate(prompts, max_new_tokens=6)
+
+
+def test_what_is_handed_over_has_the_names_of_the_library():
+    """Where it is installed; its wheel needs no GPU to be imported."""
+    flashinfer = pytest.importorskip("flashinfer")
+    plan = flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan
+    names = ("head_dim_vo", "causal", "sm_scale", "window_left", "logits_soft_cap")
+    more = dict.fromkeys((*names, "q_data_type", "kv_data_type"))
+
+    inspect.signature(plan).bind(None, *range(8), **more)
 
 
 def test_sinks_are_refused_in_words():

@@ -16,6 +16,8 @@ WAITING = {
     "int": lambda x: int(x[0]),
     "mask": lambda x: x[x > 0],
     "nonzero": torch.nonzero,
+    "counts": lambda x: torch.bincount(x.long()),
+    "repeats": lambda x: x.repeat_interleave(x.long()),
     "upload": lambda x: torch.tensor([1]),
 }
 

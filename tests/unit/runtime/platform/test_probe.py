@@ -8,7 +8,13 @@ from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.platform.kinds.cuda import CudaKind
 from sylvan.runtime.platform.kinds.rocm import RocmKind
 from sylvan.runtime.platform.kinds.xpu import XpuKind
-from sylvan.runtime.platform.probe import Build, amd_memory, find_build, nvidia_memory
+from sylvan.runtime.platform.probe import (
+    Build,
+    amd_memory,
+    find_build,
+    nvidia_capability,
+    nvidia_memory,
+)
 
 VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\nGCC 12.3.0\n"
 GOOD = Build(version="2.11.0+cu130", cuda="13.0")
@@ -52,6 +58,38 @@ def test_cuda_with_driver_and_torch_can_be_used(tmp_path, driver):
     assert CudaKind(root, GOOD).problem() is None
 
 
+@pytest.mark.parametrize(
+    ("capability", "said"),
+    [((7, 5), "compute capability 7.5 and kernels need 8.0"), ((8, 0), None), (None, None)],
+)
+def test_chips_that_kernels_do_not_support_are_refused(tmp_path, capability, said):
+    root = machine(tmp_path, driver="590.10", node="dev/nvidia0")
+    problem = CudaKind(root, GOOD, lambda: capability).problem()
+
+    assert (problem is None) == (said is None)
+    assert said is None or (said in str(problem) and str(problem).endswith("auto"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "chip", "number"),
+    [
+        (CudaKind, "sm_80", None),
+        (CudaKind, "sm_86", None),
+        (CudaKind, "sm_89", "float8_e4m3fn"),
+        (CudaKind, "sm_90", "float8_e4m3fn"),
+        (CudaKind, "sm_120", "float8_e4m3fn"),
+        (RocmKind, "gfx90a", None),
+        (RocmKind, "gfx942", "float8_e4m3fnuz"),
+        (RocmKind, "gfx950", "float8_e4m3fn"),
+        (RocmKind, "gfx1100", None),
+        (XpuKind, "Intel Arc", None),
+    ],
+)
+def test_eight_bits_are_known_by_the_chip(kind, chip, number):
+    assert kind.facts.float8_of(chip) == number
+    assert number is None or getattr(torch, number).itemsize == 1
+
+
 def test_cuda_without_a_driver_file_relies_on_its_nodes(tmp_path):
     root = machine(tmp_path, node="dev/nvidiactl", first="dev/nvidia0")
 
@@ -91,6 +129,7 @@ def test_the_installed_torch_is_known_without_importing_it():
 
 def test_memory_is_asked_of_drivers(tmp_path):
     assert nvidia_memory("libnothing.so") is None
+    assert nvidia_capability("libnothing.so") is None
     assert amd_memory(tmp_path) is None
     card = tmp_path / "sys/class/drm/card1/device"
     card.mkdir(parents=True)

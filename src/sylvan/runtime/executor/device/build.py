@@ -82,6 +82,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         ConfigError: it does not fit.
     """
     platform, limits = plan.platform, plan.limits
+    platform.trim()
     weights = max(0, plan.before.free - platform.memory().free)
     pool = plan.make_pool(_PROBE_PAGES)
     batch = ForwardBatch(limits, pool, plan.attention, platform.device)
@@ -109,9 +110,11 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     batch.kv = plan.make_pool(report.num_pages)
     runner: Runner = eager
     if sizes:
+        platform.trim()
         free = platform.memory().free
         runner = buckets = BucketRunner(eager, sizes)
         buckets.capture(platform, memory.point_bucket)
+        platform.trim()  # leaves what graphs keep for themselves
         taken = max(0, free - platform.memory().free)
         report = replace(report, measured=replace(measured, graphs=taken))
     logger.info("memory: %s", report.describe())
@@ -143,7 +146,7 @@ def _largest_step(parts: DeviceParts, eager: TensorRunner, longest: int) -> None
     with torch.inference_mode():
         inputs.upload(host)
         samples = min(limits.max_reqs, tokens)
-        memory.point(inputs, Sizes(tokens, needed, samples, tokens))
+        memory.point(inputs, Sizes(tokens, needed, samples, tokens), host)
         logits = eager.run(memory.batch)
         views = inputs.device
         rows = Rows(

@@ -43,9 +43,15 @@ class StepMemory:
         """Where a step of so many rows, padding included, is written."""
         return self._narrow if tokens <= self._narrow_tokens else self._wide
 
-    def point(self, inputs: Inputs, sizes: Sizes) -> None:
-        """Make the batch read the first rows of the inputs; inside `Stream.run`."""
+    def point(self, inputs: Inputs, sizes: Sizes, host: Host | None = None) -> None:
+        """Make the batch read the first rows of the inputs; inside `Stream.run`.
+
+        `host` is what they were uploaded from, for backends that plan on the host.
+        """
         batch, device, rows = self.batch, inputs.device, sizes.padded
+        if host is not None:
+            for name in ("q_starts", "kv_lens", "req_slots"):
+                getattr(batch.host, name)[:] = host.arrays[name]
         padded = rows > sizes.tokens
         requests, samples = (rows, rows) if padded else (sizes.requests, sizes.samples)
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples

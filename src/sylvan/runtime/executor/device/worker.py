@@ -192,7 +192,7 @@ class DeviceWorker:
         """Inside `Stream.run`."""
         with torch.inference_mode():
             memory = self._memory
-            memory.point(placed.inputs, placed.sizes)
+            memory.point(placed.inputs, placed.sizes, placed.host)
             logits = self._parts.runner.run(memory.batch, graph=placed.graph)
             self._logits_RV = logits[: placed.sizes.samples]
 

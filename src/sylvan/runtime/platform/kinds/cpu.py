@@ -16,7 +16,7 @@ class CpuKind:
         attention=("native", "torch", "reference"),
         runners=("program", "eager"),
         dtypes=frozenset({"float32", "bfloat16"}),
-        float8="float8_e4m3fn",
+        float8=(("", "float8_e4m3fn"),),
         streams=False,
         opener="sylvan.runtime.platform.host:open_host",
     )

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
-from sylvan.runtime.platform.probe import Build, find_build, nvidia_memory, nvidia_problem
+from sylvan.runtime.platform.probe import (
+    Build,
+    FindCapability,
+    find_build,
+    nvidia_capability,
+    nvidia_memory,
+    nvidia_problem,
+)
 
 
 class CudaKind:
@@ -18,19 +25,28 @@ class CudaKind:
         attention=("triton", "flashinfer", "torch", "reference"),
         runners=("graph", "eager"),
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
-        float8="float8_e4m3fn",
+        float8=(
+            ("sm_89", "float8_e4m3fn"),
+            ("sm_9", "float8_e4m3fn"),
+            ("sm_1", "float8_e4m3fn"),
+        ),
         collective="nccl",
         automatic=True,
         opener="sylvan.runtime.platform.accelerator:open_accelerator",
     )
 
-    def __init__(self, root: Path = Path("/"), build: Build | None = None) -> None:
-        """`root` and `build` stand for this machine and the installed torch, in tests."""
-        self._root, self._build = root, build
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        build: Build | None = None,
+        capability: FindCapability = nvidia_capability,
+    ) -> None:
+        """The arguments stand for this machine, the installed torch and the GPU, in tests."""
+        self._root, self._build, self._capability = root, build, capability
 
     def problem(self) -> str | None:
         """See `Kind.problem`."""
-        return nvidia_problem(self._root, lambda: self._build or find_build())
+        return nvidia_problem(self._root, lambda: self._build or find_build(), self._capability)
 
     def memory(self) -> tuple[int, int] | None:
         """See `Kind.memory`."""

@@ -18,7 +18,11 @@ class RocmKind:
         attention=("triton", "torch", "reference"),
         runners=("graph", "eager"),
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
-        float8="float8_e4m3fnuz",
+        float8=(
+            ("gfx942", "float8_e4m3fnuz"),
+            ("gfx95", "float8_e4m3fn"),
+            ("gfx12", "float8_e4m3fn"),
+        ),
         collective="nccl",
         automatic=True,
         opener="sylvan.runtime.platform.accelerator:open_accelerator",

@@ -89,6 +89,15 @@ def test_memory_that_ends_while_loading_is_one_sentence(model_dir):
     assert "\n" not in str(seen.value)
 
 
+def test_a_cache_of_numbers_that_the_chip_has_not_is_refused(model_dir):
+    with pytest.raises(
+        ConfigError, match=r"cache\.dtype=fp8_e4m3: delayed \(late1\) does not compute with such"
+    ):
+        build_executor(
+            model_dir, options(kv_dtype="fp8_e4m3"), platform=DelayedPlatform(chip="late1")
+        )
+
+
 def test_graphs_that_cannot_be_had_are_refused(model_dir):
     with pytest.raises(ConfigError, match="attention=torch captures no graphs"):
         build_executor(

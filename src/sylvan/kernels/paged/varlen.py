@@ -1,0 +1,98 @@
+"""PyTorch's FlashAttention over requests of any lengths, in the versions that have it.
+
+Shapes: T rows, R requests, S tokens with KV of all of them, N query heads, K key/value heads,
+H head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sylvan.kernels.api import AttentionLayer
+
+_MODULE = "torch.nn.attention.varlen"
+_NEEDED = frozenset({"scale", "window_size", "enable_gqa", "num_splits"})
+_MOST_COLUMNS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Requests one after another: their rows of a step, and where their tokens lie in the pool.
+
+    Attributes:
+        rows: Of the step.
+        slots_S: int64 places of all their tokens with KV.
+        q_starts_R1: int32 (R + 1,): where each request's rows begin, from the first of `rows` on.
+        k_starts_R1: int32 (R + 1,): where its tokens begin in `slots_S`.
+        most_rows: Of one request.
+        most_tokens: Of one request.
+    """
+
+    rows: slice
+    slots_S: torch.Tensor
+    q_starts_R1: torch.Tensor
+    k_starts_R1: torch.Tensor
+    most_rows: int
+    most_tokens: int
+
+
+@functools.cache
+def find_varlen() -> Any:
+    """PyTorch's function for NVIDIA GPUs, or None where it is not there.
+
+    Before 2.13 it cannot be told to split no keys, and a row's result would depend on the others.
+    """
+    if torch.version.hip is not None:
+        return None
+    if importlib.util.find_spec(_MODULE) is None:
+        return None
+    found = importlib.import_module(_MODULE).varlen_attn
+    return found if set(inspect.signature(found).parameters) >= _NEEDED else None
+
+
+def suits(q_TNH: torch.Tensor, layer: AttentionLayer) -> bool:
+    """Whether its kernels know such heads and such a layer."""
+    plain = layer.softcap is None and layer.sinks is None and layer.causal
+    width = layer.head_dim
+    sized = width == layer.value_dim and width % 8 == 0 and width <= _MOST_COLUMNS
+    return plain and sized and q_TNH.dtype in (torch.float16, torch.bfloat16)
+
+
+def attend_packed(
+    varlen: Any,
+    q_TNH: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    packed: Packed,
+    layer: AttentionLayer,
+) -> torch.Tensor:
+    """Each request's last tokens attend to all of its tokens. Shape: (T, N, H) -> (T, N, H).
+
+    Args:
+        varlen: What `find_varlen` found.
+        q_TNH: The requests' rows.
+        pages: Keys and values (pages, page size, K, H) of the layer; their tokens are gathered,
+            because not every version reads pages of every size.
+        packed: Which tokens these are.
+        layer: One that `suits`.
+    """
+    k_SKH, v_SKH = (x.flatten(0, 1)[packed.slots_S].to(q_TNH.dtype) for x in pages)
+    return varlen(
+        q_TNH,
+        k_SKH,
+        v_SKH,
+        packed.q_starts_R1,
+        packed.k_starts_R1,
+        packed.most_rows,
+        packed.most_tokens,
+        scale=layer.scale,
+        window_size=(-1 if layer.window is None else layer.window - 1, 0),
+        enable_gqa=layer.num_heads != layer.num_kv_heads,
+        num_splits=1,
+    )
