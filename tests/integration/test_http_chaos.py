@@ -23,6 +23,8 @@ GOOD = {
     "/v1/messages/count_tokens": {"model": "m", "messages": CHAT},
     "/api/chat": {"model": "m", "messages": CHAT, "stream": False},
     "/api/generate": {"model": "m", "prompt": "x", "stream": False},
+    "/api/embed": {"model": "m", "input": "x"},
+    "/api/embeddings": {"model": "m", "prompt": "x"},
     "/api/show": {"model": "scripted"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},

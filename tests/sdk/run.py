@@ -1,4 +1,5 @@
-"""Tours with the packages that people use, each against the built-in model over a real server.
+"""Tours with the packages that people use, against real servers of the built-in model and of an
+encoder with random weights, which makes embeddings.
 
 `make sdk` runs all of them; `python tests/sdk/run.py openai2 npm` some. Packages are installed
 under `build/sdk` by name, below the next version that may break. Without a package index tours are
@@ -20,6 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from tests.support.encoder import write_bert  # noqa: E402 - of the checkout, which is no package
+
 BUILD = HERE.parents[1] / "build" / "sdk"
 ATTEMPTS = 3
 PAUSE_S = 5
@@ -44,10 +49,10 @@ class Kit:
     def home(self) -> Path:
         return BUILD / self.name
 
-    def command(self, tour: str, url: str) -> list[str]:
+    def command(self, tour: str, urls: Sequence[str]) -> list[str]:
         if self.is_npm:
-            return ["node", str(self.home / tour), url]
-        return [str(self.home / "bin" / "python"), str(HERE / tour), url]
+            return ["node", str(self.home / tour), *urls]
+        return [str(self.home / "bin" / "python"), str(HERE / tour), *urls]
 
 
 KITS = (
@@ -71,13 +76,16 @@ def main(names: Sequence[str]) -> int:
     ready = [kit for kit, reason in zip(kits, reasons, strict=True) if reason is None]
     failed: list[str] = []
     if ready:
-        with serving() as url:
-            failed = [
-                f"{kit.name}/{tour}"
-                for kit in ready
-                for tour in kit.tours
-                if not go(kit, tour, url)
-            ]
+        with tempfile.TemporaryDirectory() as folder:
+            encoder = write_bert(Path(folder) / "tiny-bert")
+            with serving("sapling") as model, serving(str(encoder)) as embedder:
+                urls = model, embedder
+                failed = [
+                    f"{kit.name}/{tour}"
+                    for kit in ready
+                    for tour in kit.tours
+                    if not go(kit, tour, urls)
+                ]
     for kit, reason in zip(kits, reasons, strict=True):
         if reason is not None:
             print(f"\n*** SKIPPED {kit.name}: it could not be installed ***\n{reason}")
@@ -129,10 +137,11 @@ def quietly(command: Sequence[str]) -> str:
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """The built-in model on a free port; it ends when its standard input does."""
+def serving(model: str) -> Iterator[str]:
+    """A model on a free port; the server ends when its standard input does."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sylvan", "serve", "--until-eof", "--server.port", "0"]
+        command = [sys.executable, "-m", "sylvan", "serve", model, "--until-eof"]
+        command += ["--server.port", "0"]
         command += ["--server.api-key", "secret", "--server.data-dir", folder]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1]
@@ -160,14 +169,14 @@ def found(lines: Iterator[str]) -> str:
     sys.exit(f"the server did not start:\n{seen}")
 
 
-def go(kit: Kit, tour: str, url: str) -> bool:
+def go(kit: Kit, tour: str, urls: Sequence[str]) -> bool:
     """Run one tour; whether it went well."""
     if kit.is_npm:
         for file in HERE.glob("*.mjs"):
             shutil.copy(file, kit.home)
     print(f"\n{kit.name}/{tour}", flush=True)
     try:
-        return subprocess.run(kit.command(tour, url), timeout=TOUR_S, check=False).returncode == 0
+        return subprocess.run(kit.command(tour, urls), timeout=TOUR_S, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         print(f"not done after {TOUR_S} s")
         return False

@@ -9,9 +9,21 @@ import openai
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
-from steps import KEY, MODEL, TOOL, TWO_CALLS, NotHereError, check, raises, run, step
+from steps import (
+    EMBEDDER,
+    KEY,
+    MODEL,
+    TOOL,
+    TWO_CALLS,
+    check,
+    check_vectors,
+    near,
+    raises,
+    run,
+    step,
+)
 
-URL = sys.argv[1]
+URL, VECTORS = sys.argv[1:]
 
 
 class Plan(BaseModel):
@@ -81,13 +93,13 @@ def responses():
 
 @step
 def embeddings():
-    made = OpenAIEmbeddings(
-        model=MODEL, base_url=f"{URL}/v1", api_key=KEY, check_embedding_ctx_length=False
-    )
-    try:
-        assert made.embed_query("one")
-    except openai.BadRequestError as error:
-        raise NotHereError(error.message[:100]) from error
+    fields = {"api_key": KEY, "check_embedding_ctx_length": False, "max_retries": 0}
+    made = OpenAIEmbeddings(model=EMBEDDER, base_url=f"{VECTORS}/v1", **fields)
+    vectors = made.embed_documents(["one", "two"])
+    check_vectors(vectors, 2)
+    near(made.embed_query("two"), vectors[1])
+    with raises(openai.BadRequestError):
+        OpenAIEmbeddings(model=MODEL, base_url=f"{URL}/v1", **fields).embed_query("one")
 
 
 @step

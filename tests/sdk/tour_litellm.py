@@ -12,11 +12,23 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the internet
 
 import litellm
 from pydantic import BaseModel
-from steps import HELLO, KEY, MODEL, TOOL, TWO_CALLS, NotHereError, check, raises, run, step
+from steps import (
+    EMBEDDER,
+    HELLO,
+    KEY,
+    MODEL,
+    TOOL,
+    TWO_CALLS,
+    check,
+    check_vectors,
+    raises,
+    run,
+    step,
+)
 
 warnings.simplefilter("ignore")
 litellm.suppress_debug_info = True
-URL = sys.argv[1]
+URL, VECTORS = sys.argv[1:]
 OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY}
 ANTHROPIC = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": KEY}
 
@@ -84,11 +96,14 @@ def responses():
 
 @step
 def embeddings():
-    try:
-        reply = litellm.embedding(input=["one"], **OPENAI)
-    except (litellm.BadRequestError, litellm.NotFoundError) as error:
-        raise NotHereError(str(error)[:100]) from error
-    assert reply.data
+    fields = {"model": f"openai/{EMBEDDER}", "api_base": f"{VECTORS}/v1", "api_key": KEY}
+    reply = litellm.embedding(input=["one", "two"], **fields)
+    check_vectors([item["embedding"] for item in reply.data], 2)
+    assert reply.usage.prompt_tokens > 0
+    short = litellm.embedding(input=["one"], dimensions=8, encoding_format="float", **fields)
+    assert len(short.data[0]["embedding"]) == 8
+    with raises(litellm.BadRequestError):
+        litellm.embedding(input=["one"], **OPENAI)
 
 
 @step

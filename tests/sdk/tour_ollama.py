@@ -6,9 +6,9 @@ import json
 import sys
 
 import ollama
-from steps import HELLO, KEY, MODEL, TOOL, NotHereError, raises, run, step
+from steps import EMBEDDER, HELLO, KEY, MODEL, TOOL, check_vectors, near, raises, run, step
 
-URL = sys.argv[1]
+URL, VECTORS = sys.argv[1:]
 SHORT = {"num_predict": 16, "temperature": 0}
 client = ollama.Client(host=URL, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
 
@@ -82,10 +82,22 @@ def thinking():
 
 @step
 def embeddings():
-    try:
-        assert client.embed(MODEL, "one").embeddings
-    except ollama.ResponseError as error:
-        raise NotHereError(error.error) from error
+    made = ollama.Client(host=VECTORS, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
+    reply = made.embed(EMBEDDER, ["one", "two"])
+    check_vectors(reply.embeddings, 2)
+    assert reply.prompt_eval_count > 0
+    near(made.embed(EMBEDDER, "two").embeddings[0], reply.embeddings[1])
+    near(made.embeddings(EMBEDDER, "two").embedding, reply.embeddings[1])
+    assert len(made.embed(EMBEDDER, "two", dimensions=8).embeddings[0]) == 8
+    check_vectors(made.embed(EMBEDDER, "long " * 1000).embeddings, 1)  # it is cut
+    with raises(ollama.ResponseError) as caught:
+        made.embed(EMBEDDER, "long " * 1000, truncate=False)
+    assert caught.error.status_code == 400
+    assert made.show(EMBEDDER).capabilities == ["embedding"]
+    assert [model.name for model in made.ps().models] == [EMBEDDER]
+    with raises(ollama.ResponseError) as caught:
+        client.embed(MODEL, "one")
+    assert "makes no embeddings" in caught.error.error
 
 
 @step

@@ -1,9 +1,9 @@
 // The npm package `openai`.
 
 import OpenAI, { toFile } from "openai";
-import { HELLO, KEY, MODEL, NotHere, TWO_CALLS, WEATHER, assert, check, fails, run } from "./steps.mjs";
+import { EMBEDDER, HELLO, KEY, MODEL, TWO_CALLS, WEATHER, assert, check, fails, run } from "./steps.mjs";
 
-const url = process.argv[2];
+const [url, vectors] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: KEY, maxRetries: 0, timeout: 120_000 });
 const tool = { type: "function", function: { name: "get_weather", parameters: WEATHER, strict: true } };
 const plan = {
@@ -62,13 +62,18 @@ async function structuredParse() {
 }
 
 async function embeddings() {
-  try {
-    const reply = await client.embeddings.create({ model: MODEL, input: ["one", "two"] });
-    assert(reply.data.length === 2 && reply.data[0].embedding.length > 0);
-  } catch (error) {
-    if (error instanceof OpenAI.BadRequestError || error instanceof OpenAI.NotFoundError) throw new NotHere(error.message);
-    throw error;
+  const made = new OpenAI({ baseURL: `${vectors}/v1`, apiKey: KEY, maxRetries: 0 }).embeddings;
+  const reply = await made.create({ model: EMBEDDER, input: ["one", "two"] });
+  const [one, two] = reply.data.map((item) => Array.from(item.embedding));
+  for (const vector of [one, two]) {
+    assert(Math.abs(vector.reduce((sum, x) => sum + x * x, 0) - 1) < 1e-4, vector);
   }
+  assert(reply.usage.prompt_tokens > 0);
+  const floats = await made.create({ model: EMBEDDER, input: "two", encoding_format: "float" });
+  assert(floats.data[0].embedding.every((x, i) => Math.abs(x - two[i]) < 1e-5));
+  const short = await made.create({ model: EMBEDDER, input: "two", dimensions: 8 });
+  assert(short.data[0].embedding.length === 8);
+  await fails(OpenAI.BadRequestError, () => client.embeddings.create({ model: MODEL, input: "one" }));
 }
 
 async function responses() {

@@ -11,20 +11,22 @@ from typing import Literal
 import openai
 from pydantic import BaseModel
 from steps import (
+    EMBEDDER,
     HELLO,
     KEY,
     MODEL,
     TOOL,
     TWO_CALLS,
     WEATHER,
-    NotHereError,
     check,
+    check_vectors,
+    near,
     raises,
     run,
     step,
 )
 
-URL = sys.argv[1]
+URL, VECTORS = sys.argv[1:]
 BATCH_S = 120
 ENDLESS = {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
 # one that the server itself ends, and answers with 503
@@ -157,13 +159,22 @@ def structured_parse():
 
 @step
 def embeddings():
-    try:
-        reply = client.embeddings.create(model=MODEL, input=["one", "two"])
-    except (openai.BadRequestError, openai.NotFoundError) as error:
-        raise NotHereError(error.message) from error
+    made = openai.OpenAI(base_url=f"{VECTORS}/v1", api_key=KEY, max_retries=0).embeddings
+    reply = made.create(model=EMBEDDER, input=["one", "two"])  # base64 on the wire
     assert [item.index for item in reply.data] == [0, 1]
-    assert len(reply.data[0].embedding) == len(reply.data[1].embedding) > 0
+    check_vectors([item.embedding for item in reply.data], 2)
     assert reply.usage.total_tokens == reply.usage.prompt_tokens > 0
+    plain = made.create(model=EMBEDDER, input="two", encoding_format="float").data[0].embedding
+    near(plain, reply.data[1].embedding)
+    short = made.create(model=EMBEDDER, input="two", dimensions=8).data[0].embedding
+    length = sum(x * x for x in plain[:8]) ** 0.5
+    near(short, [x / length for x in plain[:8]])
+    for fields in ({"input": ""}, {"input": "one", "dimensions": 10**6}):
+        with raises(openai.BadRequestError):
+            made.create(model=EMBEDDER, **fields)
+    with raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=MODEL, input="one")
+    assert "makes no embeddings" in caught.error.message
 
 
 @step

@@ -88,6 +88,7 @@ class Behaviour:
         hold: Nothing is answered; requests end by abort only.
         per_message: Tokens that arrive together.
         busy: `FlushCache` is refused.
+        given: Tokens that were generated, by whoever asked for them.
     """
 
     script: Script = echo
@@ -100,6 +101,7 @@ class Behaviour:
     embeds: list[EmbedRequest] = field(default_factory=list)
     commands: list[object] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    given: int = 0
 
 
 class ScriptedScheduler:
@@ -110,6 +112,7 @@ class ScriptedScheduler:
         self.load = Load(max_total_num_tokens=4096)
         self._tokenizer = tokenizer
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._usages: dict[str, Usage] = {}
         self.manager: TokenizerManager
 
     def send(self, message: object) -> None:
@@ -128,7 +131,8 @@ class ScriptedScheduler:
             if task is not None or self.control.hold:
                 if task is not None:
                     task.cancel()
-                self._emit(message.rid, "", (), Usage(), message.finish)
+                usage = self._usages.get(message.rid, Usage())
+                self._emit(message.rid, "", (), usage, message.finish)
         elif isinstance(message, Control):
             self.control.commands.append(message.command)
             asyncio.get_running_loop().call_soon(self._reply, message)
@@ -217,6 +221,8 @@ class ScriptedScheduler:
         prompt: TokenLogprobs | None = None,
         embedding: np.ndarray | None = None,
     ) -> None:
+        self._usages[rid] = usage
+        self.control.given += len(ids)
         output = TokenOutput(
             rid=rid,
             token_ids=tuple(ids),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from sylvan.api.native import Name
+from sylvan.api.openai.vectors import MAX_INPUTS
 from sylvan.api.validation import WireModel
 
 DEFAULT_NUM_PREDICT = 2048
@@ -63,6 +64,27 @@ class OllamaGenerateBody(OllamaBody):
     images: list[str] | None = None
 
 
+class OllamaEmbedBody(WireModel):
+    """Texts to be embedded."""
+
+    model: Name
+    input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)]
+    truncate: bool | None = True
+    """Cut a text that is too long; yes if not given."""
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
+
+
+class OllamaEmbeddingsBody(WireModel):
+    """A text to be embedded; the older form of `/api/embed`."""
+
+    model: Name
+    prompt: str | None = ""
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
+
+
 class OllamaShowBody(WireModel):
     """Which model to describe."""
 
@@ -87,6 +109,22 @@ class OllamaReply(BaseModel):
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
+
+
+class OllamaEmbedReply(BaseModel):
+    """One vector per text."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsReply(BaseModel):
+    """One vector."""
+
+    embedding: list[float]
 
 
 class OllamaTags(BaseModel):

@@ -94,6 +94,9 @@ class ChatTemplate:
         self._env = ChatEnvironment(limits or RenderLimits(), now)
         self._sources = dict(tokenizer.chat_templates)
         self._compiled = {name: self._compile(name, s) for name, s in self._sources.items()}
+        self._takes_parts = {
+            name: bool(_LOOPS_OVER_CONTENT.search(s)) for name, s in self._sources.items()
+        }
         plain = {
             text
             for text, token in tokenizer.protected.items()
@@ -112,7 +115,7 @@ class ChatTemplate:
 
     def takes_parts(self, request: ChatRequest | None = None) -> bool:
         """Whether the template reads content as a list of parts rather than as one string."""
-        return bool(_LOOPS_OVER_CONTENT.search(self.source(request)))
+        return bool(self._compiled) and self._takes_parts[self._choose(request)]
 
     def render(self, request: ChatRequest) -> RenderedPrompt:
         """Render and tokenise.
@@ -187,7 +190,7 @@ class ChatTemplate:
                 )
 
     def _variables(self, request: ChatRequest, marks: Marks, name: str) -> dict[str, Any]:
-        parts = bool(_LOOPS_OVER_CONTENT.search(self._sources[name]))
+        parts = self._takes_parts[name]
         messages = [_prepare(dict(message), parts=parts) for message in request.messages]
         rest = {
             "tools": _plain(request.tools),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.text.foreign import foreign_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class TokenizerFiles:
     """What a checkpoint says about its text side.
 
     Attributes:
-        tokenizer_json: Content of tokenizer.json, or None if the checkpoint has none.
+        tokenizer_json: Content of tokenizer.json, or what was made of other files; None: neither.
         config: tokenizer_config.json.
         templates: Chat templates by name; the usual one is called "default".
         eos_ids: End tokens that the model and generation configs name.
@@ -24,6 +25,7 @@ class TokenizerFiles:
         pad_id: Padding token that they name.
         architecture: First entry of `architectures`, or "".
         model_type: `model_type` of config.json, or "".
+        max_tokens: Longest text that an embedder was made for, if sentence-transformers' files say.
     """
 
     tokenizer_json: str | None
@@ -34,6 +36,7 @@ class TokenizerFiles:
     pad_id: int | None = None
     architecture: str = ""
     model_type: str = ""
+    max_tokens: int | None = None
 
 
 def read_files(model_dir: str | Path) -> TokenizerFiles:
@@ -52,7 +55,9 @@ def read_files(model_dir: str | Path) -> TokenizerFiles:
     sources = [generation, model, inner if isinstance(inner, dict) else {}]
     path = folder / "tokenizer.json"
     return TokenizerFiles(
-        tokenizer_json=_read_text(path) if path.is_file() else None,
+        tokenizer_json=_read_text(path)
+        if path.is_file()
+        else foreign_tokenizer(folder, config, model),
         config=config,
         templates=_read_templates(folder, config),
         eos_ids=_ids("eos_token_id", sources),
@@ -60,6 +65,7 @@ def read_files(model_dir: str | Path) -> TokenizerFiles:
         pad_id=next(iter(_ids("pad_token_id", sources)), None),
         architecture=str(next(iter(model.get("architectures") or ()), "")),
         model_type=str(model.get("model_type") or ""),
+        max_tokens=_max_tokens(folder),
     )
 
 
@@ -97,6 +103,15 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_text(path)
     return templates
+
+
+def _max_tokens(folder: Path) -> int | None:
+    """`max_seq_length`; the file is named after the kind of model (`sentence_bert_config.json`)."""
+    for path in sorted(folder.glob("sentence_*_config.json")):
+        found = _read_json(path).get("max_seq_length")
+        if isinstance(found, int) and found > 0:
+            return found
+    return None
 
 
 def _ids(key: str, sources: list[dict[str, Any]]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
+_MARKS = re.compile(f"[{chr(_PRIVATE_USE[0])}-{chr(_PRIVATE_USE[-1])}]")
 
 
 class Neutraliser:
@@ -39,7 +40,7 @@ class Neutraliser:
 
     def begin(self, value: Any) -> Marks:
         """Start with one request; `value` holds all of its strings."""
-        used = {char for text in strings_in(value) for char in text if ord(char) in _PRIVATE_USE}
+        used = {char for text in strings_in(value) for char in _MARKS.findall(text)}
         return Marks(used)
 
     def message(self, message: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
@@ -98,10 +99,12 @@ class Marks:
 
     def split(self, rendered: str) -> list[tuple[str, bool]]:
         """Cut rendered text into `(text, trusted)` segments, the literal texts put back."""
+        if not self._marks:
+            return [(rendered, True)] if rendered else []
         literal = {mark: text for text, mark in self._marks.items()}
         # templates may print JSON in ASCII, where a mark becomes an escape
         literal |= {json.dumps(mark)[1:-1]: text for mark, text in literal.items()}
-        pattern = re.compile("|".join(map(re.escape, literal)) or r"(?!)")
+        pattern = re.compile("|".join(map(re.escape, literal)))
         segments: list[tuple[str, bool]] = []
         place = 0
         for match in pattern.finditer(rendered):
@@ -116,12 +119,12 @@ def strings_in(value: Any) -> Iterator[str]:
     """Every string of a JSON value, keys included."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from strings_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
+            yield from strings_in(item)
+    elif isinstance(value, dict | Mapping):  # a dict is seen at once, another mapping is not
+        for key, item in value.items():
+            yield str(key)
             yield from strings_in(item)
 
 

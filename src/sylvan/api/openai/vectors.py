@@ -26,6 +26,8 @@ class EmbeddingsBody(WireModel):
     model: Name | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    prompt_name: Name | None = None
+    """Which of the model's prompts goes before every text; the usual one if not given."""
     user: str | None = None
     rid: Rid | None = None
     priority: Priority | None = None
@@ -116,6 +118,8 @@ class EncodeBody(WireModel):
     rid: Rid | list[Rid] | None = None
     is_cross_encoder_request: bool | None = False
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    prompt_name: Name | None = None
+    """Which of the model's prompts goes before every text; the usual one if not given."""
     lora_path: Name | None = None
     priority: Priority | None = None
     return_prompt_token_ids: bool | None = False

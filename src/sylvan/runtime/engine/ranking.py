@@ -17,6 +17,7 @@ from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.labels import Labels
+from sylvan.runtime.engine.prompts import DOCUMENT, QUERY, read_prompts
 from sylvan.runtime.engine.vectors import Caller, Reply, meta_of, usage_of
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta, error_of
 from sylvan.text.chat_template import ChatRequest, ChatTemplate
@@ -69,7 +70,10 @@ async def _by_label(caller: Caller, body: RerankBody, labels: Labels) -> list[Ju
 
 
 async def _by_vector(caller: Caller, body: RerankBody, labels: Labels) -> list[Judged]:
-    texts = [_asked(body), *body.documents]
+    prompts = read_prompts(caller.facts.model_path)
+    name, others = prompts.first_of(*QUERY), prompts.first_of(*DOCUMENT)
+    asked = _asked(body) if body.instruct else prompts.apply(body.query, name)
+    texts = [asked, *(prompts.apply(text, others) for text in body.documents)]
     query, *documents = await caller.vectors([EmbedInput(text=text) for text in texts])
     return [Judged(_cosine(query.values, v.values), meta_of(v)) for v in documents]
 
@@ -158,7 +162,6 @@ async def _next_token(caller: Caller, inp: GenerateInput) -> _NextToken:
     if last.logprobs is None or last.finish is None:
         raise RequestError("the request was aborted")
     assert last.logprobs.chosen_logprobs is not None, "label ids were asked for"
-    caller.charge(last.usage, last.finish, last.timing)
     meta = {"id": last.rid, "prompt_tokens": last.usage.prompt_tokens}
     return _NextToken(last.logprobs.chosen_logprobs[0].tolist(), last.usage, meta)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,15 +15,15 @@ import numpy as np
 from sylvan.api.native_reply import finish_reason, timing_keys
 from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, Inputs
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.messages import Finish, Timing, Usage
+from sylvan.protocol.messages import Usage
 from sylvan.runtime.engine.labels import Labels
+from sylvan.runtime.engine.prompts import Prompts, read_prompts
 from sylvan.runtime.tokenizer.embeds import KINDS
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, Vector
 from sylvan.utils.clock import Clock, monotonic
 
 Reply = dict[str, Any]
-Charge = Callable[[Usage, Finish, Timing | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,11 @@ class Caller:
     Attributes:
         manager: Where requests go.
         tenant: Whose they are.
-        charge: Told of each finished request.
         clock: Monotonic.
     """
 
     manager: TokenizerManager
     tenant: str = ""
-    charge: Charge = lambda usage, finish, timing: None
     clock: Clock = monotonic
 
     @property
@@ -69,14 +67,11 @@ class Caller:
         inputs = [replace(inp, tenant=self.tenant) for inp in inputs]
         tasks = [asyncio.create_task(self.manager.embed(inp)) for inp in inputs]
         try:
-            found = await asyncio.gather(*tasks)
+            return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for vector in found:
-            self.charge(vector.usage, vector.finish, vector.timing)
-        return found
 
 
 async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
@@ -84,7 +79,9 @@ async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
     caller.demand("embed", "both", what="embeddings")
     _no_adapter(body.lora_path)
     asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0)
-    vectors = await caller.vectors(_inputs(body.input, body.rid, asked))
+    prompts = read_prompts(caller.facts.model_path)
+    inputs = _prompted(_inputs(body.input, body.rid, asked), prompts, body.prompt_name)
+    vectors = await caller.vectors(inputs)
     return {
         "object": "list",
         "data": [
@@ -101,6 +98,8 @@ async def encode(caller: Caller, body: EncodeBody) -> Reply | list[Reply]:
     _no_adapter(body.lora_path)
     began_s = caller.clock()
     inputs, is_batch = _native_inputs(body)
+    if caller.facts.embeds:
+        inputs = _prompted(inputs, read_prompts(caller.facts.model_path), body.prompt_name)
     vectors = await caller.vectors(inputs)
     now = datetime.now(tz=UTC).timestamp()
     replies = [_native(v, body, caller.clock() - began_s, now) for v in vectors]
@@ -168,6 +167,14 @@ def _inputs(given: Inputs, rid: str | None, asked: EmbedInput) -> list[EmbedInpu
         if isinstance(item, str)
         else replace(asked, input_ids=item, rid=name)
         for item, name in zip(items, rids, strict=True)
+    ]
+
+
+def _prompted(inputs: list[EmbedInput], prompts: Prompts, name: str | None) -> list[EmbedInput]:
+    """With the prompt in front of every text; ids are complete as they come."""
+    return [
+        inp if inp.text is None else replace(inp, text=prompts.apply(inp.text, name))
+        for inp in inputs
     ]
 
 

@@ -22,6 +22,7 @@ from sylvan.runtime.server.endpoint import json_response, serve
 from sylvan.runtime.server.internal import InternalCaller
 from sylvan.runtime.server.openapi import describe
 from sylvan.runtime.server.routes import ENDPOINTS
+from sylvan.runtime.server.routes.elsewhere import with_other_paths
 from sylvan.runtime.server.security import Gate
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.tokenizer.manager import TokenizerManager
@@ -40,7 +41,7 @@ def create_app(engine: TokenizerManager, settings: ServerSettings) -> ASGIApp:
     If an earlier life left batches, they go on at once, which needs a running event loop.
 
     Raises:
-        ConfigError: A setting names something that does not exist.
+        ConfigError: A setting names something that does not exist, or a variable no path.
     """
     return app_of(make_context(engine, settings))
 
@@ -57,11 +58,12 @@ def app_of(context: Context) -> ASGIApp:
         openapi_url=None,
         redirect_slashes=False,
     )
-    document = describe(ENDPOINTS)
+    table = with_other_paths(ENDPOINTS)
+    document = describe(table)
     api.openapi = lambda: document  # type: ignore[method-assign]
     api.state.openapi = document
     gate = Gate(settings, context.keyring)
-    for endpoint in ENDPOINTS:
+    for endpoint in table:
         api.add_route(endpoint.path, serve(endpoint, context, gate), methods=list(endpoint.methods))
     api.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     api.add_exception_handler(Exception, _crash)

@@ -96,6 +96,7 @@ class Endpoint:
         plain_statuses: Errors of these statuses have the media type of the answer.
         spelling: Names of fields, as the engine spells them, to names that clients know.
         budgeted: Counts against the budgets of a tenant.
+        lacks: What the server lacks for it; it answers with status 501.
     """
 
     path: str
@@ -117,6 +118,7 @@ class Endpoint:
     budgeted: bool = False
     form: bool = False
     plain_statuses: tuple[int, ...] = ()
+    lacks: str = ""
 
 
 def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awaitable[Response]]:

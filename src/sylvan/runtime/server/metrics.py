@@ -1,4 +1,8 @@
-"""Numbers for Prometheus, and the charging of tenants: every finished sample passes here once."""
+"""Numbers for Prometheus, and the charging of tenants: every request passes here once, at its end.
+
+What is counted is what the engine reported, whether or not a client stayed to read it: whoever
+leaves amid a stream has had its tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,13 @@ from prometheus_client.registry import Collector
 
 from sylvan.protocol.messages import Finish, Timing, Usage
 from sylvan.runtime.server.keyring import Keyring, Tenant
+from sylvan.runtime.tokenizer.live import LiveRequest, Sample
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 
 PREFIX = "sglang:"
+PROBE_PREFIX = "HEALTH_CHECK"  # names of our own requests, which are nobody's usage
 LAG_PERIOD_S = 0.25
+_LEFT = Finish(type="abort", message="the client left")
 _LATENCIES = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 _LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
@@ -62,6 +69,7 @@ class Accounts:
             ["endpoint", "status_code", "method"],
             registry=registry,
         )
+        self._of_calls: dict[tuple[str, str, int], tuple[Counter, Counter]] = {}
         self._lag = Histogram(
             "sylvan:event_loop_lag_seconds",
             "How late the event loop runs what is due",
@@ -69,22 +77,25 @@ class Accounts:
             registry=registry,
         )
         self._due_s = 0.0
+        engine.line.observers.append(self.ended)
 
-    def finished(
-        self,
-        tenant: Tenant,
-        usage: Usage,
-        finish: Finish,
-        timing: Timing | None,
-        *,
-        with_prompt: bool = True,
-    ) -> None:
-        """Count a finished sample; the prompt that several samples share counts with one."""
-        prompt = usage.prompt_tokens if with_prompt else 0
-        self._keyring.charge(tenant, prompt + usage.completion_tokens)
-        self._prompt.inc(prompt)
-        self._cached.inc(usage.cached_tokens if with_prompt else 0)
-        self._output.inc(usage.completion_tokens)
+    def ended(self, live: LiveRequest) -> None:
+        """Count a request that is over; the prompt that its samples share counts once."""
+        if live.rid.startswith(PROBE_PREFIX) and not live.tenant:
+            return
+        kept = [sample for sample in live.samples if not _is_refused(sample)]
+        first = max((s.usage for s in kept), key=lambda usage: usage.prompt_tokens, default=Usage())
+        output = sum(sample.usage.completion_tokens for sample in kept)
+        # of one who leaves before the first token nothing is known but the prompt, which counts
+        prompt = first.prompt_tokens or (len(live.samples[0].request.input_ids) if kept else 0)
+        self._keyring.charge(Tenant(name=live.tenant), prompt + output)
+        self._prompt.inc(first.prompt_tokens)
+        self._output.inc(output)
+        self._cached.inc(first.cached_tokens)
+        for sample in live.samples:
+            self._count_end(sample.finish or _LEFT, sample.timing)
+
+    def _count_end(self, finish: Finish, timing: Timing | None) -> None:
         kind = finish.type
         if kind == "abort":
             kind = "abort_client" if finish.status is None else "abort_server"
@@ -101,8 +112,13 @@ class Accounts:
 
     def called(self, endpoint: str, method: str, status: int) -> None:
         """Count a call of a route."""
-        self._calls.labels(endpoint, method).inc()
-        self._answers.labels(endpoint, str(status), method).inc()
+        counters = self._of_calls.get((endpoint, method, status))
+        if counters is None:
+            answers = self._answers.labels(endpoint, str(status), method)
+            counters = self._calls.labels(endpoint, method), answers
+            self._of_calls[endpoint, method, status] = counters
+        for counter in counters:
+            counter.inc()
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Measure from now on how late the event loop is."""
@@ -115,6 +131,12 @@ class Accounts:
     def exposition(self) -> bytes:
         """All of it as text."""
         return prometheus_client.generate_latest(self._registry)
+
+
+def _is_refused(sample: Sample) -> bool:
+    """Whether the engine turned it away; what ran into an error later has been served."""
+    refused = sample.finish is not None and sample.finish.status is not None
+    return refused and not sample.usage.completion_tokens
 
 
 class _LoadGauges(Collector):
@@ -139,6 +161,7 @@ class _LoadGauges(Collector):
             "cache_hit_rate": load.cached_prompt_tokens / seen if seen else 0.0,
             "context_len": facts.context_len,
             "num_retracted_reqs": load.retractions,
+            "generated_tokens": load.generated_tokens,
             "targets_set": load.targets_set,
             "targets_met": load.targets_met,
             "repaired_pages": load.repaired_pages,

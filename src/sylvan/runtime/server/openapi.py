@@ -81,7 +81,11 @@ def _operation(endpoint: Endpoint, method: str) -> dict[str, Any]:
         "operationId": f"{method.lower()}_{name}",
         "tags": [endpoint.tag],
         "summary": endpoint.summary or doc.partition("\n")[0],
-        "responses": {"200": _success(endpoint), **dict(_failures(endpoint))},
+        **({"description": endpoint.lacks} if endpoint.lacks else {}),
+        "responses": {
+            **({} if endpoint.lacks else {"200": _success(endpoint)}),
+            **dict(_failures(endpoint)),
+        },
     }
     if parameters := [*_path_parameters(endpoint), *_query_parameters(endpoint)]:
         operation["parameters"] = parameters

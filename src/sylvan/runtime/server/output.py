@@ -120,24 +120,42 @@ class CallText:
 
 
 class Answer:
-    """A whole output: thinking, text and calls."""
+    """A whole output: thinking, text and calls.
+
+    Attributes:
+        reasoning: All thinking.
+        text: All text.
+        calls: All calls.
+        parts: The same in the order in which they came, as a stream brings them.
+    """
 
     def __init__(self) -> None:
         self.reasoning = ""
         self.text = ""
         self.calls: list[CallText] = []
+        self.parts: list[ReasoningDelta | TextDelta | CallText] = []
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Take in more."""
         for piece in pieces:
             if isinstance(piece, ReasoningDelta):
                 self.reasoning += piece.text
+                self._extend(piece)
             elif isinstance(piece, TextDelta):
                 self.text += piece.text
+                self._extend(piece)
             elif isinstance(piece, CallStart):
                 self.calls.append(CallText(piece.name))
+                self.parts.append(self.calls[-1])
             else:
                 self.calls[piece.index].arguments += piece.fragment
+
+    def _extend(self, piece: ReasoningDelta | TextDelta) -> None:
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, type(piece)):
+            self.parts[-1] = type(piece)(last.text + piece.text)
+        else:
+            self.parts.append(piece)
 
 
 def read_whole(rules: OutputRules, text: str) -> Answer:

@@ -26,20 +26,34 @@ Credentials: *open* routes never ask for any. *API key* routes want one of the c
 there are any. *admin* routes want the admin key if one is configured, else an API key if one is
 configured, else they are open to programs of the same machine only.
 
+## What there is
+
+"""
+_ABSENT = """
+## Not here yet
+
+Every other route that SGLang has. They ask for the credentials that they will need, and answer with
+status 501 and the sentence of the last column, as `error.message` and as `message` beside
+`"success": false`.
+
+| route | for | what is missing |
+|---|---|---|
 """
 
 
 def markdown() -> str:
     """The page."""
     parts = [_HEAD, "| route | for | what |\n|---|---|---|\n"]
-    parts += [_row(endpoint) for endpoint in ENDPOINTS]
+    parts += [_row(endpoint) for endpoint in ENDPOINTS if not endpoint.lacks]
+    parts.append(_ABSENT)
+    parts += [_row(endpoint) for endpoint in ENDPOINTS if endpoint.lacks]
     parts.append("\n## Bodies\n")
     parts += [_body(model) for model in _bodies(ENDPOINTS)]
     return "".join(parts)
 
 
 def _row(endpoint: Endpoint) -> str:
-    doc = (endpoint.handler.__doc__ or "").partition("\n")[0]
+    doc = endpoint.lacks or (endpoint.handler.__doc__ or "").partition("\n")[0]
     body = (
         f" ([{endpoint.body.__name__}](#{endpoint.body.__name__.lower()}))" if endpoint.body else ""
     )

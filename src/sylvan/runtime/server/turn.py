@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sylvan.protocol.messages import Finish, Timing, Usage
+from sylvan.protocol.messages import Finish, Usage
 from sylvan.runtime.server.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.server.endpoint import Call
 from sylvan.runtime.server.output import Answer, OutputReader, Piece, ReasoningDelta, read_whole
@@ -65,7 +65,6 @@ class Turn:
         [[sample]] = await collect(context.engine, [prepared.input])
         answer = read_whole(prepared.rules, sample.text)
         assert sample.finish is not None, "a collected sample is finished"
-        self._finished(sample.usage, sample.finish, sample.timing)
         tokens = count_reasoning(context, prepared.rules, sample.token_ids, answer.reasoning)
         return Outcome(answer, sample.finish, sample.usage, tokens)
 
@@ -87,7 +86,6 @@ class Turn:
                     ids.extend(delta.token_ids)
                     thinking += "".join(p.text for p in pieces if isinstance(p, ReasoningDelta))
                 if delta.finish is not None:
-                    self._finished(delta.usage, delta.finish, delta.timing)
                     self.reasoning_tokens = count_reasoning(context, prepared.rules, ids, thinking)
                 yield Step(pieces, delta.usage, delta.finish)
 
@@ -100,6 +98,3 @@ class Turn:
         limit = min(self._max_tokens, room) if room > 0 else None
         sampling = msgspec.structs.replace(prepared.input.sampling, max_new_tokens=limit)
         return prepared.with_sampling(sampling)
-
-    def _finished(self, usage: Usage, finish: Finish, timing: Timing | None) -> None:
-        self._call.context.accounts.finished(self._call.tenant, usage, finish, timing)

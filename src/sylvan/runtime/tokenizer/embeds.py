@@ -43,25 +43,50 @@ class EmbedTexts:
         self._tokenizer, self._pool = tokenizer, pool
         self._pairs = PairEncoder(tokenizer)
         eos = tokenizer.eos_ids[:1]
+        self._longest = tokenizer.files.max_tokens
         self._end = eos[0] if eos and tokenizer.files.config.get("add_eos_token") is True else None
 
-    async def read(self, inp: EmbedInput) -> EmbedPrompt:
-        """Ids of what is to be embedded; long texts do not hold up the event loop."""
+    def most(self, facts: ModelFacts) -> int:
+        """Tokens of the longest text that is served."""
+        return min(facts.max_request_tokens, self._longest or facts.max_request_tokens)
+
+    async def read(self, inp: EmbedInput, most: int) -> EmbedPrompt:
+        """Ids of what is to be embedded; long texts do not hold up the event loop.
+
+        `most` is the number of tokens to which `inp.truncate` cuts.
+        """
         if inp.input_ids is not None:
             return EmbedPrompt(inp.input_ids, None, "input_ids")
         assert inp.text is not None
+        limit = most if inp.truncate else None
         if len(inp.text) + len(inp.pair or "") <= _INLINE_CHARS:
-            return self._encode(inp.text, inp.pair)
+            return self._encode(inp.text, inp.pair, limit)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._encode, inp.text, inp.pair)
+        return await loop.run_in_executor(self._pool, self._encode, inp.text, inp.pair, limit)
 
-    def _encode(self, text: str, pair: str | None) -> EmbedPrompt:
+    def _encode(self, text: str, pair: str | None, most: int | None) -> EmbedPrompt:
         if pair is not None:
             return EmbedPrompt(*self._pairs.encode(text, pair), "text")
-        ids = self._tokenizer.encode_user(text)
-        if self._end is not None and ids[-1:] != [self._end]:
-            ids.append(self._end)
+        if most is not None:
+            text = text[: MAX_CHARS_PER_TOKEN * most]
+        ids = self._with_end(self._tokenizer.encode_user(text))
+        if most is not None and len(ids) > most:
+            ids = self._cut(text, ids, most)
         return EmbedPrompt(ids, None, "text")
+
+    def _with_end(self, ids: list[int]) -> list[int]:
+        if self._end is None or ids[-1:] == [self._end]:
+            return ids
+        return [*ids, self._end]
+
+    def _cut(self, text: str, ids: list[int], most: int) -> list[int]:
+        """Leave out tokens of the text, and none of those that the tokenizer puts around it."""
+        inner = self._tokenizer.encode_user(text, add_special_tokens=False)
+        around = len(ids) - len(inner)
+        starts = (at for at in range(around + 1) if ids[at : at + len(inner)] == inner)
+        first = next(starts, 0)
+        kept = inner[: max(0, most - around)]
+        return [*ids[:first], *kept, *ids[first + len(inner) :]]
 
 
 def check_generates(facts: ModelFacts) -> None:
@@ -88,7 +113,7 @@ def check_embed(inp: EmbedInput, facts: ModelFacts) -> None:
         given = "neither" if inp.text is None else "both"
         raise RequestError(f"one of text and input_ids is needed, not {given}", param="text")
     size = len(inp.text or "") + len(inp.pair or "")
-    if size > MAX_CHARS_PER_TOKEN * facts.context_len:
+    if size > MAX_CHARS_PER_TOKEN * facts.context_len and not inp.truncate:
         message = f"text has {size} characters, far more than the {facts.context_len} tokens "
         raise RequestError(message + "the model can take", param="text")
     if inp.rid is not None and not 0 < len(inp.rid) <= MAX_RID_CHARS:
@@ -113,13 +138,15 @@ def _check_dimensions(wanted: int | None, facts: ModelFacts) -> None:
         )
 
 
-def build_embed(inp: EmbedInput, prompt: EmbedPrompt, facts: ModelFacts, rid: str) -> EmbedRequest:
-    """The request as the scheduler takes it.
+def build_embed(
+    inp: EmbedInput, prompt: EmbedPrompt, facts: ModelFacts, rid: str, most: int
+) -> EmbedRequest:
+    """The request as the scheduler takes it; `most` tokens are the limit.
 
     Raises:
         RequestError: the text is empty or too long, or an id is outside the vocabulary.
     """
-    count, most = len(prompt.ids), facts.max_request_tokens
+    count = len(prompt.ids)
     if count == 0:
         raise RequestError(f"{prompt.param} is empty; a text needs a token", param=prompt.param)
     if count > most:

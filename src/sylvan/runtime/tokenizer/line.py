@@ -45,6 +45,7 @@ class Line:
         beat_s: Time of the last heartbeat; minus infinity before the first.
         live: Requests by rid that have not ended, or whose end was not read.
         num_samples: Of all of them together.
+        observers: Told of each request that is over, whether or not its end was read.
     """
 
     facts: ModelFacts
@@ -55,6 +56,7 @@ class Line:
         self.beat_s = -math.inf
         self.live: dict[str, LiveRequest] = {}
         self.num_samples = 0
+        self.observers: list[Callable[[LiveRequest], None]] = []
         self._clock = clock
         self._send: Callable[[ToScheduler], None] | None = None
         self._samples: dict[str, tuple[LiveRequest, Sample]] = {}
@@ -176,11 +178,16 @@ class Line:
             for sample in live.samples:
                 self._start(live, sample)
         except ChannelFullError:
-            self.close(live)
+            self._forget(live)
             raise
 
     def close(self, live: LiveRequest) -> None:
-        """Forget a request; what still runs of it is aborted."""
+        """A request is over, or nobody waits for it any more: what still runs is aborted."""
+        self._forget(live)
+        for observer in self.observers:
+            observer(live)
+
+    def _forget(self, live: LiveRequest) -> None:
         if self.live.get(live.rid) is live:
             del self.live[live.rid]
             self.num_samples -= len(live.samples)

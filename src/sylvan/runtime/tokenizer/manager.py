@@ -101,13 +101,14 @@ class TokenizerManager:
         """
         self._check_admission(inp.rid, 1)
         check_embed(inp, self.facts)
+        most = self._texts.most(self.facts)
         self._reserved += 1
         try:
-            prompt = await self._texts.read(inp)
+            prompt = await self._texts.read(inp, most)
         finally:
             self._reserved -= 1
         self._check_admission(inp.rid, 1)
-        request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16))
+        request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
         live = LiveRequest(request.rid, [Sample(request, "")], None, self._clock())
         self.line.open(live)
         try:

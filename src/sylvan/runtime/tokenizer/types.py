@@ -27,13 +27,14 @@ class EmbedInput:
 
     Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
     as a second segment. What a text spells is never a control token. `dimensions` cuts the vector,
-    for models that were trained for that.
+    for models that were trained for that; `truncate` cuts a text that is too long, at its end.
     """
 
     text: str | None = None
     pair: str | None = None
     input_ids: Sequence[int] | None = None
     dimensions: int | None = None
+    truncate: bool = False
     normalize: bool = True
     rid: str | None = None
     tenant: str = ""

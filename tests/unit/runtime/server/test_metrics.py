@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import random
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sylvan.protocol.messages import Finish
 from tests.support.http import Client
 
+LONG = {"max_new_tokens": 40}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
@@ -50,6 +55,121 @@ async def test_metrics_agree_with_usage(client):
 
     assert found["sglang:prompt_tokens_total"] == prompt
     assert found["sglang:generation_tokens_total"] == output
+
+
+async def leave(client, path, body, after):
+    """Read so many pieces of a stream, then close the connection."""
+    sent, left = [], asyncio.Event()
+    messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) > after:
+            left.set()
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    await client.app({**scope, "query_string": b""}, receive, send)
+
+
+async def test_usage_adds_up_to_what_the_engine_made(client):
+    """Many at once: several samples, streams, aborts by name, and clients that leave."""
+    control, rng = client.engine.control, random.Random(3)
+    control.script = lambda request, prompt: "b" * 40
+    seen = {"prompt_tokens": 0, "completion_tokens": 0}
+
+    def add(usage):
+        for name in seen:
+            seen[name] += usage[name]
+
+    async def ask(i):
+        body = {"prompt": "a" * (1 + i % 7), "max_tokens": 5 + i, "n": 1 + i % 3}
+        add((await client.post("/v1/completions", body)).json()["usage"])
+
+    async def listen(i):
+        body = {**CHAT, "max_tokens": 5 + i, "n": 1 + i % 3, "stream": True}
+        events = await client.events(
+            "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}
+        )
+        add(events[-2]["usage"])
+
+    async def aborted(i):
+        call = asyncio.create_task(
+            client.post("/generate", {"text": "abc", "rid": f"r{i}", "sampling_params": LONG})
+        )
+        for _ in range(rng.randrange(20, 40)):
+            await asyncio.sleep(0)
+        await client.post("/abort_request", {"rid": f"r{i}"})
+        add((await call).json()["meta_info"])
+
+    async def gone(i):
+        body = {"prompt": "abcd", "max_tokens": 30, "stream": True}
+        await leave(client, "/v1/completions", body, rng.randrange(2, 9))
+
+    kinds = (ask, listen, aborted, gone)
+    await asyncio.gather(*(kinds[i % 4](i) for i in range(40)))
+    found = await values(client)
+
+    assert found["sglang:generation_tokens_total"] == control.given
+    assert found["sglang:num_requests_total"] == len(control.requests)
+    left = found["sglang:generation_tokens_total"] - seen["completion_tokens"]
+    assert 10 <= left < 10 * 30  # of the ten that left, who were not told
+    assert found["sglang:prompt_tokens_total"] == seen["prompt_tokens"] + 10 * 4
+
+
+async def test_one_who_leaves_is_charged_for_what_was_made(engine, tmp_path):
+    key = {"sha256": hashlib.sha256(b"k").hexdigest(), "tenant": "t", "tokens_per_minute": 60}
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": [key]}))
+    client = Client(engine, api_key_file=str(tmp_path / "keys.json"))
+    engine.control.hold = True
+    body = {"prompt": "a" * 61, "max_tokens": 30}
+    headers = {"authorization": "Bearer k"}
+    call = asyncio.create_task(client.post("/v1/completions", body, headers=headers))
+    while not engine.control.requests:
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+
+    engine.control.hold = False
+    again = await client.post("/v1/completions", body, headers=headers)
+    assert again.status_code == 429
+    assert "tokens" in again.json()["message"]
+
+
+async def test_what_the_engine_refuses_costs_nothing(client):
+    client.engine.control.hold = True
+    call = asyncio.create_task(client.post("/v1/completions", {"prompt": "abc"}))
+    while not client.engine.control.requests:
+        await asyncio.sleep(0)
+    full = Finish(type="abort", message="queue is full", status=503)
+    client.engine.manager.abort_all(full)
+    assert (await call).status_code == 503
+    found = await values(client)
+
+    assert found["sglang:num_requests_total"] == 1
+    assert found["sglang:prompt_tokens_total"] == 0
+
+
+async def test_what_fails_late_has_been_served(client):
+    client.engine.control.fail = Finish(type="abort", message="too late", status=503)
+    assert (await client.post("/v1/completions", {"prompt": "abc"})).status_code == 503
+    found = await values(client)
+
+    assert found["sglang:prompt_tokens_total"] == 3
+    assert found["sglang:generation_tokens_total"] == client.engine.control.given == 1
+
+
+async def test_health_probes_are_nobodys_usage(client):
+    client.engine.scheduler.beat()
+    assert (await client.get("/health_generate")).status_code == 200
+
+    assert (await values(client)).get("sglang:generation_tokens_total", 0) == 0
 
 
 async def test_calls_are_counted_by_route_and_status(client):

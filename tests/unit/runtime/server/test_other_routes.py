@@ -6,6 +6,54 @@ import math
 
 import pytest
 
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.server.routes import ENDPOINTS
+from sylvan.runtime.server.routes.absent import ABSENT
+from sylvan.runtime.server.routes.elsewhere import with_other_paths
+from tests.support.http import Client
+
+
+def routes(text):
+    """`GET/POST /a /b` in each line."""
+    lines = [line.split() for line in text.strip().splitlines()]
+    return {(m, path) for methods, *paths in lines for m in methods.split("/") for path in paths}
+
+
+NEEDED = routes(
+    """
+    GET /ready /health /health_generate /model_info /get_model_info /server_info /get_server_info
+    GET /v1/loads /metrics /v1/models /ping /api/tags /
+    HEAD /
+    POST/PUT /generate /encode /classify /v1/rerank
+    POST /abort_request /parse_function_call /separate_reasoning /pause_generation
+    POST /continue_generation /v1/completions /v1/chat/completions /v1/embeddings /v1/classify
+    POST /v1/score /v1/tokenize /tokenize /v1/detokenize /detokenize /v1/responses /invocations
+    POST /vertex_generate /v1/messages /v1/messages/count_tokens /api/chat /api/generate /api/show
+    GET/POST /flush_cache /open_session /close_session /freeze_gc /v1/files /v1/batches
+    GET /v1/models/{model:path} /v1/responses/{response_id} /v1/files/{file_id}/content
+    POST /v1/responses/{response_id}/cancel /v1/batches/{batch_id}/cancel
+    """
+)
+CONTRACT = NEEDED | routes(
+    """
+    POST/PUT /set_internal_state
+    POST /update_weights_from_disk /init_weights_update_group /destroy_weights_update_group
+    POST /update_weights_from_distributed /update_weights_from_tensor /update_weights_from_ipc
+    POST /begin_weight_update /end_weight_update /update_weight_version
+    GET/POST /get_weights_by_name /weights_checker
+    GET/POST /release_memory_occupation /resume_memory_occupation
+    POST /init_weights_send_group_for_remote_instance /send_weights_to_remote_instance
+    GET /remote_instance_transfer_engine_info /get_remote_instance_transfer_engine_info
+    POST /load_lora_adapter /load_lora_adapter_from_tensors /unload_lora_adapter
+    GET/POST /start_profile /stop_profile /start_expert_distribution_record
+    GET/POST /stop_expert_distribution_record /dump_expert_distribution_record
+    GET/POST /set_trace_level /slow_down /configure_logging
+    POST /hicache/storage-backend/clear /add_external_corpus /remove_external_corpus
+    PUT/DELETE/GET /hicache/storage-backend
+    GET /get_hicache_l3_cache_layout /list_external_corpora /is_scaling_elastic_ep /v1/realtime
+    POST /pd_role_switch /scale_elastic_ep /v1/audio/transcriptions /v1/decisions /v1/systemone
+    """
+)
 TOOLS = [{"type": "function", "function": {"name": n}} for n in ("f", "g")]
 
 
@@ -85,9 +133,43 @@ async def test_vectors_of_a_generating_model_are_refused(client, path, body):
     assert "generates text" in response.text
 
 
-async def test_transcription_is_not_implemented(client):
-    response = await client.http.post("/v1/audio/transcriptions", files={"file": b"RIFF"})
-    assert response.status_code == 501
+@pytest.mark.parametrize("endpoint", ABSENT, ids=lambda e: e.path)
+async def test_what_is_not_there_says_what_is_missing(client, endpoint):
+    for method in endpoint.methods:
+        response = await client.http.request(method, endpoint.path)
+
+        assert response.status_code == 501
+        reply = response.json()
+        assert reply["success"] is False
+        assert reply["message"] == reply["error"]["message"] == endpoint.lacks
+        assert endpoint.lacks.endswith(".")
+
+
+async def test_platforms_choose_paths_by_variables(engine, monkeypatch):
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/v9/predict")
+    monkeypatch.setenv("SGLANG_OLLAMA_CHAT_ROUTE", "/ollama/chat")
+    client = Client(engine)
+
+    for path in ("/v9/predict", "/vertex_generate"):
+        reply = (await client.post(path, {"instances": [{"text": "ab"}]})).json()
+        assert reply["predictions"][0]["text"] == "ab"
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": False}
+    assert (await client.post("/ollama/chat", body)).json()["done"]
+    assert "/v9/predict" in (await client.get("/openapi.json")).json()["paths"]
+
+
+@pytest.mark.parametrize("path", ["predict", "/v1/models", "/a/{b}"])
+def test_paths_that_cannot_be_chosen_are_refused(path):
+    with pytest.raises(ConfigError, match="AIP_PREDICT_ROUTE"):
+        with_other_paths(ENDPOINTS, {"AIP_PREDICT_ROUTE": path}.get)
+
+
+def test_every_route_of_the_contract_is_there():
+    here = {(method, e.path) for e in ENDPOINTS for method in e.methods}
+
+    assert CONTRACT - here == set()
+    working = {(method, e.path) for e in ENDPOINTS if not e.lacks for method in e.methods}
+    assert NEEDED - working == set()
 
 
 async def test_cloud_platforms_have_their_routes(client):

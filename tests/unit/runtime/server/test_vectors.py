@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import tokenizers
 
+from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.protocol.messages import Finish
+from sylvan.runtime.engine.prompts import FILE, read_prompts
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.http import Client
 from tests.support.scripted import make_engine
@@ -269,6 +271,72 @@ async def test_a_generating_model_is_asked_for_yes_or_no(checkpoint, tmp_path):
     assert asked.logprobs.token_ids == tuple(backend.token_to_id(t) for t in ("yes", "no"))
     await client.http.aclose()
     engine.manager.close()
+
+
+@pytest.fixture
+async def prompted(checkpoint, tmp_path):
+    """A model that sentence-transformers wrote."""
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    prompts = {"query": "query: ", "passage": "passage: ", "none": ""}
+    config = {"prompts": prompts, "default_prompt_name": "passage"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
+    async with serving(tmp_path, task="embed", vector_size=SIZE) as client:
+        yield client
+
+
+def texts_of(client):
+    decode = client.engine.manager.tokenizer.decode
+    return [decode(r.input_ids.tolist()) for r in client.engine.control.embeds]
+
+
+async def test_prompts_of_the_model_go_before_the_texts(prompted):
+    await embed(prompted, ["a", "b"])
+    await embed(prompted, "a", prompt_name="query")
+    await embed(prompted, "a", prompt_name="none")
+    await embed(prompted, [5, 6], prompt_name="query")
+    await prompted.post("/encode", {"text": "a", "prompt_name": "query"})
+    await prompted.post("/api/embed", {"model": "m", "input": "a"})
+
+    ids = prompted.engine.manager.tokenizer.decode([5, 6])
+    asked, usual = "query: a", "passage: a"
+    assert texts_of(prompted) == [usual, "passage: b", asked, "a", ids, asked, usual]
+
+
+async def test_rankings_use_the_prompts_of_queries_and_documents(prompted):
+    await prompted.post("/v1/rerank", {"query": "q", "documents": ["d"]})
+
+    assert sorted(texts_of(prompted)) == ["passage: d", "query: q"]
+
+
+async def test_unknown_prompts_are_refused_by_name(prompted, embedder):
+    for client, words in ((prompted, "none, passage, query"), (embedder, "no prompts at all")):
+        response = await client.post("/v1/embeddings", {"input": "a", "prompt_name": "other"})
+        assert (response.status_code, response.json()["param"]) == (400, "prompt_name")
+        assert words in response.json()["message"]
+
+
+async def test_the_longest_sequence_of_the_model_is_the_limit(prompted):
+    fits = await prompted.post("/v1/embeddings", {"input": "a" * 20, "prompt_name": "none"})
+    long = await prompted.post("/v1/embeddings", {"input": "a" * 21, "prompt_name": "none"})
+
+    assert fits.status_code == 200
+    assert "21 tokens; this model takes 20" in long.json()["message"]
+
+
+def test_prompts_that_cannot_be_honoured_are_refused(tmp_path):
+    (tmp_path / FILE).write_text(json.dumps({"prompts": {"q": "Q: "}, "default_prompt_name": "d"}))
+    with pytest.raises(ConfigError, match="no prompt 'd'"):
+        read_prompts(str(tmp_path))
+    (tmp_path / FILE).write_text(json.dumps({"prompts": {"q": "Q: "}}))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    prompts = read_prompts(str(tmp_path))
+
+    assert prompts.apply("Text") == "text"
+    with pytest.raises(RequestError, match="leaves prompts out"):
+        prompts.apply("text", "q")
 
 
 async def test_health_probe_of_an_embedder_is_a_vector(embedder):

@@ -30,7 +30,7 @@ from sylvan.runtime.server.conversation import (
     thinking_variables,
 )
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
-from sylvan.runtime.server.output import CallStart, Piece, ReasoningDelta, TextDelta
+from sylvan.runtime.server.output import CallStart, CallText, Piece, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import named_event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Outcome, Turn
@@ -110,16 +110,8 @@ def _tool_use(body: CountBody) -> ToolUse:
 
 
 def _message(call: Call[MessagesBody], outcome: Outcome) -> dict[str, Any]:
-    content: list[dict[str, Any]] = []
     answer = outcome.answer
-    if answer.reasoning:
-        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-    if answer.text or not answer.calls:
-        content.append({"type": "text", "text": answer.text})
-    content += [
-        {"type": "tool_use", "id": _tool_id(), "name": c.name, "input": _arguments(c.arguments)}
-        for c in answer.calls
-    ]
+    content = [_block(part) for part in answer.parts or [TextDelta("")]]
     stop, sequence = _stop(outcome.finish, calls=bool(answer.calls))
     return {
         **_empty_message(call),
@@ -128,6 +120,15 @@ def _message(call: Call[MessagesBody], outcome: Outcome) -> dict[str, Any]:
         "stop_sequence": sequence,
         "usage": _usage(outcome.usage),
     }
+
+
+def _block(part: ReasoningDelta | TextDelta | CallText) -> dict[str, Any]:
+    if isinstance(part, ReasoningDelta):
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    if isinstance(part, TextDelta):
+        return {"type": "text", "text": part.text}
+    given = _arguments(part.arguments)
+    return {"type": "tool_use", "id": _tool_id(), "name": part.name, "input": given}
 
 
 def _arguments(text: str) -> Any:

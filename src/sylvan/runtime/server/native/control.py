@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from starlette.responses import Response
 
@@ -40,6 +41,13 @@ async def flush_cache(call: Call[None]) -> Response:
             why = reply.message or "requests are waiting or running"
             return text_response(f"The cache was not flushed: {why}.\n", status=400)
         await asyncio.sleep(FLUSH_POLL_S)
+
+
+async def freeze_gc(call: Call[None]) -> Response:
+    """Spare the garbage collector what lives now; the scheduler did so when it started."""
+    gc.collect()
+    gc.freeze()
+    return text_response("Garbage collection is frozen.\n")
 
 
 async def pause_generation(call: Call[PauseBody]) -> Response:

@@ -171,13 +171,6 @@ class _Job:
             context, tokens = self._context, delta.usage.completion_tokens
             elapsed_s = context.clock() - self._began
             timing = timing_keys(delta.timing, elapsed_s, context.wall(), tokens)
-            context.accounts.finished(
-                self._tenant,
-                delta.usage,
-                delta.finish,
-                delta.timing,
-                with_prompt=delta.index == 0,
-            )
         return state.reply(delta.rid, delta.usage, delta.finish, timing)
 
 

@@ -16,11 +16,11 @@ from sylvan.protocol.errors import SylvanError
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call
+from sylvan.runtime.server.metrics import PROBE_PREFIX
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, error_of
 
 HEARTBEAT_LIMIT_S = 2.0
 PROBE_TIMEOUT_S = 20.0
-PROBE_PREFIX = "HEALTH_CHECK"
 PROBE_PRIORITY = 2**31 - 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator
@@ -30,27 +31,12 @@ from sylvan.runtime.server.conversation import (
 )
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.ollama.models import timestamp
+from sylvan.runtime.server.ollama.options import OPTIONS, check_names
 from sylvan.runtime.server.output import Answer, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import line
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
-
-_OPTIONS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "stop": "stop",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repeat_penalty": "repetition_penalty",
-    "seed": "sampling_seed",
-}
-_HARMLESS_OPTIONS = frozenset({
-    "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "low_vram", "numa",
-    "use_mmap", "use_mlock", "repeat_last_n", "tfs_z", "typical_p", "mirostat", "mirostat_eta",
-    "mirostat_tau", "penalize_newline", "vocab_only", "f16_kv", "logits_all",
-})  # fmt: skip
+from sylvan.text.infill import NOT_MADE, Infill
 
 
 async def chat(call: Call[OllamaChatBody]) -> Response:
@@ -69,7 +55,13 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
     _refuse(body)
     if not body.prompt:
         return _loaded(call, {"response": ""})
-    if body.raw:
+    if body.suffix:
+        infill = Infill(call.context.engine.tokenizer)
+        if not infill:
+            raise RequestError(NOT_MADE, param="suffix")
+        ids = await asyncio.to_thread(infill.encode, body.prompt, body.suffix)
+        conversation = _conversation(call, [], ToolUse(), ids)
+    elif body.raw:
         ids = await call.context.engine.tokenize(body.prompt)
         conversation = _conversation(call, [], ToolUse(), ids)
     else:
@@ -82,7 +74,6 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
 
 def _refuse(body: OllamaGenerateBody) -> None:
     reasons = {
-        "suffix": "this model was not made to fill in",
         "template": "use the model's own template, or raw",
         "context": "send the conversation to /api/chat",
         "images": "this model takes text only",
@@ -140,16 +131,14 @@ def _conversation(
 def _sampling(call: Call[Any]) -> SamplingParams:
     body: OllamaBody = call.body
     params: dict[str, Any] = {"max_new_tokens": None}
+    check_names(body.options)
     for name, value in (body.options or {}).items():
         if name == "num_predict":
             if not isinstance(value, int) or isinstance(value, bool):
                 raise RequestError("options.num_predict must be an integer.", param="options")
             params["max_new_tokens"] = value if value >= 0 else None
-        elif name in _OPTIONS:
-            params[_OPTIONS[name]] = value
-        elif name not in _HARMLESS_OPTIONS:
-            path = f"options.{name[:80]}"
-            raise RequestError(f"{path} is not known.", param=path)
+        elif name in OPTIONS:
+            params[OPTIONS[name]] = value
     if params.get("top_k") == 0:
         params["top_k"] = None
     if body.format:

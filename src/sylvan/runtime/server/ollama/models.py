@@ -1,4 +1,4 @@
-"""`/api/tags`, `/api/show` and `/api/version`."""
+"""`/api/tags`, `/api/ps`, `/api/show` and `/api/version`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from sylvan.api.version import VERSION
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
 
+_NEVER_S = 7258118400.0  # the year 2200; Ollama's clients want a time
+
 
 def timestamp(seconds: float) -> str:
     """A point in time as Ollama writes it."""
@@ -24,6 +26,18 @@ async def tags(call: Call[None]) -> Response:
     return json_response({"models": [_card(call.context)]})
 
 
+async def running(call: Call[None]) -> Response:
+    """The models that are loaded: the one that is served, which stays."""
+    context = call.context
+    card = {
+        **_card(context),
+        "expires_at": timestamp(_NEVER_S),
+        "size_vram": 0,
+        "context_length": context.engine.facts.context_len,
+    }
+    return json_response({"models": [card]})
+
+
 async def show(call: Call[OllamaShowBody]) -> Response:
     """About one model."""
     context = call.context
@@ -32,11 +46,12 @@ async def show(call: Call[OllamaShowBody]) -> Response:
     if name.removesuffix(":latest") != served:
         raise NotFoundError(f"model {name[:200]!r} not found")
     facts, parsers = context.engine.facts, context.parsers
-    capabilities = ["completion"]
-    if parsers.tools is not None:
-        capabilities.append("tools")
-    if parsers.reasoning is not None:
-        capabilities.append("thinking")
+    can = {
+        "completion": facts.is_generation,
+        "embedding": facts.embeds,
+        "tools": facts.is_generation and parsers.tools is not None,
+        "thinking": facts.is_generation and parsers.reasoning is not None,
+    }
     return json_response(
         {
             "license": "",
@@ -50,7 +65,7 @@ async def show(call: Call[OllamaShowBody]) -> Response:
                 f"{facts.model_type or 'model'}.context_length": facts.context_len,
                 f"{facts.model_type or 'model'}.vocab_size": facts.vocab_size,
             },
-            "capabilities": capabilities,
+            "capabilities": [name for name, is_there in can.items() if is_there],
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -24,6 +25,7 @@ from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
+from sylvan.text.infill import NOT_MADE, Infill
 
 
 async def completions(call: Call[CompletionBody]) -> Response:
@@ -67,9 +69,10 @@ class _Job:
         limit = self._context.limits.max_top_logprobs
         if body.logprobs is not None and body.logprobs > limit:
             raise RequestError(f"logprobs: expected at most {limit}.", param="logprobs")
-        if body.suffix:
-            message = "suffix cannot be honoured: this model was not made to fill in."
-            raise RequestError(message, param="suffix")
+        if body.suffix and not Infill(self._context.engine.tokenizer):
+            raise RequestError(NOT_MADE, param="suffix")
+        if body.suffix and body.echo:
+            raise RequestError("echo and suffix exclude each other.", param="echo")
         n = 1 if body.n is None else body.n
         if body.best_of is None or body.best_of == n:
             return 0
@@ -122,6 +125,10 @@ class _Job:
 
     async def _inputs(self) -> list[GenerateInput]:
         body, engine = self._body, self._context.engine
+        if body.suffix:
+            encode = Infill(engine.tokenizer).encode
+            parts = [(p, body.suffix) for p in self._prompts]
+            self._prompts = [tuple(await asyncio.to_thread(encode, *part)) for part in parts]
         if body.return_prompt_token_ids or body.echo or self._extras.wants_input:
             for prompt in self._prompts:
                 is_text = isinstance(prompt, str)

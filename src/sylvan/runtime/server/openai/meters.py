@@ -1,4 +1,4 @@
-"""Usage of an answer while it comes, and what a tenant is charged for it."""
+"""Usage of an answer while it comes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ class Meter:
 
     def __init__(self, call: Call[Any], num_prompts: int, n: int) -> None:
         self._context: Context = call.context
-        self._tenant = call.tenant
         self._n = n
         self._usages = [Usage()] * (num_prompts * n)
-        self._charged = [False] * num_prompts
         self.reasoning_tokens = 0
 
     def see(self, prompt: int, delta: SampleDelta) -> None:
-        """Take in the counts of a delta; a finished sample is charged to the tenant."""
+        """Take in the counts of a delta."""
         self._usages[prompt * self._n + delta.index] = delta.usage
-        if delta.finish is not None:
-            first, self._charged[prompt] = not self._charged[prompt], True
-            self._context.accounts.finished(
-                self._tenant, delta.usage, delta.finish, delta.timing, with_prompt=first
-            )
 
     def reply(self) -> dict[str, Any]:
         """`usage` so far."""

@@ -13,8 +13,6 @@ from sylvan.api.openai.vectors import (
     RerankBody,
     ScoreBody,
 )
-from sylvan.protocol.errors import RequestError
-from sylvan.protocol.messages import Finish, Timing, Usage
 from sylvan.runtime.engine import ranking, vectors
 from sylvan.runtime.engine.labels import read_labels
 from sylvan.runtime.engine.vectors import Caller
@@ -24,58 +22,47 @@ from sylvan.runtime.server.streaming import unless_gone
 
 async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Vectors of texts."""
-    work = vectors.embeddings(_caller(call), call.body)
+    work = vectors.embeddings(caller_of(call), call.body)
     return json_response(await unless_gone(call.request, work))
 
 
 async def classify(call: Call[ClassifyBody]) -> Response:
     """Classes of texts."""
-    work = vectors.classify(_caller(call), call.body, _labels(call))
+    work = vectors.classify(caller_of(call), call.body, _labels(call))
     return json_response(await unless_gone(call.request, work))
 
 
 async def rerank(call: Call[RerankBody]) -> Response:
     """Documents in the order of their relevance."""
-    work = ranking.rerank(_caller(call), call.body, _labels(call), call.context.template)
+    work = ranking.rerank(caller_of(call), call.body, _labels(call), call.context.template)
     return json_response(await unless_gone(call.request, work))
 
 
 async def score(call: Call[ScoreBody]) -> Response:
     """The probability of each label, for every item."""
-    work = ranking.score(_caller(call), call.body)
+    work = ranking.score(caller_of(call), call.body)
     return json_response(await unless_gone(call.request, work))
 
 
 async def encode(call: Call[EncodeBody]) -> Response:
     """Vectors of texts, in the native shape."""
-    caller = _caller(call)
+    caller = caller_of(call)
     caller.demand("embed", "both", "classify", what="vectors")
     return json_response(await unless_gone(call.request, vectors.encode(caller, call.body)))
 
 
 async def classify_natively(call: Call[EncodeBody]) -> Response:
     """Numbers of labels, in the native shape."""
-    caller = _caller(call)
+    caller = caller_of(call)
     caller.demand("classify", what="classes")
     return json_response(await unless_gone(call.request, vectors.encode(caller, call.body)))
 
 
-def _caller(call: Call[Any]) -> Caller:
+def caller_of(call: Call[Any]) -> Caller:
+    """Whom vectors are made for."""
     context = call.context
-
-    def charge(usage: Usage, finish: Finish, timing: Timing | None) -> None:
-        context.accounts.finished(call.tenant, usage, finish, timing)
-
-    return Caller(
-        manager=context.engine, tenant=call.tenant.name, charge=charge, clock=context.clock
-    )
+    return Caller(manager=context.engine, tenant=call.tenant.name, clock=context.clock)
 
 
 def _labels(call: Call[Any]) -> Any:
     return read_labels(call.context.engine.facts.model_path)
-
-
-async def transcriptions(call: Call[Any]) -> Response:
-    """Text of speech; needs a model that hears."""
-    message = "This model takes text only; transcription needs a model that hears."
-    raise RequestError(message, status=501)

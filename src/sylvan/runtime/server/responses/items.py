@@ -69,13 +69,16 @@ def call_item(
 
 
 def output_items(answer: Answer, status: str) -> list[Item]:
-    """The items of a whole answer."""
+    """The items of a whole answer; `status` is that of the last, as in a stream."""
     items: list[Item] = []
-    if answer.reasoning:
-        items.append(reasoning_item(answer.reasoning, "completed"))
-    if answer.text or not answer.calls:
-        items.append(message_item(answer.text, status))
-    items += [call_item(c.name, c.arguments or "{}", status) for c in answer.calls]
+    for part in answer.parts or [TextDelta("")]:
+        state = status if not answer.parts or part is answer.parts[-1] else "completed"
+        if isinstance(part, ReasoningDelta):
+            items.append(reasoning_item(part.text, state))
+        elif isinstance(part, TextDelta):
+            items.append(message_item(part.text, state))
+        else:
+            items.append(call_item(part.name, part.arguments or "{}", state))
     return items
 
 

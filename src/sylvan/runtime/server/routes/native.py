@@ -182,6 +182,12 @@ _CONTROL = (
         statuses=(503,),
     ),
     admin(
+        "/freeze_gc",
+        handler=control.freeze_gc,
+        methods=GET_POST,
+        media_type="text/plain",
+    ),
+    admin(
         "/pause_generation",
         handler=control.pause_generation,
         body=PauseBody,

@@ -192,13 +192,6 @@ OPENAI = (
         body=RerankBody,
         budgeted=True,
     ),
-    openai(
-        "/v1/audio/transcriptions",
-        handler=vectors.transcriptions,
-        typed=False,
-        form=True,
-        statuses=(501,),
-    ),
     *_FILES,
     *_BATCHES,
     # SageMaker

@@ -8,6 +8,10 @@ from sylvan.api.anthropic import AnthropicMessage, CountBody, CountReply, Messag
 from sylvan.api.errors import Family
 from sylvan.api.ollama import (
     OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaEmbeddingsReply,
+    OllamaEmbedReply,
     OllamaGenerateBody,
     OllamaReply,
     OllamaShow,
@@ -21,6 +25,7 @@ from sylvan.runtime.server.native import cloud
 from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
 from sylvan.runtime.server.ollama import generation
 from sylvan.runtime.server.ollama import models as ollama_models
+from sylvan.runtime.server.ollama import vectors as ollama_vectors
 from sylvan.runtime.server.routes.build import GET, NDJSON, SSE, opened
 
 
@@ -68,6 +73,21 @@ VENDORS = (
         stream=NDJSON,
         budgeted=True,
     ),
+    _ollama(
+        "/api/embed",
+        handler=ollama_vectors.embed,
+        body=OllamaEmbedBody,
+        reply=OllamaEmbedReply,
+        budgeted=True,
+    ),
+    _ollama(
+        "/api/embeddings",
+        handler=ollama_vectors.embeddings,
+        body=OllamaEmbeddingsBody,
+        reply=OllamaEmbeddingsReply,
+        budgeted=True,
+    ),
+    _ollama("/api/ps", handler=ollama_models.running, methods=GET, reply=OllamaTags),
     _ollama("/api/tags", handler=ollama_models.tags, methods=GET, reply=OllamaTags),
     _ollama(
         "/api/show",

@@ -1,0 +1,98 @@
+"""What a sentence-transformers model wants in front of the texts that it embeds.
+
+`config_sentence_transformers.json` names prompts ("query", "document") and says which is usual;
+https://sbert.net/docs/package_reference/sentence_transformer/SentenceTransformer.html.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sylvan.protocol.errors import ConfigError, RequestError
+
+FILE = "config_sentence_transformers.json"
+QUERY = ("query",)
+DOCUMENT = ("document", "passage", "corpus")
+"""Names by which models call the prompt of a text that is searched for, and of what is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts of a model.
+
+    Attributes:
+        named: By name.
+        default: The one that goes before every text for which none is named.
+        left_out: The vectors of a prompt's tokens do not belong to the text's, which is not served.
+        lower: Texts are written in small letters.
+    """
+
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
+    default: str = ""
+    left_out: bool = False
+    lower: bool = False
+
+    def apply(self, text: str, name: str | None = None) -> str:
+        """The text as the model wants it.
+
+        Raises:
+            RequestError: There is no prompt of that name, or it cannot be honoured.
+        """
+        if name is not None and name not in self.named:
+            known = ", ".join(sorted(self.named)) or "no prompts at all"
+            message = f"prompt_name: there is no prompt {name[:80]!r}; this model has {known}."
+            raise RequestError(message, param="prompt_name")
+        prompt = self.default if name is None else self.named[name]
+        if prompt and self.left_out:
+            message = (
+                "prompt_name cannot be honoured: this model leaves prompts out of its vectors."
+            )
+            raise RequestError(message, param="prompt_name")
+        joined = prompt + text
+        return joined.lower() if self.lower else joined
+
+    def first_of(self, *names: str) -> str | None:
+        """The first of the names that the model knows."""
+        return next((name for name in names if name in self.named), None)
+
+
+@functools.lru_cache(maxsize=16)
+def read_prompts(model_path: str) -> Prompts:
+    """Prompts of a checkpoint; none where it says nothing.
+
+    Raises:
+        ConfigError: Its files cannot be read, or name a usual prompt that is not there.
+    """
+    folder = Path(model_path)
+    raw = _read(folder / FILE)
+    found = raw.get("prompts")
+    named = {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    usual = raw.get("default_prompt_name")
+    if usual is not None and usual not in named:
+        raise ConfigError(f"{FILE}: there is no prompt {usual!r}, which it calls the usual one")
+    return Prompts(
+        named=named,
+        default=named[usual] if usual is not None else "",
+        left_out=_leaves_prompts_out(folder),
+        lower=_read(folder / "sentence_bert_config.json").get("do_lower_case") is True,
+    )
+
+
+def _leaves_prompts_out(folder: Path) -> bool:
+    configs = sorted(folder.glob("*_Pooling/config.json"))
+    return any(_read(config).get("include_prompt") is False for config in configs)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,123 @@
+"""Routes of SGLang for things that this server cannot do yet: each says what is missing.
+
+Credentials are checked as they will be once the route works. The status is 501; the body has the
+shape of native errors and, for trainers and tools that read them, `success` and `message`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.errors import Family, error_body
+from sylvan.runtime.server.endpoint import Call, Endpoint, json_response
+from sylvan.runtime.server.routes.build import GET, GET_POST
+from sylvan.runtime.server.security import Level
+
+POST = ("POST",)
+
+_WEIGHTS = "The weights of a running server cannot be replaced; start a server with the new ones."
+_READING = "The weights of a running server cannot be read; read the checkpoint's files."
+_SAVER = "Memory cannot be given back while the server runs (no --enable-memory-saver)."
+_LORA = "There are no LoRA adapters; serve a checkpoint into which the adapter was merged."
+_PROFILE = "There is no profiler inside the server; use py-spy or perf from outside."
+_TRACES = "Requests are not traced; /metrics has how long they take."
+_SLOWER = "There is no way to slow the server down on purpose."
+_EXPERTS = "Which experts are used is not recorded."
+_TIERS = "The prefix cache has one tier, the memory of the device; there is no storage behind it."
+_CORPUS = "There is no speculative decoding, so that a corpus would serve nothing."
+_SETTINGS = "Settings cannot be changed while the server runs; give them when it starts."
+_ELASTIC = "A server has one replica of fixed size; start more of them to scale."
+_HEARS = "This model takes text only; it needs one that hears."
+_DECISIONS = "There are no decisions; ask with /v1/chat/completions and a grammar, or /v1/score."
+
+_TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        _WEIGHTS,
+        POST,
+        (
+            "/update_weights_from_disk",
+            "/init_weights_update_group",
+            "/destroy_weights_update_group",
+            "/update_weights_from_distributed",
+            "/update_weights_from_tensor",
+            "/update_weights_from_ipc",
+            "/begin_weight_update",
+            "/end_weight_update",
+            "/update_weight_version",
+            "/init_weights_send_group_for_remote_instance",
+            "/send_weights_to_remote_instance",
+        ),
+    ),
+    (
+        _WEIGHTS,
+        GET,
+        ("/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info"),
+    ),
+    (_READING, GET_POST, ("/get_weights_by_name", "/weights_checker")),
+    (_SAVER, GET_POST, ("/release_memory_occupation", "/resume_memory_occupation")),
+    (
+        _LORA,
+        POST,
+        ("/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter"),
+    ),
+    (_PROFILE, GET_POST, ("/start_profile", "/stop_profile")),
+    (_TRACES, GET_POST, ("/set_trace_level",)),
+    (_SLOWER, GET_POST, ("/slow_down",)),
+    (
+        _EXPERTS,
+        GET_POST,
+        (
+            "/start_expert_distribution_record",
+            "/stop_expert_distribution_record",
+            "/dump_expert_distribution_record",
+        ),
+    ),
+    (_SETTINGS, ("POST", "PUT"), ("/set_internal_state",)),
+    (_SETTINGS, GET_POST, ("/configure_logging",)),
+    (_TIERS, POST, ("/hicache/storage-backend/clear",)),
+    (_TIERS, ("GET", "PUT", "DELETE"), ("/hicache/storage-backend",)),
+    (_TIERS, GET, ("/get_hicache_l3_cache_layout",)),
+    (_CORPUS, POST, ("/add_external_corpus", "/remove_external_corpus")),
+    (_CORPUS, GET, ("/list_external_corpora",)),
+    (_ELASTIC, POST, ("/pd_role_switch", "/scale_elastic_ep")),
+    (_ELASTIC, GET, ("/is_scaling_elastic_ep",)),
+)
+
+
+def _absent(path: str, lacks: str, methods: tuple[str, ...], **fields: Any) -> Endpoint:
+    family: Family = fields.pop("family", Family.NATIVE)
+
+    async def answer(call: Call[None]) -> Response:
+        content = error_body(family, 501, lacks)
+        return json_response({**content, "success": False, "message": lacks}, status=501)
+
+    return Endpoint(
+        **{
+            "path": path,
+            "handler": answer,
+            "methods": methods,
+            "family": family,
+            "level": Level.ADMIN_OPTIONAL,
+            "tag": "Not here yet",
+            "statuses": (501,),
+            "summary": "Not here yet.",
+            "lacks": lacks,
+            **fields,
+        }
+    )
+
+
+ABSENT = (
+    *(_absent(path, lacks, methods) for lacks, methods, paths in _TABLE for path in paths),
+    *(
+        _absent(path, lacks, methods, level=Level.NORMAL, family=Family.OPENAI)
+        for path, lacks, methods in (
+            ("/v1/audio/transcriptions", _HEARS, POST),
+            ("/v1/realtime", _HEARS, GET),
+            ("/v1/decisions", _DECISIONS, POST),
+            ("/v1/systemone", _DECISIONS, POST),
+        )
+    ),
+)
