@@ -23,5 +23,9 @@ def test_a_backend_of_other_devices_is_refused_before_anything_is_loaded(tmp_pat
     path = write_random_model(tmp_path, context_len=64)
     (path / "model.safetensors").unlink()
 
+    options = LocalOptions(
+        page_size=16, num_pages=9, max_batch_tokens=32, max_running_reqs=2, attention=name
+    )
+
     with pytest.raises(ConfigError, match=f"'{name}' does not run on delayed"):
-        build_executor(path, LocalOptions(attention=name), platform=DelayedPlatform())
+        build_executor(path, options, platform=DelayedPlatform())
