@@ -10,6 +10,7 @@ import transformers
 
 from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import LogprobOptions
+from tests.parity import families
 from tests.parity.checkpoints import FAMILIES, SHAPE, VOCAB, make, write
 from tests.parity.serving import Serving
 
@@ -64,6 +65,21 @@ def wide_dir(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module", params=["gpt-oss", "qwen2-moe", "dots1"])
+def experts_dir(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param)
+    write(families.FAMILIES[request.param](), 5, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wide_experts_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("experts")  # inputs of all matrices divide into groups
+    shape = SHAPE | families.EXPERTS | {"moe_intermediate_size": 32, "head_dim": 16}
+    write(transformers.Qwen3MoeConfig(**shape), 5, path)
+    return path
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature):
     compare_modes(model_dir, prompts, temperature, OPTIONS["options"])
@@ -73,6 +89,18 @@ def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature):
 def test_every_mode_gives_the_same_bits_quantised(wide_dir, prompts, quantization):
     options = OPTIONS["options"] | {"quantization": quantization}
     compare_modes(wide_dir, prompts, 1.0, options)
+
+
+def test_experts_give_the_same_bits_in_every_mode(experts_dir, prompts):
+    compare_modes(experts_dir, prompts, 1.0, OPTIONS["options"])
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w4a8"])
+def test_quantised_experts_give_the_same_bits_in_every_mode(
+    wide_experts_dir, prompts, quantization
+):
+    options = OPTIONS["options"] | {"quantization": quantization}
+    compare_modes(wide_experts_dir, prompts, 1.0, options)
 
 
 def compare_modes(model_dir, prompts, temperature, options):

@@ -80,11 +80,51 @@ class HeadNorm:
     offset: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """How experts are chosen.
+
+    `scores`: softmax over all experts, softmax over the chosen ones, sigmoid of each, or
+    SparseMixer. `groups` of experts are ranked first (by the best expert, or the sum of the two
+    best), and only `kept_groups` of them take part. `bias` is added for choosing only.
+    `scale_inputs`: the weight scales what the expert reads, not what it writes (Llama 4).
+    """
+
+    top_k: int
+    scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"] = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    group_rank: Literal["best", "best_two"] = "best"
+    bias: torch.Tensor | None = None
+    jitter: float = 0.01  # of SparseMixer: how far below the best still counts
+    scale_inputs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertWeights:
+    """All experts of a layer, stacked: E experts, D columns in and out, F within.
+
+    A quantised stack is one of quantised matrices. `limit` None: act(gate) * up; else GPT-OSS's
+    clamped form of it.
+    """
+
+    gate_up: LinearWeight  # (E, 2 F, D), gate then up
+    down: LinearWeight  # (E, D, F)
+    gate_up_bias: LinearWeight | None = None  # (E, 2 F), never quantised
+    down_bias: LinearWeight | None = None  # (E, D)
+    act: ActivationKind = "silu"
+    alpha: float = 1.0
+    limit: float | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
     """A matrix of a step that does not exist yet: `rows` x `cols` of `dtype`.
 
-    Identity is what counts: `id` is the recorder's name for the storage.
+    Identity is what counts: `id` is the recorder's name for the storage. There are `times` rows
+    for each of `rows`.
     """
 
     recorder: Recorder
@@ -92,6 +132,7 @@ class Value:
     cols: int
     dtype: Dtype
     rows: Rows = "tokens"
+    times: int = 1
 
     def __post_init__(self) -> None:
         assert self.cols > 0
@@ -176,4 +217,19 @@ class Recorder(Protocol):
 
     def softcap(self, x: Value, cap: float) -> Value:
         """See `ops.softcap`."""
+        ...
+
+    def scale_rows(self, x: Value, factors: Value) -> Value:
+        """See `ops.scale_rows`."""
+        ...
+
+    def experts(
+        self,
+        x: Value,
+        logits: Value,
+        routing: Routing,
+        weights: ExpertWeights,
+        load: torch.Tensor | None,
+    ) -> Value:
+        """See `ops.experts`."""
         ...

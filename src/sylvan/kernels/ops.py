@@ -11,7 +11,7 @@ from sylvan.kernels.matmul import linear
 from sylvan.kernels.norm import layer_norm, rms_norm
 from sylvan.kernels.paged import attention
 from sylvan.kernels.ragged import ragged_attention
-from sylvan.kernels.rows import add, scale, softcap, take_rows
+from sylvan.kernels.rows import add, scale, scale_rows, softcap, take_rows
 
 __all__ = [
     "activation",
@@ -28,6 +28,7 @@ __all__ = [
     "ragged_attention",
     "rms_norm",
     "scale",
+    "scale_rows",
     "softcap",
     "take_rows",
 ]

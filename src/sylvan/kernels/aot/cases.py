@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
-from sylvan.kernels.experts.routing import Routing
+from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, Rope, Routing
 from sylvan.kernels.experts.triton_experts import experts
-from sylvan.kernels.experts.weights import ExpertWeights
 from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.paged.pages import Cache, Pages, Rotary

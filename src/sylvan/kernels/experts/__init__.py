@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import Unsupported, Value, X
+from sylvan.kernels.api import ExpertWeights, Routing, Value, X
 from sylvan.kernels.experts import reference
-from sylvan.kernels.experts.routing import Routing, route
-from sylvan.kernels.experts.weights import ExpertWeights
+from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gpu.choice import Choice
 
 __all__ = ["ExpertWeights", "Routing", "experts", "route"]
@@ -18,14 +17,27 @@ __all__ = ["ExpertWeights", "Routing", "experts", "route"]
 _experts = Choice(reference.experts, "sylvan.kernels.experts.triton_experts")
 
 
-def experts(x: X, logits: X, routing: Routing, weights: ExpertWeights) -> tuple[X, torch.Tensor]:
+def experts(
+    x: X,
+    logits: X,
+    routing: Routing,
+    weights: ExpertWeights,
+    load: torch.Tensor | None = None,
+) -> X:
     """Route each row of x (T, D) by its logits (T, E) and sum its experts' outputs.
 
     The experts of a row are added in the order of their numbers, whatever the other rows are.
+    `load`, int64 (E,), counts the rows that each expert has: these are added to it.
 
-    Returns: (T, D) in the dtype of x, and how many rows each expert had: int64 (E,).
+    Returns: (T, D) in the dtype of x.
     """
     if isinstance(x, Value):
-        raise Unsupported("mixtures of experts")
+        assert isinstance(logits, Value)
+        return x.recorder.experts(x, logits, routing, weights, load)
     assert isinstance(logits, torch.Tensor)
-    return _experts.on(x)(x, logits, routing, weights)
+    dense = isinstance(weights.gate_up, torch.Tensor)
+    compute = _experts.on(x) if dense else reference.experts
+    out, load_E = compute(x, logits, routing, weights)
+    if load is not None:
+        load += load_E
+    return out

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
-from sylvan.kernels.experts.routing import Routing, route
-from sylvan.kernels.experts.weights import ExpertWeights
+from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
+from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
+from sylvan.kernels.matmul.reference import linear
+from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight
 
 
 def experts(
     x_TD: torch.Tensor, logits_TE: torch.Tensor, routing: Routing, weights: ExpertWeights
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `experts.experts`."""
+    """Outputs as `experts.experts`, and how many rows each expert had: int64 (E,)."""
     ids_TK, shares_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
     order = ids_TK.flatten().argsort(stable=True)  # pairs of row and expert, by expert
@@ -38,12 +39,19 @@ def experts(
 
 
 def _feed_forward(x: torch.Tensor, expert: int, weights: ExpertWeights) -> torch.Tensor:
-    biases = (weights.gate_up_bias, weights.down_bias)
-    up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
-    gate_up = F.linear(x, weights.gate_up[expert], up_bias)
+    gate_up = _linear(x, weights.gate_up, weights.gate_up_bias, expert)
     if weights.limit is None:
-        return F.linear(glu(gate_up, weights.act), weights.down[expert], down_bias)
+        return _linear(glu(gate_up, weights.act), weights.down, weights.down_bias, expert)
     gate, up = gate_up.float().chunk(2, -1)
     gate, up = gate.clamp(max=weights.limit), up.clamp(-weights.limit, weights.limit)
     h = (up + 1) * gate * torch.sigmoid(gate * weights.alpha)
-    return F.linear(h.to(x.dtype), weights.down[expert], down_bias)
+    return _linear(h.to(x.dtype), weights.down, weights.down_bias, expert)
+
+
+def _linear(
+    x: torch.Tensor, stack: LinearWeight, biases: LinearWeight | None, expert: int
+) -> torch.Tensor:
+    assert isinstance(stack, torch.Tensor | Int8Weight | Int4Weight)
+    assert biases is None or isinstance(biases, torch.Tensor)
+    bias = None if biases is None else biases[expert]
+    return linear(x, stack[expert], bias, out_f32=False)

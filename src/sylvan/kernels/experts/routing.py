@@ -6,32 +6,9 @@ balances, SparseMixer (arXiv:2409.12136) for Phi-MoE.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Routing:
-    """How experts are chosen.
-
-    `scores`: softmax over all experts, softmax over the chosen ones, sigmoid of each, or
-    SparseMixer. `groups` of experts are ranked first (by the best expert, or the sum of the two
-    best), and only `kept_groups` of them take part. `bias` is added for choosing only.
-    `scale_inputs`: the weight scales what the expert reads, not what it writes (Llama 4).
-    """
-
-    top_k: int
-    scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"] = "softmax"
-    normalise: bool = False
-    scale: float = 1.0
-    groups: int = 1
-    kept_groups: int = 1
-    group_rank: Literal["best", "best_two"] = "best"
-    bias: torch.Tensor | None = None
-    jitter: float = 0.01  # of SparseMixer: how far below the best still counts
-    scale_inputs: bool = False
+from sylvan.kernels.api import Routing
 
 
 def route(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:

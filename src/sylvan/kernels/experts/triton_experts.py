@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.experts.routing import Routing, route
-from sylvan.kernels.experts.weights import ExpertWeights
+from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
+from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating.triton_gating import clamped_glu, glu
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, power_of_two, tile
@@ -219,13 +219,15 @@ def experts(
 
 def _product(
     x: torch.Tensor,
-    weight: tuple[torch.Tensor, torch.Tensor | None],
+    weight: tuple[LinearWeight, LinearWeight | None],
     places: _Places,
     pairs_of_row: int,
     shares: torch.Tensor | None,
 ) -> torch.Tensor:
     """Row p: row p // pairs_of_row of x by its expert's matrix, plus bias. (P, outputs)."""
     matrix, bias = weight
+    assert isinstance(matrix, torch.Tensor), "quantised experts are not computed here"
+    assert bias is None or isinstance(bias, torch.Tensor)
     assert matrix.is_contiguous()
     num_experts, outputs, inputs = matrix.shape
     sizes = places.sizes

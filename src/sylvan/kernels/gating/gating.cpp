@@ -1,4 +1,4 @@
-// buf: gate|up (or x), out; n: cols of the result, function
+// buf: gate|up (or x), out; n: cols of the result, function, whether the gated form is GPT-OSS's; f: its alpha and limit
 #include "../native/kernel.h"
 
 namespace {
@@ -15,10 +15,19 @@ vf apply(int function, vf x) {
     }
 }
 
+// Both halves clamped, up plus one, the sigmoid of alpha times gate.
+template <class T> void clamped(const T* gate, const T* up, T* out, int cols, float alpha, vf limit) {
+    for (int i = 0; i < stride(cols); i += LANES) {
+        vf g = min(get(gate + i), limit), u = min(max(get(up + i), -limit), limit);
+        put(out + i, first((u + 1.f) * g / (exp(g * -alpha) + 1.f), cols - i));
+    }
+}
+
 template <class T> void glu(const Op& op, const Step& s, int64_t r) {
     int cols = op.n[0];
     const T *gate = at<T>(op, s, 0) + r * stride(2 * cols), *up = gate + cols;
     T* out = at<T>(op, s, 1) + r * stride(cols);
+    if (op.n[2]) return clamped(gate, up, out, cols, op.f[0], splat(op.f[1]));
     for (int i = 0; i < stride(cols); i += LANES) put(out + i, first(apply(op.n[1], get(gate + i)) * get(up + i), cols - i));
 }
 

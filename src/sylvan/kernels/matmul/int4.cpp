@@ -7,19 +7,19 @@ namespace {
 
 const vu LOW = vu{} + 0x0f0f0f0fu;
 
-template <class T> void write_row(const Op& op, const Step& s, int64_t row, int64_t block, vf v) {
-    write<T>(op, s, row, int(block) * LANES, v * at<float>(op, s, ROW_SCALE)[row]);
+template <class T> void write_row(const Op& op, const Step& s, const Spot& spot, int i, int j, vf v) {
+    write<T>(op, s, spot, i, j, v * at<float>(op, s, ROW_SCALE)[spot.m + i]);
 }
 
-template <class T> void few_rows(const Op& op, const Step& s, int t) {
+template <class T> void few_rows(const Op& op, const Step& s, const Block& b) {
     int64_t words = op.n[0], xs = op.n[4] / 4;  // words of 8 inputs
     int group = op.n[3], groups = int(words) * 8 / group;
-    int ahead = rows(op, s) <= 4 ? 384 : 0;
-    by_registers(op, s, t, [&](int64_t m, auto M, int64_t n, auto N) {
+    int ahead = b.ahead();
+    by_registers(b, [&](Spot spot, auto M, auto N) {
         vf total[M][N] = {};
-        const uint32_t *x = at<uint32_t>(op, s, X) + m * xs, *w = at<uint32_t>(op, s, WEIGHT) + n * words * LANES;
-        const int32_t* sums = at<int32_t>(op, s, SUMS) + m * groups;
-        const float* scales = at<float>(op, s, COL_SCALE) + n * groups * LANES;
+        const uint32_t *x = at<uint32_t>(op, s, X) + spot.m * xs, *w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
+        const int32_t* sums = at<int32_t>(op, s, SUMS) + spot.m * groups;
+        const float* scales = at<float>(op, s, COL_SCALE) + spot.w * groups * LANES;
         for (int g = 0; g < groups; g++) {
             vi acc[M][N] = {};
             for (int k = g * group / 8; k < (g + 1) * group / 8; k++) {
@@ -43,7 +43,7 @@ template <class T> void few_rows(const Op& op, const Step& s, int t) {
             }
         }
         for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++) write_row<T>(op, s, m + i, n + j, total[i][j]);
+            for (int j = 0; j < N; j++) write_row<T>(op, s, spot, i, j, total[i][j]);
     });
 }
 
@@ -59,18 +59,17 @@ void unpack(const uint32_t* w, int group, uint32_t* tiles) {
     for (int k = group / 4; k < TILE_WORDS; k++) store(tiles + k * LANES, vu{});
 }
 
-template <class T> void many_rows(const Op& op, const Step& s, int t) {
+template <class T> void many_rows(const Op& op, const Step& s, const Block& b) {
     alignas(64) static thread_local float total[LINEAR_ROWS][2 * LANES];
     alignas(64) uint32_t tiles[2][2 * TILE_WORDS * LANES];
     alignas(64) int32_t raw[2][TILE * TILE];
-    Block b = linear_block(op, s, t);
     int64_t words = op.n[0], xs = op.n[4];
     int group = op.n[3], groups = int(words) * 8 / group, steps = std::max(1, group / 64);
     for (int n = b.n0; n < b.n1; n += 2) {
         memset(total, 0, sizeof(total));
         for (int g = 0; g < groups; g++) {
-            const uint32_t* w = at<uint32_t>(op, s, WEIGHT) + (n * words + g * group / 8) * LANES;
-            const float* scales = at<float>(op, s, COL_SCALE) + (int64_t(n) * groups + g) * LANES;
+            const uint32_t* w = at<uint32_t>(op, s, WEIGHT) + ((n + b.shift) * words + g * group / 8) * LANES;
+            const float* scales = at<float>(op, s, COL_SCALE) + ((n + b.shift) * groups + g) * LANES;
             vf scale[2] = {load<vf>(scales), load<vf>(scales + int64_t(groups) * LANES)};
             unpack(w, group, tiles[0]), unpack(w + words * LANES, group, tiles[1]);
             for (int m = b.m0; m < b.m1; m += TILE) {
@@ -88,17 +87,19 @@ template <class T> void many_rows(const Op& op, const Step& s, int t) {
                     }
             }
         }
-        for (int m = b.m0; m < b.m1; m++)
-            for (int j = 0; j < 2; j++) write_row<T>(op, s, m, n + j, load<vf>(total[m - b.m0] + j * LANES));
+        Spot spot{b.m0, n, n + b.shift};
+        for (int i = 0; i < b.count(); i++)
+            for (int j = 0; j < 2; j++) write_row<T>(op, s, spot, i, j, load<vf>(total[i] + j * LANES));
     }
 }
 #endif
 
 template <class T> void linear_int4(const Op& op, const Step& s, int t, void*) {
+    Block b = linear_block(op, s, t);
 #if defined(__AMX_INT8__)
-    if (rows(op, s) > 4) return many_rows<T>(op, s, t);
+    if (b.count() > 4) return many_rows<T>(op, s, b);
 #endif
-    few_rows<T>(op, s, t);
+    few_rows<T>(op, s, b);
 }
 
 }  // namespace

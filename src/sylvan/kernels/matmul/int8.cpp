@@ -26,28 +26,28 @@ template <class T> void quantise(const Op& op, const Step& s, int64_t r) {
         }
 }
 
-template <class T> void finish(const Op& op, const Step& s, int64_t row, int block, vi acc) {
-    vf scale = load<vf>(at<float>(op, s, COL_SCALE) + block * LANES) * at<float>(op, s, ROW_SCALE)[row];
-    if (INT8_ZERO) acc -= load<vi>(at<int32_t>(op, s, SUMS) + block * LANES) * INT8_ZERO;
-    write<T>(op, s, row, block * LANES, __builtin_convertvector(acc, vf) * scale);
+template <class T> void finish(const Op& op, const Step& s, const Spot& spot, int i, int j, vi acc) {
+    vf scale = load<vf>(at<float>(op, s, COL_SCALE) + (spot.w + j) * LANES) * at<float>(op, s, ROW_SCALE)[spot.m + i];
+    if (INT8_ZERO) acc -= load<vi>(at<int32_t>(op, s, SUMS) + (spot.w + j) * LANES) * INT8_ZERO;
+    write<T>(op, s, spot, i, j, __builtin_convertvector(acc, vf) * scale);
 }
 
 template <class T> void linear_int8(const Op& op, const Step& s, int t, void*) {
 #if defined(__AMX_INT8__)
-    by_amx<TilesInt8>(op, s, t, [&](int m, int count, int n, int cols, const float* raw) {
+    by_amx<TilesInt8>(op, s, linear_block(op, s, t), [&](Spot spot, int count, int cols, const float* raw) {
         for (int i = 0; i < count; i++)
             for (int j = 0; j < cols; j++)
-                finish<T>(op, s, m + i, n + j, load<vi>(raw + (i / TILE * cols + j) * 256 + i % TILE * 16));
+                finish<T>(op, s, spot, i, j, load<vi>(raw + (i / TILE * cols + j) * 256 + i % TILE * 16));
     });
 #else
     int64_t words = op.n[0], xs = op.n[4] / 4;
-    int ahead = rows(op, s) <= 4 ? 384 : 0;
-    by_registers(op, s, t, [&](int64_t m, auto M, int64_t n, auto N) {
+    Block b = linear_block(op, s, t);
+    by_registers(b, [&](Spot spot, auto M, auto N) {
         vi acc[M][N] = {};
-        const uint32_t *x = at<uint32_t>(op, s, X) + m * xs, *w = at<uint32_t>(op, s, WEIGHT) + n * words * LANES;
-        multiply<Int8, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), ahead);
+        const uint32_t *x = at<uint32_t>(op, s, X) + spot.m * xs, *w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
+        multiply<Int8, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), b.ahead());
         for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++) finish<T>(op, s, m + i, int(n + j), acc[i][j]);
+            for (int j = 0; j < N; j++) finish<T>(op, s, spot, i, j, acc[i][j]);
     });
 #endif
 }

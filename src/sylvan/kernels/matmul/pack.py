@@ -5,7 +5,7 @@ Outputs are padded to a multiple of 32 and inputs to whole matrix tiles, with ze
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -60,13 +60,35 @@ def pack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
     return _pack_dense(weight.detach(), dtype)
 
 
+def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
+    """Pack a stack of matrices (E, N, K), one behind the other; rows and words are of one.
+
+    Raises:
+        Unsupported: as `pack`.
+    """
+    if isinstance(weight, DeferredWeight):
+        weight = weight.load()
+    assert isinstance(weight, torch.Tensor | Int8Weight | Int4Weight)
+    count = weight.shape[0]
+    one = pack(weight[0], dtype)
+    sizes = [None if part is None else part.nbytes for part in (one.data, one.scale, one.sums)]
+    stacks = [None if size is None else allocate(count * size) for size in sizes]
+    for index in range(count):
+        packed = pack(weight[index], dtype) if index else one
+        for part, stack in zip((packed.data, packed.scale, packed.sums), stacks, strict=True):
+            if part is not None and stack is not None:
+                stack[index * part.nbytes : (index + 1) * part.nbytes] = part
+    assert stacks[0] is not None
+    return replace(one, data=stacks[0], scale=stacks[1], sums=stacks[2])
+
+
 def pack_nothing(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
     """The shape of what `pack` would give: for a rehearsal that reads and frees no weight.
 
     Raises:
         Unsupported: as `pack`.
     """
-    rows, cols = weight.shape
+    rows, cols = weight.shape[-2:]
     kind: PackKind = "dense"
     if isinstance(weight, Int8Weight):
         kind = "int8"

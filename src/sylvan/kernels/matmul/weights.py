@@ -15,6 +15,7 @@ _BLOCK = 4096
 class Int8Weight:
     """Symmetric int8, one scale per output channel: w = q * scale[:, None]."""
 
+    # Of a stack of E matrices each tensor has E in front.
     q: torch.Tensor  # (N, K) int8; own rounding stays in [-127, 127], others use -128 as well
     scale: torch.Tensor  # (N,) float32
 
@@ -22,6 +23,10 @@ class Int8Weight:
     def shape(self) -> torch.Size:
         """(out_features, in_features)."""
         return self.q.shape
+
+    def __getitem__(self, index: int) -> Int8Weight:
+        """One matrix of a stack."""
+        return Int8Weight(self.q[index], self.scale[index])
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Dequantised rows, float32."""
@@ -40,7 +45,11 @@ class Int4Weight:
     @property
     def shape(self) -> torch.Size:
         """(out_features, in_features)."""
-        return torch.Size((self.q.shape[0], self.q.shape[1] * 2))
+        return torch.Size((*self.q.shape[:-1], self.q.shape[-1] * 2))
+
+    def __getitem__(self, index: int) -> Int4Weight:
+        """One matrix of a stack."""
+        return Int4Weight(self.q[index], self.scale[index], self.group)
 
     def levels(self) -> torch.Tensor:
         """Levels q - 8 as int8, (N, K)."""
@@ -67,7 +76,13 @@ class DeferredWeight:
 
 
 def quantise_int8(weight: torch.Tensor) -> Int8Weight:
-    """Round a float matrix (N, K) to int8 with the largest magnitude of each row at 127."""
+    """Round a float matrix (N, K) to int8 with the largest magnitude of each row at 127.
+
+    A stack of matrices (E, N, K) becomes one of quantised matrices.
+    """
+    if weight.dim() == 3:
+        flat = quantise_int8(weight.flatten(0, 1))
+        return Int8Weight(*(part.unflatten(0, weight.shape[:2]) for part in (flat.q, flat.scale)))
     q = torch.empty(weight.shape, dtype=torch.int8)
     scale = torch.empty(weight.shape[0])
     for rows in _blocks(len(q)):
@@ -81,8 +96,12 @@ def quantise_int4(weight: torch.Tensor, group: int = 64) -> Int4Weight:
     """Round a float matrix (N, K) to 4 bits; K must be a multiple of `group`.
 
     The value of largest magnitude of a group becomes level -8, so that the lone extra negative
-    level is not lost (the rule of GGUF's Q4_0).
+    level is not lost (the rule of GGUF's Q4_0). Stacks as `quantise_int8`.
     """
+    if weight.dim() == 3:
+        flat = quantise_int4(weight.flatten(0, 1), group)
+        q, scale = (part.unflatten(0, weight.shape[:2]) for part in (flat.q, flat.scale))
+        return Int4Weight(q, scale, group)
     count, cols = weight.shape
     assert cols % group == 0, f"{cols} inputs do not divide into groups of {group}"
     q = torch.empty((count, cols // 2), dtype=torch.uint8)

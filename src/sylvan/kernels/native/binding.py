@@ -13,7 +13,7 @@ OP = np.dtype(
         ("kind", "i4"),
         ("count", "i4"),
         ("type", "i4"),
-        ("unused", "i4"),
+        ("times", "i4"),
         ("buf", "i4", 12),
         ("n", "i4", 12),
         ("f", "f4", 4),
@@ -41,6 +41,11 @@ class Kind(IntEnum):
     SCALE = 14
     SOFTCAP = 15
     CAST = 16
+    SCALE_ROWS = 17
+    ROUTE = 18
+    ALIGN = 19
+    GATHER = 20
+    EXPERT_SUM = 21
 
 
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")
@@ -93,3 +98,5 @@ class Constants:
     query_tile: int
     row_pad: int
     max_head: int
+    max_experts: int
+    max_chosen: int

@@ -10,7 +10,9 @@
 template <class T> static inline T* at(const Op& op, const Step& s, int i) {
     return op.buf[i] < 0 ? nullptr : (T*)s.buf[op.buf[i]];
 }
-static inline int rows(const Op& op, const Step& s) { return op.count == TOKENS ? s.run->tokens : s.run->outputs; }
+static inline int rows(const Op& op, const Step& s) {
+    return (op.count == TOKENS ? s.run->tokens : s.run->outputs) * std::max(1, op.times);
+}
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 static inline int64_t stride(int cols) { return round_up(cols, ROW_PAD); }

@@ -150,4 +150,4 @@ def _open(folder: Path, name: str) -> Library:
     dll.sylvan_sample.argtypes = [ctypes.c_void_p]
     dll.sylvan_logprobs.argtypes = [ctypes.c_void_p]
     dll.sylvan_logprobs.restype = None
-    return Library(name, path, dll, Constants(*(dll.sylvan_constant(i) for i in range(4))))
+    return Library(name, path, dll, Constants(*(dll.sylvan_constant(i) for i in range(6))))

@@ -24,6 +24,7 @@ class Call:
     buffers: tuple[Ref, ...]
     sizes: tuple[int, ...]
     scalars: tuple[float, ...] = ()
+    times: int = 1  # rows for each of `count`
 
 
 @dataclass(slots=True)
@@ -98,11 +99,8 @@ def _take(num_bytes: int, free: list[int], memory: list[Bytes]) -> int:
 
 
 def _encode(op: np.void, call: Call, home: Sequence[int]) -> None:
-    op["kind"], op["count"], op["type"] = (
-        call.kind,
-        COUNTS.index(call.count),
-        TYPES.index(call.type),
-    )
+    op["kind"], op["count"], op["times"] = call.kind, COUNTS.index(call.count), call.times
+    op["type"] = TYPES.index(call.type)
     op["buf"] = -1
     for i, ref in enumerate(call.buffers):
         if ref is not None:

@@ -9,7 +9,8 @@ namespace {
 const Kernel* const kernels[N_KINDS] = {
     embed_kernel, rms_norm_kernel, layer_norm_kernel, quantise_kernel, linear_kernel, linear_int8_kernel,
     linear_int4_kernel, glu_kernel, activation_kernel, rope_store_kernel, attention_kernel, attention_merge_kernel,
-    take_rows_kernel, add_kernel, scale_kernel, softcap_kernel, cast_kernel,
+    take_rows_kernel, add_kernel, scale_kernel, softcap_kernel, cast_kernel, scale_rows_kernel, route_kernel,
+    align_kernel, gather_kernel, expert_sum_kernel,
 };
 
 struct Program {
@@ -102,7 +103,7 @@ SYLVAN_API int sylvan_size(int what) {
 }  // checked when the library is loaded
 
 SYLVAN_API int sylvan_constant(int what) {
-    const int values[] = {KV_CHUNK, QUERY_TILE, ROW_PAD, MAX_HEAD, N_KINDS};
+    const int values[] = {KV_CHUNK, QUERY_TILE, ROW_PAD, MAX_HEAD, MAX_EXPERTS, MAX_CHOSEN, N_KINDS};
     return values[what];
 }
 

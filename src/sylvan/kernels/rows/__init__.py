@@ -43,6 +43,15 @@ def scale(x: X, factor: float) -> X:
     return _scale.on(x)(x, factor)
 
 
+def scale_rows(x: X, factors: X) -> X:
+    """A new matrix: each row of x (T, D) times its factor of (T, 1), rounded once."""
+    if isinstance(x, Value):
+        assert isinstance(factors, Value)
+        return x.recorder.scale_rows(x, factors)
+    assert isinstance(factors, torch.Tensor)
+    return x * factors
+
+
 def softcap(x: X, cap: float) -> X:
     """A new matrix cap * tanh(x / cap)."""
     if isinstance(x, Value):

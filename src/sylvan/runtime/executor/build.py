@@ -182,7 +182,8 @@ class _Plan:
     @property
     def formats(self) -> Formats:
         """How matrices are quantised."""
-        return choose(self.config, self.options.quantization)
+        on_cpu = self.platform is None
+        return choose(self.config, self.options.quantization, on_cpu=on_cpu)
 
     @property
     def kv_shape(self) -> KVShape:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import ActivationKind, X
+from sylvan.kernels.api import ActivationKind, LinearWeight, X
 from sylvan.kernels.experts import ExpertWeights, Routing
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
@@ -45,7 +45,15 @@ class Router(Linear):
 
 
 class Experts(nn.Module):
-    """Weights of all experts, stacked. Checkpoints store each expert, or the stack."""
+    """Weights of all experts, stacked. Checkpoints store each expert, or the stack.
+
+    Each may be replaced by any `LinearWeight` of the same shape when loading.
+    """
+
+    gate_up_proj: LinearWeight
+    down_proj: LinearWeight
+    gate_up_proj_bias: LinearWeight | None
+    down_proj_bias: LinearWeight | None
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__()
@@ -88,14 +96,13 @@ class MoE(nn.Module):
         """Shape: (T, D) -> (T, D)."""
         logits_TE = self.gate(x_TD, out_f32=True)
         routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
-        out_TD, load_E = ops.experts(x_TD, logits_TE, routing, self.experts.weights())
-        self.load += load_E
+        out_TD = ops.experts(x_TD, logits_TE, routing, self.experts.weights(), self.load)
         if self.shared_experts is None:
             return out_TD
         shared_TD = self.shared_experts(x_TD)
         if self.shared_expert_gate is not None:
             open_T1 = ops.activation(self.shared_expert_gate(x_TD), "sigmoid")
-            shared_TD = shared_TD * open_T1
+            shared_TD = ops.scale_rows(shared_TD, open_T1)
         return ops.add(out_TD, shared_TD)
 
 

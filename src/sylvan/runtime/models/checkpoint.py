@@ -150,7 +150,9 @@ class WeightReader:
         """A matrix that is stored quantised."""
         found = [self._quantised_part(slot, source) for source in slot.sources]
         whole = compressed.join(slot.name, found)
-        if whole.shape != slot.shape or not isinstance(slot.module, Linear):
+        if isinstance(slot.module, Experts):
+            whole = compressed.stack(whole, slot.shape[0])
+        if whole.shape != slot.shape or not isinstance(slot.module, Linear | Experts):
             raise ConfigError(
                 f"the quantised {slot.name!r} has shape {list(whole.shape)}, but config.json "
                 f"implies a linear layer of {list(slot.shape)}"

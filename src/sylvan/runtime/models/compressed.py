@@ -32,7 +32,7 @@ class Formats:
     converted: Format | None = None
 
 
-def choose(config: ModelConfig, asked: str | None) -> Formats:
+def choose(config: ModelConfig, asked: str | None, *, on_cpu: bool = True) -> Formats:
     """The checkpoint's own format, or the one asked for.
 
     Raises:
@@ -42,7 +42,7 @@ def choose(config: ModelConfig, asked: str | None) -> Formats:
     wanted = None if asked is None else format_of(asked)
     if own is None and wanted is None:
         return Formats()
-    check_model(config)
+    check_model(config, on_cpu=on_cpu)
     if own is None:
         return Formats(wanted, wanted)
     if wanted is not None and wanted.name != own.name:
@@ -177,6 +177,16 @@ def join(name: str, parts: Sequence[Quantised]) -> Quantised:
             q, scale = (torch.cat(x) for x in zip(*((w.q, w.scale) for w in same), strict=True))
             return Int4Weight(q, scale, first.group)
     raise ConfigError(f"the parts of {name!r} are quantised in different ways")
+
+
+def stack(weight: Quantised, count: int) -> Quantised:
+    """As many matrices of equal rows, which lie below each other, as a stack."""
+    q, scale = (part.unflatten(0, (count, -1)) for part in (weight.q, weight.scale))
+    return (
+        Int8Weight(q, scale)
+        if isinstance(weight, Int8Weight)
+        else Int4Weight(q, scale, weight.group)
+    )
 
 
 def _by_row(name: str, q: torch.Tensor, scale: torch.Tensor) -> Int8Weight:

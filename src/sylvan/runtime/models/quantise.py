@@ -24,7 +24,7 @@ from sylvan.kernels.matmul.weights import (
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear
-from sylvan.runtime.layers.moe import MoE, Router
+from sylvan.runtime.layers.moe import Experts, MoE, Router
 from sylvan.runtime.models.config import ModelConfig
 
 _FEWEST_OUTPUTS = 16
@@ -62,7 +62,7 @@ def format_of(name: str) -> Format:
     return FORMATS[name]
 
 
-def check_model(config: ModelConfig) -> None:
+def check_model(config: ModelConfig, *, on_cpu: bool = True) -> None:
     """Refuse what no format covers.
 
     Raises:
@@ -73,8 +73,8 @@ def check_model(config: ModelConfig) -> None:
         lacking = "models that run through transformers"
     elif config.states:
         lacking = "layers that keep a recurrent state"
-    elif config.moe is not None:
-        lacking = "mixtures of experts"
+    elif config.moe is not None and not on_cpu:
+        lacking = "mixtures of experts on other devices than the CPU"
     if lacking:
         raise ConfigError(f"quantization: {lacking} cannot be quantised yet; leave it at none")
 
@@ -85,6 +85,8 @@ def matrices(model: nn.Module, wanted: Format) -> Iterator[tuple[str, int]]:
     head_weight = getattr(head, "weight", None)
     for name, parameter in model.named_parameters():
         path, _, attribute = name.rpartition(".")
+        if wanted.bits and parameter.dim() == 3 and isinstance(model.get_submodule(path), Experts):
+            yield name, wanted.bits
         if attribute != "weight" or parameter.dim() != 2:
             continue
         if parameter is head_weight:
@@ -100,8 +102,8 @@ def weight_bytes(model: nn.Module, wanted: Format | None, dtype_bytes: int) -> i
     total = 0
     for name, parameter in model.named_parameters():
         if name in bits:
-            rows, cols = parameter.shape
-            scales = rows if bits[name] == 8 else rows * cols // _PREFERRED_GROUPS[0]
+            inputs = parameter.shape[-1] if bits[name] == 8 else _PREFERRED_GROUPS[0]
+            scales = parameter.numel() // inputs
             total += parameter.numel() * bits[name] // 8 + 4 * scales
         else:
             total += parameter.numel() * dtype_bytes
@@ -109,14 +111,14 @@ def weight_bytes(model: nn.Module, wanted: Format | None, dtype_bytes: int) -> i
 
 
 def convert(name: str, weight: torch.Tensor, bits: int) -> Int8Weight | Int4Weight:
-    """Round a matrix to 8 bits a row, or to 4 bits in groups of 64 (else 32) inputs.
+    """Round a matrix, or a stack, to 8 bits a row, or to 4 in groups of 64 (else 32) inputs.
 
     Raises:
         ConfigError: its inputs do not divide into groups; names it.
     """
     if bits == 8:
         return quantise_int8(weight)
-    return quantise_int4(weight, group_of(name, weight.shape[1]))
+    return quantise_int4(weight, group_of(name, weight.shape[-1]))
 
 
 def group_of(name: str, inputs: int) -> int:

@@ -274,12 +274,54 @@ def test_schemes_without_a_kernel_are_refused(weights):
         stored_format({"quantization_config": settings})
 
 
-def test_a_mixture_is_refused(model_dir):
-    raw = RAW | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2}
-    (model_dir / "config.json").write_text(json.dumps(raw))
+MIXTURE = RAW | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "head_dim": 32,
+}
 
-    with pytest.raises(ConfigError, match="mixtures of experts cannot be quantised"):
-        choose(load_config(model_dir), "w8a8")
+
+@pytest.fixture
+def mixture_dir(model_dir):
+    (model_dir / "config.json").write_text(json.dumps(MIXTURE))
+    found = {name: t for name, t in tensors().items() if ".mlp." not in name}
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"mlp.gate.weight": (3, 64), "self_attn.q_norm.weight": (32,)}
+    shapes |= {"self_attn.k_norm.weight": (32,)}
+    for n in range(3):
+        for part, shape in (("gate", (64, 64)), ("up", (64, 64)), ("down", (64, 64))):
+            shapes[f"mlp.experts.{n}.{part}_proj.weight"] = shape
+    made = {LAYER + name: torch.randn(s, generator=generator) for name, s in shapes.items()}
+    found |= {name: t.bfloat16() for name, t in made.items()}
+    save_file(found, model_dir / "model.safetensors", metadata={"format": "pt"})
+    return model_dir
+
+
+def test_experts_are_quantised_on_the_cpu_only(mixture_dir):
+    with pytest.raises(ConfigError, match="mixtures of experts on other devices"):
+        choose(load_config(mixture_dir), "w8a8", on_cpu=False)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("w8a8", Int8Weight), ("w4a8", Int4Weight)])
+def test_experts_are_quantised_while_loading_or_before(mixture_dir, tmp_path, name, kind):
+    write_quantised(mixture_dir, tmp_path / "out", name)
+    stored_file = load_file(mixture_dir / "model.safetensors")
+
+    layers = [loaded(mixture_dir, name).layers[0].mlp, loaded(tmp_path / "out").layers[0].mlp]
+
+    for mlp in layers:
+        assert isinstance(mlp.gate.weight, torch.Tensor)
+        for expert in range(3):
+            stem = f"{LAYER}mlp.experts.{expert}."
+            parts = [stored_file[f"{stem}{part}_proj.weight"] for part in ("gate", "up")]
+            wanted = convert("x", torch.cat(parts), format_of(name).bits)
+            found = mlp.experts.gate_up_proj[expert]
+            assert isinstance(found, kind)
+            assert found.q.equal(wanted.q)
+            assert found.scale.equal(wanted.scale)
+    assert layers[0].experts.down_proj.q.equal(layers[1].experts.down_proj.q)
 
 
 @pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")

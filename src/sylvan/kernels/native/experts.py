@@ -1,0 +1,98 @@
+"""Notes a layer of experts as native ops: route, align, gather, two grouped products, sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing, Unsupported, Value
+from sylvan.kernels.memory import Bytes, allocate
+from sylvan.kernels.native.binding import FUNCTIONS, Kind
+from sylvan.kernels.native.plan import Ref
+from sylvan.kernels.native.sheet import Sheet
+
+_SCORES = ("softmax", "softmax_chosen", "sigmoid", "sparsemixer")
+_GROUP_ROWS = 128  # a group of rows has at most so many, or more: see LINEAR_ROWS
+
+
+def record_experts(
+    sheet: Sheet,
+    rows: tuple[Value, Value],
+    routing: Routing,
+    weights: ExpertWeights,
+    load: torch.Tensor | None,
+) -> Value:
+    """What `experts` does with rows x and their logits."""
+    x, logits = rows
+    num_experts, top_k = weights.down.shape[0], routing.top_k
+    _check(sheet, rows, num_experts, routing)
+    ids, shares = _route(sheet, logits, num_experts, routing)
+    pairs = sheet.num_rows(x.rows, top_k)
+    pair, place = (sheet.draft.buffer(pairs * 4) for _ in range(2))
+    most_groups = num_experts + pairs // _GROUP_ROWS + 1
+    groups = sheet.draft.buffer((1 + 3 * most_groups) * 4)
+    counts = sheet.draft.constant(_counts(load, num_experts))
+    sheet.note(Kind.ALIGN, x, (ids, counts, pair, place, groups), (num_experts, top_k))
+    read = sheet.repeated(x.cols, sheet.dtype, x.rows, x.times * top_k)
+    before = shares if routing.scale_inputs else None
+    sheet.note(Kind.GATHER, read, (x.id, pair, read.id, before), (x.cols, top_k))
+    gate_up = _product(sheet, read, weights.gate_up, weights.gate_up_bias, groups)
+    inner = sheet.new(gate_up.cols // 2, None, gate_up)
+    limited = weights.limit is not None
+    sizes = inner.cols, FUNCTIONS.index(weights.act), int(limited)
+    scalars = weights.alpha, weights.limit or 0.0
+    sheet.note(Kind.GLU, inner, (gate_up.id, inner.id), sizes, scalars)
+    written = _product(sheet, inner, weights.down, weights.down_bias, groups)
+    out = sheet.new(written.cols, None, x)
+    after = None if routing.scale_inputs else shares
+    buffers = written.id, place, out.id, after
+    sheet.note(Kind.EXPERT_SUM, out, buffers, (out.cols, top_k))
+    return out
+
+
+def _check(sheet: Sheet, rows: tuple[Value, Value], num_experts: int, routing: Routing) -> None:
+    x, logits = rows
+    sheet.expect(x, "experts")
+    most = sheet.constants.max_experts, sheet.constants.max_chosen
+    if num_experts > most[0] or max(routing.top_k, routing.groups) > most[1]:
+        raise Unsupported(
+            f"{num_experts} experts in {routing.groups} groups of which a row visits "
+            f"{routing.top_k}; at most {most[0]}, {most[1]} and {most[1]}"
+        )
+    if logits.dtype != "f32" or logits.cols != num_experts or (x.times, x.rows) != (1, "tokens"):
+        raise Unsupported("experts of other rows than the step's, or logits that are not float32")
+
+
+def _route(sheet: Sheet, logits: Value, num_experts: int, routing: Routing) -> tuple[Ref, Ref]:
+    """Chosen experts and their shares, without gaps between rows."""
+    count = sheet.num_rows(logits.rows) * routing.top_k
+    ids, shares = (sheet.draft.buffer(count * 4) for _ in range(2))
+    bias = None if routing.bias is None else sheet.vector(routing.bias)
+    sizes = (
+        num_experts,
+        routing.top_k,
+        _SCORES.index(routing.scores),
+        int(routing.normalise),
+        routing.groups,
+        routing.kept_groups,
+        1 if routing.group_rank == "best" else 2,
+    )
+    scalars = routing.scale, routing.jitter
+    sheet.note(Kind.ROUTE, logits, (logits.id, bias, ids, shares), sizes, scalars)
+    return ids, shares
+
+
+def _product(
+    sheet: Sheet, x: Value, stack: LinearWeight, biases: LinearWeight | None, groups: Ref
+) -> Value:
+    shift = None if biases is None else sheet.rows_of(biases)
+    return sheet.multiply(x, sheet.weight(stack), shift, groups=groups)
+
+
+def _counts(load: torch.Tensor | None, num_experts: int) -> Bytes:
+    """The memory of `load` itself."""
+    if load is None:
+        return allocate(8 * num_experts)
+    assert load.dtype == torch.int64
+    assert load.is_contiguous()
+    return load.numpy().view(np.uint8)

@@ -1,0 +1,182 @@
+"""What a recorder writes on: calls, values, constants and packed weights of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch.nn import functional as F
+
+from sylvan.kernels.api import Dtype, LinearWeight, Recorder, Rows, Unsupported, Value
+from sylvan.kernels.matmul.pack import PackedWeight, as_bytes, pack, pack_nothing, pack_stack
+from sylvan.kernels.matmul.weights import DeferredWeight
+from sylvan.kernels.native.binding import Constants, Kind
+from sylvan.kernels.native.plan import Call, Draft, Ref
+
+ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "bf16": 2, "i32": 4})
+WEIGHT_KINDS = ("dense", "int8", "int4")
+_TILE_ROWS = 32  # rows of a matrix tile: buffers are long enough for the last one to be whole
+_LINEAR = (Kind.LINEAR, Kind.LINEAR_INT8, Kind.LINEAR_INT4)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecorderLimits:
+    """What the program's buffers hold."""
+
+    max_tokens: int
+    max_outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A packed weight, or a stack of them, and where its levels, scales and sums are."""
+
+    packed: PackedWeight
+    refs: tuple[Ref, Ref, Ref]
+
+
+def padded(cols: int) -> int:
+    """Columns of a row in memory."""
+    return -(-cols // 32) * 32
+
+
+class Sheet:
+    """The values of a program belong to `owner`, which is asked for the ops on them.
+
+    Weights are packed as they are met, each once. The memory of a torch parameter is freed when it
+    has been packed: the model cannot compute with tensors afterwards. A rehearsal packs nothing
+    and frees nothing; it tells whether a model can be recorded.
+    """
+
+    def __init__(
+        self,
+        owner: Recorder,
+        dtype: torch.dtype,
+        limits: RecorderLimits,
+        constants: Constants,
+        *,
+        rehearsal: bool,
+    ) -> None:
+        if dtype not in (torch.bfloat16, torch.float32):
+            raise Unsupported(f"rows of {dtype}")
+        self.draft = Draft()
+        self.constants = constants
+        self.dtype: Dtype = "bf16" if dtype == torch.bfloat16 else "f32"
+        self.weight_bytes = 0
+        self.rehearsal = rehearsal
+        self._owner = owner
+        self._torch_dtype = dtype
+        self._limits = limits
+        self._placed: dict[object, Placed] = {}
+        self._kept: list[LinearWeight] = []
+        self._vectors: dict[tuple[int, float], tuple[object, Ref]] = {}
+        self._quantised: dict[tuple[int, str, int], tuple[Ref, ...]] = {}
+
+    def new(self, cols: int, dtype: Dtype | None = None, like: Value | None = None) -> Value:
+        """A new value with the rows of `like` (the step's tokens), in the model's dtype."""
+        rows, times = (like.rows, like.times) if like else ("tokens", 1)
+        return self.repeated(cols, dtype or self.dtype, rows, times)
+
+    def repeated(self, cols: int, dtype: Dtype, rows: Rows, times: int) -> Value:
+        """A new value with `times` rows for each of `rows`."""
+        size = self.num_rows(rows, times) * padded(cols) * ELEMENT_BYTES[dtype]
+        return Value(self._owner, self.draft.buffer(size), cols, dtype, rows, times)
+
+    def num_rows(self, rows: Rows, times: int = 1) -> int:
+        """The most rows there can be, and as many as a tile may read behind them."""
+        most = self._limits.max_tokens if rows == "tokens" else self._limits.max_outputs
+        most = -(-most * times // _TILE_ROWS) * _TILE_ROWS
+        return most if times == 1 else most + _TILE_ROWS  # tiles of experts begin anywhere
+
+    def note(
+        self,
+        kind: Kind,
+        like: Value,
+        buffers: tuple[Ref, ...],
+        sizes: tuple[int, ...],
+        scalars: tuple[float, ...] = (),
+        *,
+        type_: Dtype | None = None,
+    ) -> None:
+        """Note an op over the rows of `like`, which are of `type_` (that of `like`)."""
+        row_type = type_ or like.dtype
+        call = Call(kind, like.rows, row_type, buffers, sizes, scalars, like.times)
+        self.draft.calls.append(call)
+
+    def expect(self, x: Value, op: str) -> None:
+        """Refuse rows that are not of the model's dtype."""
+        if x.dtype != self.dtype:
+            raise Unsupported(f"{op} of {x.dtype} rows in a {self.dtype} program")
+
+    def vector(self, vector: torch.Tensor, offset: float = 0.0) -> Ref:
+        """A float32 copy of a vector or table, padded with zeros to whole rows."""
+        key = id(vector), offset
+        if key not in self._vectors:
+            values = vector.detach().float().flatten() + offset
+            ref = self.draft.constant(
+                as_bytes(F.pad(values, (0, padded(len(values)) + 32 - len(values))))
+            )
+            self._vectors[key] = vector, ref  # keeps `vector` alive, so its id stays its own
+        return self._vectors[key][1]
+
+    def rows_of(self, matrix: LinearWeight) -> Ref:
+        """A float32 copy of the rows of a matrix, each padded: the biases of a stack."""
+        if self.rehearsal:
+            return None
+        found = matrix.load() if isinstance(matrix, DeferredWeight) else matrix
+        assert isinstance(found, torch.Tensor)
+        values = F.pad(found.detach().float(), (0, padded(found.shape[1]) - found.shape[1]))
+        return self.draft.constant(as_bytes(values))
+
+    def weight(self, weight: LinearWeight) -> Placed:
+        """A weight or, of three dimensions, a stack of weights in kernel order."""
+        key = weight.key if isinstance(weight, DeferredWeight) else id(weight)
+        if key not in self._placed:
+            pack_it = pack_stack if len(weight.shape) == 3 else pack
+            packed = (pack_nothing if self.rehearsal else pack_it)(weight, self._torch_dtype)
+            self.weight_bytes += packed.num_bytes
+            parts = (packed.data, packed.scale, packed.sums)
+            refs = [None if part is None else self.draft.constant(part) for part in parts]
+            self._kept.append(weight)  # so that its id stays its own
+            self._placed[key] = Placed(packed, (refs[0], refs[1], refs[2]))
+            if isinstance(weight, torch.Tensor) and not self.rehearsal:
+                weight.untyped_storage().resize_(0)
+        return self._placed[key]
+
+    def multiply(
+        self, x: Value, weight: Placed, bias: Ref, *, out_f32: bool = False, groups: Ref = None
+    ) -> Value:
+        """Rows of x times a weight; with `groups`, each group of rows times its matrix."""
+        self.expect(x, "a linear")
+        packed, (data, col_scale, sums) = weight.packed, weight.refs
+        if packed.cols != x.cols:
+            raise Unsupported(f"a linear of {packed.cols} inputs on rows of {x.cols}")
+        out = self.new(packed.rows, "f32" if out_f32 else self.dtype, x)
+        source: Ref = x.id
+        row_scale: Ref = None
+        row_bytes = padded(x.cols) * ELEMENT_BYTES[self.dtype]
+        if packed.kind != "dense":
+            row_bytes = packed.words * (4 if packed.kind == "int8" else 8)
+            source, row_scale, row_sums = self._quantise(x, packed, row_bytes)
+            sums = sums if packed.kind == "int8" else row_sums
+        buffers = (source, data, bias, out.id, row_scale, col_scale, sums, groups)
+        sizes = packed.words, padded(packed.rows), int(out.dtype == "f32" != self.dtype)
+        kind = _LINEAR[WEIGHT_KINDS.index(packed.kind)]
+        self.note(kind, out, buffers, (*sizes, packed.group, row_bytes), type_=self.dtype)
+        return out
+
+    def _quantise(self, x: Value, weight: PackedWeight, row_bytes: int) -> tuple[Ref, Ref, Ref]:
+        """Levels, scales and group sums of x; shared by the linears that read it."""
+        key = x.id, weight.kind, weight.group
+        if key not in self._quantised:
+            rows = self.num_rows(x.rows, x.times)
+            groups = row_bytes // weight.group if weight.group else 0
+            levels, scale = (self.draft.buffer(rows * n) for n in (row_bytes, 4))
+            sums = self.draft.buffer(rows * groups * 4) if groups else None
+            sizes = x.cols, weight.group, int(weight.kind == "int8"), row_bytes
+            self.note(Kind.QUANTISE, x, (x.id, levels, scale, sums), sizes)
+            self._quantised[key] = levels, scale, sums
+        levels, scale, sums = self._quantised[key]
+        return levels, scale, sums
