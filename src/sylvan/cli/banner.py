@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from sylvan.cli.settings import Settings
 from sylvan.config.fields import size_text
@@ -56,34 +53,3 @@ def greeting(config: Config, name: str, url: str, seconds: float) -> str:
     if not config.server.uds:
         lines += ["", f"  sylvan chat --url {url}", f"  documentation: {url}/docs"]
     return "\n".join(lines)
-
-
-@contextmanager
-def loading(text: str) -> Iterator[None]:
-    """Show that something goes on, if a person is watching."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(text, total=None)
-        yield
-
-
-@contextmanager
-def counting(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how far something has come, if a person is watching: give (done, total) as it goes."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(text, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

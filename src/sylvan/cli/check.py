@@ -6,14 +6,14 @@ import importlib.metadata
 import json
 import platform
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import asdict
 
+from sylvan.cli.check_model import check_model
+from sylvan.cli.finding import Finding
 from sylvan.cli.listen import free_port
 from sylvan.cli.main import DONE, FAILED, Spec
-from sylvan.cli.settings import load_settings, resolve_settings
-from sylvan.config.checkpoint import model_dir, model_facts
+from sylvan.cli.settings import load_settings
 from sylvan.config.fields import size_text
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.tree import ServerConfig
@@ -21,26 +21,15 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.utils.machine import Machine, inspect_machine
 
 SPEC = Spec(
-    usage="check [model DIR | kernels] [flags]",
-    doc="Check this machine, or whether a model directory can be served here. The exit code is 1 "
-    "if something is missing that serving needs.",
+    usage="check [model MODEL | kernels] [flags]",
+    doc="Check this machine, or how a model (a directory, a GGUF file or a URL) would be served "
+    "here. The exit code is 1 if something is missing that serving needs.",
     options=(Option("json", "Print one JSON object per finding, in a list."),),
     max_positions=2,
 )
 
-Status = Literal["ok", "slow", "missing"]
 _MARKS = {"ok": "ok     ", "slow": "slower ", "missing": "MISSING"}
 _MIN_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at. `cost` is what its lack costs, and what to do."""
-
-    status: Status
-    what: str
-    detail: str
-    cost: str = ""
 
 
 def run(args: Parsed) -> int:
@@ -89,26 +78,6 @@ def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:
     yield from _libraries()
 
 
-def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
-    """Look at a model directory: its files, its architecture, and its memory here."""
-    path = model_dir(directory)
-    yield Finding("ok", "directory", str(path))
-    facts = model_facts(directory)
-    yield Finding("ok", "size", f"{facts.num_params:,} parameters in {facts.dtype}")
-    weights = list(path.glob("*.safetensors"))
-    yield Finding(
-        "ok" if weights else "missing",
-        "weights",
-        f"{len(weights)} safetensors files",
-        "only *.safetensors are read; --load-format dummy makes weights up",
-    )
-    for name, needed in (("tokenizer.json", True), ("generation_config.json", False)):
-        yield _file(name, needed=needed, there=(path / name).is_file())
-    yield _outcome("architecture", lambda: _architecture(directory))
-    yield _outcome("vocabulary", lambda: _vocabulary(directory))
-    yield _outcome("fits", lambda: _fits(directory, args))
-
-
 def _instructions(machine: Machine) -> Iterable[Finding]:
     wanted = {
         "avx2": "kernels fall back to portable code, several times slower",
@@ -154,6 +123,7 @@ def _port(server: ServerConfig) -> Finding:
 def _libraries() -> Iterable[Finding]:
     optional = {
         "triton": "needed for GPUs only: pip install 'sylvan[gpu]'",
+        "gguf": "GGUF files are refused: pip install 'sylvan[gguf]'",
         "transformers": "odd tokenizers are refused: pip install 'sylvan[transformers]'",
     }
     for name, cost in optional.items():
@@ -161,42 +131,3 @@ def _libraries() -> Iterable[Finding]:
             yield Finding("ok", name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             yield Finding("slow", name, "not installed", cost)
-
-
-def _file(name: str, *, needed: bool, there: bool) -> Finding:
-    if there:
-        return Finding("ok", name, "")
-    if needed:
-        return Finding("missing", name, "not there", "texts cannot be encoded")
-    return Finding("slow", name, "not there", "OpenAI's sampling defaults are used")
-
-
-def _outcome(what: str, look: Callable[[], str]) -> Finding:
-    try:
-        return Finding("ok", what, look())
-    except ConfigError as error:
-        return Finding("missing", what, "no", str(error))
-
-
-def _architecture(directory: str) -> str:
-    from sylvan.runtime.models.config import read_config  # needs torch, as does the next
-    from sylvan.runtime.models.registry import choose_path
-
-    choice = choose_path(read_config(model_dir(directory)))
-    words = f"{choice.config.architecture}, path {choice.config.path}"
-    return words if choice.config.path == "native" else f"{words}: {choice.why}"
-
-
-def _vocabulary(directory: str) -> str:
-    from sylvan.runtime.models.registry import load_config  # needs torch
-    from sylvan.text.tokenizer import Tokenizer
-
-    ids, rows = Tokenizer.load(directory).vocab_size, load_config(model_dir(directory)).vocab_size
-    if ids > rows:
-        raise ConfigError(f"the tokenizer has ids up to {ids - 1}, but the model only {rows} rows")
-    return f"{ids} ids of {rows} rows"
-
-
-def _fits(directory: str, args: Parsed) -> str:
-    words = Parsed(positions=[directory], options=args.options, given=args.given)
-    return resolve_settings(load_settings(words)).resolved.plan.describe()

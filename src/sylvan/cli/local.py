@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sylvan.cli.banner import loading
 from sylvan.cli.client import ApiClient, ServerError, over_socket
+from sylvan.cli.progress import loading
 from sylvan.cli.settings import load_settings, resolve_settings
 from sylvan.config.env import runtime_dir, without_settings
 from sylvan.config.flags import Parsed

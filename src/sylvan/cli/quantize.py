@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sylvan.cli.banner import counting
 from sylvan.cli.main import DONE, Spec
+from sylvan.cli.progress import counting
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.fields import size_text
 from sylvan.config.flags import Option, Parsed

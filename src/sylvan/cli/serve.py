@@ -9,9 +9,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.cli.banner import address, decisions_text, greeting, loading
+from sylvan.cli.banner import address, decisions_text, greeting
 from sylvan.cli.listen import bind
 from sylvan.cli.main import DONE, Spec
+from sylvan.cli.progress import loading
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
@@ -20,8 +21,8 @@ from sylvan.utils.clock import monotonic
 
 SPEC = Spec(
     usage="serve [MODEL] [flags]",
-    doc="Serve a model over HTTP: the APIs of OpenAI and SGLang. MODEL is a "
-    "directory in the Hugging Face layout; without one the built-in model is served.",
+    doc="Serve a model over HTTP: the APIs of OpenAI and SGLang. MODEL is a directory in the "
+    "Hugging Face layout, a GGUF file, or a URL; without one the built-in model is served.",
     options=(
         Option("until_eof", "Stop when standard input ends: for programs that start a server."),
         Option("quiet", "Print nothing but warnings and errors."),

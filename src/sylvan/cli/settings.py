@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sylvan.checkpoints.remote import is_remote
+from sylvan.cli.progress import fetching
 from sylvan.config.check import check
+from sylvan.config.checkpoint import fetched
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import Loaded, Setting
 from sylvan.config.resolve import Resolved, resolve
@@ -49,7 +52,20 @@ def resolve_settings(loaded: Loaded) -> Settings:
     """
     from sylvan.runtime.engine.facts import gather_facts  # help does not need numpy
 
+    fetch_models(loaded.config.model, loaded.config.tokenizer)
     facts = gather_facts(loaded.config)
     resolved = resolve(loaded.config, facts)
     check(resolved, facts)
     return Settings(loaded, resolved)
+
+
+def fetch_models(*models: str | None) -> None:
+    """Copy those that are remote into the cache, and show how that goes.
+
+    Raises:
+        ConfigError: one cannot be had.
+    """
+    for model in models:
+        if model is not None and is_remote(model):
+            with fetching(f"fetching {model}") as progress:
+                fetched(model, progress)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
@@ -167,6 +168,12 @@ RULES = (
             f"{{task}}: this model can be served for {' or '.join(c.facts.model.tasks)} only; "
             "leave task at auto"
         ),
+    ),
+    Rule(
+        "pickled weights",
+        ("load_format",),
+        lambda c: c.facts.model.weights == "pt" and c.config.load_format == "auto",
+        lambda c: f"model: {c.facts.model.name!r} {PICKLED}",
     ),
     Rule(
         "no such device",

@@ -10,6 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from sylvan.checkpoints.formats import PT_WEIGHTS, WeightFormat, weight_format
+from sylvan.checkpoints.gguf.view import gguf_file, gguf_view, read_index
+from sylvan.checkpoints.remote import Progress, fetch, is_remote
+from sylvan.config.env import cache_dir
 from sylvan.config.facts import DTYPE_BYTES, ModelFacts
 from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tasks import is_causal, ordinary, tasks_of
@@ -30,18 +34,23 @@ _OLD_NAMES = {
 
 
 def model_dir(model: str) -> Path:
-    """The directory of a model given by path or as the name of a built-in one.
+    """The directory of a model given by path, by URL, or as the name of a built-in one.
+
+    A remote one is fetched first; a GGUF file is stood for by a directory in the cache.
 
     Raises:
         ConfigError: there is none; says what is near, and what such a directory holds.
     """
     if model == BUILT_IN_MODEL and not Path(model, "config.json").is_file():
         return ASSETS / BUILT_IN_MODEL
-    path = Path(model).expanduser()
+    path = fetched(model)
+    if file := gguf_file(path):
+        return gguf_view(file, cache_dir() / "gguf")
     if not path.is_dir():
         raise ConfigError(
             f"model: there is no directory {model!r}{_near(path)}. A model is a directory with "
-            f"{NEEDED}, or {BUILT_IN_MODEL!r}, the built-in one; models are not downloaded"
+            f"{NEEDED}, a GGUF file, a URL of either (s3://..., https://...), or "
+            f"{BUILT_IN_MODEL!r}, the built-in one"
         )
     if not (path / "config.json").is_file():
         raise ConfigError(
@@ -49,6 +58,17 @@ def model_dir(model: str) -> Path:
             f"{_models_inside(path)}"
         )
     return path
+
+
+def fetched(model: str, progress: Progress | None = None) -> Path:
+    """Where a model or tokenizer given by path or URL is on this machine; copied if need be.
+
+    Raises:
+        ConfigError: it is remote and cannot be had.
+    """
+    if not is_remote(model):
+        return Path(model).expanduser()
+    return fetch(model, cache_dir() / "models", progress)
 
 
 def model_facts(model: str) -> ModelFacts:
@@ -67,7 +87,8 @@ def model_facts(model: str) -> ModelFacts:
     inner, vocab = _number(config, "intermediate_size", 4 * hidden), _number(config, "vocab_size")
     attention = 2 * hidden * head_dim * (heads + kv_heads)
     linear = layers * (attention + 3 * hidden * inner)
-    stored = sum(_stored_sizes(path))
+    weights = weight_format(path)
+    stored = sum(_stored_sizes(path, weights, DTYPE_BYTES[_dtype(config)]))
     kept = attending * _kept(config, 2 * kv_heads * head_dim) if is_causal(config) else 0
     return ModelFacts(
         name=model,
@@ -81,9 +102,16 @@ def model_facts(model: str) -> ModelFacts:
         state_numbers=state,
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
         quantization=_stored_quantization(config),
+        weights=weights,
         tasks=tasks_of(config, path),
         causal=is_causal(config),
     )
+
+
+def vocabulary_rows(path: Path) -> int | None:
+    """Tokens that the model in a directory has rows for; None: its config.json does not say."""
+    rows = _read_config(path).get("vocab_size")
+    return rows if isinstance(rows, int) else None
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -152,8 +180,15 @@ def _stored_quantization(config: dict[str, Any]) -> str | None:
     return "w4a8" if '"num_bits": 4' in text else "w8a8"
 
 
-def _stored_sizes(path: Path) -> Iterable[int]:
-    """Number of elements of every stored tensor; of quantised ones without what describes them."""
+def _stored_sizes(path: Path, weights: WeightFormat | None, number: int) -> Iterable[int]:
+    """Number of elements of every stored tensor; of quantised ones without what describes them.
+
+    Those of pickles, which are not opened for that, are taken to have `number` bytes each.
+    """
+    if weights == "gguf":
+        yield from (math.prod(entry["shape"]) for entry in read_index(path)["tensors"])
+    elif weights == "pt":
+        yield from (file.stat().st_size // number for file in path.glob(PT_WEIGHTS))
     for file in sorted(path.glob("*.safetensors")):
         for name, entry in _header(file).items():
             if name != "__metadata__" and not name.endswith((".weight_scale", ".weight_shape")):

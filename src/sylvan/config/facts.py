@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sylvan.checkpoints.formats import WeightFormat
 from sylvan.utils.machine import Machine
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -50,6 +51,7 @@ class ModelFacts:
         state_numbers: Numbers in the recurrent state of one request; 0 if all layers attend.
         head_dim: Numbers in one key head; 0: unknown.
         quantization: How its matrices are stored; None: as plain numbers.
+        weights: In which kind of files they are; None: there are none.
         tasks: What it can be used for, what it was made for first.
         causal: Its tokens see only those before them.
     """
@@ -65,6 +67,7 @@ class ModelFacts:
     state_numbers: int = 0
     head_dim: int = 0
     quantization: str | None = None
+    weights: WeightFormat | None = None
     tasks: tuple[str, ...] = ("generate", "embed", "both")
     causal: bool = True
 

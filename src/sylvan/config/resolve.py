@@ -167,7 +167,10 @@ _RUNNERS = {
 
 
 def _names(state: _State) -> None:
-    state.decide("load_format", "safetensors", "the only format of weights")
+    stored = state.facts.model.weights
+    if stored != "pt":  # only by its name
+        why = "what the model has" if stored else "the usual one"
+        state.decide("load_format", stored or "safetensors", why)
     cached = state.config.cache.prefix != "none"
     why = "longest cached prefix first" if cached else "no prefixes are cached"
     state.decide("scheduler.policy", "lpm" if cached else "fcfs", why)

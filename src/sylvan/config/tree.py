@@ -254,16 +254,18 @@ class Config(Section, frozen=True):
     """One runtime."""
 
     model: str = BUILT_IN_MODEL
-    """Directory of a Hugging Face checkpoint, or `sapling`, the built-in chat model."""
+    """Directory of a Hugging Face checkpoint, a GGUF file, a URL of either, or `sapling`, the
+    built-in chat model."""
     served_model_name: str | None = None
     """Name of the model in the API; default: the last part of its path."""
     tokenizer: str | None = None
-    """Directory of the tokenizer; default: the model's own."""
+    """Directory or URL of the tokenizer, or a GGUF file; default: the model's own."""
     task: Literal["auto", "generate", "embed", "classify", "both", "vectors"] = "auto"
     """What the model is for: continue texts, turn them into vectors, or classify them. `auto` goes
     by its architecture, `both` generates and embeds, `vectors` is what it can do but generate."""
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
-    """How weights are read; `dummy` makes them up (for benchmarks)."""
+    load_format: Literal["auto", "safetensors", "gguf", "pt", "dummy"] = "auto"
+    """How weights are read; `auto` takes safetensors or GGUF, whichever is there; `pt` reads
+    PyTorch's .bin files (tensors only, no code); `dummy` makes weights up (for benchmarks)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` is the checkpoint's, where the device is fast at
     it."""

@@ -257,11 +257,14 @@ def _first(backend: tokenizers.Tokenizer, text: str | None, fallback: int | None
 
 def _convert_slow(folder: Path) -> tokenizers.Tokenizer:
     """Let transformers convert a tokenizer that comes without tokenizer.json."""
+    options = {"trust_remote_code": False, "local_files_only": True}
     try:
         transformers = importlib.import_module("transformers")
-        return transformers.AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+        return transformers.AutoTokenizer.from_pretrained(str(folder), **options).backend_tokenizer
     except _CONVERSION_ERRORS as error:
+        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{folder} has no tokenizer.json, and transformers cannot make one from the other "
-            f"files ({type(error).__name__}: {error})."
+            f"{folder} has no tokenizer that can be read (tokenizer.json, tokenizer.model, "
+            "*.tiktoken or tekken.json), and transformers cannot make one from the other files "
+            f"({type(error).__name__}: {reason[:200]})"
         ) from error

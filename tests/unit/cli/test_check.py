@@ -8,6 +8,8 @@ from sylvan.cli.check import check_machine
 from sylvan.cli.main import main
 from sylvan.config.tree import ServerConfig
 from sylvan.utils.machine import Machine
+from tests.support.random_model import VOCAB, write_random_model
+from tests.support.scripted import write_checkpoint
 
 
 def machine(**changes):
@@ -61,7 +63,7 @@ def test_model_without_weights_is_reported(capsys, tiny_model):
     found = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
     assert code == 1
     assert found["weights"]["status"] == "missing"
-    assert found["tokenizer.json"]["status"] == "ok"
+    assert found["tokenizer"]["status"] == "ok"
     assert found["architecture"]["detail"] == "LlamaForCausalLM, path native"
     assert "KV cache" in found["fits"]["detail"]
 
@@ -79,3 +81,89 @@ def test_kernels_are_listed_with_the_reason(capsys):
     out = capsys.readouterr().out
     assert "portable" in out
     assert out.count("in use") <= 1
+
+
+@pytest.fixture
+def whole_model(tmp_path):
+    """A model with weights, a template, and a vocabulary that fits."""
+    return write_random_model(tmp_path / "whole")
+
+
+def check_model(capsys, *words):
+    code = main(["check", "model", *map(str, words), "--json", "--device", "cpu"])
+    return code, {row["what"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_a_whole_model_is_described(capsys, whole_model):
+    code, found = check_model(capsys, whole_model)
+
+    assert code == 0
+    assert found["architecture"]["detail"] == "LlamaForCausalLM, path native"
+    # 2 layers of 2 heads of 16 columns, keys and values, in 4 bytes
+    assert found["memory"]["detail"].endswith("KV cache 512 B a token in float32")
+    assert found["tokenizer"]["detail"] == "tokenizer.json"
+    assert found["vocabulary"]["detail"].endswith(f"of {VOCAB} rows")
+    assert found["chat template"]["detail"] == "default"
+    assert found["tool calls"]["detail"].endswith(", by the template")
+    assert found["reasoning"]["detail"].endswith(", by the template")
+
+
+def test_the_memory_is_that_of_the_flags(capsys, whole_model):
+    _, found = check_model(capsys, whole_model, "--dtype", "bfloat16")
+
+    assert found["memory"]["detail"].endswith("KV cache 256 B a token in bfloat16")
+
+
+def test_the_way_through_transformers_is_explained(capsys, tmp_path):
+    pytest.importorskip("transformers")
+    write_checkpoint(tmp_path)
+    config = {"architectures": ["BioGptForCausalLM"], "model_type": "biogpt", "vocab_size": 264}
+    config |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"intermediate_size": 64, "auto_map": {"AutoModelForCausalLM": "mine.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    _, found = check_model(capsys, tmp_path)
+
+    assert "path transformers: no native file serves it" in found["architecture"]["detail"]
+    assert "never run" in found["code"]["detail"]
+
+
+def test_what_nothing_serves_is_explained(capsys, whole_model):
+    config = json.loads((whole_model / "config.json").read_text())
+    config |= {"architectures": ["MineForCausalLM"], "model_type": "mine", "auto_map": {"a": "b"}}
+    (whole_model / "config.json").write_text(json.dumps(config))
+
+    code, found = check_model(capsys, whole_model)
+
+    assert code == 1
+    assert "without running code from the checkpoint" in found["architecture"]["cost"]
+
+
+def test_a_tokenizer_that_does_not_fit_is_reported(capsys, whole_model):
+    config = json.loads((whole_model / "config.json").read_text())
+    (whole_model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+
+    code, found = check_model(capsys, whole_model)
+
+    assert code == 1
+    assert "the model knows only 100" in found["vocabulary"]["cost"]
+
+
+def test_a_missing_tokenizer_is_reported(capsys, whole_model):
+    (whole_model / "tokenizer.json").unlink()
+
+    code, found = check_model(capsys, whole_model)
+
+    assert code == 1
+    assert "has no tokenizer that can be read" in found["tokenizer"]["cost"]
+
+
+def test_pickled_weights_are_reported_unless_asked_for(capsys, whole_model):
+    (whole_model / "model.safetensors").rename(whole_model / "pytorch_model.bin")
+
+    code, found = check_model(capsys, whole_model)
+    allowed, also = check_model(capsys, whole_model, "--load-format", "pt")
+
+    assert (code, allowed) == (1, 0)
+    assert "--load-format pt reads them" in found["weights"]["cost"]
+    assert also["weights"]["detail"].startswith("1 PyTorch .bin files")

@@ -188,7 +188,7 @@ def test_templates_are_found_in_all_places(built: dict, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "has no tokenizer.json"),
+        ({}, "has no tokenizer that can be read"),
         ({"tokenizer.json": "{"}, "is not a tokenizer"),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "{"}, "is not valid JSON"),
         ({"tokenizer.json": "{}", "config.json": "[]"}, "must hold a JSON object"),

@@ -21,6 +21,7 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
+from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.facts import read_facts
@@ -36,7 +37,6 @@ from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.recording import Recorder, Setup
 from sylvan.runtime.sched.scheduler import Scheduler
-from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
     torch.set_num_threads(_number(config.threads))
     path = model_dir(config.model)
     vocab_size = read_facts(path, config.dtype, config.quantization).vocab_size
-    grammar = build_grammar(config.grammar, lambda: Tokenizer.load(path), vocab_size)
+    grammar = build_grammar(config.grammar, lambda: load_tokenizer(config), vocab_size)
     executor, model = build_executor(
         path,
         _options(config),
@@ -204,7 +204,7 @@ def _options(config: Config) -> LocalOptions:
         # told to choose, the executor serves what the step program cannot some other way
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,
-        load_format="dummy" if config.load_format == "dummy" else "safetensors",
+        load_format=config.load_format,
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
         num_states=_number(config.cache.max_states),

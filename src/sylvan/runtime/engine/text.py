@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sylvan.checkpoints.gguf.view import gguf_file
 from sylvan.config import Config
-from sylvan.config.checkpoint import model_dir
+from sylvan.config.checkpoint import fetched, model_dir, vocabulary_rows
+from sylvan.protocol.errors import ConfigError
 from sylvan.text.tokenizer import Tokenizer
 
 
@@ -15,13 +17,41 @@ def tokenizer_dir(config: Config) -> Path:
     Raises:
         ConfigError: there is no such directory.
     """
-    return model_dir(config.model) if config.tokenizer is None else Path(config.tokenizer)
+    if config.tokenizer is None:
+        return model_dir(config.model)
+    path = fetched(config.tokenizer)
+    return model_dir(str(path)) if gguf_file(path) else path
 
 
 def load_tokenizer(config: Config) -> Tokenizer:
     """The tokenizer of the model.
 
     Raises:
-        ConfigError: it is missing or broken.
+        ConfigError: it is missing or broken, or has tokens that the model lacks.
     """
+    tokenizer = read_tokenizer(config)
+    check_vocabulary(tokenizer, model_dir(config.model))
+    return tokenizer
+
+
+def read_tokenizer(config: Config) -> Tokenizer:
+    """The same, without a look at the model."""
     return Tokenizer.load(tokenizer_dir(config))
+
+
+def check_vocabulary(tokenizer: Tokenizer, model: Path) -> str:
+    """See that the model has a row for every token; returns how many there are.
+
+    A token for padding, which no text becomes, may be over: some checkpoints are like that.
+
+    Raises:
+        ConfigError: the two do not belong together.
+    """
+    rows = vocabulary_rows(model)
+    last = tokenizer.vocab_size - 1
+    if rows is None or last < rows or (last == rows and last == tokenizer.pad_id):
+        return f"{tokenizer.vocab_size} ids of {rows or 'unknown many'} rows"
+    raise ConfigError(
+        f"tokenizer: its token {tokenizer.token_name(last)!r} has the id {last}, but the model "
+        f"knows only {rows} (vocab_size in config.json); choose the model's own with --tokenizer"
+    )

@@ -251,10 +251,11 @@ def _record(plan: _Plan) -> _Made:
     library = load_library()
     pool = NativePool(plan.kv_shape, plan.build.dtype)
     model = plan.model()
-    if plan.options.load_format == "dummy":
-        dummy_weights(model, plan.options.seed, plan.formats.converted)
+    kind, converted = plan.options.load_format, plan.formats.converted
+    if kind == "dummy":
+        dummy_weights(model, plan.options.seed, converted)
     else:
-        defer_weights(model, plan.model_dir, plan.progress, plan.formats.converted)
+        defer_weights(model, plan.model_dir, plan.progress, converted, kind)
     runner = ProgramRunner(
         model,
         plan.limits,
@@ -289,10 +290,10 @@ def _loaded(plan: _Plan) -> Any:
     model = plan.model()
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
-    elif plan.options.load_format == "dummy":
+    elif (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
-        load_weights(model, plan.model_dir, plan.progress, plan.formats.converted)
+        load_weights(model, plan.model_dir, plan.progress, plan.formats.converted, kind)
     return model
 
 
@@ -365,7 +366,7 @@ def _attention(plan: _Plan, platform: Platform | None) -> Any:
 def _load_by_transformers(model: Any, plan: _Plan) -> None:
     if plan.options.load_format == "dummy":
         raise ConfigError("load_format dummy serves native families only")
-    model.load(plan.model_dir)
+    model.load(plan.model_dir, pickled=plan.options.load_format == "pt")
 
 
 def tensor_pool(

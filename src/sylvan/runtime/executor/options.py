@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.processors import LogitsProcessor
@@ -37,7 +38,7 @@ class LocalOptions:
     fill: bool = False
     attention: str = "auto"
     runner: RunnerName = "auto"
-    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    load_format: LoadFormat | Literal["dummy"] = "auto"
     quantization: str | None = None
     overlap: bool = False
     num_states: int = 0

@@ -17,8 +17,9 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models import compressed
+from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.quantise import Format, convert, matrices
-from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.runtime.models.stored import WeightFiles
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) after each tensor."""
@@ -84,7 +85,7 @@ class WeightReader:
     """
 
     def __init__(
-        self, model: nn.Module, checkpoint: Checkpoint, quantise: Format | None = None
+        self, model: nn.Module, checkpoint: WeightFiles, quantise: Format | None = None
     ) -> None:
         self._checkpoint = checkpoint
         self._bits = dict(matrices(model, quantise)) if quantise else {}
@@ -191,13 +192,14 @@ def load_weights(
     model_dir: Path,
     progress: Progress | None = None,
     quantise: Format | None = None,
+    load_format: LoadFormat = "auto",
 ) -> WeightReader:
     """Fill all parameters of `model` in place; quantised matrices replace theirs.
 
     Raises:
         ConfigError: see `WeightReader`; also non-finite weights. Names the tensor.
     """
-    reader = WeightReader(model, Checkpoint(model_dir), quantise)
+    reader = WeightReader(model, open_weights(model_dir, load_format), quantise)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     done = 0
     for slot in list(slots(model)):
@@ -217,12 +219,13 @@ def defer_weights(
     model_dir: Path,
     progress: Progress | None = None,
     quantise: Format | None = None,
+    load_format: LoadFormat = "auto",
 ) -> WeightReader:
     """Fill the small parameters; leave each matrix as a `DeferredWeight` that reads it on demand.
 
     For packers that take one matrix at a time. Tied matrices share one key.
     """
-    reader = WeightReader(model, Checkpoint(model_dir), quantise)
+    reader = WeightReader(model, open_weights(model_dir, load_format), quantise)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     progress = progress or (lambda done, total: None)
     meter = _Meter(reader, progress, total)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sylvan.checkpoints.formats import PICKLED, weight_format
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -100,14 +101,16 @@ class TransformersModel(nn.Module):
         self._places: dict[Place, int] = {}
         self.inner, self._step = skeleton(config_of(config.raw), torch.device("meta"), build.dtype)
 
-    def load(self, model_dir: Path) -> None:
-        """Let transformers read the weights.
+    def load(self, model_dir: Path, *, pickled: bool = False) -> None:
+        """Let transformers read the weights, safetensors unless `pickled`.
 
         Raises:
-            ConfigError: they do not fit the config.
+            ConfigError: they do not fit the config, or are pickles that were not asked for.
         """
         import transformers
 
+        if weight_format(model_dir) == "pt" and not pickled:
+            raise ConfigError(f"{str(model_dir)!r} {PICKLED}")
         try:
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 model_dir,
@@ -115,6 +118,8 @@ class TransformersModel(nn.Module):
                 attn_implementation=NAME,
                 local_files_only=True,
                 trust_remote_code=False,
+                use_safetensors=not pickled,
+                weights_only=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {error}") from None

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from sylvan.checkpoints.formats import SAFETENSORS_INDEX, check_index, weight_files
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.stored import StoredTensor
 
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -37,18 +38,6 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.it
 _MAX_HEADER_BYTES = 100_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor lies: bytes [start, stop) of the data part of `file`."""
-
-    name: str
-    file: Path
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
 class Checkpoint:
     """The tensors of a model directory, by name; each is mapped when asked for."""
 
@@ -60,9 +49,11 @@ class Checkpoint:
         """
         self.tensors: dict[str, StoredTensor] = {}
         self._data: dict[Path, np.ndarray] = {}
-        for file in _files(model_dir):
+        for file in weight_files(
+            model_dir, SAFETENSORS_INDEX, "model.safetensors", "*.safetensors"
+        ):
             self._read_header(file)
-        self._check_index(model_dir)
+        check_index(model_dir / SAFETENSORS_INDEX, self.tensors)
 
     @property
     def num_bytes(self) -> int:
@@ -109,40 +100,6 @@ class Checkpoint:
             other = self.tensors[tensor.name].file.name
             raise ConfigError(f"tensor {tensor.name!r} is in both {other} and {tensor.file.name}")
         self.tensors[tensor.name] = tensor
-
-    def _check_index(self, model_dir: Path) -> None:
-        for name, file in _weight_map(model_dir).items():
-            if name not in self.tensors:
-                raise ConfigError(
-                    f"tensor {name!r} is missing from {file}, where the index says it is"
-                )
-
-
-def _files(model_dir: Path) -> list[Path]:
-    names = sorted(set(_weight_map(model_dir).values())) or ["model.safetensors"]
-    files = [model_dir / name for name in names]
-    if not files[0].exists() and len(files) == 1:
-        files = sorted(model_dir.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"{str(model_dir)!r} holds no *.safetensors file with weights")
-    for file in files:
-        if not file.is_file():
-            raise ConfigError(f"the weight file {str(file)!r} is missing")
-    return files
-
-
-def _weight_map(model_dir: Path) -> dict[str, str]:
-    index = model_dir / "model.safetensors.index.json"
-    if not index.is_file():
-        return {}
-    try:
-        found = json.loads(index.read_text("utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{str(index)!r} is not an index of safetensors files") from None
-    for file in found.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise ConfigError(f"{str(index)!r} names {file!r}, which is not a plain file name")
-    return found
 
 
 def _parse(file: Path, header: bytes) -> dict[str, Any]:

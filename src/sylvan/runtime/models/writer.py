@@ -17,11 +17,13 @@ from typing import BinaryIO
 import torch
 from torch import nn
 
+from sylvan.checkpoints.formats import GGUF_INDEX
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models import compressed
 from sylvan.runtime.models.checkpoint import Progress, WeightReader, slots
 from sylvan.runtime.models.config import read_config
+from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.quantise import (
     Format,
     check_model,
@@ -31,10 +33,14 @@ from sylvan.runtime.models.quantise import (
     matrices,
 )
 from sylvan.runtime.models.registry import choose_path, family_of
-from sylvan.runtime.models.safetensors import DTYPE_NAMES, Checkpoint
+from sylvan.runtime.models.safetensors import DTYPE_NAMES
+from sylvan.runtime.models.stored import WeightFiles
 
 WEIGHTS = "model.safetensors"
-_SKIPPED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf", ".pth")
+_SKIPPED = (
+    *(".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf", ".pth"),
+    GGUF_INDEX,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ def write_quantised(
     dtype = getattr(torch, config.dtype)
     build = Build(dtype=dtype, length=1, device=torch.device("meta"))
     model = family_of(config).model(config, build)
-    checkpoint = Checkpoint(model_dir)
+    checkpoint = open_weights(model_dir)
     reader = WeightReader(model, checkpoint)
     job = _Job(checkpoint, _bits_by_tensor(model, reader, wanted), dtype)
     part = out_dir.with_name(out_dir.name + ".partial")
@@ -127,7 +133,7 @@ def _copy_others(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    checkpoint: Checkpoint
+    checkpoint: WeightFiles
     bits: dict[str, int]
     dtype: torch.dtype
 

@@ -1,0 +1,1 @@
+"""Where checkpoints come from: remote folders and GGUF files, as Hugging Face directories."""

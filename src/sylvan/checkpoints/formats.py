@@ -1,0 +1,84 @@
+"""Which weights a model directory holds; looks at names of files only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from pathlib import Path
+from typing import Literal, cast
+
+from sylvan.protocol.errors import ConfigError
+
+WeightFormat = Literal["safetensors", "gguf", "pt"]
+
+GGUF_INDEX = "sylvan-gguf.json"
+"""In a directory made of a GGUF file: where the file is, and its table of tensors."""
+PT_WEIGHTS = "pytorch_model*.bin"
+PT_INDEX = "pytorch_model.bin.index.json"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+PICKLED = (
+    "holds PyTorch .bin weights only, which are pickles; --load-format pt reads them, tensors "
+    "only and no code, or convert them to safetensors"
+)
+"""What is told of a directory that needs the word of its owner."""
+
+
+def weight_format(folder: Path) -> WeightFormat | None:
+    """The kind of weights that is read from `folder`; None: it has none."""
+    if (folder / GGUF_INDEX).is_file():
+        return "gguf"
+    if (folder / SAFETENSORS_INDEX).is_file() or any(folder.glob("*.safetensors")):
+        return "safetensors"
+    if (folder / PT_INDEX).is_file() or any(folder.glob(PT_WEIGHTS)):
+        return "pt"
+    return None
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Tensor -> file, as an index of shards says; empty if there is none.
+
+    Raises:
+        ConfigError: it is no such index, or names a file elsewhere.
+    """
+    if not index.is_file():
+        return {}
+    try:
+        found: object = json.loads(index.read_text("utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{str(index)!r} is not an index of weight files") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{str(index)!r} is not an index of weight files")
+    places = cast("dict[str, object]", found)
+    for file in places.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ConfigError(f"{str(index)!r} names {file!r}, which is not a plain file name")
+    return cast("dict[str, str]", places)
+
+
+def weight_files(folder: Path, index: str, whole: str, pattern: str) -> list[Path]:
+    """The files of one kind of weights: those of the index, the one whole file, or all alike.
+
+    Raises:
+        ConfigError: there are none, or one that the index names is missing.
+    """
+    names = sorted(set(weight_map(folder / index).values())) or [whole]
+    files = [folder / name for name in names]
+    if not files[0].exists() and len(files) == 1:
+        files = sorted(folder.glob(pattern))
+    if not files:
+        raise ConfigError(f"{str(folder)!r} holds no {pattern} file with weights")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"the weight file {str(file)!r} is missing")
+    return files
+
+
+def check_index(index: Path, there: Container[str]) -> None:
+    """See that every tensor of an index was found among `there`.
+
+    Raises:
+        ConfigError: one is not in the file that the index names.
+    """
+    for name, file in weight_map(index).items():
+        if name not in there:
+            raise ConfigError(f"tensor {name!r} is missing from {file}, where the index says it is")

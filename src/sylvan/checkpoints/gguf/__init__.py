@@ -1,0 +1,1 @@
+"""GGUF files (of llama.cpp) as checkpoints in the usual layout."""

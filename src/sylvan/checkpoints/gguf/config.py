@@ -1,0 +1,171 @@
+"""What config.json would say, from a GGUF file's metadata and tensors.
+
+Keys: ggml's docs/gguf.md. Families: those whose tensors llama.cpp stores one for one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from typing import Any
+
+from sylvan.checkpoints.gguf.header import Header
+from sylvan.protocol.errors import ConfigError
+
+FAMILIES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+}
+"""GGUF architecture -> the one of config.json, and its `model_type`."""
+
+_FACTORS = "rope_freqs.weight"
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_ROPES = {"linear": "linear", "yarn": "yarn"}
+
+
+class Keys:
+    """Metadata of one file, with the types that are expected of it."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.architecture = str(header.metadata.get("general.architecture", ""))
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """The number at `ARCHITECTURE.key`.
+
+        Raises:
+            ConfigError: it is missing, or none, or differs from layer to layer.
+        """
+        name = f"{self.architecture}.{key}"
+        value = self.header.metadata.get(name, default)
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            said = "there is none" if value is None else f"it is {str(value)[:60]}"
+            raise ConfigError(f"{str(self.header.file)!r}: {name} must be one number, {said}")
+        return value
+
+    def text(self, key: str) -> str:
+        """The text at `ARCHITECTURE.key`; "" if there is none."""
+        return str(self.header.metadata.get(f"{self.architecture}.{key}") or "")
+
+
+def config_json(header: Header) -> dict[str, Any]:
+    """The config of the model in a file.
+
+    Raises:
+        ConfigError: its architecture is not served from GGUF, or metadata is missing; names it.
+    """
+    keys = Keys(header)
+    _check(keys)
+    architecture, model_type = FAMILIES[keys.architecture]
+    heads, hidden = keys.number("attention.head_count"), keys.number("embedding_length")
+    head_dim = keys.number("attention.key_length", hidden // heads if heads else 0)
+    there = header.tensors
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": there["token_embd.weight"].shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": keys.number("feed_forward_length"),
+        "num_hidden_layers": keys.number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.number("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.number("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
+        "tie_word_embeddings": "output.weight" not in there,
+        "attention_bias": "blk.0.attn_q.bias" in there,
+        "mlp_bias": "blk.0.ffn_gate.bias" in there,
+        "hidden_act": "silu",
+        "torch_dtype": _dtype(header),
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _ends(header),
+        **_rope(keys, head_dim),
+    }
+
+
+def _ends(header: Header) -> list[Any]:
+    """Tokens that end a text, a turn or a message."""
+    names = [f"tokenizer.ggml.{what}_token_id" for what in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(header.metadata[n] for n in names if n in header.metadata))
+
+
+def _check(keys: Keys) -> None:
+    file, metadata = str(keys.header.file), keys.header.metadata
+    if keys.architecture not in FAMILIES:
+        raise ConfigError(
+            f"{file!r} is of the architecture {keys.architecture!r}; from GGUF files "
+            f"{', '.join(FAMILIES)} are served, others from their Hugging Face checkpoint"
+        )
+    if keys.number("expert_count", 0):
+        raise ConfigError(f"{file!r} is a mixture of experts, which is not read from GGUF files")
+    parts = metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise ConfigError(
+            f"{file!r} is one of {parts} parts; join them (llama-gguf-split --merge) and serve that"
+        )
+    if "token_embd.weight" not in keys.header.tensors:
+        raise ConfigError(f"{file!r} lacks the tensor 'token_embd.weight', so it holds no model")
+
+
+def _dtype(header: Header) -> str:
+    """By most of the numbers in matrices; quantised ones are computed with in bfloat16."""
+    sizes: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        if len(tensor.shape) > 1:
+            sizes[tensor.quant.name] += tensor.stop - tensor.start
+    return _DTYPES.get(sizes.most_common(1)[0][0], "bfloat16")
+
+
+def _rope(keys: Keys, head_dim: int) -> dict[str, Any]:
+    """Rotary positions, as transformers spells them.
+
+    Llama 3's are stored as one factor a frequency; `longrope` with the same factors for short and
+    long texts, and no other change, says just that.
+    """
+    turning = keys.number("rope.dimension_count", head_dim)
+    if turning != head_dim:
+        raise ConfigError(
+            f"{str(keys.header.file)!r}: {keys.architecture}.rope.dimension_count is {turning}, "
+            f"but heads have {head_dim} columns; such models are not read from GGUF files"
+        )
+    found: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", 10000.0))}
+    kind = keys.text("rope.scaling.type")
+    if _FACTORS in keys.header.tensors:
+        factors = _floats(keys.header, _FACTORS)
+        found["rope_scaling"] = {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "original_max_position_embeddings": keys.number("context_length"),
+            "attention_factor": 1.0,
+        }
+    elif kind in _ROPES:
+        scaling: dict[str, Any] = {
+            "rope_type": _ROPES[kind],
+            "factor": float(keys.number("rope.scaling.factor")),
+        }
+        if kind == "yarn":
+            before = keys.number("rope.scaling.original_context_length")
+            scaling["original_max_position_embeddings"] = before
+        found["rope_scaling"] = scaling
+    elif kind not in ("", "none"):
+        raise ConfigError(f"{str(keys.header.file)!r}: rope.scaling.type {kind!r} is not known")
+    return found
+
+
+def _floats(header: Header, name: str) -> list[float]:
+    """The numbers of a small tensor that is stored as float32.
+
+    Raises:
+        ConfigError: it is stored otherwise.
+    """
+    tensor = header.tensors[name]
+    if tensor.quant.name != "F32":
+        raise ConfigError(f"{str(header.file)!r}: {name} is stored as {tensor.quant.name}, not F32")
+    with header.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        data = stream.read(tensor.stop - tensor.start)
+    return [float(x) for x in struct.unpack(f"<{len(data) // 4}f", data)]

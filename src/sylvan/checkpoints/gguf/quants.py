@@ -1,0 +1,55 @@
+"""How GGUF files store numbers; the package `gguf` knows the layouts."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sylvan.protocol.errors import ConfigError
+
+READ = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
+"""Kinds of numbers that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quant:
+    """A kind of numbers: `block` of them take `num_bytes`."""
+
+    name: str
+    block: int
+    num_bytes: int
+
+
+@cache
+def library() -> Any:
+    """The package `gguf`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module("gguf")
+    except ImportError:
+        raise ConfigError("GGUF files need the package gguf: pip install 'sylvan[gguf]'") from None
+
+
+def quant_of(number: int, where: str) -> Quant:
+    """The kind that a file calls `number`.
+
+    Raises:
+        ConfigError: it is unknown, or one that cannot be read; `where` begins the sentence.
+    """
+    constants = library().constants
+    try:
+        kind = constants.GGMLQuantizationType(number)
+    except ValueError:
+        raise ConfigError(f"{where} is stored as an unknown type, number {number}") from None
+    if kind.name not in READ:
+        raise ConfigError(f"{where} is stored as {kind.name}; read are {', '.join(READ)}")
+    block, num_bytes = constants.GGML_QUANT_SIZES[kind]
+    return Quant(kind.name, int(block), int(num_bytes))

@@ -1,0 +1,189 @@
+"""The tokenizer and chat templates of a GGUF file, as the files of a checkpoint.
+
+Source of the ways to split words: llama.cpp's table of `tokenizer.ggml.pre`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sylvan.checkpoints.gguf.header import Header
+from sylvan.checkpoints.vocab.build import (
+    CL100K,
+    GPT2,
+    QWEN,
+    Added,
+    Json,
+    around,
+    bpe,
+    byte_level,
+)
+from sylvan.checkpoints.vocab.pieces import Pieces, piece_tokenizer
+from sylvan.protocol.errors import ConfigError
+
+PROBLEM = "sylvan_problem"
+"""In tokenizer_config.json: why there is no tokenizer, told when one is needed."""
+
+_NORMAL, _UNKNOWN, _CONTROL, _OWN, _UNUSED, _BYTE = range(1, 7)
+_KEY = "tokenizer.ggml."
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How text is split before pairs are joined."""
+
+    patterns: tuple[str, ...]
+    normal_form: bool = False
+    whole_words: bool = False  # a word that is a token is not taken apart
+
+
+_SPLITS: Mapping[str, _Words] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _Words((CL100K,), whole_words=True)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _Words((QWEN,), normal_form=True)),
+    **dict.fromkeys(("gpt-2", "gpt2"), _Words((GPT2,))),
+    "smollm": _Words((r"\p{N}", GPT2)),
+}
+
+
+def text_files(header: Header) -> dict[str, Any]:
+    """Name -> content of the files that concern text."""
+    config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", **_templates(header)}
+    files: dict[str, Any] = {"tokenizer_config.json": config}
+    try:
+        vocabulary = _Vocabulary(header)
+        files["tokenizer.json"] = vocabulary.build()
+        config |= vocabulary.named()
+    except ConfigError as problem:
+        config[PROBLEM] = str(problem)
+    return files
+
+
+def _templates(header: Header) -> Json:
+    start = "tokenizer.chat_template"
+    found = [
+        {"name": key.removeprefix(start).lstrip(".") or "default", "template": value}
+        for key, value in header.metadata.items()
+        if key == start or key.startswith(start + ".")
+        if isinstance(value, str)
+    ]
+    return {"chat_template": found} if found else {}
+
+
+class _Vocabulary:
+    """The lists under `tokenizer.ggml`, checked."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self.tokens = cast("list[str]", self._list("tokens", str))
+        self.kinds = cast("list[int]", self._list("token_type", int)) or [_NORMAL] * len(
+            self.tokens
+        )
+        self.scores = [float(x) for x in self._list("scores", int | float)]
+        self.merges = cast("list[str]", self._list("merges", str))
+        if not self.tokens:
+            raise ConfigError(f"{str(header.file)!r} holds no tokenizer; give one with --tokenizer")
+        if len(self.kinds) != len(self.tokens):
+            raise ConfigError(
+                f"{str(header.file)!r}: {len(self.kinds)} types of {len(self.tokens)} tokens"
+            )
+
+    def build(self) -> Json:
+        """The tokenizer.json.
+
+        Raises:
+            ConfigError: a kind of tokenizer that is not known; names it.
+        """
+        kind = self._value("model", "none")
+        if kind == "gpt2":
+            return self._pairs()
+        if kind == "llama":
+            return self._pieces()
+        raise ConfigError(
+            f"{str(self._header.file)!r} has a tokenizer of kind {kind!r}, which is not known "
+            "(gpt2 and llama are); give one with --tokenizer DIR"
+        )
+
+    def named(self) -> dict[str, str]:
+        """Texts of the tokens that have a name."""
+        names = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}
+        found = {field: self._token(f"{name}_token_id") for name, field in names.items()}
+        return {field: self.tokens[token] for field, token in found.items() if token is not None}
+
+    def _pairs(self) -> Json:
+        family = str(self._header.metadata.get("general.architecture", ""))
+        pre = str(self._value("pre", "qwen2" if family.startswith("qwen") else "unsaid"))
+        words = _SPLITS.get(pre)
+        if words is None:
+            raise ConfigError(
+                f"{str(self._header.file)!r} splits words as {pre!r}, which is not known "
+                f"({', '.join(_SPLITS)} are); give its tokenizer with --tokenizer DIR"
+            )
+        pairs = [tuple(merge.split(" ", 1)) for merge in self.merges]
+        if any(len(pair) != 2 for pair in pairs):
+            raise ConfigError(f"{str(self._header.file)!r}: tokenizer.ggml.merges are not pairs")
+        model = bpe(
+            self._vocab(),
+            cast("list[tuple[str, str]]", pairs),
+            ignore_merges=words.whole_words,
+        )
+        return byte_level(
+            model,
+            self._added(),
+            words.patterns,
+            normalizer={"type": "NFC"} if words.normal_form else None,
+            post_processor=self._around(default=False),
+        )
+
+    def _pieces(self) -> Json:
+        if len(self.scores) != len(self.tokens):
+            raise ConfigError(
+                f"{str(self._header.file)!r}: {len(self.scores)} scores of {len(self.tokens)} "
+                "tokens"
+            )
+        unknown = self._token("unknown_token_id")
+        first = self._value("add_space_prefix", True) is not False
+        pieces = Pieces(
+            pieces=tuple(zip(self.tokens, self.scores, strict=True)),
+            unknown=self.tokens[unknown] if unknown is not None else None,
+            added=tuple(self._added()),
+            unused=frozenset(i for i, kind in enumerate(self.kinds) if kind == _UNUSED),
+            bytes_too=_BYTE in self.kinds,
+            prefix=first,
+        )
+        return piece_tokenizer(pieces, post_processor=self._around(default=True))
+
+    def _vocab(self) -> dict[str, int]:
+        kinds = enumerate(zip(self.tokens, self.kinds, strict=True))
+        return {text: token for token, (text, kind) in kinds if kind != _UNUSED}
+
+    def _added(self) -> list[Added]:
+        found = enumerate(zip(self.tokens, self.kinds, strict=True))
+        return [
+            Added(token, text, kind != _OWN)
+            for token, (text, kind) in found
+            if kind in (_CONTROL, _OWN, _UNKNOWN)
+        ]
+
+    def _around(self, *, default: bool) -> Json | None:
+        before, after = self._token("bos_token_id"), self._token("eos_token_id")
+        starts = self._value("add_bos_token", default) is True and before is not None
+        ends = self._value("add_eos_token", False) is True and after is not None
+        return around(
+            [(self.tokens[before], before)] if starts and before is not None else [],
+            [(self.tokens[after], after)] if ends and after is not None else [],
+        )
+
+    def _token(self, key: str) -> int | None:
+        value = self._value(key, None)
+        return value if isinstance(value, int) and 0 <= value < len(self.tokens) else None
+
+    def _value(self, key: str, default: object) -> object:
+        return self._header.metadata.get(_KEY + key, default)
+
+    def _list(self, key: str, kind: Any) -> list[Any]:
+        found = self._header.metadata.get(_KEY + key, [])
+        if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+            raise ConfigError(f"{str(self._header.file)!r}: {_KEY}{key} is no list as expected")
+        return found

@@ -1,0 +1,166 @@
+"""What `sylvan check model` looks at: how a checkpoint would be served, and what is in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from sylvan.checkpoints.formats import GGUF_INDEX, PICKLED, PT_WEIGHTS
+from sylvan.checkpoints.gguf.view import read_index
+from sylvan.cli.finding import Finding
+from sylvan.cli.settings import fetch_models, load_settings, resolve_settings
+from sylvan.config.checkpoint import model_dir, model_facts
+from sylvan.config.facts import ModelFacts
+from sylvan.config.fields import size_text
+from sylvan.config.flags import Parsed
+from sylvan.config.tree import Config
+from sylvan.protocol.errors import ConfigError
+from sylvan.text.tokenizer import Tokenizer
+
+_TOKENIZERS = ("tokenizer.json", "tekken.json", "*.tiktoken", "tiktoken.model", "tokenizer.model")
+
+
+def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
+    """Look at a model: its files, which path serves it, its memory, and its text side."""
+    given = Parsed(positions=[directory], options=args.options, given=args.given)
+    config = load_settings(given).config
+    fetch_models(directory, config.tokenizer)
+    path = model_dir(directory)
+    yield Finding("ok", "directory", _place(path))
+    facts = model_facts(directory)
+    yield Finding("ok", "size", f"{facts.num_params:,} parameters in {facts.dtype}")
+    yield _weights(path, facts, config)
+    yield _outcome("architecture", lambda: _architecture(path))
+    yield from _own_code(path)
+    yield _outcome("memory", lambda: _memory(path, config))
+    yield from _text(path, config)
+    yield _generation(path)
+    yield _outcome("fits", lambda: _fits(given))
+
+
+def _fits(given: Parsed) -> str:
+    return resolve_settings(load_settings(given)).resolved.plan.describe()
+
+
+def _place(path: Path) -> str:
+    if (path / GGUF_INDEX).is_file():
+        return f"{read_index(path)['file']} (its config and tokenizer are in {path})"
+    return str(path)
+
+
+def _weights(path: Path, facts: ModelFacts, config: Config) -> Finding:
+    if facts.weights == "gguf":
+        kinds: dict[str, int] = {}
+        for tensor in read_index(path)["tensors"]:
+            kinds[tensor["type"]] = kinds.get(tensor["type"], 0) + tensor["stop"] - tensor["start"]
+        shares = ", ".join(f"{name} {size_text(kinds[name])}" for name in sorted(kinds))
+        return Finding("ok", "weights", f"GGUF: {shares}; computed with in {facts.dtype}")
+    pattern = PT_WEIGHTS if facts.weights == "pt" else "*.safetensors"
+    files = list(path.glob(pattern))
+    size = size_text(sum(file.stat().st_size for file in files))
+    if facts.weights == "pt":
+        allowed = config.load_format == "pt"
+        detail = f"{len(files)} PyTorch .bin files, {size}"
+        return Finding("ok" if allowed else "missing", "weights", detail, f"the model {PICKLED}")
+    return Finding(
+        "ok" if files else "missing",
+        "weights",
+        f"{len(files)} safetensors files, {size}",
+        "there are no weights (*.safetensors, *.gguf); --load-format dummy makes some up",
+    )
+
+
+def _architecture(path: Path) -> str:
+    from sylvan.runtime.models.config import read_config  # needs torch, as does the next
+    from sylvan.runtime.models.registry import choose_path
+
+    choice = choose_path(read_config(path))
+    words = f"{choice.config.architecture}, path {choice.config.path}"
+    return words if choice.config.path == "native" else f"{words}: {choice.why}"
+
+
+def _own_code(path: Path) -> Iterable[Finding]:
+    from sylvan.runtime.models.config import read_config
+
+    if read_config(path).get("auto_map"):
+        yield Finding("ok", "code", "the checkpoint brings Python files, which are never run")
+
+
+def _memory(path: Path, config: Config) -> str:
+    from sylvan.runtime.executor.facts import read_facts  # needs torch
+
+    facts = read_facts(path, config.dtype, config.quantization)
+    words = f"weights {size_text(facts.weight_bytes)} as {config.quantization or facts.dtype}"
+    words += f", KV cache {size_text(facts.kv_bytes_per_token)} a token in {facts.dtype}"
+    if facts.state_bytes:
+        words += f", recurrent state {size_text(facts.state_bytes)} a request"
+    return words
+
+
+def _text(path: Path, config: Config) -> Iterable[Finding]:
+    """The tokenizer, its agreement with the model, templates and parsers."""
+    from sylvan.runtime.engine.text import check_vocabulary, read_tokenizer, tokenizer_dir
+
+    try:
+        folder = tokenizer_dir(config)
+        tokenizer = read_tokenizer(config)
+    except ConfigError as error:
+        yield Finding("missing", "tokenizer", "no", str(error))
+        return
+    yield Finding("ok", "tokenizer", _source(folder))
+    yield _outcome("vocabulary", lambda: check_vocabulary(tokenizer, path))
+    yield _template(tokenizer, config)
+    yield from _parsers(tokenizer, config)
+
+
+def _source(folder: Path) -> str:
+    if (folder / GGUF_INDEX).is_file():
+        return "from the GGUF file"
+    found = (file.name for pattern in _TOKENIZERS for file in sorted(folder.glob(pattern)))
+    return next(found, "made by transformers from other files")
+
+
+def _template(tokenizer: Tokenizer, config: Config) -> Finding:
+    from sylvan.text.chat_template import ChatTemplate
+
+    if config.text.chat_template:
+        return Finding("ok", "chat template", config.text.chat_template)
+    if not tokenizer.chat_templates:
+        cost = "chat requests are refused, completions are not; --chat-template FILE gives one"
+        return Finding("slow", "chat template", "none", cost)
+    names = ", ".join(sorted(tokenizer.chat_templates))
+    return _outcome("chat template", lambda: names if ChatTemplate(tokenizer) else "")
+
+
+def _parsers(tokenizer: Tokenizer, config: Config) -> Iterable[Finding]:
+    from sylvan.text import reasoning, tools
+
+    source = tokenizer.chat_template or ""
+    names = config.text.tool_parser, config.text.reasoning_parser
+    call = names[0] and tools.family(
+        names[0], chat_template=source, architecture=tokenizer.files.architecture
+    )
+    thought = names[1] and reasoning.family(names[1], chat_template=source)
+    for what, name, found in (("tool calls", names[0], call), ("reasoning", names[1], thought)):
+        yield Finding("ok", what, _parser(name, found))
+
+
+def _parser(name: str | None, found: Any) -> str:
+    if not found:
+        return "none: the template shows no sign of any" if name == "auto" else "none, as chosen"
+    return f"{found.name}, by the template" if name == "auto" else f"{found.name}, as chosen"
+
+
+def _generation(path: Path) -> Finding:
+    name = "generation_config.json"
+    if (path / name).is_file():
+        return Finding("ok", name, "")
+    return Finding("slow", name, "not there", "OpenAI's sampling defaults are used")
+
+
+def _outcome(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding("ok", what, look())
+    except ConfigError as error:
+        return Finding("missing", what, "no", str(error))

@@ -1,0 +1,60 @@
+"""Shows on the terminal that something goes on, and how far it has come."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sylvan.config.fields import size_text
+
+
+@contextmanager
+def loading(text: str) -> Iterator[None]:
+    """Show that something goes on, if a person is watching."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield
+
+
+@contextmanager
+def counting(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how far something has come, if a person is watching: give (done, total) as it goes."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def fetching(text: str) -> Iterator[Callable[[int, int], None]]:
+    """As `counting`, but told in lines where nobody watches: a copy may take long."""
+    if sys.stderr.isatty():
+        with counting(text) as progress:
+            yield progress
+        return
+    tenths = -1
+
+    def tell(done: int, total: int) -> None:
+        nonlocal tenths
+        now = 10 * done // total if total else 0
+        if now > tenths:
+            tenths = now
+            of = f" of {size_text(total)}" if total else ""
+            print(f"{text}: {size_text(done)}{of}", file=sys.stderr, flush=True)
+
+    yield tell

@@ -1,0 +1,36 @@
+"""Opens the weights of a model directory, in whatever format they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from sylvan.checkpoints.formats import PICKLED, WeightFormat, weight_format
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.gguf import GGUFWeights
+from sylvan.runtime.models.pickled import PickledWeights
+from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.runtime.models.stored import WeightFiles
+
+LoadFormat = Literal["auto", "safetensors", "pt", "gguf"]
+
+_READERS: Mapping[WeightFormat, Callable[[Path], WeightFiles]] = {
+    "safetensors": Checkpoint,
+    "pt": PickledWeights,
+    "gguf": GGUFWeights,
+}
+
+
+def open_weights(model_dir: Path, load_format: LoadFormat = "auto") -> WeightFiles:
+    """The weights of `model_dir`; `auto` takes what is there, but no pickles.
+
+    Raises:
+        ConfigError: there are none of that format, or they cannot be read; one sentence.
+    """
+    if load_format != "auto":
+        return _READERS[load_format](model_dir)
+    found = weight_format(model_dir)
+    if found == "pt":
+        raise ConfigError(f"{str(model_dir)!r} {PICKLED}")
+    return _READERS[found or "safetensors"](model_dir)

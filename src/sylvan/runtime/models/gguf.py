@@ -1,0 +1,72 @@
+"""Reads the tensors of a GGUF file through the directory that stands for it.
+
+Each is mapped and, unless it is stored in plain numbers, dequantised to float32 when asked for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sylvan.checkpoints.gguf.quants import library
+from sylvan.checkpoints.gguf.view import read_index
+from sylvan.runtime.models.stored import StoredTensor
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GGUFWeights:
+    """The tensors of a GGUF file under the names of the checkpoint; see `stored.WeightFiles`."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Read the table of tensors.
+
+        Raises:
+            ConfigError: the directory stands for no GGUF file, or that is gone.
+        """
+        index = read_index(model_dir)
+        file = Path(index["file"])
+        self._data = np.memmap(file, np.uint8, mode="c")
+        self._entries: dict[str, dict[str, Any]] = {t["name"]: t for t in index["tensors"]}
+        self.tensors = {
+            name: StoredTensor(
+                name,
+                file,
+                _PLAIN.get(entry["type"], torch.float32),
+                tuple(entry["shape"]),
+                entry["start"],
+                entry["stop"],
+            )
+            for name, entry in self._entries.items()
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors as stored."""
+        return sum(t.stop - t.start for t in self.tensors.values())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor; in plain numbers and in the checkpoint's order of rows."""
+        stored, entry = self.tensors[name], self._entries[name]
+        raw = np.asarray(self._data[stored.start : stored.stop])
+        tensor = _numbers(raw, entry["type"], stored)
+        return _turned_back(tensor, entry["turned"]) if entry["turned"] else tensor
+
+
+def _numbers(raw: np.ndarray, kind: str, stored: StoredTensor) -> torch.Tensor:
+    if kind in _PLAIN:
+        flat = torch.from_numpy(raw if raw.ctypes.data % 4 == 0 else raw.copy())
+        return flat.view(stored.dtype).view(stored.shape)
+    gguf = library()
+    rows = raw.reshape(*stored.shape[:-1], -1)
+    numbers = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+    return torch.from_numpy(np.ascontiguousarray(numbers, np.float32)).view(stored.shape)
+
+
+def _turned_back(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of each head in the checkpoint's order; see `checkpoints.gguf.names.turned_heads`."""
+    halves = tensor.unflatten(0, (heads, -1, 2))
+    return halves.transpose(1, 2).reshape(tensor.shape)

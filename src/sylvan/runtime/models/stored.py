@@ -1,0 +1,40 @@
+"""Tensors as files hold them: what the readers of all formats have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies: bytes [start, stop) of the data part of `file`."""
+
+    name: str
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class WeightFiles(Protocol):
+    """The weights of one model directory."""
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """What there is, by name."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors as stored."""
+        ...
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One of them; copy before writing to it."""
+        ...

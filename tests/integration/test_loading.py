@@ -1,0 +1,73 @@
+"""Checkpoints of other formats, served by the whole engine in processes of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sylvan import Engine
+from sylvan.protocol.errors import ConfigError
+from tests.support.random_model import write_random_model
+
+FLAGS = {"device": "cpu", "dtype": "float32", "threads": 1, "max_total_tokens": 4096}
+PARAMS = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def answer(model: object, **flags: object) -> dict:
+    with Engine(model_path=str(model), **FLAGS | {"processes": "one"} | flags) as engine:
+        return engine.generate("hello there", PARAMS)
+
+
+def test_all_formats_of_a_model_answer_the_same(tmp_path):
+    pytest.importorskip("gguf")
+    from tests.support import gguf_files
+
+    path = write_random_model(tmp_path / "model")
+    expected = answer(path)
+    state = load_file(path / "model.safetensors")
+    as_gguf = _gguf(gguf_files, path, state, tmp_path / "model.gguf")
+    url = answer(f"file://{path}", processes="many")
+    (path / "model.safetensors").unlink()
+    torch.save(state, path / "pytorch_model.bin")
+
+    found = [answer(path, load_format="pt"), answer(as_gguf, tokenizer=str(path)), url]
+
+    assert [reply["output_ids"] for reply in found] == [expected["output_ids"]] * 3
+    assert [reply["text"] for reply in found] == [expected["text"]] * 3
+
+
+def _gguf(gguf_files, path: Path, state: dict[str, torch.Tensor], target: Path) -> Path:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(path)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(state)
+    gguf_files.write_model(model, target, "llama", "F32", lambda out: None)
+    return target
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_at_the_start(tmp_path):
+    path = write_random_model(tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+
+    with pytest.raises(ConfigError, match=r"its token .* but the model knows only 100"):
+        answer(path)
+
+
+def test_a_missing_tokenizer_is_refused_at_the_start(tmp_path):
+    path = write_random_model(tmp_path / "model")
+    (path / "tokenizer.json").unlink()
+
+    with pytest.raises(ConfigError, match="has no tokenizer that can be read") as error:
+        answer(path)
+    assert "\n" not in str(error.value)
