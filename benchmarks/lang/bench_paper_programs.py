@@ -8,16 +8,21 @@ with a 95% confidence interval (bootstrap over the pairs).
     python benchmarks/lang/bench_paper_programs.py --model MODEL [--programs 32] [--repeats 5]
 
 The servers are started one after the other on free ports; both stay up, one idle while the other
-works. Give further flags of `sylvan serve` as `--serve load_format=dummy --serve threads=2`.
+works. `--model 0.5B` stands for random weights of that shape (24 layers of 896, 14 heads, 2 of
+them for keys and values; the built-in model's vocabulary, so 0.36 billion parameters). Give further
+flags of `sylvan serve` as `--serve load_format=dummy --serve threads=2`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import random
+import shutil
 import statistics
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +32,15 @@ from programs import Workload, workloads
 import sylvan as sgl
 from sylvan.lang.backends._http import HttpClient
 
+SAPLING = Path(__file__).parents[2] / "src/sylvan/assets/sapling"
+SHAPE = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
 FORMS = ("shared", "cache off", "fork off", "plain calls")
 
 
@@ -107,9 +121,18 @@ def summary(rates: dict[str, list[float]]) -> dict:
     return found
 
 
+def half_billion(folder: Path) -> None:
+    """Write the built-in model's directory with another shape and without weights."""
+    for file in SAPLING.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            shutil.copy(file, folder)
+    config = json.loads((SAPLING / "config.json").read_text()) | SHAPE
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", help="model directory; the built-in model if not given")
+    parser.add_argument("--model", help="directory, or 0.5B; default: the built-in")
     parser.add_argument("--programs", type=int, default=32, help="programs of each kind a run")
     parser.add_argument("--threads", type=int, default=32, help="programs at a time")
     parser.add_argument("--repeats", type=int, default=5)
@@ -118,10 +141,14 @@ def main():
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     options = dict(pair.split("=", 1) for pair in args.serve)
-    with (
-        sgl.Runtime(model_path=args.model, **options) as on,
-        sgl.Runtime(model_path=args.model, disable_radix_cache=True, **options) as off,
-    ):
+    with contextlib.ExitStack() as stack:
+        path = args.model
+        if path == "0.5B":
+            path = stack.enter_context(tempfile.TemporaryDirectory())
+            half_billion(Path(path))
+            options["load_format"] = "dummy"
+        on = stack.enter_context(sgl.Runtime(model_path=path, **options))
+        off = stack.enter_context(sgl.Runtime(model_path=path, disable_radix_cache=True, **options))
         result = {
             "model": args.model or "sapling",
             "machine": platform.platform(),

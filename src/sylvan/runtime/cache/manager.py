@@ -34,6 +34,7 @@ class KVCacheManager:
         self._allocator = allocator
         self._tree = tree
         self._copies: list[Copy] = []
+        self._slack = min(64 // allocator.page_size, allocator.num_pages // 256)
 
     @property
     def total_tokens(self) -> int:
@@ -100,7 +101,9 @@ class KVCacheManager:
         if short > 0:
             if short > self._tree.evictable_pages:
                 return False
-            self._allocator.free(self._tree.evict(short))
+            # a little more than needed, so that not each token of each request evicts its page
+            wanted = min(short + self._slack, self._tree.evictable_pages)
+            self._allocator.free(self._tree.evict(wanted))
             if count > self._allocator.free_pages:
                 return False  # evicted pages are still being written back
         self._append(kv, self._allocator.alloc(count))

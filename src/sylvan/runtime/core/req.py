@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -151,12 +152,14 @@ class Batch:
 
     `copies` are (source, destination, tokens): the first `tokens` KV entries of page `source` are
     copied into page `destination` before the forward pass. `ended` names requests the executor is
-    to forget.
+    to forget. `decodes`: each slice is the newest output of its request and samples the next, which
+    is what nearly all steps are.
     """
 
     slices: tuple[Slice, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
     ended: tuple[str, ...] = ()
+    decodes: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -187,23 +190,35 @@ class SliceOutput:
     status: int = 500
 
 
+NO_OTHERS: Mapping[int, SliceOutput] = MappingProxyType({})
+
+
 class StepResult:
     """One output per slice of the batch, in order.
 
-    `tokens`, if known, says that each slice brought just this one id: what nearly all steps do.
+    `tokens`, if known, says that each slice brought just this one id, which is what nearly all do,
+    those in `others` apart, by index.
     """
 
-    __slots__ = ("_outputs", "tokens")
+    __slots__ = ("_outputs", "others", "tokens")
 
     def __init__(
-        self, outputs: Sequence[SliceOutput] = (), *, tokens: Sequence[int] | None = None
+        self,
+        outputs: Sequence[SliceOutput] = (),
+        *,
+        tokens: Sequence[int] | None = None,
+        others: Mapping[int, SliceOutput] = NO_OTHERS,
     ) -> None:
         self._outputs = outputs
-        self.tokens = tokens
+        self.tokens, self.others = tokens, others
 
     @property
     def outputs(self) -> Sequence[SliceOutput]:
         """All of it, slice by slice."""
         if self.tokens is not None and not self._outputs:
-            self._outputs = [SliceOutput((token,)) for token in self.tokens]
+            others = self.others
+            self._outputs = [
+                others.get(index) or SliceOutput((token,))
+                for index, token in enumerate(self.tokens)
+            ]
         return self._outputs

@@ -7,7 +7,7 @@ of the scheduler, so that the next step can be planned meanwhile.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -152,6 +152,7 @@ class Planner:
         self._free = list(range(num_slots - 1, -1, -1))
         self._by_rid: dict[str, _Occupant] = {}
         self._by_req: dict[Req, _Occupant] = {}
+        self._decoding = _Decoding()
 
     def plan(self, batch: Batch) -> StepPlan:
         """Copy out what the step needs.
@@ -162,6 +163,8 @@ class Planner:
         leaves = [slot for rid in batch.ended if (slot := self._leave(rid)) is not None]
         joins: list[Join] = []
         pages: list[PageUpdate] = []
+        if batch.decodes and self._decoding.goes_on(batch.slices):
+            return self._decoding.plan(batch, leaves)
         layout = _Layout()
         for work in batch.slices:
             occupant = self._by_req.get(work.req) or self._enter(work.req, leaves, joins)
@@ -174,6 +177,7 @@ class Planner:
             ):
                 _pages(occupant, kv, pages)
             layout.add(work, occupant)
+        self._decoding = _Decoding(self._by_req, batch.slices) if batch.decodes else _Decoding()
         return StepPlan(
             num_slices=len(layout.slots),
             num_tokens=len(layout.ids),
@@ -218,6 +222,60 @@ class Planner:
         del self._by_req[occupant.req]
         self._free.append(occupant.slot)
         return occupant.slot
+
+
+class _Decoding:
+    """Plans steps in which the same requests decode as in the step before, without looking at each.
+
+    One token has come to each, which the executor knows: the newest of its slot. So the numbers are
+    those of the step before, all positions one further.
+    """
+
+    def __init__(
+        self, occupants: Mapping[Req, _Occupant] | None = None, slices: Sequence[Slice] = ()
+    ) -> None:
+        """`slices`: of a step of decodes; none of them leaves nothing to go on from."""
+        self._reqs = [work.req for work in slices]
+        self._occupants = [occupants[req] for req in self._reqs] if occupants else []
+        self._numbers: IntArray | None = None
+
+    def goes_on(self, slices: Sequence[Slice]) -> bool:
+        """Whether a step of decodes is of just the requests of the step before."""
+        return bool(self._reqs) and [work.req for work in slices] == self._reqs
+
+    def plan(self, batch: Batch, leaves: list[int]) -> StepPlan:
+        """See `Planner.plan`."""
+        count = len(self._reqs)
+        if self._numbers is None:
+            slots = [occupant.slot for occupant in self._occupants]
+            starts = np.array([work.start for work in batch.slices], np.int32)
+            each = np.arange(count, dtype=np.int32)
+            rows = (slots, starts, starts + 1, each, each, slots, np.zeros(count, np.int32))
+            self._numbers = np.concatenate(rows, dtype=np.int32)
+        else:  # steps in flight read the old ones
+            self._numbers = self._numbers.copy()
+            self._numbers[count : 3 * count] += 1
+        pages: list[PageUpdate] = []
+        for occupant in self._occupants:
+            kv = occupant.req.kv
+            assert kv is not None, "a slice of a request without memory"
+            if (
+                kv.num_pages != occupant.num_pages
+                or kv is not occupant.kv
+                or kv.version != occupant.kv_version
+            ):
+                _pages(occupant, kv, pages)
+        return StepPlan(
+            num_slices=count,
+            num_tokens=count,
+            num_samples=count,
+            num_in_flight=count,
+            numbers=self._numbers,
+            copies=batch.copies,
+            leaves=leaves,
+            pages=pages,
+            states=_states(batch.slices),
+        )
 
 
 def _pages(occupant: _Occupant, kv: KVHandle, updates: list[PageUpdate]) -> None:

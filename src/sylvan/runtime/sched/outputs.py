@@ -9,7 +9,7 @@ import numpy as np
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, TokenOutput, Usage
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.core.req import Req, Slice
+from sylvan.runtime.core.req import Req, Slice, SliceOutput, StepResult
 
 
 def finish_reason(req: Req, token: int) -> Finish | None:
@@ -76,19 +76,39 @@ def output(
     )
 
 
-def plain_output(piece: Slice, token: int) -> TokenOutput | None:
-    """Give a request that goes on afterwards its next token, which is nearly all there is to do.
+def accept_plain(
+    pieces: Sequence[Slice], result: StepResult, outbox: list[TokenOutput]
+) -> list[tuple[Slice, SliceOutput]]:
+    """Give requests that go on afterwards their next token, which is nearly all there is to do.
 
-    None, changing nothing: there is more to it.
+    Returns those to which there is more, unchanged, with what the step brought for them.
     """
-    req = piece.req
-    known = req.tokens
-    ends = known.length + 1 >= req.max_tokens or token in req.stop_ids
-    if ends or req.finish or piece.draft or not (piece.samples and req.first_token_s):
-        return None
-    req.pending -= 1
-    known.append(token)
-    return TokenOutput(rid=req.request.rid, token_ids=(token,), usage=usage(req))
+    left: list[tuple[Slice, SliceOutput]] = []
+    others = result.others
+    for index, (piece, token) in enumerate(zip(pieces, result.tokens or (), strict=True)):
+        req = piece.req
+        known = req.tokens
+        length = known.length + 1
+        if (
+            length >= req.max_tokens
+            or token in req.stop_ids
+            or req.finish
+            or piece.draft
+            or not (piece.samples and req.first_token_s)
+            or (others and index in others)
+        ):
+            left.append((piece, others.get(index) or SliceOutput((token,))))
+            continue
+        req.pending -= 1
+        known.append(token)
+        counts = Usage(
+            prompt_tokens=req.prompt_len,
+            completion_tokens=length - req.prompt_len,
+            cached_tokens=req.cached_tokens,
+            retractions=req.retractions,
+        )
+        outbox.append(TokenOutput(rid=req.request.rid, token_ids=(token,), usage=counts))
+    return left
 
 
 def met_targets(req: Req, now_s: float) -> bool | None:

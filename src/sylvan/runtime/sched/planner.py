@@ -53,8 +53,11 @@ class Planner:
         self._gates = overriding(features, "gate")  # of waiting requests
         self._running_gates = tuple(f for f in self._gates if f.gates_running)
         self._drafters = overriding(features, "draft")
-        self._decodes = not self._running_gates and not self._drafters
+        self._plain = not self._running_gates and not self._drafters
+        self.decodes = False  # whether the slices planned last are nothing but plain decodes
         self._slices: list[Slice] = []
+        self._decoded = 0  # of those, by `_decode`
+        self._page_size = parts.cache.page_size
         self._budget = 0
         self._chunk = 0
 
@@ -73,21 +76,24 @@ class Planner:
         if self.retractions == retractions:
             self.admission.on_step()
             self._admit()
+        self.decodes = self._decoded == len(self._slices)
         return tuple(self._slices)
 
     def _decode_running(self) -> list[Req]:
         """Give each decoding request its slice; returns prompts under way."""
         prompts: list[Req] = []
-        plain = self._decodes
+        self._decoded = 0
+        plain = self._plain
         for req in tuple(self._running):
-            start = req.computed
-            known = req.tokens.length + req.pending
+            start, pending = req.computed, req.pending
+            known = req.tokens.length + pending
             if known - start > 1:
                 prompts.append(req)
-            elif req.pending and known >= req.max_tokens:
+            elif pending and known >= req.max_tokens:
                 continue  # what is in flight brings its last token
-            elif known > start and not (plain and self._decode(req)):
+            elif known > start and not (plain and self._decode(req, start)):
                 self._go_on(req)
+        self.planned_tokens += self._decoded
         return prompts
 
     def cached_tokens(self, req: Req) -> int:
@@ -121,18 +127,19 @@ class Planner:
 
     # ---- running requests
 
-    def _decode(self, req: Req) -> bool:
+    def _decode(self, req: Req, start: int) -> bool:
         """`_go_on` for the plainest and most frequent case; False, changing nothing, for others."""
-        kv, start = req.kv, req.computed
+        kv = req.kv
         if kv is None or self._budget <= 0 or start < req.prompt_len:
             return False
-        if start >= kv.num_pages * self._cache.page_size and not self._cache.extend(kv, start + 1):
+        stop = start + 1
+        if stop > kv.num_pages * self._page_size and not self._cache.extend(kv, stop):
             return False
-        self._slices.append(Slice(req, start, start + 1, True))
-        req.computed = start + 1
+        self._slices.append(Slice(req, start, stop, True))
+        req.computed = stop
         req.pending += 1
         self._budget -= 1
-        self.planned_tokens += 1
+        self._decoded += 1
         return True
 
     def _go_on(self, req: Req) -> None:

@@ -16,7 +16,7 @@ from sylvan.protocol.errors import (
 )
 from sylvan.protocol.messages import Finish, Load, TokenOutput
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput
+from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
 from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.admission import refuse_oversized
 from sylvan.runtime.sched.deadlines import Deadlines
@@ -24,11 +24,11 @@ from sylvan.runtime.sched.feature import Feature, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.outputs import (
     PromptLogprobs,
+    accept_plain,
     finish_reason,
     head,
     met_targets,
     output,
-    plain_output,
     refusal,
     text_may_end_earlier,
 )
@@ -240,7 +240,8 @@ class Scheduler:
         self._totals["computed"] += self._planner.planned_tokens
         self._totals["steps"] += bool(slices)
         ended, self._ended = tuple(self._ended), []
-        return Batch(slices, self._parts.cache.take_copies(), ended)
+        copies = self._parts.cache.take_copies()
+        return Batch(slices, copies, ended, self._planner.decodes)
 
     def _settle(self) -> bool:
         """Take in the results of the oldest step in flight."""
@@ -252,24 +253,19 @@ class Scheduler:
             return True
         now = self._parts.clock()
         if result.tokens is not None and not self._hooks.follows:
-            self._accept_each(batch.slices, result.tokens, now)
+            self._accept_each(batch.slices, result, now)
         else:
             for piece, out in zip(batch.slices, result.outputs, strict=True):
                 self._accept(piece, out, now)
         self._planner.step_size.on_step()
         return bool(batch.slices)
 
-    def _accept_each(self, pieces: Sequence[Slice], tokens: Sequence[int], now: float) -> None:
-        """`_accept` for one token a slice; does itself what is plain, and that is nearly all."""
-        plain = 0
-        for piece, token in zip(pieces, tokens, strict=True):
-            out = plain_output(piece, token)
-            if out is None:
-                self._accept(piece, SliceOutput((token,)), now)
-            else:
-                self._outbox.append(out)
-                plain += 1
-        self._totals["generated"] += plain
+    def _accept_each(self, pieces: Sequence[Slice], result: StepResult, now: float) -> None:
+        """`_accept` for one token a slice."""
+        left = accept_plain(pieces, result, self._outbox)
+        self._totals["generated"] += len(pieces) - len(left)
+        for piece, out in left:
+            self._accept(piece, out, now)
 
     def _fail(self, batch: Batch, error: ExecutorError) -> None:
         """The KV of a failed step cannot be trusted, nor what was shared of it."""

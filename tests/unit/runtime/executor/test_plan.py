@@ -160,3 +160,45 @@ def test_prompt_is_not_answered_for_twice():
     a.pending = 1
 
     assert Planner(1).plan(Batch((piece(a, 0, 4),))).prompt == []
+
+
+def test_steps_of_the_same_decodes_follow_from_the_step_before():
+    """Told or not that a step only decodes, a planner tells the executor the same."""
+    told, asked = Planner(4), Planner(4)
+    a, b = req("a", 1, 2, 3, pages=(5,)), req("b", 8, 9, pages=(7,))
+    for planner in (told, asked):
+        planner.plan(Batch((piece(a, 0, 3), piece(b, 0, 2))))
+    for step in range(5):
+        for one in (a, b):
+            one.tokens.append(40 + step)
+        if step == 2:
+            a.kv.pages[1], a.kv.num_pages = 6, 2
+        if step == 3:
+            b.kv = handle(4, 6)
+        slices = (piece(a, 3 + step, 4 + step), piece(b, 2 + step, 3 + step))
+        fast, slow = told.plan(Batch(slices, decodes=True)), asked.plan(Batch(slices))
+        for name in ("slots", "starts", "stops", "samples"):
+            assert getattr(fast, name).tolist() == getattr(slow, name).tolist()
+        assert updates(fast) == updates(slow)
+        if step:  # the executor has the newest token of each slot
+            assert fast.in_flight_slots.tolist() == fast.slots.tolist()
+            assert fast.in_flight.tolist() == [0, 1]
+        else:
+            assert fast.input_ids.tolist() == slow.input_ids.tolist() == [40, 40]
+
+
+def test_other_decodes_are_looked_at_again():
+    planner = Planner(4)
+    a, b = req("a", 1, 2, pages=(5,)), req("b", 8, 9, pages=(7,))
+    planner.plan(Batch((piece(a, 0, 2), piece(b, 0, 2))))
+    for one in (a, b):
+        one.tokens.append(40)
+    planner.plan(Batch((piece(a, 2, 3), piece(b, 2, 3)), decodes=True))
+    b.tokens.append(41)
+
+    plan = planner.plan(Batch((piece(b, 3, 4),), ended=("a",), decodes=True))
+
+    assert plan.leaves == [0]
+    assert plan.slots.tolist() == [1]
+    assert plan.starts.tolist() == [3]
+    assert plan.input_ids.tolist() == [41]
