@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from kernels import PAGE, Bench, Ceilings
+from attention import PAGE
+from kernels import Bench, Ceilings
 from shapes import Shape
 
 from sylvan.protocol.arrays import EMPTY_IDS
@@ -23,6 +25,9 @@ from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 
 MAX_BATCH, MAX_TOKENS = 256, 8192
+_STEPS = 32
+_SLOW = 0.3  # of the GEMM rate: prompts are expected to be no slower
+_MOST = 1 / 6  # of the time left, that one case may take
 
 
 @dataclass(frozen=True)
@@ -37,32 +42,44 @@ class Way:
 class Served:
     """A model with made-up weights and a scheduler."""
 
-    def __init__(self, bench: Bench, path: Path, way: Way, *, context: int, pages: int) -> None:
-        tokens, reqs = (64, 4) if bench.tiny else (MAX_TOKENS, MAX_BATCH)
-        self.context = context
+    def __init__(
+        self,
+        bench: Bench,
+        path: Path,
+        way: Way,
+        *,
+        context: int,
+        pages: int,
+        real: bool = False,
+    ) -> None:
+        """`real`: the checkpoint has weights, and is small."""
+        tokens, reqs = (128, 4) if bench.tiny or real else (MAX_TOKENS, MAX_BATCH)
+        small = bench.tiny or real
+        self.context, self._max_tokens = context, tokens
         start = time.perf_counter()
         cpu = bench.device.type == "cpu"
         self.executor, self.facts = build_executor(
             path,
             LocalOptions(
-                page_size=16 if bench.tiny else PAGE,
+                page_size=16 if small else PAGE,
                 num_pages=pages,
                 max_batch_tokens=tokens,
                 max_running_reqs=reqs,
                 context_len=context,
-                dtype="float32" if cpu else "auto",
+                dtype="float32" if cpu else "auto",  # of the checkpoint
                 device=bench.platform.facts.name,
-                fill=not cpu,
+                fill=not cpu and not small,
                 attention="dense" if cpu else "auto",
                 runner="auto" if way.graphs else "eager",
-                load_format="dummy",
+                load_format="safetensors" if real else "dummy",
             ),
             platform=bench.platform,
         )
         self.start_s = time.perf_counter() - start
-        size = 16 if bench.tiny else PAGE
+        size = 16 if small else PAGE
         prefix = "radix" if way.radix else "none"
         self.given = 0
+        self.tokens: dict[str, list[int]] = {}
         parts = Parts(
             cache=kv_cache(self.facts.num_pages or pages, size, prefix, "lru"),
             executor=self.executor,
@@ -84,7 +101,8 @@ class Served:
     def prompt(self, length: int) -> np.ndarray:
         return self._rng.integers(1, 300, length, np.int32)
 
-    def add(self, prompt: np.ndarray, new: int) -> None:
+    def add(self, prompt: np.ndarray, new: int) -> str:
+        """Returns the id that its tokens will be found under."""
         self._number += 1
         sampling = SamplingParams(
             max_new_tokens=new, temperature=0.0, ignore_eos=True, sampling_seed=0
@@ -94,6 +112,7 @@ class Served:
                 rid=str(self._number), input_ids=prompt, output_ids=EMPTY_IDS, sampling=sampling
             )
         )
+        return str(self._number)
 
     def run(self) -> float:
         """Seconds until all requests are done."""
@@ -102,26 +121,36 @@ class Served:
             pass
         return time.perf_counter() - start
 
-    def decode_s(self, batch: int, context: int, steps: int) -> float:
-        """Seconds a step of `batch` requests that have `context` tokens each."""
-        for _ in range(batch):
-            self.add(self.prompt(context), steps + 8)
-        while self.given < batch:  # all prompts are done when each has its first token
+    def new_tokens(self, batch: int, context: int, steps: int) -> int:
+        """So many that no request is done before `steps` steps of all of them are."""
+        chunk = max(1, self._max_tokens - batch)
+        return steps + 8 + 2 * (batch * context // chunk + 1)
+
+    def decode_s(self, batch: int, context: int, steps: int) -> tuple[float, float]:
+        """Seconds a step of `batch` requests of `context` tokens, and their mean length then."""
+        new = self.new_tokens(batch, context, steps)
+        rids = [self.add(self.prompt(context), new) for _ in range(batch)]
+        while any(rid not in self.tokens for rid in rids):  # prompts; the first decode meanwhile
             self.scheduler.step()
         for _ in range(3):
             self.scheduler.step()
         before, start = self.given, time.perf_counter()
         while self.given < before + batch * steps:
             self.scheduler.step()
+            assert not self.scheduler.idle, "requests ended too early"
         seconds = (time.perf_counter() - start) * batch / (self.given - before)
+        length = context + (before + self.given) / 2 / batch
         self.scheduler.abort_all()
         self.run()
         self.given = 0
+        self.tokens.clear()
         self.scheduler.flush_cache()
-        return seconds
+        return seconds, length
 
     def _count(self, outputs: Sequence) -> None:
         self.given += sum(len(out.token_ids) for out in outputs)
+        for out in outputs:
+            self.tokens.setdefault(out.rid, []).extend(out.token_ids)
 
     def close(self) -> None:
         self.executor.close()
@@ -137,21 +166,21 @@ def release(bench: Bench, served: Served) -> None:
     """Forget a model, so that the next one has the memory."""
     served.close()
     served.__dict__.clear()
-    import gc
-
     gc.collect()
     bench.platform.trim()
 
 
-def measure(bench: Bench, top: Ceilings, folder: Path, shapes: Sequence[Shape]) -> None:
+def measure(bench: Bench, top: Ceilings, folder: Path, shapes: Iterable[Shape]) -> None:
     for shape in shapes:
-        with bench.report.part(f"engine: {shape.name}", 25 if not bench.tiny else 1) as go:
+        with bench.report.part(f"engine: {shape.name}", bench.needs(25)) as go:
             if go:
                 served = serve(bench, folder, shape)
-                bench.report.add("engine", f"{shape.name}: start", served.start_s, "s")
-                _decode(bench, top, shape, served)
-                _prefill(bench, top, shape, served)
-                release(bench, served)
+                bench.report.add("engine", f"{shape.name}: loaded, warmed up", served.start_s, "s")
+                try:
+                    _decode(bench, top, shape, served)
+                    _prefill(bench, top, shape, served)
+                finally:
+                    release(bench, served)
 
 
 def active_bytes(shape: Shape, served: Served, batch: int) -> float:
@@ -181,16 +210,34 @@ def active_numbers(shape: Shape, served: Served) -> float:
     return numbers
 
 
+def prompt_work(shape: Shape, served: Served, length: int) -> float:
+    """Operations that a prompt needs, attention to its own tokens included."""
+    config = shape.config
+    attention = 2 * length**2 * int(config["num_attention_heads"]) * int(config["head_dim"])
+    work = 2 * active_numbers(shape, served) * length
+    return work + attention * int(config["num_hidden_layers"])
+
+
+def _has_time(bench: Bench, name: str, work: float, top: Ceilings) -> bool:
+    """Whether so many operations are to be expected within a share of what is left."""
+    return bench.report.fits(name, 0.0 if bench.tiny else work / (_SLOW * top.gemm) / _MOST)
+
+
 def _decode(bench: Bench, top: Ceilings, shape: Shape, served: Served) -> None:
     cases = [(1, 32), (2, 32)]
     if not bench.tiny:
         cases = [(b, c) for c in (1024, 8192) for b in (1, 8, 64, 256)]
     for batch, context in cases:
-        if batch * (context + 64) > min(served.room, 300_000):
-            bench.report.skipped.append(f"{shape.name}: decode {batch} x {context} (room or time)")
+        steps = 4 if bench.tiny else _STEPS
+        name = f"{shape.name}: decode {batch} x {context}"
+        needed = batch * (context + served.new_tokens(batch, context, steps))
+        if needed > served.room:
+            bench.report.skip(name, f"{needed} tokens of KV, and there is room for {served.room}")
             continue
-        seconds = served.decode_s(batch, context, 4 if bench.tiny else 32)
-        kv = batch * context * served.facts.kv_bytes_per_token
+        if not _has_time(bench, name, batch * prompt_work(shape, served, context), top):
+            continue
+        seconds, length = served.decode_s(batch, context, steps)
+        kv = batch * length * served.facts.kv_bytes_per_token
         floor = (active_bytes(shape, served, batch) + kv) / top.copy
         bench.report.add(
             "decode",
@@ -205,16 +252,15 @@ def _decode(bench: Bench, top: Ceilings, shape: Shape, served: Served) -> None:
 
 def _prefill(bench: Bench, top: Ceilings, shape: Shape, served: Served) -> None:
     for length in (64,) if bench.tiny else (2048, 8192, 32768):
+        work = prompt_work(shape, served, length)
+        if not _has_time(bench, f"{shape.name}: prefill {length}", 2 * work, top):
+            continue
         served.add(served.prompt(length), 1)
         served.run()
         served.scheduler.flush_cache()
         served.add(served.prompt(length), 1)
         seconds = served.run()
         served.scheduler.flush_cache()
-        config = shape.config
-        attention = 2 * length**2 * int(config["num_attention_heads"]) * int(config["head_dim"])
-        work = 2 * active_numbers(shape, served) * length
-        work += attention * int(config["num_hidden_layers"])
         floor = work / top.gemm
         bench.report.add(
             "prefill",
@@ -235,13 +281,17 @@ def ablations(bench: Bench, folder: Path, shape: Shape) -> None:
         ("graphs", replace(whole, graphs=False), 1),
         ("overlap", replace(whole, overlap=False), batch),
     ):
+        if not bench.report.fits(f"ablation: {name}", bench.needs(20)):
+            continue
         times = []
         for each in (way, whole):
             served = serve(bench, folder, shape, each)
-            times.append(served.decode_s(count, context, 4 if bench.tiny else 64))
+            times.append(served.decode_s(count, context, 4 if bench.tiny else 64)[0])
             release(bench, served)
         what = f"{shape.name}: {name} on over off, batch {count}"
         bench.report.add("ablation", what, times[0] / times[1], "x")
+    if not bench.report.fits("ablation: radix", bench.needs(20)):
+        return
     times = []
     for way in (replace(whole, radix=False), whole):
         served = serve(bench, folder, shape, way)

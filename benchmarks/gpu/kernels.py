@@ -1,4 +1,4 @@
-"""Each kernel: is it right, and how near is it to what the memory or the matrix units allow."""
+"""Each kernel but attention: is it right, and how near is it to what the hardware allows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import torch
 from report import Report, Timer
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer
-from sylvan.runtime.attention.reference import ReferenceAttention
-from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
-from sylvan.runtime.executor.build import load_attention
+from sylvan.kernels.experts import ExpertWeights, Routing, reference
 from sylvan.runtime.executor.device.sampling import device_sampling
 from sylvan.runtime.platform.api import Platform
-from sylvan.runtime.pool.mha import KVShape, MHAPool
-from sylvan.runtime.sampling.on_device import Rows, TorchSampling
-
-PAGE = 64
+from sylvan.runtime.sampling.on_device import (
+    Edits,
+    Entries,
+    MaskBits,
+    Penalties,
+    Rows,
+    TorchSampling,
+)
+from sylvan.runtime.sampling.philox import uniform
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Bench:
     def dtype(self) -> torch.dtype:
         return torch.float32 if self.device.type == "cpu" else torch.bfloat16
 
+    def needs(self, seconds: float) -> float:
+        """Of a part; next to nothing where sizes are tiny."""
+        return 1.0 if self.tiny else seconds
+
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=self.dtype, device=self.device)
 
@@ -65,16 +71,17 @@ def ceilings(bench: Bench) -> Ceilings:
 def measure(bench: Bench, top: Ceilings) -> None:
     for name, part in (
         ("rows", _rows),
+        ("gather", _gather),
         ("sampling", _sampling),
-        ("decode attention", _decode),
-        ("extend attention", _extend),
+        ("edits of logits", _edits),
+        ("experts", _experts),
     ):
-        with bench.report.part(f"kernels: {name}", 10) as go:
+        with bench.report.part(f"kernels: {name}", bench.needs(10)) as go:
             if go:
                 part(bench, top)
 
 
-def _bound(bench: Bench, name: str, call: Callable[[], object], floor_s: float, **more) -> None:
+def bound(bench: Bench, name: str, call: Callable[[], object], floor_s: float, **more) -> None:
     seconds = bench.timer(call)
     us, floor = seconds * 1e6, floor_s * 1e6
     bench.report.add("kernel", name, us, "us", floor=floor, share=floor / us, **more)
@@ -89,21 +96,21 @@ def _rows(bench: Bench, top: Ceilings) -> None:
         whole = residual + x.float()
         want = whole * torch.rsqrt(whole.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
         moved = rows * dim * (2 * x.element_size() + 8)
-        _bound(
+        bound(
             bench,
             f"add + RMSNorm {rows} x {dim}",
             lambda x=x, w=weight, r=residual: ops.rms_norm(x, w, 1e-6, r),
             moved / top.copy,
-            note=_error(got, want),
+            note=error_of(got, want),
         )
         both = bench.randn(rows, 2 * inner)
         gate, up = both.float().chunk(2, -1)
-        _bound(
+        bound(
             bench,
             f"SwiGLU {rows} x {inner}",
             lambda both=both: ops.glu(both, "silu"),
             3 * rows * inner * both.element_size() / top.copy,
-            note=_error(ops.glu(both, "silu"), torch.nn.functional.silu(gate) * up),
+            note=error_of(ops.glu(both, "silu"), torch.nn.functional.silu(gate) * up),
         )
 
 
@@ -130,86 +137,90 @@ def _sampling(bench: Bench, top: Ceilings) -> None:
     same = kernels.draw(logits.clone(), rows) == TorchSampling().draw(logits.clone(), rows)
     note = f"{100 * same.float().mean():.0f} % as PyTorch draws"
     floor = logits.numel() * 4 / top.copy
-    _bound(bench, f"draw {count} x {vocab}", lambda: kernels.draw(logits, rows), floor, note=note)
+    bound(bench, f"draw {count} x {vocab}", lambda: kernels.draw(logits, rows), floor, note=note)
 
 
 def _uniform(position: torch.Tensor) -> torch.Tensor:
-    from sylvan.runtime.sampling.philox import uniform
-
     place = position.cpu().numpy()
     numbers = uniform(np.full_like(place, 7), np.zeros_like(place), place)
     return torch.from_numpy(numbers).to(position.device)
 
 
-class Scene:
-    """Requests with KV of random numbers, and a step that computes the last tokens of each."""
+def _edits(bench: Bench, top: Ceilings) -> None:
+    count, vocab = (4, 320) if bench.tiny else (64, 151936)
+    logits = torch.randn(count, vocab, device=bench.device)
+    rows = torch.arange(count, dtype=torch.int32, device=bench.device)
+    number = torch.full((count,), 0.5, device=bench.device)
+    counts = torch.randint(0, 3, (count, vocab), device=bench.device).float()
+    words = torch.randint(-(2**31), 2**31 - 1, (count, -(-vocab // 32)), dtype=torch.int64)
+    edits = Edits(
+        penalties=Penalties(
+            counts=counts, count_rows=rows, frequency=number, presence=number, repetition=2 * number
+        ),
+        masks=MaskBits(words.int().to(bench.device), rows),
+        entries=Entries(rows, rows, number),
+    )
+    kernels = device_sampling(bench.device)
+    got, want = logits.clone(), logits.clone()
+    kernels.edit(got, edits)
+    TorchSampling().edit(want, edits)
+    same = bool((got.isinf() == want.isinf()).all())
+    note = error_of(got.nan_to_num(neginf=0.0), want.nan_to_num(neginf=0.0))
+    moved = logits.numel() * (4 + 4 + 4 + 1 / 8)
+    bound(
+        bench,
+        f"penalties, mask, bias {count} x {vocab}",
+        lambda: kernels.edit(logits, edits),
+        moved / top.copy,
+        note=note if same else "WRONG MASK",
+    )
 
-    def __init__(self, bench: Bench, requests: int, context: int, new: int) -> None:
-        heads, kv_heads, dim = (2, 1, 16) if bench.tiny else (32, 8, 128)
-        self.spec = AttentionLayer(
-            index=0, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5
+
+def _gather(bench: Bench, top: Ceilings) -> None:
+    rows, dim, vocab = (8, 64, 320) if bench.tiny else (8192, 4096, 151936)
+    table = bench.randn(vocab, dim)
+    ids = torch.randint(0, vocab, (rows,), dtype=torch.int32, device=bench.device)
+    floor = rows * dim * (table.element_size() + 4) / top.copy
+    note = error_of(ops.embedding(ids, table), table[ids.long()])
+    bound(bench, f"embedding {rows} x {dim}", lambda: ops.embedding(ids, table), floor, note=note)
+    some = ids[: max(1, rows // 128)].clamp_max(rows - 1)
+    x = bench.randn(rows, dim)
+    note = error_of(ops.take_rows(x, some), x[some.long()])
+    floor = 2 * len(some) * dim * x.element_size() / top.copy
+    bound(bench, f"rows for logits {len(some)}", lambda: ops.take_rows(x, some), floor, note=note)
+
+
+def _experts(bench: Bench, top: Ceilings) -> None:
+    dim, inner, count, top_k = (64, 32, 4, 2) if bench.tiny else (2048, 768, 128, 8)
+    small = 0.02
+    weights = ExpertWeights(
+        gate_up=small * bench.randn(count, 2 * inner, dim),
+        down=small * bench.randn(count, dim, inner),
+    )
+    routing = Routing(top_k=top_k, normalise=True)
+    for rows in (4,) if bench.tiny else (1, 64, 8192):
+        x, logits = bench.randn(rows, dim), torch.randn(rows, count, device=bench.device)
+        load = torch.zeros(count, dtype=torch.int64, device=bench.device)
+        got = ops.experts(x, logits, routing, weights, load)
+        note = error_of(got, reference.experts(x, logits, routing, weights)[0])
+        numbers = 3 * dim * inner
+        hit = int((load > 0).sum())
+        bytes_s = hit * numbers * x.element_size() / top.copy
+        work_s = 2 * rows * top_k * numbers / top.gemm
+        bound(
+            bench,
+            f"experts, {rows} rows",
+            lambda x=x, logits=logits: ops.experts(x, logits, routing, weights),
+            max(bytes_s, work_s),
+            note=f"{note}, {hit} of {count} experts",
         )
-        each = -(-context // PAGE)
-        shape = KVShape(
-            num_layers=1,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
-            num_pages=requests * each + 1,
-            page_size=PAGE,
-        )
-        self.pool = MHAPool(shape, bench.dtype, bench.device)
-        for side in self.pool.layer(0):
-            side.normal_()
-        name = "auto" if bench.device.type == "cpu" else bench.platform.facts.attention[0]
-        self.backend = load_attention(name, bench.platform.facts)
-        limits = BatchLimits(max_tokens=requests * new, max_reqs=requests, max_pages_per_req=each)
-        self.batch = ForwardBatch(limits, self.pool, self.backend, bench.device)
-        host, rng = self.batch.host, np.random.default_rng(0)
-        pages = rng.permutation(np.arange(1, shape.num_pages, dtype=np.int32))
-        host.page_table[:, :each] = pages.reshape(requests, each)
-        host.kv_lens[:], host.req_slots[:] = context, np.arange(requests)
-        host.q_starts[:] = np.arange(requests + 1) * new
-        at = np.arange(context - new, context)
-        slots = host.page_table[:, at // PAGE] * PAGE + at % PAGE
-        host.out_slots[:] = slots.flatten()
-        host.positions[:] = np.tile(at, requests)
-        self.batch.ready(requests * new, requests, 0)
-        rows = requests * new
-        self.q = bench.randn(rows, heads, dim)
-        self.k, self.v = bench.randn(rows, kv_heads, dim), bench.randn(rows, kv_heads, dim)
-        self.backend.plan(self.batch)
-
-    def run(self) -> torch.Tensor:
-        return self.backend.run(self.spec, self.q, self.k, self.v, self.batch)
-
-    def error(self) -> str:
-        want = ReferenceAttention().run(self.spec, self.q, self.k, self.v, self.batch)
-        return _error(self.run(), want)
 
 
-def _decode(bench: Bench, top: Ceilings) -> None:
-    cases = [(2, 32)] if bench.tiny else [(1, 1024), (64, 2048), (256, 1024), (16, 8192)]
-    for requests, context in cases:
-        scene = Scene(bench, requests, context, 1)
-        spec = scene.spec
-        item = scene.q.element_size()
-        moved = 2 * requests * context * spec.num_kv_heads * spec.head_dim * item
-        name = f"decode, {requests} x {context}"
-        _bound(bench, name, scene.run, moved / top.copy, note=scene.error())
-
-
-def _extend(bench: Bench, top: Ceilings) -> None:
-    cases = [(1, 48, 16)] if bench.tiny else [(1, 8192, 8192), (4, 4096, 512)]
-    for requests, context, new in cases:
-        scene = Scene(bench, requests, context, new)
-        spec = scene.spec
-        seen = requests * (new * (context - new) + new * (new + 1) / 2)
-        work = 4 * seen * spec.num_heads * spec.head_dim
-        note = scene.error() if context < 8192 else ""
-        name = f"extend, {requests} x {new} of {context}"
-        _bound(bench, name, scene.run, work / top.gemm, note=note)
-
-
-def _error(got: torch.Tensor, want: torch.Tensor) -> str:
+def worst(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Largest difference, in parts of the largest number."""
     got, want = got.float(), want.float().view_as(got)
-    return f"max error {float((got - want).abs().max() / want.abs().max()):.1e}"
+    return float((got - want).abs().max() / want.abs().max().clamp_min(1e-30))
+
+
+def error_of(got: torch.Tensor, want: torch.Tensor) -> str:
+    return f"max error {worst(got, want):.1e}"

@@ -11,6 +11,11 @@ from pathlib import Path
 
 import torch
 
+from sylvan.protocol.errors import SylvanError
+
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, AttributeError)
+_MISSING = (ImportError, FileNotFoundError)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -26,7 +31,7 @@ class Row:
         share = "" if self.share is None else f"{100 * self.share:.0f} %"
         floor = "" if self.floor is None else f"{self.floor:.4g}"
         shown = f"{self.value:.4g} {self.unit}"
-        return f"{self.section:10} {self.what:44} {shown:>18} {floor:>10} {share:>7}  {self.note}"
+        return f"{self.section:10} {self.what:50} {shown:>18} {floor:>10} {share:>7}  {self.note}"
 
 
 @dataclass
@@ -45,27 +50,39 @@ class Report:
     def left(self) -> float:
         return self.deadline_s - time.monotonic()
 
+    def skip(self, name: str, why: str) -> None:
+        self.skipped.append(f"{name}: {why}")
+        print(f"skipped {self.skipped[-1]}", flush=True)
+
+    def fits(self, name: str, needs_s: float) -> bool:
+        """Whether there is time for what takes so long; says so if there is not."""
+        left = self.left()
+        if left < needs_s:
+            self.skip(name, f"needs {needs_s:.0f} s, {max(left, 0):.0f} s left")
+        return left >= needs_s
+
     @contextmanager
     def part(self, name: str, needs_s: float) -> Iterator[bool]:
         """One part of the run: gives False if there is no time for it; one failure is not all."""
-        if self.left() < needs_s:
-            self.skipped.append(name)
-            print(f"{name}: skipped, no time left", flush=True)
+        if not self.fits(name, needs_s):
             yield False
             return
         try:
             yield True
-        except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError) as error:
-            self.failed.append(
-                f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-            )
+        except (SylvanError, *_MISSING) as error:  # what this machine cannot do, in a sentence
+            self.skip(name, str(error).splitlines()[0])
+        except torch.OutOfMemoryError as error:
+            self.skip(name, f"too little memory: {str(error).splitlines()[0]}")
+        except _FAILURES as error:
+            first = (str(error).splitlines() or [""])[0]
+            self.failed.append(f"{name}: {type(error).__name__}: {first[:200]}")
             print(f"FAILED {self.failed[-1]}", flush=True)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1))
 
     def table(self) -> str:
-        head = f"{'section':10} {'what':44} {'value':>18} {'floor':>10} {'share':>7}"
+        head = f"{'section':10} {'what':50} {'value':>18} {'floor':>10} {'share':>7}"
         lines = [head, "-" * len(head), *(row.line() for row in self.rows)]
         lines += [f"skipped: {name}" for name in self.skipped]
         lines += [f"FAILED: {text}" for text in self.failed]

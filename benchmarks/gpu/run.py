@@ -12,18 +12,21 @@ Parts that no time is left for are skipped and named.
 from __future__ import annotations
 
 import argparse
+import importlib
 import platform as host
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import attention
 import engine
 import kernels
-import peers
+import start
 import torch
 from report import Report, Timer
-from shapes import REAL, TINY
+from shapes import REAL, TINY, TINY_SERVED
 
 from sylvan.runtime.platform.find import load_kinds, open_platform
 
@@ -60,18 +63,27 @@ def _run(bench: kernels.Bench, folder: Path) -> None:
     report = bench.report
     top = kernels.ceilings(bench)
     kernels.measure(bench, top)
-    needs = 1 if bench.tiny else 20
-    for name, part in (
-        ("check: transformers", lambda: peers.same_tokens(bench, folder)),
-        ("check: no waiting", lambda: engine.no_waiting(bench, folder, shapes[0])),
-        ("engine", lambda: engine.measure(bench, top, folder, shapes)),
-        ("ablations", lambda: engine.ablations(bench, folder, shapes[0])),
-        ("peer", lambda: peers.continuous_batching(bench, folder, shapes[0])),
+    attention.measure(bench, top)
+    served = TINY_SERVED if bench.tiny else shapes[0]
+    # What the aims speak of comes first, in case that time runs out.
+    for name, needs, part in (
+        ("check: transformers", 20, lambda: _peers().same_tokens(bench, folder)),
+        ("check: no waiting", 20, lambda: engine.no_waiting(bench, folder, shapes[0])),
+        ("engine", 30, lambda: engine.measure(bench, top, folder, reversed(shapes[:2]))),
+        ("ablations", 60, lambda: engine.ablations(bench, folder, shapes[0])),
+        ("start", 60, lambda: start.cold_and_warm(bench, folder, served)),
+        ("peer", 40, lambda: _peers().continuous_batching(bench, folder, shapes[0])),
+        ("engine: others", 60, lambda: engine.measure(bench, top, folder, shapes[2:])),
     ):
-        with report.part(name, needs) as go:
+        with report.part(name, bench.needs(needs)) as go:
             if go:
                 part()
     engine.memory_note(bench)
+
+
+def _peers() -> Any:
+    """Needs transformers; all else does not."""
+    return importlib.import_module("peers")
 
 
 def _device_name(kind: str) -> str:

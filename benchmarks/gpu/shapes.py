@@ -76,3 +76,4 @@ TINY = (
     _dense("tiny", 64, 96, 2, 2, 1, 320, tie=True),
     _experts("tiny-experts", 64, 32, 2, 2, 1, 320, 4, 2),
 )
+TINY_SERVED = _dense("tiny-served", 64, 96, 2, 2, 1, 8192, tie=True)  # ids of any tokenizer fit
