@@ -1,0 +1,69 @@
+"""TLS: the server speaks it with the files it is given, and only then."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+
+import httpx
+import pytest
+
+from sylvan.cli.http import HttpServer
+from sylvan.config.tree import ServerConfig
+from sylvan.config.values import Secret
+from sylvan.protocol.errors import ConfigError
+from tests.support.http import Client, checkpoint, engine
+
+__all__ = ["checkpoint", "engine"]
+
+PASSWORD = "of the key"
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Certificate and encrypted key of 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-days", "2", "-passout", f"pass:{PASSWORD}", "-keyout", key, "-out", cert]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def config(pair, password=PASSWORD):
+    cert, key = pair
+    secret = Secret(password) if password else None
+    return ServerConfig(ssl_certfile=cert, ssl_keyfile=key, ssl_keyfile_password=secret)
+
+
+@needs_openssl
+async def test_a_server_with_a_certificate_speaks_tls_only(engine, pair):
+    app = Client(engine).app
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        async with HttpServer(app, config(pair), sock) as server:
+            trusting = ssl.create_default_context(cafile=pair[0])
+            async with httpx.AsyncClient(verify=trusting) as http:
+                url = f"https://127.0.0.1:{server.port}"
+                reply = await http.post(f"{url}/generate", json={"text": "ab"})
+                assert reply.json()["text"] == "ab"
+                with pytest.raises(httpx.TransportError):
+                    await http.get(f"http://127.0.0.1:{server.port}/ready")
+            async with httpx.AsyncClient() as stranger:
+                with pytest.raises(httpx.ConnectError, match="certificate"):
+                    await stranger.get(url)
+
+
+@needs_openssl
+async def test_a_key_that_cannot_be_read_is_named(engine, pair):
+    with pytest.raises(ConfigError, match="ssl_keyfile"):
+        HttpServer(Client(engine).app, config(pair, "wrong"), None)
+
+
+async def test_a_certificate_that_is_not_there_is_named(engine, tmp_path):
+    missing = str(tmp_path / "none.pem")
+    with pytest.raises(ConfigError, match="ssl_certfile"):
+        HttpServer(Client(engine).app, config((missing, missing)), None)
