@@ -22,17 +22,16 @@ from sylvan.kernels.rows.triton_rows import add, gather, scale, softcap, take_ro
 from sylvan.kernels.sample.device import Edits, Rows
 from sylvan.kernels.sample.triton_sample import draw, edit
 
-BF16, F32, FP8, I32 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int32
+BF16, F16, F32, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call to compile. `sample`: part of the quick run; `fp8`: only where the chip has it."""
+    """A call to compile. `sample`: part of the quick run."""
 
     name: str
     call: Callable[[], object]
     sample: bool = False
-    fp8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,14 @@ def _empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _attentions() -> list[_Attention]:
+def _attentions(fp8: torch.dtype | None) -> list[_Attention]:
     sinks = _empty(64)
+    narrow = (("llama 8b, fp8 cache", _LLAMA), ("deepseek, fp8 cache", _LATENT))
     return [
+        *(_Attention(name, layer, cache=fp8) for name, layer in narrow if fp8),
         _Attention("llama 8b", _LLAMA),
         _Attention("llama 8b, pages of 16", _LLAMA, page=16),
-        _Attention("llama 8b, fp8 cache", _LLAMA, cache=FP8),
+        _Attention("llama 8b, fp16", _LLAMA, cache=F16, dtype=F16),
         _Attention("llama 8b, fp32", _LLAMA, cache=F32, dtype=F32),
         _Attention("qwen2 7b", _like(28, 4, 128)),
         _Attention("gpt-oss", replace(_like(64, 8, 64), window=128, sinks=sinks)),
@@ -89,17 +90,17 @@ def _pages(a: _Attention) -> Pages:
     )
 
 
-def _attention_cases() -> list[Case]:
+def _attention_cases(fp8: torch.dtype | None) -> list[Case]:
     cases = []
-    for a in _attentions():
+    for a in _attentions(fp8):
         q = _empty(64, a.layer.num_heads, a.layer.head_dim, dtype=a.dtype)
         starts = _empty(65, dtype=I32)
-        sample, fp8 = a.name == "llama 8b", a.cache == FP8
+        sample = a.name == "llama 8b"
         calls: list[tuple[str, Callable[[], object]]] = [
             ("decode", lambda a=a, q=q: decode(q, _pages(a), a.layer)),
             ("extend", lambda a=a, q=q, starts=starts: extend(q, _pages(a), starts, a.layer)),
         ]
-        cases += [Case(f"{op}, {a.name}", call, sample, fp8) for op, call in calls]
+        cases += [Case(f"{op}, {a.name}", call, sample) for op, call in calls]
     return cases
 
 
@@ -114,6 +115,14 @@ def _store_heads(turn: Rotary, layer: AttentionLayer = _LLAMA, dtype: torch.dtyp
     return store_heads(_empty(64, columns), layer, _empty(64, dtype=I32), turn, cache)
 
 
+def _narrow_cases(fp8: torch.dtype) -> list[Case]:
+    rope, new = Rope(_empty(4096, 128, dtype=F32)), _empty(64, 8, 128)
+    return [
+        Case("heads, fp8 cache", lambda: _store_heads(Rotary(rope), dtype=fp8)),
+        Case("store, fp8 cache", lambda: store_kv(new, new, _cache(_LLAMA, fp8))),
+    ]
+
+
 def _head_cases() -> list[Case]:
     rope = Rope(_empty(4096, 128, dtype=F32))
     norm, long = HeadNorm(_empty(128), 1e-6), HeadNorm(_empty(4096), 1e-6)
@@ -126,9 +135,7 @@ def _head_cases() -> list[Case]:
         Case("heads, interleaved", lambda: _store_heads(Rotary(replace(rope, interleaved=True)))),
         Case("heads, norms of all", lambda: _store_heads(Rotary(rope, long, long_k))),
         Case("heads, part turns", lambda: _store_heads(Rotary(rope), wide)),
-        Case("heads, fp8 cache", lambda: _store_heads(Rotary(rope), dtype=FP8), fp8=True),
         Case("store", lambda: store_kv(new, new, _cache(_LLAMA))),
-        Case("store, fp8 cache", lambda: store_kv(new, new, _cache(_LLAMA, FP8)), fp8=True),
     ]
 
 
@@ -205,6 +212,13 @@ def _expert_cases() -> list[Case]:
     ]
 
 
-def cases() -> list[Case]:
-    """All of them."""
-    return [*_attention_cases(), *_head_cases(), *_row_cases(), *_sample_cases(), *_expert_cases()]
+def cases(fp8: torch.dtype | None) -> list[Case]:
+    """All of them; `fp8` is the chip's type of a narrow cache, if it has one."""
+    return [
+        *_attention_cases(fp8),
+        *(_narrow_cases(fp8) if fp8 else []),
+        *_head_cases(),
+        *_row_cases(),
+        *_sample_cases(),
+        *_expert_cases(),
+    ]

@@ -13,18 +13,18 @@ from triton.runtime import driver
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A chip: how Triton calls it, and the shared memory that one program may have."""
+    """A chip: how Triton calls it, the shared memory that one program may have, its fp8 if any."""
 
     name: str
     gpu: GPUTarget
     shared_bytes: int
-    fp8: bool = True
+    fp8: torch.dtype | None
 
 
 TARGETS = (
-    Target("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, fp8=False),
-    Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024),
-    Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024),
+    Target("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, None),
+    Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024, torch.float8_e4m3fn),
+    Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, torch.float8_e4m3fnuz),
 )
 
 

@@ -28,7 +28,7 @@ _SUM_BLOCK = 1024
 _GROUP = tl.constexpr(8)  # tiles of rows that take a column of weights one after another
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _count_kernel(ids_ptr, load_ptr, pairs, BLOCK: tl.constexpr):
     """How many pairs each expert has."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -49,7 +49,7 @@ def _offsets_kernel(
     tl.store(end_ptr + expert, ends, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _place_kernel(ids_ptr, start_ptr, taken_ptr, pair_ptr, pairs, BLOCK: tl.constexpr):
     """Give each pair a place of its expert."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -60,7 +60,7 @@ def _place_kernel(ids_ptr, start_ptr, taken_ptr, pair_ptr, pairs, BLOCK: tl.cons
     tl.store(pair_ptr + place, pair, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_tiles"])
 def _product_kernel(
     x_ptr,
     weight_ptr,

@@ -65,7 +65,7 @@ def _edit_kernel(
     tl.store(logits_ptr + row * stride + i, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _entries_kernel(logits_ptr, row_ptr, id_ptr, value_ptr, count, stride, BLOCK: tl.constexpr):
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = e < count
