@@ -7,9 +7,9 @@ import pytest
 from sylvan.cli.check import check_machine
 from sylvan.cli.main import main
 from sylvan.config.tree import ServerConfig
+from sylvan.runtime.models import registry
 from sylvan.utils.machine import Machine
 from tests.support.random_model import VOCAB, write_random_model
-from tests.support.scripted import write_checkpoint
 
 
 def machine(**changes):
@@ -114,15 +114,14 @@ def test_the_memory_is_that_of_the_flags(capsys, whole_model):
     assert found["memory"]["detail"].endswith("KV cache 256 B a token in bfloat16")
 
 
-def test_the_way_through_transformers_is_explained(capsys, tmp_path):
+def test_the_way_through_transformers_is_explained(capsys, whole_model, monkeypatch):
     pytest.importorskip("transformers")
-    write_checkpoint(tmp_path)
-    config = {"architectures": ["BioGptForCausalLM"], "model_type": "biogpt", "vocab_size": 264}
-    config |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config |= {"intermediate_size": 64, "auto_map": {"AutoModelForCausalLM": "mine.Model"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.delitem(registry.MODELS, "LlamaForCausalLM")
+    config = json.loads((whole_model / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "mine.Model"}}
+    (whole_model / "config.json").write_text(json.dumps(config))
 
-    _, found = check_model(capsys, tmp_path)
+    _, found = check_model(capsys, whole_model)
 
     assert "path transformers: no native file serves it" in found["architecture"]["detail"]
     assert "never run" in found["code"]["detail"]
