@@ -1,7 +1,8 @@
 """Latency between tokens of a plain stream, with and without a storm of new, hard grammars.
 
-    python benchmarks/grammar/bench_compile_storm.py [MODEL_DIR] [--seconds 40] [--pairs 8]
+    python benchmarks/grammar/bench_compile_storm.py [MODEL] [--seconds 40] [--pairs 8]
 
+MODEL is a directory, a built-in model, or the shape 0.5B with random weights.
 Quiet and stormy stretches take turns; the interval is a bootstrap over the pairs. The ratio of the
 two 99th percentiles should stay below 1.2. Run it on a quiet machine.
 """
@@ -17,6 +18,7 @@ import time
 from typing import Any
 
 import numpy as np
+from shapes import progress, served
 
 import sylvan
 
@@ -69,10 +71,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=8)
     options = parser.parse_args()
     each_s = options.seconds / options.pairs
-    with sylvan.Engine(model_path=options.model) as engine:
+    pairs: list[tuple[list[float], list[float]]] = []
+    with served(options.model) as model, sylvan.Engine(**model) as engine:
         engine.generate("x", {"max_new_tokens": 1, "regex": "a"})
         gaps(engine, min(2.0, each_s))
-        pairs = [(gaps(engine, each_s), stormy_gaps(engine, each_s)) for _ in range(options.pairs)]
+        for number in range(options.pairs):
+            pairs.append((gaps(engine, each_s), stormy_gaps(engine, each_s)))
+            both = ", ".join(f"{p99([part]) * 1e3:.2f} ms" for part in pairs[-1])
+            progress(f"pair {number + 1} of {options.pairs}: {both}")
         stats = engine.get_server_info()["grammar"]
     rng = random.Random(0)
     ratios = []

@@ -1,6 +1,7 @@
 """Time to the first mask, and for each mask, by library, over made-up but realistic schemas.
 
     python benchmarks/grammar/bench_masks.py [MODEL_DIR] [--schemas 500] [--seconds 50]
+        [--backend llguidance ...] [--vocab 151936]
 
 Run it on a quiet machine. Outputs are random walks through the masks. A library gets `--seconds`;
 how many schemas it came to is reported.
@@ -12,11 +13,11 @@ import argparse
 import json
 import random
 import time
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shapes import SAPLING, progress
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar import backends
@@ -30,7 +31,6 @@ from sylvan.utils import plugins
 
 NOUNS = ["user", "order", "item", "price", "city", "code", "status", "tag", "owner", "total"]
 TOKENS_PER_OUTPUT = 40
-SAPLING = Path(str(files("sylvan") / "assets" / "sapling"))
 
 
 def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
@@ -116,10 +116,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, nargs="?", default=SAPLING)
     parser.add_argument("--schemas", type=int, default=500)
+    parser.add_argument("--backend", nargs="+", default=installed_backends())
+    parser.add_argument("--vocab", type=int, default=0, help="ids of the head; 0: the tokenizer's")
     parser.add_argument("--seconds", type=float, default=50.0)
     options = parser.parse_args()
-    words = vocabulary_of(Tokenizer.load(options.model), 0)
-    for name in installed_backends():
+    words = vocabulary_of(Tokenizer.load(options.model), options.vocab)
+    for name in options.backend:
+        progress(f"{name}: at most {options.seconds:g} s")
         print(json.dumps(measure(name, words, options.schemas, options.seconds)), flush=True)
 
 

@@ -1,24 +1,31 @@
 """Tokens per second of requests with a JSON schema over the same without: paired, interleaved.
 
-    python benchmarks/grammar/bench_throughput.py [MODEL_DIR] [--batch 1 32] [--repeats 7]
+    python benchmarks/grammar/bench_throughput.py [MODEL] [--batch 1 32] [--repeats 7]
+        [--backend llguidance] [--overlap auto on off]
 
-Ratios are by pair of runs; the interval is a bootstrap of their median. `masks` is without jumps
-and should stay above 0.95; `jumps` on long keys above 1.3. `passes_per_token` is of the requests
-with a schema: what jumps save. Run it on a quiet machine.
+MODEL is a directory, a built-in model, or the shape 0.5B with random weights. Ratios are by pair of
+runs; the interval is a bootstrap of their median. `masks` is without jumps and should stay above
+0.95; `jumps` on long keys above 1.3. As many requests run at any time as the batch says, and no
+output ends before its last token, so that both sides compute full batches. `passes_per_token` is of
+the requests with a schema, each on its own place in the batch: what jumps save. Run it on a quiet
+machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
 import time
 from typing import Any
 
+from shapes import progress, served
+
 import sylvan
 
-KEYS = [f"the_description_of_property_number_{i}_in_full" for i in range(6)]
+KEYS = [f"the_description_of_property_number_{i}_in_full" for i in range(16)]
 SCHEMA = json.dumps(
     {
         "type": "object",
@@ -33,16 +40,17 @@ NEW_TOKENS = 128
 class Rates:
     """Completion tokens per second, and forward passes of what is constrained."""
 
-    def __init__(self, engine: Any, batch: int, tokens: int) -> None:
+    def __init__(self, engine: Any, batch: int, tokens: int, rounds: int) -> None:
         self._engine, self._batch, self._tokens = engine, batch, tokens
+        self._count = batch * rounds
         self.passes, self.written = 0, 0.0
 
     def measure(self, seed: int, *, bound: bool) -> float:
         params: dict[str, Any] = {"max_new_tokens": self._tokens, "ignore_eos": True}
         if bound:
             params["json_schema"] = SCHEMA
-        each = [params | {"sampling_seed": 1000 * seed + i} for i in range(self._batch)]
-        prompts = [f"{seed} {i}: answer in JSON" for i in range(self._batch)]
+        each = [params | {"sampling_seed": 1000 * seed + i} for i in range(self._count)]
+        prompts = [f"{seed} {i}: answer in JSON" for i in range(self._count)]
         before = self._steps()
         start = time.perf_counter()
         replies = self._engine.generate(prompts, each)
@@ -64,13 +72,14 @@ def interval(ratios: list[float]) -> list[float]:
 
 
 def compare(engine: Any, options: argparse.Namespace, batch: int) -> dict[str, Any]:
-    rates = Rates(engine, batch, options.tokens)
+    rates = Rates(engine, batch, options.tokens, options.rounds)
     rates.measure(99, bound=True)
     ratios = []
     for seed in range(options.repeats):
         order = (seed % 2 == 0, seed % 2 == 1)
         pair = {bound: rates.measure(seed, bound=bound) for bound in order}
         ratios.append(pair[True] / pair[False])
+        progress(f"batch {batch}, pair {seed + 1} of {options.repeats}: {ratios[-1]:.3f}")
     return {
         "batch": batch,
         "ratio": round(statistics.median(ratios), 3),
@@ -84,12 +93,23 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="sapling")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3, help="requests for each place in a batch")
+    parser.add_argument("--backend", default="llguidance")
+    parser.add_argument("--overlap", choices=["auto", "on", "off"], nargs="+", default=["auto"])
     parser.add_argument("--tokens", type=int, default=NEW_TOKENS)
     options = parser.parse_args()
-    for jumps in (False, True):
-        with sylvan.Engine(model_path=options.model, **{"grammar.jump_forward": jumps}) as engine:
-            for batch in options.batch:
-                what = {"what": "jumps" if jumps else "masks"}
+    runs = itertools.product(options.overlap, (False, True), options.batch)
+    with served(options.model) as model:
+        for overlap, jumps, batch in runs:
+            settings = model | {
+                "grammar.jump_forward": jumps,
+                "grammar.backend": options.backend,
+                "scheduler.overlap": overlap,
+                "scheduler.max_running_reqs": batch,
+            }
+            what = {"what": "jumps" if jumps else "masks", "overlap": overlap}
+            progress(f"{what}, batch {batch}")
+            with sylvan.Engine(**settings) as engine:
                 print(json.dumps(what | compare(engine, options, batch)), flush=True)
 
 

@@ -7,6 +7,7 @@ import importlib
 import json
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -205,6 +206,33 @@ def test_forced_text_is_what_must_come(name) -> None:
     assert matcher.forced() == b"r"
 
 
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_masks_of_several_are_those_of_each(name, count) -> None:
+    grammar = compiled(name, GrammarSpec("regex", "[a-c]{3}|zz(x|y)"))
+    matchers = [grammar.matcher() for _ in range(count)]
+    for i, matcher in enumerate(matchers):
+        assert accept(matcher, (b"ab", b"zz", b"", b"abc")[i % 4])
+    rows = [2 * i + 1 for i in range(count)]
+    bits = np.full((2 * count + 2, vocabulary().words), 5, np.int32)
+
+    type(matchers[0]).fill_masks(matchers, bits, rows)
+
+    found = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+    for matcher, row in zip(matchers, rows, strict=True):
+        assert set(np.flatnonzero(found[row]).tolist()) - {END} == allowed(matcher)
+    assert (bits[::2] == 5).all()
+
+
+def test_tokens_are_accepted_up_to_the_first_that_is_not_allowed(name) -> None:
+    matcher = compiled(name, GrammarSpec("regex", "abc(d|e)")).matcher()
+
+    assert matcher.accept_all([]) == 0
+    assert matcher.accept_all([ord("a"), ord("b"), ord("x"), ord("c")]) == 2
+    assert allowed(matcher) == {ord("c")}
+    assert matcher.accept_all([ord("c"), ord("e")]) == 2
+    assert matcher.is_terminated()
+
+
 BAD = [
     GrammarSpec("json_schema", '{"type": "nope"}'),
     GrammarSpec("json_schema", '{"$ref": "#/nowhere"}'),
@@ -336,6 +364,28 @@ def test_a_keyword_is_enforced_or_refused(name, schema, bad) -> None:
         return
     matcher = grammar.matcher()
     assert not (accept(matcher, bad.encode()) and matcher.is_accepting())
+
+
+@pytest.mark.skipif("xgrammar" not in NAMES, reason="xgrammar is not installed")
+def test_what_the_first_library_cannot_do_the_second_does() -> None:
+    both = make_backend("combined")
+    cases = [
+        (SCHEMA, '{"name":"x","age":1}'),
+        (GrammarSpec("json_schema", '{"allOf": [{"type": "integer"}, {"minimum": 5}]}'), "7"),
+        (GrammarSpec("structural_tag", json.dumps(SEQUENCE)), "Az<t></t>"),
+    ]
+    marks = []
+    for spec, text in cases:
+        made = both.compile(spec)
+        again = both.load(made.dump())
+        marks.append(made.dump()[:1])
+        assert all(accept(grammar.matcher(), text.encode()) for grammar in (made, again))
+
+    assert marks == [b"x", b"l", b"x"]
+    with pytest.raises(RequestError, match="nope"):  # not valid: nobody else is asked
+        both.compile(GrammarSpec("json_schema", '{"type": "nope"}'))
+    with pytest.raises(RequestError, match="another library"):
+        both.load(b"?")
 
 
 def test_a_vocabulary_knows_what_is_no_text() -> None:

@@ -177,6 +177,8 @@ def _names(state: _State) -> None:
     backends = state.facts.options.get("grammar.backend", ())
     chosen = next((name for name in ("xgrammar", "llguidance") if name in backends), "none")
     why = "installed" if chosen != "none" else "no grammar library is installed"
+    if {"xgrammar", "llguidance"} <= set(backends):
+        chosen, why = "combined", "xgrammar, and llguidance for what it does not support"
     state.decide("grammar.backend", chosen, why)
 
 

@@ -176,7 +176,7 @@ class GrammarConfig(Section, frozen=True):
     jump_forward: bool = True
     """Append text that the grammar leaves no choice about without asking the model."""
     compile_timeout_s: Annotated[float, msgspec.Meta(gt=0.0)] = 10.0
-    """Longest time that compiling one grammar may take, in seconds."""
+    """Longest processor time that compiling one grammar may take, in seconds."""
     cache_dir: str | None = None
     """Directory in which compiled grammars outlive the process."""
 

@@ -155,6 +155,9 @@ def test_grammar_backend_is_one_that_is_installed(facts):
     assert resolve(Config(), facts).config.grammar.backend == "none"
     assert resolve(Config(), make_facts(options=options)).config.grammar.backend == "llguidance"
 
+    options["grammar.backend"] = ("llguidance", "xgrammar")
+    assert resolve(Config(), make_facts(options=options)).config.grammar.backend == "combined"
+
 
 def test_running_requests_are_no_more_than_tokens_of_a_step(facts):
     config = resolve(config_with(scheduler__max_batch_tokens=7), facts).config

@@ -11,15 +11,16 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.plan import StepPlan
 from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.sampling.constraints import Masks
 
 
 class Step(Protocol):
     """Computes plans, one after another."""
 
-    def run(self, plan: StepPlan, *, draw: bool) -> SampleOutput | None:
+    def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
         """Compute all rows and store their KV.
 
-        With `draw` nothing outside stands between logits and tokens; whoever can then draws at
+        With `draw` nothing but `masks` stands between logits and tokens; whoever can then draws at
         once. Returns the tokens of `plan.samples`, or None if they are still to be drawn.
         """
         ...
@@ -53,7 +54,7 @@ class TensorStep:
         self._vocab_size = vocab_size
         self._logits_RV = torch.empty(0)
 
-    def run(self, plan: StepPlan, *, draw: bool) -> None:
+    def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> None:
         """See `Step.run`."""
         self._fill(plan)
         with torch.inference_mode():

@@ -5,6 +5,7 @@ Shapes: T rows of the step, R slices, S request slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.runner import GraphRunner
 from sylvan.runtime.executor.steps import Step, TensorStep
 from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
-from sylvan.runtime.sampling.constraints import Constraints
+from sylvan.runtime.sampling.constraints import Constraints, Outcome
 from sylvan.runtime.sampling.logprobs import join
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
@@ -76,26 +77,67 @@ class Worker:
         self._apply(plan)
         if not plan.num_slices:
             return StepResult(())
-        constraints = self._constraints
-        if constraints is not None and constraints.idle:
-            constraints = None
-        draw = True
-        if constraints is not None:
-            draw = not constraints.prepare(plan.sample_slots, plan.sample_positions)
+        rows = None  # that are sampled, if some may be constrained
+        if self._constraints is not None and not self._constraints.idle:
+            rows = SamplingBatch(plan.sample_slots, plan.sample_positions, self._params)
         try:
             self._copy_pages(plan)
-            drawn = self._step.run(plan, draw=draw)
+            drawn = self._compute(plan, rows)
         except FAILURES as error:
             raise failure(error) from error
-        if drawn is not None and constraints is None and self._is_plain(plan, drawn):
-            self._params.sampled(plan.sample_slots, drawn.token_ids)
-            return StepResult(tokens=drawn.token_ids.tolist())
+        if drawn is not None and self._is_plain(plan, drawn):
+            return self._plain_result(plan, drawn, rows)
         return StepResult(self._results(plan, drawn))
+
+    def _compute(self, plan: StepPlan, rows: SamplingBatch | None) -> SampleOutput | None:
+        """Run the step; its tokens, or None if they are to be drawn once masks are there."""
+        constraints = self._constraints
+        if (
+            constraints is None
+            or rows is None
+            or not constraints.prepare(rows.slots, rows.positions)
+        ):
+            return self._step.run(plan, draw=True)
+        if not constraints.ready:
+            return self._step.run(plan, draw=False)
+        return self._step.run(plan, draw=True, masks=constraints.masks(rows))
 
     def _is_plain(self, plan: StepPlan, drawn: SampleOutput) -> bool:
         """Whether each slice brings one token and nothing else."""
         more = self._bad or plan.prompt or plan.embeds or drawn.logprobs or drawn.errors
         return not more and plan.num_samples == plan.num_slices
+
+    def _plain_result(
+        self, plan: StepPlan, drawn: SampleOutput, rows: SamplingBatch | None
+    ) -> StepResult:
+        """One token a slice, but for what the constraints make of some."""
+        slots, token_ids = plan.sample_slots, drawn.token_ids
+        outcomes = {}
+        if self._constraints is not None and rows is not None:
+            outcomes = self._constraints.advance(rows, token_ids)
+        if not outcomes:
+            self._params.sampled(slots, token_ids)
+            return StepResult(tokens=token_ids.tolist())
+        tokens: list[Sequence[int]] = [(token,) for token in token_ids.tolist()]
+        for row, outcome in outcomes.items():
+            tokens[row] = outcome.tokens
+            self._newest(int(slots[row]), outcome)
+        self._count(slots, tokens)
+        others = {row: _changed(outcome) for row, outcome in outcomes.items()}
+        return StepResult(tokens=token_ids.tolist(), others=others)
+
+    def _newest(self, slot: int, outcome: Outcome) -> None:
+        """A step in flight may feed the first token; the others are known by then."""
+        if outcome.tokens:
+            self._last_token[slot] = outcome.tokens[0]
+
+    def _count(self, slots: IntArray, tokens: Sequence[Sequence[int]]) -> None:
+        """Count the tokens that each slot got."""
+        if not self._params.counts:
+            return
+        each = np.repeat(slots, [len(t) for t in tokens])
+        ids = np.fromiter((t for some in tokens for t in some), np.int32, len(each))
+        self._params.sampled(each, ids)
 
     def _results(self, plan: StepPlan, drawn: SampleOutput | None) -> list[SliceOutput]:
         found = _Found()
@@ -195,11 +237,10 @@ class Worker:
         if not outcomes:
             return False
         for row, outcome in outcomes.items():
-            index, slot = int(indices[row]), int(rows.slots[row])
+            index = int(indices[row])
             found.token_ids[index] = outcome.tokens
-            if outcome.tokens:  # a step in flight may feed the first; the others are known by then
-                self._last_token[slot] = outcome.tokens[0]
-            else:
+            self._newest(int(rows.slots[row]), outcome)
+            if not outcome.tokens:
                 found.logprobs.pop(index, None)
                 found.errors.pop(index, None)
             if outcome.ended:
@@ -207,10 +248,7 @@ class Worker:
             if outcome.error:
                 found.errors[index] = outcome.error
                 found.refused.add(index)
-        tokens = [found.token_ids[int(i)] for i in indices]
-        slots = np.repeat(rows.slots, [len(t) for t in tokens])
-        ids = np.fromiter((t for some in tokens for t in some), np.int32, len(slots))
-        self._params.sampled(slots, ids)
+        self._count(rows.slots, [found.token_ids[int(i)] for i in indices])
         return True
 
     def _prompt_logprobs(self, plan: StepPlan, found: _Found) -> None:
@@ -257,6 +295,12 @@ def _within(request: GenerateRequest, vocab_size: int) -> bool:
     """Whether a kernel may look up the ids; the edge has refused others already."""
     parts = (request.input_ids, request.output_ids)
     return all(not len(p) or (p.min() >= 0 and p.max() < vocab_size) for p in parts)
+
+
+def _changed(outcome: Outcome) -> SliceOutput:
+    if outcome.error:
+        return SliceOutput(error=outcome.error, status=400)
+    return SliceOutput(outcome.tokens, ended=outcome.ended)
 
 
 def _output(found: _Found, index: int) -> SliceOutput:

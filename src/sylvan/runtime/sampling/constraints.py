@@ -51,6 +51,11 @@ class Constraints(Protocol):
         """Whether no request is constrained."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether `masks` would not have to wait for what was prepared."""
+        ...
+
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
         """A request enters a slot, having generated `outputs` already."""
         ...
@@ -64,15 +69,18 @@ class Constraints(Protocol):
         ...
 
     def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> bool:
-        """These slots are going to be sampled for these positions; must not block.
+        """These slots are going to be sampled for these positions; must not take long.
 
-        The forward pass runs while masks are computed. Returns whether there will be any: if not,
-        `masks` need not be asked.
+        Masks that are no matter of microseconds are computed while the forward pass runs; see
+        `ready`. Returns whether there will be any: if not, `masks` need not be asked.
         """
         ...
 
     def masks(self, batch: SamplingBatch) -> Masks | None:
-        """Constraints of the rows of `batch`, which was prepared; None if no row has any."""
+        """Constraints of the rows of `batch`, which was prepared; None if no row has any.
+
+        They may be overwritten by the next `prepare`.
+        """
         ...
 
     def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, Outcome]:

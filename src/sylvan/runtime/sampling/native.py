@@ -26,6 +26,7 @@ class NativeRows:
         self._table: SampleSlots | None = None
         self._counts: object = None
         self._told: LogprobRows | None = None
+        self._masked = False
 
     def ready(self, slots: IntArray) -> None:
         """Point the call at what the rows of these slots need."""
@@ -42,6 +43,15 @@ class NativeRows:
         elif self._told is not None:
             self._told = None
             self.call.tell(None)
+
+    def mask(self, masks: Masks | None) -> None:
+        """Constrain the rows of the call as these say; None: no row."""
+        if masks is not None:
+            self.call.mask(masks.rows, masks.bits)
+            self._masked = True
+        elif self._masked:
+            self.call.mask(None, None)
+            self._masked = False
 
     def output(self, slots: IntArray, num_failed: int) -> SampleOutput:
         """What the call has found."""
@@ -85,7 +95,7 @@ class NativeSampler:
         call.slots[:count], call.positions[:count] = batch.slots, batch.positions
         call.struct.rows = count
         rows.ready(batch.slots)
-        call.mask(*((masks.rows, masks.bits) if masks is not None else (None, None)))
+        rows.mask(masks)
         return rows.output(batch.slots, sample(self._library, call))
 
     def token_logprobs(

@@ -8,10 +8,10 @@ import pytest
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish
-from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput
+from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
 from sylvan.runtime.sched.feature import Feature, Verdict
 from sylvan.runtime.sched.scheduler import Scheduler
-from tests.support.kv import CheckingExecutor, World, digest, next_token, request
+from tests.support.kv import CheckingExecutor, Later, World, digest, next_token, request
 
 JUMP = 5
 
@@ -56,10 +56,28 @@ class JumpingExecutor(CheckingExecutor):
         return SliceOutput(tokens)
 
 
+class TerseExecutor(JumpingExecutor):
+    """Tells one token a slice, and what is more to some apart, as the workers do."""
+
+    def launch(self, batch: Batch) -> Later:
+        found = super().launch(batch).wait()
+        if not all(piece.samples for piece in batch.slices):
+            return Later(found)
+        tokens = [self.sampled[piece.req.rid, piece.stop] for piece in batch.slices]
+        outputs = enumerate(found.outputs)
+        others = {i: out for i, out in outputs if list(out.token_ids) != [tokens[i]]}
+        terse = StepResult(tokens=tokens, others=others)
+        assert [list(o.token_ids) for o in terse.outputs] == [
+            list(o.token_ids) for o in found.outputs
+        ]
+        return Later(terse)
+
+
+@pytest.mark.parametrize("executor", [JumpingExecutor, TerseExecutor])
 @pytest.mark.parametrize("inflight", [1, 2])
 @pytest.mark.parametrize("pages", [12, 400])
-def test_certain_tokens_are_appended_and_computed_together(inflight, pages) -> None:
-    jumping = JumpingExecutor(pages + 1, 4)
+def test_certain_tokens_are_appended_and_computed_together(executor, inflight, pages) -> None:
+    jumping = executor(pages + 1, 4)
     world = _with_executor(World(pages=pages, page_size=4, inflight=inflight), jumping)
     reqs = [
         request(str(i), [i + 1] * (i + 2), new=17, seed=i, eos_ids=(40,) if i == 3 else ())

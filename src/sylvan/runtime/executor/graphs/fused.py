@@ -12,6 +12,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.plan import StepPlan
 from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.native import NativeRows
 from sylvan.runtime.sampling.params import SamplingSlots
 
@@ -50,7 +51,7 @@ class FusedStep:
         )
         run.inputs = ctypes.addressof(self._inputs)
 
-    def run(self, plan: StepPlan, *, draw: bool) -> SampleOutput | None:
+    def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
         """See `Step.run`."""
         inputs, batch = self._inputs, self._batch
         inputs.numbers = plan.numbers.ctypes.data
@@ -64,6 +65,7 @@ class FusedStep:
             return None
         slots = plan.sample_slots
         self._rows.ready(slots)
+        self._rows.mask(masks)
         self._run.sample = self._sample
         return self._rows.output(slots, self._program.run(self._run))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.grammar.spec import GrammarSpec
@@ -26,8 +26,21 @@ class GrammarMatcher(Protocol):
         """
         ...
 
+    @staticmethod
+    def fill_masks(matchers: Sequence[Any], bits: IntArray, rows: Sequence[int]) -> None:
+        """`fill_mask` for matchers of this class at once: row `rows[i]` of `bits` for each.
+
+        `bits` is int32 (at least max(rows) + 1, ceil(vocabulary.size / 32)), C-contiguous. Rows of
+        those that allow all ids are all ones.
+        """
+        ...
+
     def accept(self, token: int) -> bool:
         """Go on by one token; False, changing nothing, if the grammar does not allow it."""
+        ...
+
+    def accept_all(self, tokens: Sequence[int]) -> int:
+        """Go on by tokens up to the first that is not allowed; how many were taken."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
@@ -86,6 +99,21 @@ class GrammarBackend(Protocol):
             RequestError: it is not from this version and vocabulary.
         """
         ...
+
+
+def fill_each(matchers: Sequence[GrammarMatcher], bits: IntArray, rows: Sequence[int]) -> None:
+    """`GrammarMatcher.fill_masks` for libraries that do one at a time."""
+    for matcher, row in zip(matchers, rows, strict=True):
+        if not matcher.fill_mask(bits[row]):
+            bits[row] = -1
+
+
+def accept_each(matcher: GrammarMatcher, tokens: Sequence[int]) -> int:
+    """`GrammarMatcher.accept_all` for libraries that do one at a time."""
+    for count, token in enumerate(tokens):
+        if not matcher.accept(token):
+            return count
+    return len(tokens)
 
 
 BackendMaker = Callable[[Vocabulary], GrammarBackend]

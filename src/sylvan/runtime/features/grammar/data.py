@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.forced import Jumper
+from sylvan.runtime.features.grammar.masks import MaskRows
+from sylvan.runtime.features.grammar.output import Output
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.sampling.constraints import Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
-logger = logging.getLogger(__name__)
-
 _VOID = Outcome()
-
-
-@dataclass(slots=True)
-class _Output:
-    """One output on its way through its grammar.
-
-    `position` is that of the next token to be decided; steps in flight that sample an earlier one
-    are void. `pending` are tokens before it that are certain and not given out yet.
-    """
-
-    matcher: GrammarMatcher | None
-    position: int
-    ends: tuple[int, ...]  # ids that end it, where the grammar accepts
-    thinking: ThoughtTracker | None = None  # until it is over, no grammar constrains
-    jumps: bool = False
-    pending: tuple[int, ...] = ()
-    over: bool = False  # nothing can follow, `pending` apart
-    error: str = ""
+_AT_ONCE_S = 3e-4  # masks that take less are filled before the forward pass, others beside it
+_MEMORY = 0.9  # how much of what a mask took so far counts beside what the newest ones took
 
 
 class Matchers:
-    """See `Constraints`. One for each executor; `grammars` is filled by the control half."""
+    """See `Constraints`. One for each executor; `grammars` is filled by the control half.
+
+    Text that is certain to come is written in the tokenizer's own tokens, which are known as soon
+    as the text is: with `jumps` they are given out at once, else one in each step, and no mask is
+    asked for them.
+    """
 
     def __init__(
         self,
@@ -57,21 +45,27 @@ class Matchers:
         """`vocabulary` is called with the first request with a grammar; `jumps`: see `forced`."""
         self._grammars = grammars
         self._vocabulary_of = vocabulary
-        self._words = -(-vocab_size // 32)
         self._jumps = jumps
-        self._vocabulary: Vocabulary | None = None
         self._jumper: Jumper | None = None
-        self._outputs: dict[int, _Output] = {}  # by slot
+        self._eos_ids: tuple[int, ...] = ()
+        self._outputs: dict[int, Output] = {}  # by slot
         self._thread: ThreadPoolExecutor | None = None
         self._filling: Future[None] | None = None
-        self._bits: IntArray = np.zeros((0, 0), np.int32)
-        self._row_of: dict[int, int] = {}  # slot -> row of `_bits`
-        self.certain_tokens = 0  # appended without asking the model
+        self._bits = MaskRows(vocab_size)
+        self._mask_s = 0.0  # what a mask takes
+        self._slots: IntArray = np.zeros(0, np.int32)  # of the rows that were prepared
+        self._rows: list[int] = []  # those of them that are masked, ascending
+        self.certain_tokens = 0  # known without asking the model
 
     @property
     def idle(self) -> bool:
         """See `Constraints.idle`."""
         return not self._outputs
+
+    @property
+    def ready(self) -> bool:
+        """See `Constraints.ready`."""
+        return self._filling is None or self._filling.done()
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
         """See `Constraints.join`."""
@@ -80,24 +74,25 @@ class Matchers:
         thinking = _tracker(request, is_constrained=is_constrained)
         if not is_constrained and thinking is None:
             return
-        if self._vocabulary is None and is_constrained:
-            self._vocabulary = self._vocabulary_of()
-            self._jumper = Jumper(self._vocabulary) if self._jumps else None
+        if self._jumper is None and is_constrained:
+            vocabulary = self._vocabulary_of()
+            self._eos_ids = vocabulary.eos_ids
+            self._jumper = Jumper(vocabulary)
         grammar = self._grammars.get(request.rid)
-        output = _Output(
+        output = Output(
             matcher=grammar.matcher() if grammar else None,
             position=len(request.input_ids),
             ends=tuple(dict.fromkeys((*request.eos_ids, *request.sampling.stop_token_ids))),
             thinking=thinking,
             # a token without a forward pass has no log probabilities
-            jumps=self._jumper is not None and request.logprobs is None,
+            jumps=self._jumps and request.logprobs is None,
         )
         if grammar is None and is_constrained:  # it ended before its first step began
             output.error = "the grammar of this request is gone"
+        self._look_ahead(output)
         for token in outputs.tolist():
-            self._follow(output, token)
-        output.pending = self._jump(output)
-        output.over = _is_over(output)
+            output.follow(token)
+            self._look_ahead(output)
         self._outputs[slot] = output
 
     def leave(self, slot: int) -> None:
@@ -110,53 +105,58 @@ class Matchers:
 
     def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> bool:
         """See `Constraints.prepare`."""
-        self._row_of.clear()
-        todo: list[_Output] = []
-        if not self._outputs:
+        self._wait()
+        self._slots, self._rows = slots, []
+        todo: list[Output] = []
+        outputs = self._outputs
+        if not outputs:
             return False
-        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
-            output = self._outputs.get(slot)
-            if output is not None and position >= output.position and _is_masked(output):
-                self._row_of[slot] = len(todo)
+        rows = zip(slots.tolist(), positions.tolist(), strict=True)
+        for row, (slot, position) in enumerate(rows):
+            output = outputs.get(slot)
+            if output is not None and position >= output.position and output.is_masked:
+                self._rows.append(row)
                 todo.append(output)
         if not todo:
             return False
-        if len(todo) > len(self._bits):
-            self._bits = np.zeros((2 * len(todo), self._words), np.int32)
-        self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
-        self._filling = self._thread.submit(self._fill, todo)
+        self._bits.first(len(todo))
+        asked = sum(output.forced_id is None for output in todo)
+        if asked * self._mask_s < _AT_ONCE_S:
+            self._fill(todo, asked)
+        else:
+            self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
+            self._filling = self._thread.submit(self._fill, todo, asked)
         return True
 
     def masks(self, batch: SamplingBatch) -> Masks | None:
         """See `Constraints.masks`."""
-        if self._filling is not None:
-            self._filling.result()
-            self._filling = None
-        if not self._row_of:
+        self._wait()
+        if not self._rows:
             return None
-        found = [
-            (row, self._row_of[slot])
-            for row, slot in enumerate(batch.slots.tolist())
-            if slot in self._row_of
-        ]
+        bits, rows = self._bits.first(len(self._rows)), self._rows
+        if np.array_equal(batch.slots, self._slots):
+            return Masks(np.array(rows, np.int32), bits)
+        index_of = {int(self._slots[row]): i for i, row in enumerate(rows)}
+        slots = enumerate(batch.slots.tolist())
+        found = [(row, index_of[slot]) for row, slot in slots if slot in index_of]
         if not found:
             return None
-        rows, sources = np.array(found, np.int32).T
-        return Masks(rows, self._bits[sources])
+        own, sources = np.array(found, np.int32).T
+        return Masks(own, bits[sources])
 
     def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, Outcome]:
         """See `Constraints.advance`."""
-        if not self._outputs:
-            return {}
         outcomes: dict[int, Outcome] = {}
-        positions = batch.positions.tolist()
-        for row, (slot, token) in enumerate(
-            zip(batch.slots.tolist(), token_ids.tolist(), strict=True)
-        ):
+        if not self._outputs:
+            return outcomes
+        decided = zip(
+            batch.slots.tolist(), batch.positions.tolist(), token_ids.tolist(), strict=True
+        )
+        for row, (slot, position, token) in enumerate(decided):
             output = self._outputs.get(slot)
             if output is None:
                 continue
-            if positions[row] < output.position - len(output.pending):
+            if position < output.position:
                 outcomes[row] = _VOID
             elif (outcome := self._decide(output, token)) is not None:
                 outcomes[row] = outcome
@@ -170,79 +170,51 @@ class Matchers:
 
     # ---- one output
 
-    def _decide(self, output: _Output, token: int) -> Outcome | None:
+    def _decide(self, output: Output, token: int) -> Outcome | None:
         """What the row of `output` comes to; None: just `token`."""
         if output.error:
             return Outcome(error=output.error)
-        if output.pending or output.over:
-            tokens, output.pending = output.pending, ()
-            return Outcome(tokens, ended=output.over)
-        if _may_end(output) and token in output.ends:
+        if output.jumps if output.due else output.over:  # known from the start
+            return Outcome(self._take_due(output), ended=output.over)
+        if token in output.ends and output.may_end:
             output.position += 1
             return Outcome((token,), ended=True)
-        self._follow(output, token)
+        output.follow(token)
         if output.error:
             return Outcome(error=output.error)
-        tokens = (token, *self._jump(output))
-        output.over = _is_over(output)
-        more = output.over or len(tokens) > 1
-        return Outcome(tokens, ended=output.over) if more else None
+        self._look_ahead(output)
+        more = self._take_due(output) if output.jumps else ()
+        ended = output.over and not output.due
+        return Outcome((token, *more), ended=ended) if ended or more else None
 
-    def _follow(self, output: _Output, token: int) -> None:
-        """Take in a token that was decided."""
-        output.position += 1
-        if _thinks(output):
-            assert output.thinking is not None
-            output.thinking.follow(token)
+    def _take_due(self, output: Output) -> tuple[int, ...]:
+        """What is certain, given out at once."""
+        due, output.due = output.due, ()
+        output.position += len(due)
+        return due
+
+    def _look_ahead(self, output: Output) -> None:
+        """Find what is certain now, unless that is known."""
+        if output.due or output.over or output.error or output.matcher is None or output.thinks:
             return
-        matcher = output.matcher
-        if matcher is not None and not matcher.accept(token):
-            output.error = matcher.error() or f"the grammar does not allow token {token}"
-
-    def _jump(self, output: _Output) -> tuple[int, ...]:
-        """Tokens that are certain now; the output has moved past them."""
-        if not output.jumps or _thinks(output) or output.error or output.matcher is None:
-            return ()
         assert self._jumper is not None
-        tokens = self._jumper.advance(output.matcher)
-        output.position += len(tokens)
-        self.certain_tokens += len(tokens)
-        return tokens
+        output.due = self._jumper.advance(output.matcher)
+        self.certain_tokens += len(output.due)
+        output.over = output.is_at_end()
 
-    # ---- in the thread of the masks
+    # ---- masks
 
-    def _fill(self, todo: list[_Output]) -> None:
-        for row, output in enumerate(todo):
-            bits = self._bits[row]
-            if due := _due(output):
-                bits[:] = 0
-                _set(bits, due[:1], on=True)
-                continue
-            assert output.matcher is not None
-            assert self._vocabulary is not None
-            if not output.matcher.fill_mask(bits):
-                bits[:] = -1
-            _set(bits, self._vocabulary.eos_ids, on=False)
-            if output.matcher.is_accepting():
-                _set(bits, output.ends, on=True)
-            if not bits.any():
-                reason = output.matcher.error()
-                output.error = reason or "the grammar allows no token of the vocabulary here"
+    def _wait(self) -> None:
+        if self._filling is not None:
+            self._filling.result()
+            self._filling = None
 
-
-def _is_masked(output: _Output) -> bool:
-    if output.pending or output.over or output.error:
-        return False
-    return bool(_due(output)) if _thinks(output) else output.matcher is not None
-
-
-def _thinks(output: _Output) -> bool:
-    return output.thinking is not None and not output.thinking.over
-
-
-def _due(output: _Output) -> tuple[int, ...]:
-    """Ids that are forced, one after the other."""
-    return output.thinking.due if output.thinking is not None else ()
+    def _fill(self, todo: list[Output], asked: int) -> None:
+        begun = time.perf_counter()
+        self._bits.fill(todo, self._eos_ids)
+        if asked:
+            each_s = (time.perf_counter() - begun) / asked
+            self._mask_s = _MEMORY * self._mask_s + (1 - _MEMORY) * each_s
 
 
 def _tracker(request: GenerateRequest, *, is_constrained: bool) -> ThoughtTracker | None:
@@ -255,23 +227,3 @@ def _tracker(request: GenerateRequest, *, is_constrained: bool) -> ThoughtTracke
         return None
     matters = thinking.inside if is_constrained else thinking.budget is not None
     return ThoughtTracker(thinking) if matters else None
-
-
-def _is_over(output: _Output) -> bool:
-    """Whether nothing can follow."""
-    return not _thinks(output) and output.matcher is not None and output.matcher.is_terminated()
-
-
-def _may_end(output: _Output) -> bool:
-    if _thinks(output) or output.matcher is None:
-        return False
-    return output.matcher.is_accepting()
-
-
-def _set(bits: IntArray, ids: tuple[int, ...], *, on: bool) -> None:
-    """Allow or forbid some ids."""
-    words = bits.view(np.uint32)
-    for token in ids:
-        if token >> 5 < len(words):
-            bit = np.uint32(1 << (token & 31))
-            words[token >> 5] = words[token >> 5] | bit if on else words[token >> 5] & ~bit

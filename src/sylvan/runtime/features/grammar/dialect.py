@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.schema import (
     Schema,
     are_disjoint,
@@ -22,6 +21,7 @@ from sylvan.runtime.features.grammar.schema import (
     resolve,
     types_of_value,
 )
+from sylvan.runtime.features.grammar.spec import NotSupportedError
 
 _FIRST = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _OBJECT = frozenset(
@@ -101,7 +101,7 @@ class Dialect:
         """Refuse a schema of which something would be ignored.
 
         Raises:
-            RequestError: names the place and the keyword.
+            NotSupportedError: names the place and the keyword.
         """
         _Walk(self, schema).run()
 
@@ -226,9 +226,9 @@ class _Walk:
         self._todo.append((f"{at}.additionalProperties", node.get("additionalProperties"), None))
         self._todo.append((f"{at}.propertyNames", node.get("propertyNames"), "string"))
 
-    def _refusal(self, at: str, how: str = "") -> RequestError:
+    def _refusal(self, at: str, how: str = "") -> NotSupportedError:
         message = f"{at} {how}".rstrip() + " is not supported by grammar.backend"
-        return RequestError(f"{message} {self._dialect.backend}", param="json_schema")
+        return NotSupportedError(f"{message} {self._dialect.backend}", param="json_schema")
 
 
 def _says_nothing(node: Schema, keyword: str) -> bool:

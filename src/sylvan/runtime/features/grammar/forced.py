@@ -13,12 +13,16 @@ from collections.abc import Sequence
 from sylvan.runtime.features.grammar.api import GrammarMatcher
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
+_MOST_KNOWN = 4096
+_LONGEST_KNOWN = 1024  # bytes
+
 
 class Jumper:
     """Appends tokens that need no model to a matcher."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        self._known: dict[bytes, tuple[tuple[int, ...], int]] = {}  # see `_written`
         self._sorted = sorted({token for token in vocabulary.tokens if token})
         self._longest = max(map(len, self._sorted), default=0)
 
@@ -27,18 +31,29 @@ class Jumper:
         data = matcher.forced()
         if not data:
             return ()
+        found = self._known.get(data)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._written(data)
+            if len(data) <= _LONGEST_KNOWN:
+                self._known[data] = found
+        ids, settled = found
+        taken = matcher.accept_all(ids)
+        if taken == len(ids) and (settled == taken or matcher.is_terminated()):
+            return ids
+        settled = min(settled, taken)
+        matcher.rollback(taken - settled)
+        return ids[:settled]
+
+    def _written(self, data: bytes) -> tuple[tuple[int, ...], int]:
+        """The ids of a text, and how many of them stay as they are whatever follows it."""
         ids = self._vocabulary.encode(data)
         if b"".join(self._vocabulary.tokens[i] for i in ids) != data:
-            return ()
-        taken = _accept(matcher, ids)
-        if len(taken) == len(ids) and matcher.is_terminated():
-            return tuple(taken)
-        settled = self._settled(ids[: len(taken)], data)
-        matcher.rollback(len(taken) - settled)
-        return tuple(taken[:settled])
+            return (), 0
+        return tuple(ids), self._settled(ids, data)
 
     def _settled(self, ids: Sequence[int], data: bytes) -> int:
-        """How many of `ids` stay as they are whatever follows `data`."""
         border = len(data)
         for start in range(max(0, len(data) - self._longest + 1), len(data)):
             if self._goes_on(data[start:]):
@@ -55,12 +70,3 @@ class Jumper:
         """Whether some token begins with `text` and is longer."""
         at = bisect.bisect_right(self._sorted, text)
         return at < len(self._sorted) and self._sorted[at].startswith(text)
-
-
-def _accept(matcher: GrammarMatcher, ids: Sequence[int]) -> list[int]:
-    taken: list[int] = []
-    for token in ids:
-        if not matcher.accept(token):
-            break
-        taken.append(token)
-    return taken

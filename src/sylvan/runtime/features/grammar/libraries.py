@@ -9,19 +9,20 @@ from importlib.metadata import version
 from sylvan.runtime.features.grammar import backends
 from sylvan.utils import plugins
 
-DISTRIBUTIONS: Mapping[str, str] = {
-    "llguidance": "llguidance",
-    "outlines_core": "outlines_core",
-    "xgrammar": "xgrammar",
+DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
+    "combined": ("xgrammar", "llguidance"),
+    "llguidance": ("llguidance",),
+    "outlines_core": ("outlines_core",),
+    "xgrammar": ("xgrammar",),
 }
-"""What to install for each backend."""
+"""What to install for each backend; `combined` is no library of its own."""
 
 
 def installed_backends() -> tuple[str, ...]:
-    """Backends whose library is here."""
+    """Backends that are one library, which is here."""
     return tuple(n for n in plugins.options(backends) if importlib.util.find_spec(n) is not None)
 
 
 def library_version(backend: str) -> str:
-    """Name and version of the library behind a backend."""
-    return f"{backend}-{version(DISTRIBUTIONS[backend])}"
+    """Name and version of the library behind a backend, or of all of them."""
+    return "-".join(f"{name}-{version(name)}" for name in DISTRIBUTIONS[backend])

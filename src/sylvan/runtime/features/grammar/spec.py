@@ -21,6 +21,10 @@ _JSON_MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _OTHER_MARKS = re.compile(r"\\.|[()\[\]{}]", re.DOTALL)
 
 
+class NotSupportedError(RequestError):
+    """The grammar may be fine, but the library that was asked cannot do it."""
+
+
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """Kind (of `KINDS`) and text of a grammar.

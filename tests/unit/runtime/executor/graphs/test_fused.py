@@ -17,6 +17,7 @@ from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.plan import StepPlan
 from sylvan.runtime.executor.steps import Step, TensorStep
+from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
@@ -69,11 +70,11 @@ class Served:
         self.sampler = parts[1]
         self.step: Step = (runner.fuse(*parts) or apart) if fused else apart
 
-    def run(self, work: StepPlan) -> tuple[list[int], list[bytes]]:
-        found = self.step.run(work, draw=True)
+    def run(self, work: StepPlan, masks: Masks | None = None) -> tuple[list[int], list[bytes]]:
+        found = self.step.run(work, draw=True, masks=masks)
         if found is None:
             rows = SamplingBatch(work.sample_slots, work.sample_positions, self.params)
-            found = self.sampler.sample(self.step.logits(), rows)
+            found = self.sampler.sample(self.step.logits(), rows, masks)
             self.last_token[rows.slots] = found.token_ids
         self.params.sampled(work.sample_slots, found.token_ids)
         told = [p.logprobs.tobytes() + p.top_ids.tobytes() for p in found.logprobs.values()]
@@ -97,6 +98,26 @@ def test_a_fused_step_is_its_parts():
     assert [mine for mine, _ in found] == [theirs for _, theirs in found]
     assert [len(ids) for (ids, _), _ in found] == [2, 2] + [3] * 12
     assert fused.last_token.tolist() == apart.last_token.tolist()
+
+
+def test_masks_are_heeded_by_the_one_call_and_forgotten_by_the_next():
+    first = plan([(0, 0, 5, True), (1, 0, 6, True)], [*range(5), *range(6)], [])
+    decodes = [
+        plan([(0, 5 + at, 6 + at, True), (1, 6 + at, 7 + at, True)], [0, 0], [0, 1])
+        for at in range(4)
+    ]
+    bits = np.zeros((1, -(-VOCAB // 32)), np.int32)
+    bits[0, 1] = 0b1001
+    masks = Masks(np.array([1], np.int32), bits)
+    fused, apart = Served(fused=True), Served(fused=False)
+
+    found = [
+        (fused.run(work, mask), apart.run(work, mask))
+        for work, mask in zip([first, *decodes], [None, masks, None, masks, masks], strict=True)
+    ]
+
+    assert [mine for mine, _ in found] == [theirs for _, theirs in found]
+    assert {found[i][0][0][1] for i in (1, 3, 4)} <= {32, 35}
 
 
 def test_positions_and_places_are_those_of_numpy():

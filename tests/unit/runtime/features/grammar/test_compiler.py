@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,6 +142,9 @@ class BACKEND(llguidance.LLGuidance):
         if spec.text == "hang":
             while True:
                 time.sleep(60)
+        if spec.text == "spin":
+            while True:
+                pass
         if spec.text == "eat":
             hoard = bytearray(4 << 30)
         if spec.text == "die":
@@ -149,7 +154,7 @@ class BACKEND(llguidance.LLGuidance):
 
 
 @pytest.fixture
-def make_sleepy(monkeypatch, tmp_path) -> Iterator[Callable[[float], GrammarCompiler]]:
+def make_sleepy(monkeypatch, tmp_path) -> Iterator[Callable[..., GrammarCompiler]]:
     """Makes compilers whose process finds one more backend."""
     folder = tmp_path / "more"
     folder.mkdir()
@@ -161,8 +166,8 @@ def make_sleepy(monkeypatch, tmp_path) -> Iterator[Callable[[float], GrammarComp
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     words, made = vocabulary(), []
 
-    def make_one(timeout_s: float) -> GrammarCompiler:
-        limits = Limits(timeout_s=timeout_s, quick_s=0.2, memory_bytes=256 << 20)
+    def make_one(timeout_s: float, quick_s: float = 0.2) -> GrammarCompiler:
+        limits = Limits(timeout_s=timeout_s, quick_s=quick_s, memory_bytes=256 << 20)
         setup = Setup(make_backend("llguidance"), words)
         made.append(GrammarCompiler("sleepy", lambda: setup, limits))
         return made[-1]
@@ -179,18 +184,43 @@ def sleepy(make_sleepy) -> GrammarCompiler:
 
 
 def test_a_grammar_that_takes_too_long_or_too_much_fails_alone(make_sleepy) -> None:
-    sleepy = make_sleepy(4.0)
+    sleepy = make_sleepy(1.0)
     hang, eat, die, fine = tickets = [
         sleepy.request(GrammarSpec("regex", text)) for text in ("hang", "eat", "die", "fine")
     ]
     wait(*tickets)
 
-    assert "not compiled within 4 s" in str(hang.error)
+    assert "not compiled within 1 s" in str(hang.error)
     assert "256 MiB" in str(eat.error)
     assert "ended on it" in str(die.error)
     assert fine.error is None
     assert sleepy.stats.timeouts == 1
     assert sleepy.stats.restarts == 1
+
+
+def test_time_is_that_of_the_processor(make_sleepy) -> None:
+    ticket = make_sleepy(1.0).request(GrammarSpec("regex", "spin"))
+    wait(ticket)
+
+    assert "not compiled within 1 s" in str(ticket.error)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_compiling_makes_way_for_everything_else(make_sleepy) -> None:
+    sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)
+    wait(sleepy.request(GrammarSpec("regex", "warm")))
+    hang = sleepy.request(GrammarSpec("regex", "hang"))
+    pid = sleepy._life.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    policies: list[int] = []
+    while os.SCHED_IDLE not in policies:
+        with contextlib.suppress(ProcessLookupError):
+            policies = [os.sched_getscheduler(int(p)) for p in children.read_text().split()]
+        assert not hang.done
+
+    assert os.getpriority(os.PRIO_PROCESS, sleepy._thread.native_id) == 10
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 10
+    sleepy.forget(hang)
 
 
 def test_easy_grammars_do_not_wait_for_hard_ones(sleepy) -> None:

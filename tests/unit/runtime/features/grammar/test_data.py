@@ -7,6 +7,7 @@ import pytest
 
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.features.grammar import data
 from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.sampling.constraints import Outcome
@@ -258,3 +259,70 @@ def test_budget_goes_on_from_outputs_of_before() -> None:
     bench = Bench(sampling={}, outputs=bytes([1, 2, 60]), thinking=thinking)
 
     assert bench.mask() == {61}
+
+
+def test_what_is_certain_is_the_only_id_where_nothing_jumps() -> None:
+    bench = Bench(sampling={"regex": 'x"name"x(a|b)'})
+    texts = []
+    for _ in range(3):
+        (only,) = bench.mask()
+        texts.append(TOKENS[only])
+        assert bench.step(only) is None
+
+    assert texts == [b"x", b'"name"', b"x"]  # as the tokenizer writes it, not byte by byte
+    assert bench.mask() == {ord("a"), ord("b")}
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_outputs_of_before_may_be_split_in_another_way(count) -> None:
+    text = b'x"name"x'
+    bench = Bench(sampling={"regex": 'x"name"x(a|b)'}, outputs=text[:count])
+    for byte in text[count:]:
+        assert bench.step(byte) is None
+
+    assert bench.mask() == {ord("a"), ord("b")}
+
+
+def test_jumps_change_nothing_but_when_tokens_come() -> None:
+    def written(*, jumps: bool) -> list[int]:
+        bench = Bench(sampling={"regex": '("name":(yes|no) the){3}!'}, jumps=jumps)
+        tokens: list[int] = []
+        for _ in range(60):
+            chance = np.random.default_rng(len(tokens))  # of the position, as the sampler's is
+            mask = bench.mask()
+            token = 0 if mask is None else int(chance.choice(sorted(mask)))
+            outcome = bench.step(token)
+            tokens += (token,) if outcome is None else outcome.tokens
+            if outcome is not None and outcome.ended:
+                return tokens
+        raise AssertionError("it never ends")
+
+    assert written(jumps=True) == written(jumps=False)
+
+
+def test_masks_that_take_long_are_filled_beside_the_forward_pass(monkeypatch) -> None:
+    monkeypatch.setattr(data, "_AT_ONCE_S", 0.0)
+    bench = Bench(sampling={"regex": "(a|b|yes)+"})
+
+    batch = bench.batch(bench.position)
+    assert bench.matchers.prepare(batch.slots, batch.positions)
+    assert bench.matchers._filling is not None
+    assert {TOKENS[i] for i in bench.mask()} == {b"a", b"b", b"y", b"ye", b"yes"}
+    assert bench.matchers.ready
+
+
+def test_masks_of_some_rows_are_told_apart() -> None:
+    one = Bench(sampling={"regex": "a|b"})
+    matchers, params = one.matchers, one.params
+    matchers.join(5, one.request, np.frombuffer(b"", np.uint8).astype(np.int32))
+    slots = np.array([1, 3, 5], np.int32)
+    positions = np.full(3, PROMPT)
+    assert matchers.prepare(slots, positions)
+
+    whole = matchers.masks(SamplingBatch(slots, positions, params))
+    part = matchers.masks(SamplingBatch(slots[2:], positions[2:], params))
+
+    assert whole.rows.tolist() == [1, 2]
+    assert part.rows.tolist() == [0]
+    assert part.bits.tolist() == whole.bits[1:].tolist()
+    assert matchers.masks(SamplingBatch(slots[:1], positions[:1], params)) is None

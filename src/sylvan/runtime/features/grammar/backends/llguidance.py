@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from collections.abc import Sequence
 
 import llguidance
@@ -23,6 +25,9 @@ from sylvan.runtime.features.grammar.structural import (
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 MAX_REASON_CHARS = 1000
+
+_ALONE = 2  # so many masks are done before other threads are awake
+_MOST_KNOWN = 4096  # texts of which the ids are kept
 
 _CONTROL = b"\xff"  # begins a control token among forced bytes; no text has it
 
@@ -51,9 +56,11 @@ class LLGuidance:
 
     def load(self, data: bytes) -> CompiledGrammar:
         """See `GrammarBackend.load`."""
-        return self._compiled(data.decode(), "grammar")
+        compiled = self._compiled(data.decode(), "grammar")
+        compiled.prepare()
+        return compiled
 
-    def _compiled(self, text: str, kind: str) -> CompiledGrammar:
+    def _compiled(self, text: str, kind: str) -> _Compiled:
         first = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         if first.is_error():
             raise RequestError(f"{kind}: {_reason(first)}", param=kind)
@@ -87,12 +94,20 @@ class _Tokens(llguidance.TokenizerWrapper):
         self.special_token_ids = sorted({*vocabulary.special.values(), *vocabulary.eos_ids})
         self.is_tokenizer_wrapper = True
         self._encode = vocabulary.encode
+        self._known: dict[str | bytes, list[int]] = {}
 
     def __call__(self, text: str | bytes) -> list[int]:
+        known = self._known.get(text)  # asked for in the middle of a mask, and mostly the same
+        if known is not None:
+            return known
         data = text.encode() if isinstance(text, str) else text
         ids = self._encode(data)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
         # what no tokens spell must not look as if others did
-        return ids if b"".join(self.tokens[i] for i in ids) == data else []
+        found = ids if b"".join(self.tokens[i] for i in ids) == data else []
+        self._known[text] = found
+        return found
 
 
 class _Compiled:
@@ -100,10 +115,18 @@ class _Compiled:
 
     def __init__(self, text: str, first: llguidance.LLMatcher) -> None:
         self._text, self._first = text, first
+        self._spare: list[llguidance.LLMatcher] = []
+
+    def prepare(self) -> None:
+        """Make the first matcher now: that of a hard grammar takes milliseconds to copy."""
+        self._spare.append(self._first.deep_copy())
 
     def matcher(self) -> GrammarMatcher:
         """See `CompiledGrammar.matcher`."""
-        return _Matcher(self._first.deep_copy())
+        try:
+            return _Matcher(self._spare.pop())
+        except IndexError:
+            return _Matcher(self._first.deep_copy())
 
     def dump(self) -> bytes:
         """See `CompiledGrammar.dump`: the library has no format of its own."""
@@ -114,37 +137,59 @@ class _Matcher:
     """See `GrammarMatcher`."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self._matcher = matcher
+        self.library = matcher
 
     def fill_mask(self, row: IntArray) -> bool:
         """See `GrammarMatcher.fill_mask`."""
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self.library.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         return True
+
+    @staticmethod
+    def fill_masks(matchers: Sequence[_Matcher], bits: IntArray, rows: Sequence[int]) -> None:
+        """See `GrammarMatcher.fill_masks`: one native call, on all cores."""
+        start, stride = bits.ctypes.data, bits.strides[0]
+        if len(rows) > _ALONE:
+            todo = [(m.library, row) for m, row in zip(matchers, rows, strict=True)]
+            _threads().unsafe_compute_mask_ptr(todo, start, stride, len(bits))
+            return
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.library.unsafe_compute_mask_ptr(start + row * stride, stride)
 
     def accept(self, token: int) -> bool:
         """See `GrammarMatcher.accept`."""
-        return self._matcher.try_consume_tokens([token]) == 1
+        return self.library.try_consume_tokens([token]) == 1
+
+    def accept_all(self, tokens: Sequence[int]) -> int:
+        """See `GrammarMatcher.accept_all`."""
+        return self.library.try_consume_tokens(list(tokens))
 
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
         if num_tokens:
-            self._matcher.rollback(num_tokens)
+            self.library.rollback(num_tokens)
 
     def forced(self) -> bytes:
         """See `GrammarMatcher.forced`."""
-        return self._matcher.compute_ff_bytes().partition(_CONTROL)[0]
+        return self.library.compute_ff_bytes().partition(_CONTROL)[0]
 
     def is_accepting(self) -> bool:
         """See `GrammarMatcher.is_accepting`."""
-        return self._matcher.is_accepting()
+        return self.library.is_accepting()
 
     def is_terminated(self) -> bool:
         """See `GrammarMatcher.is_terminated`."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
+        return self.library.is_stopped() and not self.library.is_error()
 
     def error(self) -> str:
         """See `GrammarMatcher.error`."""
-        return _reason(self._matcher) if self._matcher.is_error() else ""
+        return _reason(self.library) if self.library.is_error() else ""
+
+
+@functools.cache
+def _threads() -> llguidance.LLExecutor:
+    """The library's threads; they sleep between masks."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return llguidance.LLExecutor(min(usable or 1, 32))
 
 
 def _check(schema: Schema) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RequestError
-from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.api import (
+    CompiledGrammar,
+    GrammarMatcher,
+    accept_each,
+    fill_each,
+)
 from sylvan.runtime.features.grammar.dialect import Dialect
 from sylvan.runtime.features.grammar.schema import object_schema
-from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import choices
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
@@ -127,6 +133,15 @@ class _Matcher:
         self._guide.advance(token, False)
         return True
 
+    @staticmethod
+    def fill_masks(matchers: Sequence[_Matcher], bits: IntArray, rows: Sequence[int]) -> None:
+        """See `GrammarMatcher.fill_masks`."""
+        fill_each(matchers, bits, rows)
+
+    def accept_all(self, tokens: Sequence[int]) -> int:
+        """See `GrammarMatcher.accept_all`."""
+        return accept_each(self, tokens)
+
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
         if num_tokens:
@@ -176,7 +191,7 @@ def _regex(spec: GrammarSpec) -> str:
             return "(" + "|".join(map(re.escape, choices(spec))) + ")"
         case kind:
             message = f"{kind} is not supported by grammar.backend outlines_core"
-            raise RequestError(message, param=kind)
+            raise NotSupportedError(message, param=kind)
 
 
 BACKEND = OutlinesCore

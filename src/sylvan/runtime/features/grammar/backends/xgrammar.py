@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -12,10 +12,15 @@ from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RequestError
-from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.api import (
+    CompiledGrammar,
+    GrammarMatcher,
+    accept_each,
+    fill_each,
+)
 from sylvan.runtime.features.grammar.dialect import Dialect
 from sylvan.runtime.features.grammar.schema import object_schema
-from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import choices, tree_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
@@ -97,6 +102,7 @@ _SECOND_BYTES = {
     0xF4: tuple(range(0x80, 0x90)),
 }
 
+_UNABLE = re.compile(r"(?i)\bunsupported\b|\bnot (?:yet )?(?:supported|implemented)\b")
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 _ERRORS = (RuntimeError, ValueError, TypeError)
 
@@ -121,7 +127,8 @@ class XGrammar:
             compiled = self._recipe(spec)()
         except _ERRORS as error:
             reason = _PLACE.sub("", str(error))[:MAX_REASON_CHARS].strip()
-            raise RequestError(f"{spec.kind}: {reason}", param=spec.kind) from None
+            kind = NotSupportedError if _UNABLE.search(reason) else RequestError
+            raise kind(f"{spec.kind}: {reason}", param=spec.kind) from None
         tags = spec.kind in ("structural_tag", "ebnf", "choice")
         named = [i for name, i in self._vocabulary.special.items() if tags and name in spec.text]
         return _Compiled(compiled, named, self._words)
@@ -236,6 +243,15 @@ class _Matcher:
         if taken:
             self._last_bytes.append(text[-1] if text else 0)
         return taken
+
+    @staticmethod
+    def fill_masks(matchers: Sequence[_Matcher], bits: IntArray, rows: Sequence[int]) -> None:
+        """See `GrammarMatcher.fill_masks`."""
+        fill_each(matchers, bits, rows)
+
+    def accept_all(self, tokens: Sequence[int]) -> int:
+        """See `GrammarMatcher.accept_all`."""
+        return accept_each(self, tokens)
 
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""

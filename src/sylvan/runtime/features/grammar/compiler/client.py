@@ -27,6 +27,7 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     pack,
     read_frame,
 )
+from sylvan.runtime.features.grammar.compiler.priority import thread_steps_back
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_limits
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
@@ -159,6 +160,7 @@ class GrammarCompiler:
     # ---- in the compiler's thread
 
     def _work(self) -> None:
+        thread_steps_back()
         while (order := self._orders.get()) is not None:
             order()
         if self._life is not None:
@@ -215,7 +217,7 @@ class GrammarCompiler:
         life = _Life(process)
         threading.Thread(
             target=self._read, args=(life,), name="sylvan-grammar-proofs", daemon=True
-        ).start()
+        ).start()  # as low as this thread, which starts it
         self._life = life
         words = self._ready().vocabulary
         self._send(

@@ -15,8 +15,10 @@ _LENGTH = struct.Struct("<I")
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What compiling one grammar may take.
 
-    A grammar that needs more than `quick_s` is stopped and tried again in the slow lane, with all
-    of `timeout_s`, so that hard grammars wait for each other and never hold up easy ones.
+    Seconds are of processor time: compiling makes way for whatever else runs, and a busy machine is
+    no fault of the grammar's. One that needs more than `quick_s` is stopped and tried again in the
+    slow lane, with all of `timeout_s`, so that hard grammars wait for each other and never hold up
+    easy ones.
     """
 
     timeout_s: float = 10.0

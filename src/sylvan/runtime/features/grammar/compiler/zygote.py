@@ -8,6 +8,7 @@ is left behind. The scheduler talks on stdin and stdout; when they close, this p
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import selectors
@@ -15,6 +16,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -35,12 +37,15 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     pack,
     read_frame,
 )
+from sylvan.runtime.features.grammar.compiler.priority import step_back, wait_for_idle_cores
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
 from sylvan.utils import plugins
 
-NICENESS = 10
 _SLACK_S = 2
+# A child that waits for a core may take so many times its processor time. The first attempt runs on
+# idle cores only, and is soon given up where there are none.
+_QUICK_WALL, _SLOW_WALL = 2.0, 6.0
 
 
 @dataclass(slots=True)
@@ -105,15 +110,17 @@ class Zygote:
 
     def _fork(self, order: Prove, slow: bool) -> None:
         reader, writer = os.pipe()
-        allowed_s = self._limits.timeout_s if slow else self._limits.quick_s
+        limits = self._limits
+        allowed_s, wall = (limits.timeout_s, _SLOW_WALL) if slow else (limits.quick_s, _QUICK_WALL)
         pid = os.fork()
         if pid == 0:
             os.close(reader)
             os.close(self._out)  # who reads it is to see when this process ends
-            _compile(self._backend, self._words, order, self._limits, writer)
+            prove = functools.partial(_prove, self._backend, self._words, order, limits)
+            _compile(prove, order, limits, allowed_s, idle=not slow, out=writer)
         os.close(writer)
         now = time.monotonic()
-        self._children[reader] = _Child(order, pid, reader, now, now + allowed_s, slow)
+        self._children[reader] = _Child(order, pid, reader, now, now + allowed_s * wall, slow)
         self._selector.register(reader, selectors.EVENT_READ)
 
     def _read(self, child: _Child) -> None:
@@ -125,6 +132,8 @@ class Zygote:
         os.close(child.pipe)
         del self._children[child.pipe]
         _, status = os.waitpid(child.pid, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+            child.reason = child.reason or _TOO_SLOW
         if child.reason == _TOO_SLOW and not child.slow:
             self._slow.append(child.order)
             return
@@ -167,13 +176,24 @@ class Zygote:
 _TOO_SLOW = "too slow"
 
 
-def _compile(backend: GrammarBackend, words: int, order: Prove, limits: Limits, out: int) -> None:
+def _compile(
+    prove: Callable[[], Proof],
+    order: Prove,
+    limits: Limits,
+    allowed_s: float,
+    *,
+    idle: bool,
+    out: int,
+) -> None:
     """What a child does; it never returns."""
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries shout when they die
+        if idle:
+            wait_for_idle_cores()
         _restrict(limits)
-        _write(out, pack(_prove(backend, words, order, limits)))
+        signal.setitimer(signal.ITIMER_PROF, allowed_s)  # of processor time; it ends this process
+        _write(out, pack(prove()))
         code = 0
     except MemoryError:
         _write(out, pack(Proof(id=order.id, reason=_out_of_memory(limits))))
@@ -215,7 +235,7 @@ def _restrict(limits: Limits) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     seconds = int(limits.timeout_s) + _SLACK_S  # in case nobody is left to end it
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    signal.alarm(seconds)
+    signal.alarm(int(limits.timeout_s * _SLOW_WALL) + _SLACK_S)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -239,7 +259,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)  # libraries print
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(NICENESS)
+    step_back()
     with contextlib.closing(open(0, "rb", buffering=0)) as orders:
         frame = read_frame(orders)
         if frame is None:

@@ -1,0 +1,29 @@
+"""Compiling makes way for decoding: its processes and threads come after everything else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+NICENESS = 10
+
+
+def step_back() -> None:
+    """This process comes later than others."""
+    os.nice(max(0, NICENESS - os.nice(0)))
+
+
+def thread_steps_back() -> None:
+    """This thread comes later than others, where threads have priorities of their own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def wait_for_idle_cores() -> None:
+    """This process runs only while a core has nothing else to do, where the system knows such.
+
+    On a machine that is never idle it does not run at all, so somebody must look after it.
+    """
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
