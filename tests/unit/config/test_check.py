@@ -17,6 +17,7 @@ BROKEN = {
         {"task": "classify"},
         "task=classify: this model can be served for generate or embed or both only",
     ),
+    "pickled weights": ({}, "--load-format pt reads them"),
     "no such device": ({"device": "cuda"}, "device=cuda: this machine has no such device"),
     "dtype not on this device": (
         {"device": "odd", "dtype": "float16"},
@@ -105,6 +106,8 @@ def facts_for(name):
         return make_facts(devices=make_facts().devices | {"odd": odd})
     if name == "attention not with this head size":
         return make_facts(model=make_model(head_dim=256))
+    if name == "pickled weights":
+        return make_facts(model=make_model(weights="pt"))
     if name == "no state for any request":
         return make_facts(model=make_model(state_numbers=100))
     return make_facts()

@@ -251,11 +251,10 @@ def _record(plan: _Plan) -> _Made:
     library = load_library()
     pool = NativePool(plan.kv_shape, plan.build.dtype)
     model = plan.model()
-    kind, converted = plan.options.load_format, plan.formats.converted
-    if kind == "dummy":
-        dummy_weights(model, plan.options.seed, converted)
+    if (kind := plan.options.load_format) == "dummy":
+        dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
-        defer_weights(model, plan.model_dir, plan.progress, converted, kind)
+        defer_weights(model, plan.model_dir, plan.progress, plan.formats.converted, kind)
     runner = ProgramRunner(
         model,
         plan.limits,
