@@ -1,4 +1,4 @@
-"""The training loop: a budget of time, periodic checks on dev examples, checkpoints."""
+"""The training loop: a number of steps, periodic checks on dev examples, checkpoints."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tools.train.tokenizer import encode_example
 class TrainConfig:
     """How to train.
 
-    The budget is in seconds of a worker's processor time: about wall time where each worker has a
-    core to itself, and where it has not, the run takes longer but learns as much.
+    Everything follows the number of the step, never a clock: the same seed and number of workers
+    give the same weights, and a busy machine only takes longer.
     """
 
     seed: int = 1
-    budget: float = 4920.0
+    steps: int = 7600
     batch_tokens: int = 2048
     step_batches: int = 2
     matrix_lr: float = 0.02
@@ -42,8 +42,8 @@ class TrainConfig:
     decay_from: float = 0.35
     finish_from: float = 0.82
     average: float = 0.99
-    check_every: float = 600.0
-    save_every: float = 60.0
+    check_every: int = 850
+    save_every: int = 100
     check_per_class: int = 20
     workers: int = 2
     recite_steps: int = 200
@@ -54,10 +54,10 @@ Row = tuple[list[int], list[int]]
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def schedule(progress: float, step: int, config: TrainConfig) -> float:
+def schedule(step: int, config: TrainConfig) -> float:
     """Learning-rate factor: short warm-up, constant, then linear to almost nothing."""
     warm = min(1.0, (step + 1) / config.warmup_steps)
-    left = (1 - progress) / (1 - config.decay_from)
+    left = (1 - step / config.steps) / (1 - config.decay_from)
     return warm * max(0.01, min(1.0, left))
 
 
@@ -203,8 +203,6 @@ class Trainer:
         self.weights = dict(mix.WEIGHTS)
         self.accuracies: dict[str, float] = {}
         self.step = self.tokens = 0
-        self.elapsed = 0.0
-        self.shared_clock = 0.0  # the first worker's, for decisions that all must share
         self.dev = mix.evaluation_set(config.seed, config.check_per_class, "dev")
 
     def say(self, text: str) -> None:
@@ -221,7 +219,8 @@ class Trainer:
             "average": self.average.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "weights": self.weights,
-            "counters": (self.step, self.tokens, self.elapsed),
+            "counters": (self.step, self.tokens),
+            "accuracies": self.accuracies,
             "config": asdict(self.config),
         }
         torch.save(state, self.folder / "writing.pt")
@@ -235,8 +234,8 @@ class Trainer:
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self.weights.update(state["weights"])
-        self.step, self.tokens, self.elapsed = state["counters"]
-        self.shared_clock = self.elapsed
+        self.step, self.tokens = state["counters"]
+        self.accuracies = state["accuracies"]
 
     def check(self) -> Table:
         """Score the averaged model on dev examples and lean the mix accordingly."""
@@ -256,7 +255,7 @@ class Trainer:
 
     def lean(self) -> None:
         """Lean the mix towards classes that did badly, and in the end to those learnt last."""
-        finishing = self.shared_clock >= self.config.finish_from * self.config.budget
+        finishing = self.step >= self.config.finish_from * self.config.steps
         for name, base in mix.WEIGHTS.items():
             accuracy = self.accuracies.get(mix.PART_OF.get(name, name), 1 / 3)
             factor = mix.FINISH.get(name, 1.0) if finishing else 1.0
@@ -289,11 +288,9 @@ class Trainer:
                 loss = self.loss(tokens, *learnt_positions(targets))
             loss.backward()
             total += float(loss.detach())
-        clock = self.elapsed if self.rank == 0 else 0.0
-        learnt, total, read, clock = self.share_gradients([learnt, total, read, clock])
-        self.elapsed = self.shared_clock = clock
+        learnt, total, read = self.share_gradients([learnt, total, read])
         self.tokens += int(read)
-        factor = schedule(self.elapsed / config.budget, self.step, config)
+        factor = schedule(self.step, config)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group.setdefault("full_lr", group["lr"])
@@ -319,31 +316,22 @@ class Trainer:
                 yield encode_example(self.tokenizer, next(examples))
 
     def run(self) -> None:
-        """Train until the budget is spent."""
+        """Train until the last step is done."""
         config = self.config
         batches = batches_of(self.rows(), config)
-        checked = saved = self.elapsed
-        since, recent = time.process_time(), list[float]()
-        while self.shared_clock < config.budget:
+        since, recent = time.monotonic(), list[float]()
+        while self.step < config.steps:
             recent.append(self.train_step([next(batches) for _ in range(config.step_batches)]))
-            now = time.process_time()
-            self.elapsed += now - since
-            since = now
             if self.step % 50 == 0:
+                seconds = time.monotonic() - since
                 self.say(
-                    f"step {self.step} loss {sum(recent) / len(recent):.4f} "
-                    f"tokens {self.tokens} elapsed {self.elapsed:.0f} s"
+                    f"step {self.step} of {config.steps} loss {sum(recent) / len(recent):.4f} "
+                    f"tokens {self.tokens} {1000 * seconds / len(recent):.0f} ms a step"
                 )
-                recent.clear()
-            if self.step % 10 == 0:
-                elapsed = self.shared_clock
-                if elapsed - saved > config.save_every:
-                    saved = elapsed
-                    self.save("last.pt")
-                    if elapsed / config.budget < config.decay_from:
-                        self.save("steady.pt")
-                if elapsed - checked > config.check_every:
-                    checked = elapsed
-                    self.check()
-                self.lean()
+                since, recent = time.monotonic(), list[float]()
+            if self.step % config.save_every == 0:
+                self.save("last.pt")
+            if self.step % config.check_every == 0:
+                self.check()
+            self.lean()
         self.save("last.pt")

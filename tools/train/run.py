@@ -37,15 +37,10 @@ def train(config: TrainConfig, output: Path, folder: Path, resume: Path | None) 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train sapling from nothing.")
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=TrainConfig.budget / 60,
-        help="processor time of each worker: wall time on a machine that does nothing else",
-    )
+    parser.add_argument("--steps", type=int, default=TrainConfig.steps, help="about 0.6 s each")
     parser.add_argument("--seed", type=int, default=TrainConfig.seed)
     parser.add_argument("--workers", type=int, default=TrainConfig.workers)
-    parser.add_argument("--check-every", type=float, default=TrainConfig.check_every)
+    parser.add_argument("--check-every", type=int, default=TrainConfig.check_every)
     parser.add_argument("--output", type=Path, default=evaluate.ASSETS, help="model directory")
     parser.add_argument("--work", type=Path, default=Path("build/sapling"), help="checkpoints")
     parser.add_argument("--resume", type=Path, help="go on from this checkpoint")
@@ -54,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         save_tokenizer(train_tokenizer(chosen.seed), chosen.output)
     config = TrainConfig(
         seed=chosen.seed,
-        budget=60 * chosen.minutes,
+        steps=chosen.steps,
         workers=chosen.workers,
         check_every=chosen.check_every,
     )
