@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--variant")
+    parser.add_argument("--int8", action="store_true", help="pages of int8 instead of bf16")
     args = parser.parse_args()
     library = load(args.variant)
     library.dll.sylvan_threads(args.threads)
@@ -59,6 +60,7 @@ def _measure(library, args, page_size, work):
         value_dim=args.head_dim,
         page_size=page_size,
         dtype=torch.bfloat16,
+        int8=args.int8,
     )
     pages = {i: LayerPages(shape, reqs * per_req + 1) for i in range(LAYERS)}
     limits = RecorderLimits(max_tokens=512, max_outputs=1)
@@ -93,7 +95,8 @@ def _measure(library, args, page_size, work):
     runs = [program.profile(step) for _ in range(9)][1:]
     mine = {Kind.ATTENTION, Kind.ATTENTION_MERGE}
     total = statistics.median(sum(ns for kind, ns in run if kind in mine) / 1e3 for run in runs)
-    return total / LAYERS, reqs * (context + rows) * 2 * args.kv_heads * args.head_dim * 2
+    of_head = args.head_dim + 4 if args.int8 else 2 * args.head_dim
+    return total / LAYERS, reqs * (context + rows) * 2 * args.kv_heads * of_head
 
 
 if __name__ == "__main__":

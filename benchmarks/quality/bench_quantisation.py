@@ -17,6 +17,7 @@ FORMATS = {
     "w8a8": ("bfloat16", "w8a8"),
     "w4a8": ("bfloat16", "w4a8"),
 }
+INT8_KV = "bfloat16, int8 KV cache"
 
 
 def main() -> None:
@@ -24,11 +25,12 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=20)
     texts = held_out(parser.parse_args().per_class)
     predictors = [Predictor(*arguments) for arguments in FORMATS.values()]
+    predictors.append(Predictor("bfloat16", int8_kv=True))
     tokens = sum(len(text.rows) for text in texts)
     print(f"{len(texts)} conversations, {tokens} tokens of answers\n")
     print("| format | KL from float32 (nats) | perplexity | same best token |")
     print("|---|---:|---:|---:|")
-    for name, loss in zip(FORMATS, losses(predictors, texts), strict=True):
+    for name, loss in zip([*FORMATS, INT8_KV], losses(predictors, texts), strict=True):
         print(f"| {name} | {loss.kl:.5f} | {loss.perplexity:.4f} | {loss.same_top:.2%} |")
 
 

@@ -59,7 +59,14 @@ class Loss:
 class Predictor:
     """The model in one format; predicts whole texts, one at a time."""
 
-    def __init__(self, dtype: str, quantization: str | None = None, model: Path = SAPLING) -> None:
+    def __init__(
+        self,
+        dtype: str,
+        quantization: str | None = None,
+        model: Path = SAPLING,
+        *,
+        int8_kv: bool = False,
+    ) -> None:
         config = load_config(model)
         kind = getattr(torch, dtype)
         module = family_of(config).model(config, Build(dtype=kind, length=LONGEST))
@@ -72,7 +79,7 @@ class Predictor:
             num_pages=limits.max_pages_per_req + 1,
             page_size=PAGE,
         )
-        pool = NativePool(shape, kind)
+        pool = NativePool(shape, kind, int8=int8_kv)
         self._runner = ProgramRunner(module, limits, pool, load(), dtype=kind, threads=1)
         self._batch = ForwardBatch(limits, pool, NullAttention())
         self._batch.host.page_table[0] = np.arange(1, limits.max_pages_per_req + 1)

@@ -30,6 +30,7 @@ class Case:
     qk_norm: bool = False
     norm_heads: tuple[int, int] = (1, 1)
     page_size: int = 32
+    int8: bool = False
 
     def rope(self) -> Rope | None:
         if not self.rotary_dim:
@@ -66,9 +67,20 @@ CASES = {
         for dim in (16, 24, 32, 80, 96, 128, 256)
     },
     **{f"pages of {size}": Case(page_size=size) for size in (16, 48, 64, 128)},
+    "int8": Case(int8=True),
+    "int8, pages of 16": Case(replace(BASE, head_dim=80), rotary_dim=80, page_size=16, int8=True),
+    "int8, window": Case(replace(BASE, window=37, softcap=5.0), page_size=48, int8=True),
+    "int8, wide": Case(replace(BASE, head_dim=256, v_head_dim=48, num_heads=6), int8=True),
 }
 
-IN_COMPANY = ("many heads a group", "window over chunks", "heads of 80", "pages of 16", "sinks")
+IN_COMPANY = (
+    "many heads a group",
+    "window over chunks",
+    "heads of 80",
+    "pages of 16",
+    "sinks",
+    "int8",
+)
 
 
 @pytest.fixture(params=variants())
@@ -88,9 +100,10 @@ class Cache:
             value_dim=layer.value_dim,
             page_size=case.page_size,
             dtype=dtype,
+            int8=case.int8,
         )
         self.pages = LayerPages(shape, NUM_PAGES * 128 // case.page_size // 2)
-        self.pages.keys[:] = self.pages.values[:] = 0xFF  # NaN in both dtypes
+        self.pages.keys[:] = self.pages.values[:] = 0xFF  # NaN in both dtypes, and as a scale
         order = np.random.default_rng(page_seed).permutation(len(self.pages.keys) - 1) + 1
         self.table = order[: len(order) // 3 * 3].reshape(3, -1).astype(np.int32)
         like = rows_of(case, dtype, 1, 0)
@@ -133,8 +146,10 @@ def rows_of(case: Case, dtype: torch.dtype, tokens: int, seed: int) -> torch.Ten
 
 def expected(case: Case, qkv: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(len(qkv))
-    heads = reference.split_heads(qkv, case.layer, positions, case.rope(), case.norms())
-    return reference.attend(*heads, case.layer)
+    q, k, v = reference.split_heads(qkv, case.layer, positions, case.rope(), case.norms())
+    if case.int8:
+        k, v = reference.through_int8(k), reference.through_int8(v)
+    return reference.attend(q, k, v, case.layer)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -190,3 +205,16 @@ def test_bits_do_not_depend_on_the_page_size(
     for size in (16, 64, 128):
         cache = Cache(library, replace(case, page_size=size), dtype)
         assert torch.equal(cache.step({0: prompt}, {0: 0}), want), size
+
+
+def test_a_head_that_is_no_number_is_none_in_int8_either(library: Library) -> None:
+    case = CASES["int8"]
+    rows = rows_of(case, torch.float32, 20, 0)
+    rows[7, -1] = float("nan")  # of the last value head
+
+    got = Cache(library, case, torch.float32).step({0: rows}, {0: 0})
+
+    half = got.shape[1] // 2
+    assert got[:7].isfinite().all()
+    assert got[:, :half].isfinite().all()
+    assert got[7:, half:].isnan().all()

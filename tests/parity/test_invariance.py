@@ -65,7 +65,7 @@ def wide_dir(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module", params=["gpt-oss", "qwen2-moe", "dots1"])
+@pytest.fixture(scope="module", params=["gpt-oss", "qwen2-moe", "dots1", "deepseek-v3"])
 def experts_dir(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param)
     write(families.FAMILIES[request.param](), 5, path)
@@ -83,6 +83,10 @@ def wide_experts_dir(tmp_path_factory):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature):
     compare_modes(model_dir, prompts, temperature, OPTIONS["options"])
+
+
+def test_every_mode_gives_the_same_bits_with_int8_pages(model_dir, prompts):
+    compare_modes(model_dir, prompts, 1.0, OPTIONS["options"] | {"kv_dtype": "int8"})
 
 
 @pytest.mark.parametrize("quantization", ["w8a8", "w4a8"])

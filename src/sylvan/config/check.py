@@ -244,10 +244,10 @@ RULES = (
     ),
     Rule(
         "no attention fits",
-        ("attention", "device", "deterministic", "cache.page_size"),
+        ("attention", "device", "deterministic", "cache.page_size", "cache.dtype"),
         lambda c: c.device is not None and c.config.attention == "auto",
-        "no attention backend fits {device}, {runner}, {deterministic} and {cache.page_size}; "
-        "leave one of them at auto",
+        "no attention backend fits {device}, {runner}, {deterministic}, {cache.page_size} and "
+        "{cache.dtype}; leave one of them at auto, or cache.dtype at model",
     ),
     Rule(
         "attention not on this device",

@@ -251,6 +251,8 @@ def _plan(state: _State) -> MemoryPlan:
     page = _number(config.cache.page_size)
     number = DTYPE_BYTES[str(config.dtype)] if config.cache.dtype == "model" else 1
     per_token = model.kv_per_token * number
+    if config.cache.dtype == "int8":  # and a scale of 4 bytes for each head
+        per_token += 4 * model.kv_per_token // max(1, model.head_dim)
     budget, tokens = _kv_tokens(state, weights, work, per_token)
     if config.cache.max_tokens != "auto":
         tokens = -(-_number(config.cache.max_tokens) // page) * page

@@ -43,9 +43,9 @@ class CacheConfig(Section, frozen=True):
     max_states: Count | Auto = "auto"
     """Slots of recurrent state, for models with layers that do not attend: the empty one, one for
     each running request, and the others for cached prefixes."""
-    dtype: Literal["model", "fp8_e4m3"] = "model"
-    """Type of keys and values: the model's, or 8-bit floats, which halve the memory and cost
-    accuracy."""
+    dtype: Literal["model", "fp8_e4m3", "int8"] = "model"
+    """Type of keys and values: the model's, or one of 8 bits, which halves the memory and costs
+    accuracy: floats (`fp8_e4m3`), or on the CPU `int8` with a scale for each token and head."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes through a radix tree, or not at all."""
     eviction: str = "lru"

@@ -119,6 +119,27 @@ class ExpertWeights:
     limit: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentShape:
+    """Columns: `nope` and `turning` of a query head, `value` of an output head, `latent`."""
+
+    num_heads: int
+    nope: int
+    turning: int
+    value: int
+    latent: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentParts:
+    """Constants of one layer: `up` (N (nope + value), latent) makes keys and values of latents."""
+
+    shape: LatentShape
+    up: LinearWeight
+    norm: HeadNorm  # of the latent columns
+    rope: Rope  # of the turning columns
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
     """A matrix of a step that does not exist yet: `rows` x `cols` of `dtype`.
@@ -197,6 +218,12 @@ class Recorder(Protocol):
         k_norm: HeadNorm | None,
     ) -> Value:
         """Head norms, rotary, KV store and paged attention over the step's page table."""
+        ...
+
+    def latent_attention(
+        self, q: Value, kv: Value, parts: LatentParts, layer: AttentionLayer
+    ) -> Value:
+        """See `ops.latent_attention`."""
         ...
 
     def take_rows(self, x: Value, rows: Value) -> Value:

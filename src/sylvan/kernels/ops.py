@@ -6,7 +6,7 @@ from sylvan.kernels.cast import cast
 from sylvan.kernels.embed import embedding
 from sylvan.kernels.experts import experts
 from sylvan.kernels.gating import activation, glu
-from sylvan.kernels.latent import latent_heads, latent_output
+from sylvan.kernels.latent import latent_attention, latent_heads, latent_output
 from sylvan.kernels.matmul import linear
 from sylvan.kernels.norm import layer_norm, rms_norm
 from sylvan.kernels.paged import attention
@@ -21,6 +21,7 @@ __all__ = [
     "embedding",
     "experts",
     "glu",
+    "latent_attention",
     "latent_heads",
     "latent_output",
     "layer_norm",

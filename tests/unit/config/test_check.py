@@ -133,6 +133,10 @@ def test_defaults_break_no_rule(facts):
     assert complaint({}, facts) == ""
 
 
+def test_int8_pages_need_an_attention_that_reads_them(facts):
+    assert "and cache.dtype=int8; leave one" in complaint({"cache.dtype": "int8"}, facts)
+
+
 def test_a_device_that_is_not_there_says_why():
     facts = make_facts(absent={"cuda": "no NVIDIA driver is loaded; choose device=cpu"})
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from sylvan.config.check import check
-from sylvan.config.facts import DeviceFacts
+from sylvan.config.facts import AttentionFacts, DeviceFacts
 from sylvan.config.fields import fields, get, replaced
 from sylvan.config.resolve import resolve
 from sylvan.config.tree import Config
@@ -180,6 +180,15 @@ def test_plan_counts_every_byte(facts):
     assert plan.num_pages * 16 == plan.num_tokens
     assert plan.total_bytes == plan.weight_bytes + plan.work_bytes + plan.kv_bytes
     assert "KV cache 64 MiB" in plan.describe() or "KV cache 63.9" in plan.describe()
+
+
+def test_int8_pages_hold_a_scale_for_each_head():
+    native = AttentionFacts(devices=frozenset({"cpu"}), kv_dtypes=frozenset({"model", "int8"}))
+    facts = make_facts(model=make_model(head_dim=64), attention={"native": native})
+
+    plan = resolve(config_with(cache__dtype="int8"), facts).plan
+
+    assert plan.kv_bytes_per_token == 1536 + 1536 // 64 * 4
 
 
 def test_quantised_weights_are_smaller():

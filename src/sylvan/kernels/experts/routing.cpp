@@ -1,4 +1,5 @@
 // Which experts a row goes to, with what share; and the order in which the experts take the rows.
+#include "../matmul/levels.h"
 #include "../matmul/tiling.h"
 #include <cmath>
 #include <limits>
@@ -132,7 +133,8 @@ void align(const Op& op, const Step& s, int, void*) {
 }
 int one_tile(const Op&, const Step&) { return 1; }
 
-// buf: x, pair of each place, out, shares of the pairs or none: then they scale what is read; n: cols, chosen
+// buf: x, pair of each place, out, shares of the pairs or none: then they scale what is read, and see levels.h
+// n: cols, chosen
 template <class T> void gather_rows(const Op& op, const Step& s, int64_t r) {
     int64_t width = stride(op.n[0]);
     int32_t pair = at<int32_t>(op, s, 1)[r];
@@ -142,6 +144,7 @@ template <class T> void gather_rows(const Op& op, const Step& s, int64_t r) {
     if (!shares) memcpy(out, x, width * sizeof(T));
     else
         for (int i = 0; i < width; i += LANES) put(out + i, get(x + i) * shares[pair]);
+    quantise_row(op, s, r, out);
 }
 
 // The outputs of a row's experts, added in the order of their numbers.

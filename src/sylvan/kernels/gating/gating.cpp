@@ -1,5 +1,5 @@
-// buf: gate|up (or x), out; n: cols of the result, function, whether the gated form is GPT-OSS's; f: its alpha and limit
-#include "../native/kernel.h"
+// buf: gate|up (or x), out, and see levels.h; n: cols of the result, function, whether the gated form is GPT-OSS's; f: its alpha and limit
+#include "../matmul/levels.h"
 
 namespace {
 
@@ -27,8 +27,10 @@ template <class T> void glu(const Op& op, const Step& s, int64_t r) {
     int cols = op.n[0];
     const T *gate = at<T>(op, s, 0) + r * stride(2 * cols), *up = gate + cols;
     T* out = at<T>(op, s, 1) + r * stride(cols);
-    if (op.n[2]) return clamped(gate, up, out, cols, op.f[0], splat(op.f[1]));
-    for (int i = 0; i < stride(cols); i += LANES) put(out + i, first(apply(op.n[1], get(gate + i)) * get(up + i), cols - i));
+    if (op.n[2]) clamped(gate, up, out, cols, op.f[0], splat(op.f[1]));
+    else
+        for (int i = 0; i < stride(cols); i += LANES) put(out + i, first(apply(op.n[1], get(gate + i)) * get(up + i), cols - i));
+    quantise_row(op, s, r, out);
 }
 
 template <class T> void activation(const Op& op, const Step& s, int64_t r) {
@@ -36,6 +38,7 @@ template <class T> void activation(const Op& op, const Step& s, int64_t r) {
     const T* x = at<T>(op, s, 0) + r * stride(cols);
     T* out = at<T>(op, s, 1) + r * stride(cols);
     for (int i = 0; i < stride(cols); i += LANES) put(out + i, first(apply(op.n[1], get(x + i)), cols - i));
+    quantise_row(op, s, r, out);
 }
 
 }  // namespace

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import Unsupported, Value, X
+from sylvan.kernels.api import AttentionLayer, LatentParts, LatentShape, Value
 from sylvan.kernels.latent import reference
-from sylvan.kernels.latent.parts import LatentParts, LatentShape
 
-__all__ = ["LatentParts", "LatentShape", "latent_heads", "latent_output"]
+__all__ = ["LatentParts", "LatentShape", "latent_attention", "latent_heads", "latent_output"]
+
+
+def latent_attention(q: Value, kv: Value, parts: LatentParts, layer: AttentionLayer) -> Value:
+    """Heads, paged attention and output in one. Shape: (T, N value).
+
+    Recorded only: on tensors an attention backend stands between `latent_heads` and
+    `latent_output`.
+    """
+    return q.recorder.latent_attention(q, kv, parts, layer)
 
 
 def latent_heads(
-    q: X, kv: X, parts: LatentParts, positions_T: torch.Tensor
+    q: torch.Tensor, kv: torch.Tensor, parts: LatentParts, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Absorbed queries (T, N, latent + turning) and the one key head (T, 1, latent + turning).
 
@@ -26,8 +34,6 @@ def latent_heads(
         parts: The layer's constants.
         positions_T: Positions of the rows.
     """
-    if isinstance(q, Value) or isinstance(kv, Value):
-        raise Unsupported("latent attention")
     return reference.latent_heads(q, kv, parts, positions_T)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.latent.parts import LatentParts
+from sylvan.kernels.api import LatentParts
 from sylvan.kernels.paged.reference import head_norm, rotate
 
 

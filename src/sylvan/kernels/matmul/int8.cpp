@@ -1,29 +1,12 @@
-// Rows quantised to int8 one by one, and int8 weights with a scale per column: [N / 16][K / 4][16][4] int8.
+// Rows quantised to int8, and int8 weights with a scale per column: [N / 16][K / 4][16][4] int8.
+#include "levels.h"
 #include "tiling.h"
 
 namespace {
 
-// buf: x, levels, scale [rows], sums int32 [rows][groups] or none; n: cols, group, zero point wanted (1), padded cols
+// buf: x, and see levels.h; n: cols
 template <class T> void quantise(const Op& op, const Step& s, int64_t r) {
-    int cols = op.n[0], group = op.n[1], zero = op.n[2] ? INT8_ZERO : 0, padded = op.n[3];
-    const T* x = at<T>(op, s, 0) + r * stride(cols);
-    uint8_t* q = at<uint8_t>(op, s, 1) + int64_t(r) * padded;
-    vf top{};
-    for (int i = 0; i < stride(cols); i += LANES) top = max(top, abs(get(x + i)));
-    float m = largest(top);
-    at<float>(op, s, 2)[r] = m / 127.f;
-    vf inverse = splat(m > 0 ? 127.f / m : 0.f), magic = splat(12582912.f);
-    for (int i = 0; i < stride(cols); i += LANES) {
-        vi v = (vi)(get(x + i) * inverse + magic) - (vi)magic + zero;
-        store(q + i, __builtin_convertvector(v, vb));
-    }
-    memset(q + stride(cols), zero, padded - stride(cols));
-    if (int32_t* sums = at<int32_t>(op, s, 3))
-        for (int g = 0; g < padded / group; g++) {
-            int32_t total = 0;
-            for (int i = 0; i < group; i++) total += int8_t(q[g * group + i]);
-            sums[r * (padded / group) + g] = total;
-        }
+    quantise_row(op, s, r, at<T>(op, s, 0) + r * stride(op.n[0]));
 }
 
 template <class T> void finish(const Op& op, const Step& s, const Spot& spot, int i, int j, vi acc) {

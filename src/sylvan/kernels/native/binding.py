@@ -46,6 +46,10 @@ class Kind(IntEnum):
     ALIGN = 19
     GATHER = 20
     EXPERT_SUM = 21
+    LATENT_ROWS = 22
+    HEAD_GROUPS = 23
+    TO_STACK = 24
+    FROM_STACK = 25
 
 
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")

@@ -10,7 +10,8 @@ const Kernel* const kernels[N_KINDS] = {
     embed_kernel, rms_norm_kernel, layer_norm_kernel, quantise_kernel, linear_kernel, linear_int8_kernel,
     linear_int4_kernel, glu_kernel, activation_kernel, rope_store_kernel, attention_kernel, attention_merge_kernel,
     take_rows_kernel, add_kernel, scale_kernel, softcap_kernel, cast_kernel, scale_rows_kernel, route_kernel,
-    align_kernel, gather_kernel, expert_sum_kernel,
+    align_kernel, gather_kernel, expert_sum_kernel, latent_rows_kernel, head_groups_kernel, to_stack_kernel,
+    from_stack_kernel,
 };
 
 struct Program {

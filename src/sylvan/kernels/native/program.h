@@ -7,7 +7,8 @@
 
 enum Kind : int32_t {
     EMBED, RMS_NORM, LAYER_NORM, QUANTISE, LINEAR, LINEAR_INT8, LINEAR_INT4, GLU, ACTIVATION, ROPE_STORE, ATTENTION,
-    ATTENTION_MERGE, TAKE_ROWS, ADD, SCALE, SOFTCAP, CAST, SCALE_ROWS, ROUTE, ALIGN, GATHER, EXPERT_SUM, N_KINDS
+    ATTENTION_MERGE, TAKE_ROWS, ADD, SCALE, SOFTCAP, CAST, SCALE_ROWS, ROUTE, ALIGN, GATHER, EXPERT_SUM,
+    LATENT_ROWS, HEAD_GROUPS, TO_STACK, FROM_STACK, N_KINDS
 };
 enum Count : int32_t { TOKENS, OUTPUTS };  // which run-time row count an op works on
 enum Type : int32_t { BF16, F32_ROWS };    // what rows (and KV) are made of
@@ -69,12 +70,13 @@ struct Kernel {  // tiles are independent and write disjoint outputs: any thread
 constexpr int KV_CHUNK = 256;  // tokens; the fixed unit of the softmax's reduction order
 constexpr int QUERY_TILE = 16;
 constexpr int ROW_PAD = 32;                  // rows are padded to so many columns, with zeros by whoever writes them
-constexpr int MAX_HEAD = 512;                // columns of a head
+constexpr int MAX_HEAD = 576;                // columns of a head
 constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // of a layer, of a row
-constexpr int SCRATCH_BYTES = 256 << 10;     // per thread
+constexpr int SCRATCH_BYTES = 1 << 20;     // per thread
 
 // One entry per kind and type, defined beside the op.
 extern const Kernel embed_kernel[2], rms_norm_kernel[2], layer_norm_kernel[2], quantise_kernel[2], linear_kernel[2],
     linear_int8_kernel[2], linear_int4_kernel[2], glu_kernel[2], activation_kernel[2], rope_store_kernel[2],
     attention_kernel[2], attention_merge_kernel[2], take_rows_kernel[2], add_kernel[2], scale_kernel[2], softcap_kernel[2],
-    cast_kernel[2], scale_rows_kernel[2], route_kernel[2], align_kernel[2], gather_kernel[2], expert_sum_kernel[2];
+    cast_kernel[2], scale_rows_kernel[2], route_kernel[2], align_kernel[2], gather_kernel[2], expert_sum_kernel[2],
+    latent_rows_kernel[2], head_groups_kernel[2], to_stack_kernel[2], from_stack_kernel[2];

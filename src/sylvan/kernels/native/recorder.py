@@ -14,6 +14,7 @@ from sylvan.kernels.api import (
     Dtype,
     ExpertWeights,
     HeadNorm,
+    LatentParts,
     LinearWeight,
     Rope,
     Routing,
@@ -25,6 +26,7 @@ from sylvan.kernels.matmul.pack import as_bytes
 from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import FUNCTIONS, Constants, Kind
 from sylvan.kernels.native.experts import record_experts
+from sylvan.kernels.native.latent import record_latent
 from sylvan.kernels.native.plan import Draft, Ref
 from sylvan.kernels.native.sheet import WEIGHT_KINDS, RecorderLimits, Sheet, padded
 from sylvan.kernels.paged.cache import LayerPages
@@ -162,17 +164,31 @@ class NativeRecorder:
         eps = [n.eps if n else 0.0 for n in (q_norm, k_norm)]
         interleaved = int(rope is not None and rope.interleaved)
         store = (qkv.id, keys, values, table, q_weight, k_weight)
-        sizes = (*dims, turning, interleaved, q_at_once, k_at_once)
+        how = 2 if pages.shape.shared else int(pages.shape.int8)
+        sizes = (*dims, turning, interleaved, q_at_once, k_at_once, 0, how)
         self._sheet.note(Kind.ROPE_STORE, qkv, store, sizes, (*eps,))
         out = self._sheet.new(layer.num_heads * layer.value_dim)
         if self._parts is None:
             self._parts = self.draft.constant(allocate(_PARTS_MIB << 20))
         sinks = None if layer.sinks is None else self._sheet.vector(layer.sinks)
         buffers = (qkv.id, keys, values, out.id, self._parts, sinks)
-        sizes = (*dims, layer.window or 0, _PARTS_MIB)
+        sizes = (*dims, layer.window or 0, _PARTS_MIB, 0, 0, 0, how)
         for kind in (Kind.ATTENTION, Kind.ATTENTION_MERGE):
             self._sheet.note(kind, out, buffers, sizes, (layer.scale, layer.softcap or 0.0))
         return out
+
+    def latent_attention(
+        self, q: Value, kv: Value, parts: LatentParts, layer: AttentionLayer
+    ) -> Value:
+        """See `Recorder.latent_attention`."""
+        pages = self._layer_pages(layer)
+        if not pages.shape.shared:
+            raise Unsupported("latent attention over pages that do not share keys and values")
+        if (q.rows, kv.rows) != ("tokens", "tokens"):
+            raise Unsupported("latent attention of other rows than the step's")
+        return record_latent(
+            self._sheet, (q, kv), parts, lambda rows: self.attention(rows, layer, None, None, None)
+        )
 
     def take_rows(self, x: Value, rows: Value) -> Value:
         """See `Recorder.take_rows`."""

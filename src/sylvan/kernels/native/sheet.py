@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 from torch.nn import functional as F
@@ -18,6 +19,18 @@ from sylvan.kernels.native.plan import Call, Draft, Ref
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "bf16": 2, "i32": 4})
 WEIGHT_KINDS = ("dense", "int8", "int4")
 _TILE_ROWS = 32  # rows of a matrix tile: buffers are long enough for the last one to be whole
+T = TypeVar("T")
+_FIRST_OF_LEVELS = 8  # buffers and sizes before those that say how rows are quantised
+# Ops that can quantise the rows they make, and which of their buffers those are.
+_QUANTISING: Mapping[Kind, int] = MappingProxyType(
+    {
+        Kind.RMS_NORM: 3,
+        Kind.LAYER_NORM: 3,
+        Kind.GLU: 1,
+        Kind.ACTIVATION: 1,
+        Kind.GATHER: 2,
+    }
+)
 _LINEAR = (Kind.LINEAR, Kind.LINEAR_INT8, Kind.LINEAR_INT4)
 
 
@@ -73,6 +86,7 @@ class Sheet:
         self._kept: list[LinearWeight] = []
         self._vectors: dict[tuple[int, float], tuple[object, Ref]] = {}
         self._quantised: dict[tuple[int, str, int], tuple[Ref, ...]] = {}
+        self._makers: dict[Ref, Call] = {}  # of rows whose maker may quantise them itself
 
     def new(self, cols: int, dtype: Dtype | None = None, like: Value | None = None) -> Value:
         """A new value with the rows of `like` (the step's tokens), in the model's dtype."""
@@ -104,6 +118,8 @@ class Sheet:
         row_type = type_ or like.dtype
         call = Call(kind, like.rows, row_type, buffers, sizes, scalars, like.times)
         self.draft.calls.append(call)
+        if kind in _QUANTISING:
+            self._makers[buffers[_QUANTISING[kind]]] = call
 
     def expect(self, x: Value, op: str) -> None:
         """Refuse rows that are not of the model's dtype."""
@@ -175,8 +191,19 @@ class Sheet:
             groups = row_bytes // weight.group if weight.group else 0
             levels, scale = (self.draft.buffer(rows * n) for n in (row_bytes, 4))
             sums = self.draft.buffer(rows * groups * 4) if groups else None
-            sizes = x.cols, weight.group, int(weight.kind == "int8"), row_bytes
-            self.note(Kind.QUANTISE, x, (x.id, levels, scale, sums), sizes)
+            how = weight.group, int(weight.kind == "int8"), row_bytes
+            maker = self._makers.pop(x.id, None)
+            if maker is None:
+                self.note(Kind.QUANTISE, x, (x.id,), (x.cols,))
+                maker = self.draft.calls[-1]
+            maker.buffers = (*_fill(maker.buffers, None), levels, scale, sums)
+            maker.sizes = (*_fill(maker.sizes, 0), *how)
             self._quantised[key] = levels, scale, sums
         levels, scale, sums = self._quantised[key]
         return levels, scale, sums
+
+
+def _fill(parts: tuple[T, ...], value: T) -> tuple[T, ...]:
+    """With `value` up to where the quantising begins."""
+    assert len(parts) <= _FIRST_OF_LEVELS
+    return parts + (value,) * (_FIRST_OF_LEVELS - len(parts))

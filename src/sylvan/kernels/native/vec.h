@@ -13,6 +13,7 @@ typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
 typedef uint8_t vb __attribute__((vector_size(16)));
+typedef int8_t vc __attribute__((vector_size(16)));
 typedef uint16_t bf16;
 
 constexpr int LANES = 16;

@@ -1,7 +1,7 @@
 // Normalisation of a row after adding it to the residual stream.
 // buf: residual f32 or none (updated), x (added to the residual, or normed itself without one) or none, weight f32, out,
-// bias f32 or none; n: cols; f: eps. The weight carries any offset and is zero in the padding.
-#include "../native/kernel.h"
+// bias f32 or none, and see levels.h; n: cols; f: eps. The weight carries any offset and is zero in the padding.
+#include "../matmul/levels.h"
 #include <cmath>
 
 namespace {
@@ -32,6 +32,7 @@ template <class T> void rms_norm(const Op& op, const Step& s, int64_t r) {
     }
     vf scale = splat(1.f / std::sqrt(sum(squares) / float(op.n[0]) + op.f[0]));
     for (int i = 0; i < padded; i += LANES) put(out + i, again<T>(op, s, r, i) * scale * load<vf>(weight + i));
+    quantise_row(op, s, r, out);
 }
 
 template <class T> void layer_norm(const Op& op, const Step& s, int64_t r) {
@@ -51,6 +52,7 @@ template <class T> void layer_norm(const Op& op, const Step& s, int64_t r) {
         vf v = (again<T>(op, s, r, i) - mean) * scale * load<vf>(weight + i);
         put(out + i, bias ? v + load<vf>(bias + i) : v);
     }
+    quantise_row(op, s, r, out);
 }
 
 }  // namespace

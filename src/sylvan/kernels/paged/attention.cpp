@@ -13,7 +13,10 @@ namespace {
 
 // Scores to weights of one vector, which sees tokens low .. high of the chunk. Blocks outside give zeros, and only the
 // blocks at the two ends need masks.
-template <class T> void soften(float* score, T* weight, Span span, int low, int high, float scale, float cap, float* part) {
+template <class E> void soften(const Op& op, Room<E>& room, int i, Span span, int low, int high, float* part) {
+    float *score = room.score[i], scale = op.f[0], cap = op.f[1];
+    auto* weight = room.weight[i];
+    const float *k_scale = room.k_scale, *v_scale = room.v_scale;
     vf top = splat(NOTHING), total{}, scales = splat(scale);
     int begin = std::clamp(low / LANES * LANES, span.begin, round_up(span.end, LANES)), end = std::min(span.end, high);
     auto cut = [&](vf v, int t, vf other) {
@@ -23,6 +26,7 @@ template <class T> void soften(float* score, T* weight, Span span, int low, int 
     };
     for (int t = begin; t < end; t += LANES) {
         vf v = load<vf>(score + t) * scales;
+        if (k_scale) v *= load<vf>(k_scale + t);
         if (cap > 0) v = tanh(v / cap) * cap;
         v = cut(v, t, splat(NOTHING));
         store(score + t, v);
@@ -33,7 +37,7 @@ template <class T> void soften(float* score, T* weight, Span span, int low, int 
     for (int t = begin; t < end; t += LANES) {
         vf p = cut(exp(load<vf>(score + t) - ms), t, vf{});
         total += p;
-        put(weight + t, p);
+        put(weight + t, v_scale ? cut(p * load<vf>(v_scale + t), t, vf{}) : p);  // a stale scale may be anything
     }
     for (int t = span.begin; t < begin; t += LANES) put(weight + t, vf{});
     for (int t = round_up(std::max(begin, end), LANES); t < round_up(span.end, 2 * LANES); t += LANES) put(weight + t, vf{});
@@ -42,12 +46,14 @@ template <class T> void soften(float* score, T* weight, Span span, int low, int 
 }
 
 template <class E> void attend(const Op& op, const Step& s, const Query& q, int kv_head, int chunk, Room<E>& room, Part* part) {
-    Pages<E> pages(op, s, q, kv_head, chunk);
+    Pages<E> pages(op, s, q, kv_head, chunk, room.wide);
     Span span = pages.span(q);
+    if (pages.h.small) pages.widen_keys(span, room);
     scores(pages, q, span, room);
+    if (pages.h.small) pages.widen_vals(span, room);
+    if (pages.h.shared) pages.values_of_keys(span, room);
     for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++)
-        soften(room.score[i], room.weight[i], span, q.low[i] - start, q.end[i] - start, op.f[0], op.f[1],
-               part->of(i, room.stride));
+        soften(op, room, i, span, q.low[i] - start, q.end[i] - start, part->of(i, room.stride));
     values(pages, q, span, room, part);
 }
 

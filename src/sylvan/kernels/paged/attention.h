@@ -47,6 +47,8 @@ template <class E> struct Room {  // scratch memory of a thread
     T (*q)[MAX_HEAD];
     char* values;  // two rows of tokens a word, of one 32-token block
     Part *part, *all;
+    T* wide;                  // keys or values of a chunk of int8 pages, or values that keys hold
+    float *k_scale, *v_scale;  // of its tokens; null where pages hold T
 
     Room(const Op& op, void* scratch) : stride(part_floats(Heads(op))) {
         char* p = static_cast<char*>(scratch);
@@ -57,30 +59,70 @@ template <class E> struct Room {  // scratch memory of a thread
         values = take(16 * MAX_HEAD * 4);
         part = (Part*)take(QUERY_TILE * (PART_HEAD + MAX_HEAD) * 4);
         all = (Part*)take(QUERY_TILE * (PART_HEAD + MAX_HEAD) * 4);
+        bool small = Heads(op).small;
+        k_scale = small ? (float*)take(KV_CHUNK * 4) : nullptr;
+        v_scale = small ? (float*)take(KV_CHUNK * 4) : nullptr;
+        wide = (T*)p;
     }
 };
 
 template <class E> struct Pages {  // the pages of one head in one chunk
     typedef typename E::row T;
     Heads h;
-    const T *k, *v;
+    const T *k, *v, *wide;
     const int32_t* table;
     int head, begin;
 
-    Pages(const Op& op, const Step& s, const Query& q, int kv_head, int chunk)
-        : h(op), k(at<T>(op, s, 1)), v(at<T>(op, s, 2)), table(q.table), head(kv_head), begin(chunk * KV_CHUNK) {}
+    Pages(const Op& op, const Step& s, const Query& q, int kv_head, int chunk, const T* wide)
+        : h(op), k(at<T>(op, s, 1)), v(at<T>(op, s, 2)), wide(wide), table(q.table), head(kv_head), begin(chunk * KV_CHUNK) {}
     const T* keys(int t) const {  // of 16 tokens
         int token = begin + t;
+        if (h.small) return wide + t * h.k_dim;
         return k + h.k_head(table[token / h.page], head) + token % h.page * h.k_dim;
     }
     const T* vals(int t) const {
         int token = begin + t;
+        if (h.small || h.shared) return wide + t * h.v_pad;
         return v + h.v_head(table[token / h.page], head) + token % h.page * h.v_pad;
+    }
+    // Levels of int8 are exact in T. Their scales join the scores, and the weights of the values.
+    void widen_keys(Span span, Room<E>& room) const {
+        auto head_of = [&](int page) { return (const int8_t*)k + h.k_head(page, head); };
+        widen(span, h.k_dim, room.wide, room.k_scale, head_of);
+    }
+    void widen_vals(Span span, Room<E>& room) const {
+        auto head_of = [&](int page) { return (const int8_t*)v + h.v_head(page, head); };
+        widen(span, h.v_pad, room.wide, room.v_scale, head_of);
+    }
+    template <class F> void widen(Span span, int64_t cols, T* to, float* scales, F&& head_of) const {
+        for (int t = span.begin; t < span.end; t += LANES) {
+            int token = begin + t, offset = token % h.page;
+            const int8_t *levels = head_of(table[token / h.page]), *from = levels + offset * cols;
+            memcpy(scales + t, levels + h.page * cols + offset * 4, LANES * 4);
+            for (int64_t i = 0; i < LANES * cols; i += LANES) {
+                if (i % 64 == 0) __builtin_prefetch(from + LANES * cols + i);
+                put(to + t * cols + i, __builtin_convertvector(load<vc>(from + i), vf));
+            }
+        }
+    }
+    // The first columns of the keys in the order of values.
+    void values_of_keys(Span span, Room<E>& room) const {
+        constexpr int e = E::ELEMENTS;
+        for (int t = span.begin; t < span.end; t += LANES) {
+            const T* from = keys(t);
+            T* to = room.wide + t * h.v_pad;
+            for (int64_t d = 0; d < h.v_pad; d += e, from += LANES * e)
+                for (int i = 0; i < LANES; i += e)
+                    for (int c = 0; c < e; c++)
+                        for (int j = 0; j < e; j++) to[i * h.v_pad + (d + c) * e + j] = from[(i + j) * e + c];
+        }
+        for (int t = span.end; t % e; t++)  // shares words with the newest token, and may be anything
+            for (int64_t d = 0; d < h.v_pad; d++) room.wide[t / e * e * h.v_pad + d * e + t % e] = 0;
     }
     // Where one row reads the pages alone they come from memory: ask for 64 tokens of K before they are needed, and for
     // the V of those at hand. Rows that share pages find them in the cache.
     void fetch(const Query& q, Span span, int t) const {
-        if (q.row[0] != q.row[q.count - 1]) return;
+        if (h.small || h.shared || q.row[0] != q.row[q.count - 1]) return;
         for (int i = t == span.begin ? 0 : 64; i < 128 && t + i < span.end; i += LANES) fetch(keys(t + i), LANES * h.k_dim);
         for (int i = 0; i < 64 && t + i < span.end; i += LANES) fetch(vals(t + i), LANES * h.v_pad);
     }
@@ -126,7 +168,7 @@ static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span, R
 // 32 tokens of V with a row of tokens pairs every `v_pad` words: in place, or copied where the block is split or partly stale.
 static inline const bf16* value_block(const Pages<Bf16>& pages, Span span, int t, Room<Bf16>& room) {
     int64_t row = pages.h.v_pad * 2;
-    if (pages.h.page % 32 == 0 && t + 32 <= span.end) return pages.vals(t);
+    if ((pages.h.small || pages.h.shared || pages.h.page % 32 == 0) && t + 32 <= span.end) return pages.vals(t);
     auto* copy = reinterpret_cast<bf16*>(room.values);
     for (int pair = 0; pair < 16; pair++) {
         int token = t + 2 * pair;

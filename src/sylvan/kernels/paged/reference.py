@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.matmul.reference import quantise_rows
 
 
 def head_norm(x_TNH: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
@@ -54,6 +55,12 @@ def split_heads(
     q = rotate(head_norm(q, norms[0]), positions_T, rope).to(qkv.dtype)
     k = rotate(head_norm(k, norms[1]), positions_T, rope).to(qkv.dtype)
     return q, k, v.unflatten(-1, (-1, layer.value_dim))
+
+
+def through_int8(x_TKH: torch.Tensor) -> torch.Tensor:
+    """What int8 pages keep of keys or values, float32: each head of a token has its own scale."""
+    levels, scale = quantise_rows(x_TKH)
+    return levels * scale
 
 
 def attend(

@@ -2,63 +2,37 @@
 // buf: qkv (q is rewritten in place), K, V, cos|sin f32 or none, q norm weight f32 or none, k norm weight or none
 // n: see pages.h, 5 columns that turn, 6 interleaved, 7 the q norm is over all heads at once, 8 likewise k
 // f: eps of the q norm, of the k norm
-#include "pages.h"
-#include <cmath>
+#include "turn.h"
 
 namespace {
 
-struct Norm {  // of heads: `weight` null means none; over all heads at once where `scale` is set
-    const float* weight;
-    float eps, scale;
-};
-
-struct Turn {
-    const float *cos, *sin;
-    int dim;
-    bool interleaved;
-};
-
-template <class T> float inverse_rms(const T* row, int cols, float eps) {
-    vf squares{};
+// Levels of a head, the largest at 127; the scale is no number where the head has one that is none.
+template <class T> float to_levels(const T* x, int cols, int8_t* levels) {
+    vf top{}, odd{}, magic = splat(12582912.f);
     for (int i = 0; i < cols; i += LANES) {
-        vf v = first(get(row + i), cols - i);
-        squares = fma(v, v, squares);
+        vf v = first(get(x + i), cols - i);
+        top = max(top, abs(v)), odd += v * 0.f;
     }
-    return 1.f / std::sqrt(sum(squares) / float(cols) + eps);
+    float m = largest(top);
+    vf inverse = splat(m > 0 ? 127.f / m : 0.f);
+    for (int i = 0; i < cols; i += LANES)
+        store(levels + i, __builtin_convertvector((vi)(first(get(x + i), cols - i) * inverse + magic) - (vi)magic, vb));
+    return m / 127.f + sum(odd);
 }
 
-void normalise(float* head, int dim, const Norm& norm) {
-    vf scale = splat(norm.scale != 0 ? norm.scale : inverse_rms(head, dim, norm.eps));
-    for (int i = 0; i < dim; i += LANES) store(head + i, load<vf>(head + i) * scale * load<vf>(norm.weight + i));
-}
-
-void rotate(float* head, const Turn& turn) {
-    float turned[MAX_HEAD + LANES];
-    int half = turn.dim / 2;
-    if (turn.interleaved)
-        for (int i = 0; i < half; i++) {
-            float a = head[2 * i], b = head[2 * i + 1];
-            turned[2 * i] = a * turn.cos[i] - b * turn.sin[i];
-            turned[2 * i + 1] = b * turn.cos[i] + a * turn.sin[i];
-        }
-    else
-        for (int i = 0; i < half; i += LANES) {
-            vf a = load<vf>(head + i), b = load<vf>(head + half + i), c = load<vf>(turn.cos + i), z = load<vf>(turn.sin + i);
-            vf x = fma(a, c, -(b * z)), y = fma(b, c, a * z);
-            size_t bytes = std::min(LANES, half - i) * sizeof(float);
-            memcpy(turned + i, &x, bytes), memcpy(turned + half + i, &y, bytes);
-        }
-    memcpy(head, turned, turn.dim * sizeof(float));
-}
-
-// Reads a head, works on it in float32 and rounds once; `out` is padded with zeros to a multiple of 32.
-template <class T> void prepare(const T* in, T* out, int dim, const Norm& norm, const Turn& turn) {
-    alignas(64) float head[MAX_HEAD + 2 * KEY_PAD];
-    int padded = round_up(dim, KEY_PAD);
-    for (int i = 0; i < padded; i += LANES) store(head + i, first(i < dim ? get(in + i) : vf{}, dim - i));
-    if (norm.weight) normalise(head, dim, norm);
-    if (turn.dim) rotate(head, turn);
-    for (int i = 0; i < padded; i += LANES) put(out + i, first(load<vf>(head + i), dim - i));
+// Keys and values of int8 pages: the row's place in them, and where the head's scales begin.
+template <class E> void store_levels(const Op& op, const Step& s, const Heads& h, int slot, int head, const typename E::row* key,
+                                     const typename E::row* value) {
+    constexpr int e = E::ELEMENTS;
+    int off = slot % h.page, page = slot / h.page;
+    alignas(64) int8_t levels[MAX_HEAD + KEY_PAD] = {};
+    auto *k = at<int8_t>(op, s, 1) + h.k_head(page, head), *v = at<int8_t>(op, s, 2) + h.v_head(page, head);
+    reinterpret_cast<float*>(k + h.page * h.k_dim)[off] = to_levels(key, h.dim, levels);
+    k += off / LANES * LANES * h.k_dim + off % LANES * e;
+    for (int d = 0; d < h.k_dim; d++) k[d / e * LANES * e + d % e] = d < h.dim ? levels[d] : 0;
+    reinterpret_cast<float*>(v + h.page * h.v_pad)[off] = to_levels(value, h.v_dim, levels);
+    v += off / e * e * h.v_pad + off % e;
+    for (int d = 0; d < h.v_pad; d++) v[d * e] = d < h.v_dim ? levels[d] : 0;
 }
 
 template <class E> void rope_store(const Op& op, const Step& s, int64_t r) {
@@ -84,9 +58,14 @@ template <class E> void rope_store(const Op& op, const Step& s, int64_t r) {
     bool newest = e > 1 && off % e == 0 && std::binary_search(starts + 1, starts + s.run->seqs + 1, int32_t(r) + 1);
     for (int i = 0; i < h.hkv; i++, k_norm.weight += op.n[8] ? h.dim : 0) {
         prepare(keys + i * h.dim, head, h.dim, k_norm, turn);
+        const T* value = row + (h.hq + h.hkv) * h.dim + i * h.v_dim;
+        if (h.small) {
+            store_levels<E>(op, s, h, slot, i, head, value);
+            continue;
+        }
         T* k = at<T>(op, s, 1) + h.k_head(page, i) + off / LANES * LANES * h.k_dim + off % LANES * e;
         for (int d = 0; d < h.k_dim; d++) k[d / e * LANES * e + d % e] = head[d];
-        const T* value = row + (h.hq + h.hkv) * h.dim + i * h.v_dim;
+        if (h.shared) continue;
         T* v = at<T>(op, s, 2) + h.v_head(page, i) + off / e * e * h.v_pad + off % e;
         for (int d = 0; d < h.v_pad; d++) v[d * e] = d < h.v_dim ? value[d] : T(0);
         if (newest)

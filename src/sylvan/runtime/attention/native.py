@@ -21,6 +21,7 @@ class NativeAttention:
         batch_invariant=True,
         graph_capture=True,
         runners=frozenset({"program"}),
+        kv_dtypes=frozenset({"model", "int8"}),
     )
 
     def plan(self, batch: ForwardBatch) -> None:

@@ -77,7 +77,7 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
     executor, model = build_executor(
         path,
         _options(config),
-        progress=_LoggedProgress(),
+        progress=LoggedProgress(config.quantization),
         sampling=SamplingParts(grammar.matchers),
     )
     if model.num_pages:  # of the device's memory, which is known only now
@@ -229,14 +229,17 @@ def _number(value: int | str) -> int:
     return value
 
 
-class _LoggedProgress:
+class LoggedProgress:
     """Says how far loading is, now and then, so that a long start is not a silent one."""
 
-    def __init__(self, clock: Clock = monotonic) -> None:
+    def __init__(self, quantization: str | None = None, clock: Clock = monotonic) -> None:
+        self._what = f"loading weights as {quantization}" if quantization else "loading weights"
         self._clock = clock
         self._due_s = clock() + PROGRESS_S
 
     def __call__(self, done: int, total: int) -> None:
+        """So many bytes of so many."""
         if self._clock() >= self._due_s:
             self._due_s = self._clock() + PROGRESS_S
-            logger.info("loading weights: %d of %d MiB", done >> 20, total >> 20)
+            share = 100 * done // max(1, total)
+            logger.info("%s: %d of %d MiB (%d %%)", self._what, done >> 20, total >> 20, share)

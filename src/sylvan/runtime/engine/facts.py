@@ -32,6 +32,7 @@ ATTENTION: Mapping[str, AttentionFacts] = {
         page_size=64,
         batch_invariant=True,
         runners=frozenset({"program"}),
+        kv_dtypes=frozenset({"model", "int8"}),
     ),
     "triton": AttentionFacts(
         devices=_GPUS,

@@ -22,11 +22,11 @@ from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBa
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.device.build import DevicePlan, build_device
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
-from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import LocalOptions, SamplingParts
 from sylvan.runtime.executor.pooling import Pooler
+from sylvan.runtime.executor.pools import program_pool, tensor_pool
 from sylvan.runtime.executor.runner import EagerRunner, GraphRunner
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
@@ -43,9 +43,7 @@ from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
-from sylvan.runtime.pool.latent import LatentPool
-from sylvan.runtime.pool.mha import KVShape, MHAPool
-from sylvan.runtime.pool.none import NoPool
+from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
@@ -101,10 +99,8 @@ def build_executor(
         pooling=pooling,
         platform=platform,
     )
-    number = plan.kv_type.itemsize
-    facts = replace(
-        facts, kv_bytes_per_token=facts.kv_bytes_per_token * number // plan.build.dtype.itemsize
-    )
+    numbers = facts.kv_bytes_per_token // plan.build.dtype.itemsize
+    facts = replace(facts, kv_bytes_per_token=bytes_of(numbers, plan.kv_type, config.head_dim))
     parts = sampling or SamplingParts()
     if platform is not None and plan.suits_device:
         return _on_device(plan, platform, parts, facts)
@@ -169,10 +165,11 @@ class _Plan:
         """Of keys and values in the pool."""
         if self.options.kv_dtype == "model":
             return self.build.dtype
+        small = self.options.kv_dtype == "int8"
         if (platform := self.platform) is None:
-            return torch.float8_e4m3fn
+            return torch.int8 if small else torch.float8_e4m3fn
         name = platform.facts.float8_of(platform.chip)
-        if name is None:
+        if name is None or small:
             raise ConfigError(
                 f"cache.dtype={self.options.kv_dtype}: {platform.facts.name} ({platform.chip}) "
                 "does not compute with such numbers; leave cache.dtype at model"
@@ -240,7 +237,7 @@ def _with_program(plan: _Plan) -> _Made | None:
 def _record(plan: _Plan) -> _Made:
     if plan.platform is not None:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
-    if plan.options.kv_dtype != "model":
+    if plan.options.kv_dtype not in ("model", "int8"):
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}")
     if plan.options.attention not in ("auto", "native"):
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
@@ -249,7 +246,7 @@ def _record(plan: _Plan) -> _Made:
     if plan.config.states:
         raise Unsupported("some layers keep a recurrent state")
     library = load_library()
-    pool = NativePool(plan.kv_shape, plan.build.dtype)
+    pool = program_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
     model = plan.model()
     if (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
@@ -277,6 +274,8 @@ def _pooler(plan: _Plan, runner: GraphRunner) -> Pooler | None:
 
 
 def _with_tensors(plan: _Plan) -> _Made:
+    if plan.kv_type == torch.int8:
+        raise ConfigError("cache.dtype=int8 needs a step program on the CPU; leave it at model")
     attention = _attention(plan, plan.platform)
     if not plan.config.causal:
         attention = NullAttention()  # such layers attend by themselves
@@ -366,17 +365,6 @@ def _load_by_transformers(model: Any, plan: _Plan) -> None:
     if plan.options.load_format == "dummy":
         raise ConfigError("load_format dummy serves native families only")
     model.load(plan.model_dir, pickled=plan.options.load_format == "pt")
-
-
-def tensor_pool(
-    config: ModelConfig, shape: KVShape, build: Build, dtype: torch.dtype
-) -> KVCachePool:
-    """The pool of what a model's attention keeps of a token."""
-    if not config.causal:
-        return NoPool(shape.num_pages, shape.page_size)
-    if config.latent is not None:
-        return LatentPool(shape, config.latent.latent, dtype, build.device)
-    return MHAPool(shape, dtype, build.device)
 
 
 def load_attention(name: str, device: PlatformFacts | torch.device) -> Any:

@@ -36,6 +36,12 @@ class KVShape:
         )
 
 
+def bytes_of(numbers: int, dtype: torch.dtype, head_dim: int) -> int:
+    """Bytes of so many numbers of keys and values; int8 ones have a scale for each head."""
+    scales = numbers // head_dim if dtype == torch.int8 else 0
+    return numbers * dtype.itemsize + 4 * scales
+
+
 class MHAPool:
     """(num_pages, page_size, K, H) tensors for keys and for values of each layer.
 

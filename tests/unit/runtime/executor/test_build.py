@@ -39,6 +39,20 @@ def test_facts_need_no_weights(model_dir):
     assert read_facts(model_dir, "bfloat16").weight_bytes == facts.weight_bytes // 2
 
 
+@native
+def test_int8_pages_take_a_byte_a_number_and_a_scale_a_head(model_dir):
+    _, facts = build_executor(model_dir, options(kv_dtype="int8"))
+
+    assert facts.runner.startswith("program")
+    assert facts.kv_bytes_per_token == 3 * 2 * 2 * (24 + 4)
+
+
+@pytest.mark.parametrize("changes", [{"runner": "eager"}, {"attention": "torch"}])
+def test_int8_pages_are_refused_where_tensors_compute(model_dir, changes):
+    with pytest.raises(ConfigError, match=r"cache\.dtype=int8"):
+        build_executor(model_dir, options(kv_dtype="int8", **changes))
+
+
 def test_generation_config_knows_the_ends(model_dir, tmp_path):
     (tmp_path / "config.json").write_text((model_dir / "config.json").read_text())
     generation = tmp_path / "generation_config.json"

@@ -328,11 +328,13 @@ def test_experts_are_quantised_while_loading_or_before(mixture_dir, tmp_path, na
 def test_the_built_in_model_loses_little():
     formats = [("float32", None), ("bfloat16", None), ("bfloat16", "w8a8"), ("bfloat16", "w4a8")]
     predictors = [Predictor(*arguments) for arguments in formats]
+    predictors.append(Predictor("bfloat16", int8_kv=True))
 
-    exact, bf16, w8a8, w4a8 = losses(predictors, held_out(1))
+    exact, bf16, w8a8, w4a8, int8_kv = losses(predictors, held_out(1))
 
     assert bf16.kl < 1e-3
     assert w8a8.kl < 5e-3
+    assert int8_kv.kl < 2e-3
     assert w4a8.kl < 5e-2
     assert w8a8.perplexity < 1.01 * exact.perplexity
     assert w4a8.perplexity < 1.05 * exact.perplexity

@@ -20,14 +20,29 @@ class NativePool:
     kernel order. That order depends on the dtype only, never on the CPU.
     """
 
-    def __init__(self, shape: KVShape, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        dtype: torch.dtype,
+        *,
+        int8: bool = False,
+        latent: int | None = None,
+    ) -> None:
         """Memory is reserved here, and becomes resident when first written.
+
+        Args:
+            shape: What is kept.
+            dtype: Of the model's rows.
+            int8: Keep keys and values as int8, with a scale for each token and head.
+            latent: Columns of the keys that are the values: of latent attention.
 
         Raises:
             Unsupported: no kernel for this page size or dtype.
         """
         if shape.page_size % PAGE_MULTIPLE:
             raise Unsupported(f"pages of {shape.page_size} tokens: not a multiple of 16")
+        if int8 and latent:
+            raise Unsupported("latent keys of int8")
         if dtype not in (torch.bfloat16, torch.float32):
             raise Unsupported(f"keys and values of {dtype}")
         self.num_pages = shape.num_pages
@@ -35,9 +50,11 @@ class NativePool:
         page = PageShape(
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            value_dim=shape.head_dim,
+            value_dim=latent or shape.head_dim,
+            shared=latent is not None,
             page_size=shape.page_size,
             dtype=dtype,
+            int8=int8,
         )
         self._layers = [LayerPages(page, shape.num_pages) for _ in range(shape.num_layers)]
 

@@ -1,0 +1,121 @@
+"""Native latent attention against the reference, and rows against themselves in other company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import AttentionLayer, HeadNorm, LatentParts, LatentShape, Rope
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.library import Library, load
+from sylvan.kernels.paged import reference
+from sylvan.kernels.paged.cache import LayerPages, PageShape
+from tests.support.native import DTYPES, NativeOp, random, variants
+
+SHAPE = LatentShape(num_heads=6, nope=24, turning=16, value=40, latent=72)
+DIM = SHAPE.latent + SHAPE.turning
+LAYER = AttentionLayer(
+    index=0, num_heads=6, num_kv_heads=1, head_dim=DIM, v_head_dim=SHAPE.latent, scale=0.15
+)
+PAGE, PAGES = 32, 40
+
+
+@pytest.fixture(params=variants())
+def library(request: pytest.FixtureRequest) -> Library:
+    found = load(request.param)
+    found.dll.sylvan_threads(2)
+    return found
+
+
+def parts(dtype: torch.dtype, *, interleaved: bool = False) -> LatentParts:
+    angles = torch.arange(700)[:, None] * 100.0 ** (-torch.arange(0, 16, 2) / 16)
+    up = random(SHAPE.num_heads * (SHAPE.nope + SHAPE.value), SHAPE.latent, dtype=dtype, seed=4)
+    return LatentParts(
+        SHAPE,
+        up * 0.2,
+        HeadNorm(random(SHAPE.latent, dtype=dtype, seed=5), 1e-6, offset=1.0),
+        Rope(torch.cat((angles.cos(), angles.sin()), 1), interleaved),
+    )
+
+
+def inputs(dtype: torch.dtype, rows: int) -> list[torch.Tensor]:
+    queries = SHAPE.num_heads * (SHAPE.nope + SHAPE.turning)
+    return [random(rows, queries, dtype=dtype), random(rows, DIM, dtype=dtype, seed=1)]
+
+
+class Cache:
+    """Pages of one layer full of NaN, and one request."""
+
+    def __init__(self, library: Library, constants: LatentParts, dtype: torch.dtype) -> None:
+        shape = PageShape(
+            num_kv_heads=1,
+            head_dim=DIM,
+            value_dim=SHAPE.latent,
+            page_size=PAGE,
+            dtype=dtype,
+            shared=True,
+        )
+        pages = LayerPages(shape, PAGES)
+        pages.keys[:] = 0xFF
+        self.table = np.random.default_rng(0).permutation(PAGES - 1).astype(np.int32)[None] + 1
+        self.op = NativeOp(
+            library,
+            dtype,
+            lambda _, q, kv: ops.latent_attention(q, kv, constants, LAYER),
+            inputs(dtype, 1),
+            {0: pages},
+        )
+
+    def step(self, matrices: list[torch.Tensor], start: int) -> torch.Tensor:
+        """The next rows, from position `start` on."""
+        count = len(matrices[0])
+        at = np.arange(start, start + count)
+        arrays = {
+            "positions": at,
+            "slots": self.table[0, at // PAGE] * PAGE + at % PAGE,
+            "row_start": np.array([0, count]),
+            "kv_len": np.array([start + count]),
+            "table_row": np.zeros(1),
+            "page_table": self.table,
+        }
+        arrays = {name: array.astype(np.int32) for name, array in arrays.items()}
+        pointers = {name: array.ctypes.data for name, array in arrays.items()}
+        self.op.write(*matrices)
+        return self.op.run(Run(tokens=count, seqs=1, table_stride=self.table.shape[1], **pointers))
+
+
+def expected(matrices: list[torch.Tensor], constants: LatentParts) -> torch.Tensor:
+    q, k = ops.latent_heads(*matrices, constants, torch.arange(len(matrices[0])))
+    out = reference.attend(q, k, k[..., : SHAPE.latent], LAYER)
+    return ops.latent_output(out.unflatten(1, (SHAPE.num_heads, -1)), constants)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rows", [1, 13, 300])
+def test_prompts_equal_the_reference(
+    library: Library, rows: int, interleaved: bool, dtype: torch.dtype
+) -> None:
+    constants, matrices = parts(dtype, interleaved=interleaved), inputs(dtype, rows)
+
+    want = expected(matrices, constants)
+    got = Cache(library, constants, dtype).step(matrices, 0)
+
+    far = 0.02 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(
+        got.float(), want.float(), rtol=far, atol=float(want.abs().max()) * far
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_chunks(library: Library, dtype: torch.dtype) -> None:
+    constants, matrices = parts(dtype), inputs(dtype, 290)
+    whole = Cache(library, constants, dtype).step(matrices, 0)
+
+    cache = Cache(library, constants, dtype)
+    ends = [200, 261, *range(262, 291)]
+    for start, stop in zip([0, *ends], ends, strict=False):
+        found = cache.step([x[start:stop] for x in matrices], start)
+        assert torch.equal(found, whole[start:stop]), start
