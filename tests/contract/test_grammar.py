@@ -206,6 +206,26 @@ def test_forced_text_is_what_must_come(name) -> None:
     assert matcher.forced() == b"r"
 
 
+@pytest.mark.parametrize("indent", [None, 2, 4])
+def test_json_may_be_pretty(name, indent) -> None:
+    if name == "outlines_core" and indent:
+        pytest.skip("one space at most")
+    matcher = compiled(name, SCHEMA).matcher()
+
+    assert accept(matcher, json.dumps({"name": "x y", "age": 3}, indent=indent).encode())
+    assert matcher.is_accepting()
+
+
+def test_no_output_fills_with_white_space(name) -> None:
+    matcher = compiled(name, SCHEMA).matcher()
+
+    assert matcher.accept(ord("{"))
+    written = 0
+    while matcher.accept(ord("\n")) or matcher.accept(ord(" ")):
+        written += 1
+        assert written < 100
+
+
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_masks_of_several_are_those_of_each(name, count) -> None:
     grammar = compiled(name, GrammarSpec("regex", "[a-c]{3}|zz(x|y)"))

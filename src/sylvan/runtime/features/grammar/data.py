@@ -23,7 +23,7 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 _VOID = Outcome()
 _AT_ONCE_S = 3e-4  # masks that take less are filled before the forward pass, others beside it
-_MEMORY = 0.9  # how much of what a mask took so far counts beside what the newest ones took
+_FORGETTING = 0.98  # of what a mask took, with each step that says nothing of it
 
 
 class Matchers:
@@ -122,10 +122,15 @@ class Matchers:
         self._bits.first(len(todo))
         asked = sum(output.forced_id is None for output in todo)
         if asked * self._mask_s < _AT_ONCE_S:
-            self._fill(todo, asked)
-        else:
+            begun = time.perf_counter()
+            self._fill(todo)
+            if asked:
+                newest_s = (time.perf_counter() - begun) / asked
+                self._mask_s = (self._mask_s + newest_s) / 2
+        else:  # what it takes there is no measure: others run meanwhile
+            self._mask_s *= _FORGETTING
             self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
-            self._filling = self._thread.submit(self._fill, todo, asked)
+            self._filling = self._thread.submit(self._fill, todo)
         return True
 
     def masks(self, batch: SamplingBatch) -> Masks | None:
@@ -209,12 +214,8 @@ class Matchers:
             self._filling.result()
             self._filling = None
 
-    def _fill(self, todo: list[Output], asked: int) -> None:
-        begun = time.perf_counter()
+    def _fill(self, todo: list[Output]) -> None:
         self._bits.fill(todo, self._eos_ids)
-        if asked:
-            each_s = (time.perf_counter() - begun) / asked
-            self._mask_s = _MEMORY * self._mask_s + (1 - _MEMORY) * each_s
 
 
 def _tracker(request: GenerateRequest, *, is_constrained: bool) -> ThoughtTracker | None:

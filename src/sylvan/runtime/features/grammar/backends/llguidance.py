@@ -35,8 +35,8 @@ _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "lenient": False,
     "whitespace_flexible": True,
     "coerce_one_of": False,  # a `oneOf` of schemas that may overlap is refused
-    # bounded, so that no model writes spaces until its tokens are used up
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}",
+    # what printers write, pretty ones included, and no more: some models do not find out of spaces
+    "whitespace_pattern": r"\r?\n[\x20\x09]{0,32}|\x20{1,4}",
 }
 
 
