@@ -22,8 +22,8 @@ from sylvan.runtime.sampling.constraints import Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _VOID = Outcome()
-_AT_ONCE_S = 3e-4  # masks that take less are filled before the forward pass, others beside it
-_FORGETTING = 0.98  # of what a mask took, with each step that says nothing of it
+_AT_ONCE_S = 1e-3  # masks that take less are filled before the forward pass, others beside it
+_FORGETTING = 0.9  # of what a mask took, with each step that says nothing of it
 
 
 class Matchers:
