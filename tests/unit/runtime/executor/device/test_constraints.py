@@ -25,11 +25,16 @@ class Rhymes:
     def __init__(self) -> None:
         self.next: dict[int, int] = {}
         self.rows: list[int] = []
+        self.due: set[int] = set()
         self.kinds: set[str] = set()
 
     @property
     def idle(self) -> bool:
         return not self.next
+
+    @property
+    def ready(self) -> bool:
+        return len(self.due) != 2  # both ways occur
 
     def join(self, slot, request, outputs) -> None:
         self.next.pop(slot, None)
