@@ -48,6 +48,7 @@ DIALECT = Dialect(
         r"""\\[.\-/()\[\]{}|*+?])*\$?"""
     ),
     exclusive=(
+        {"items", "prefixItems"},
         {"pattern", "format", "minLength"},
         {"pattern", "format", "maxLength"},
         {"prefixItems", "minItems"},
