@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "models.md"
@@ -36,6 +37,11 @@ The same for vectors of texts: hidden vectors pooled in four ways (cls, mean, la
 unit length, or the numbers of three labels; together, alone, in chunks and from the prefix cache.
 Encoders see their text both ways and keep no KV. The cosine is the smallest of all.
 """
+LEFT_HEAD = """
+## Not served
+
+The other causal models of the installed transformers: refused at the start, or not compared yet.
+"""
 VECTOR_COLUMNS = ("family", "architecture", "runner", "largest difference", "cosine", "KV B/token")
 COLUMNS = ("family", "architecture", "path", "runner", "largest difference", "greedy", "KV B/token")
 
@@ -46,25 +52,30 @@ def main() -> int:
     """Run what is named, keep the results, write the page."""
     names = [word for word in sys.argv[1:] if not word.startswith("--")]
     if "--check" in sys.argv:
-        stale = not PAGE.exists() or PAGE.read_text() != page(_results())
+        stale = not PAGE.exists() or PAGE.read_text() != page(_results(), _left())
         sys.stderr.write("models.md does not fit the results: run parity_table.py\n" * stale)
         return int(stale)
     results = run(names, _results())
-    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(results))
     return int(not all(row["equal"] for row in results.values()))
 
 
+def keep(results: Mapping[str, Row]) -> None:
+    """Write results and page."""
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(page(results, _left()))
+
+
 def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
-    """Results with those of the named families renewed; of all, where none is named."""
+    """Results with those of the named families renewed; of all, where none is named.
+
+    They are kept after each family, so that a run that is broken off is not lost.
+    """
     sys.path.insert(0, str(ROOT))
     import torch
 
-    from sylvan.runtime.models.registry import load_config
     from tests.parity.checkpoints import FAMILIES as BASE
-    from tests.parity.checkpoints import write
-    from tests.parity.compare import compare
-    from tests.parity.families import ALL, FALLBACK, RARE
+    from tests.parity.families import FALLBACK
+    from tests.parity.rare import ALL, RARE
     from tests.parity.vectors import VECTORS
 
     torch.set_num_threads(1)
@@ -73,22 +84,32 @@ def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
     for name in names or [*configs, *VECTORS]:
         if name in VECTORS:
             found[name] = _vectors(name)
-            sys.stderr.write(f"{name}: {found[name]}\n")
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            model = write(configs[name](), len(name), Path(folder))
-            apart = compare(Path(folder), model, new=32 if name in slow else 64)
-            config = load_config(Path(folder))
-        found[name] = {
-            "architecture": config.architecture,
-            "path": config.path,
-            "runner": apart.runner.split(" ", maxsplit=1)[0],
-            "difference": float(f"{apart.logprob:.1e}"),
-            "equal": not apart.modes,
-            "kv_bytes": apart.kv_bytes,
-        }
+        else:
+            found[name] = _generating(name, configs[name], 32 if name in slow else 64)
         sys.stderr.write(f"{name}: {found[name]}\n")
+        keep(found)
+    keep(found)
     return found
+
+
+def _generating(name: str, config: Callable[[], Any], new: int) -> Row:
+    """The row of a family that generates."""
+    from sylvan.runtime.models.registry import load_config
+    from tests.parity.checkpoints import write
+    from tests.parity.compare import compare
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = write(config(), len(name), Path(folder))
+        apart = compare(Path(folder), model, new=new)
+        served = load_config(Path(folder))
+    return {
+        "architecture": served.architecture,
+        "path": served.path,
+        "runner": apart.runner.split(" ", maxsplit=1)[0],
+        "difference": float(f"{apart.logprob:.1e}"),
+        "equal": not apart.modes,
+        "kv_bytes": apart.kv_bytes,
+    }
 
 
 def _vectors(name: str) -> Row:
@@ -110,8 +131,8 @@ def _vectors(name: str) -> Row:
         }
 
 
-def page(results: Mapping[str, Row]) -> str:
-    """The page as text."""
+def page(results: Mapping[str, Row], left: Mapping[str, str]) -> str:
+    """The page as text; `left` are architectures that are not served, and why."""
     lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
     order = sorted(results.items(), key=lambda item: (str(item[1]["path"]), item[0]))
     for name, row in order:
@@ -125,15 +146,33 @@ def page(results: Mapping[str, Row]) -> str:
         if "cosine" in row:
             cells = (name, f"`{row['architecture']}`", row["runner"], f"{row['difference']:.1e}")
             lines.append(_row([*cells, f"{row['cosine']:.7f}", row["kv_bytes"]]))
-    native = {row["architecture"] for row in results.values() if row["path"] == "native"}
-    every = {row["architecture"] for row in results.values()}
-    count = f"\n{len(every)} architectures, {len(native)} of them native.\n"
-    return "\n".join([*lines, count])
+    lines += [LEFT_HEAD, _row(("architecture", "why")), _row(["---"] * 2)]
+    lines += [_row((f"`{name}`", why)) for name, why in sorted(left.items())]
+    return "\n".join([*lines, *_counts(results)])
+
+
+def _counts(results: Mapping[str, Row]) -> list[str]:
+    """How many architectures there are, and how many generate."""
+    kinds = {"generate": False, "make vectors": True}
+    lines = [""]
+    for what, vectors in kinds.items():
+        rows = [row for row in results.values() if ("cosine" in row) == vectors]
+        every = {row["architecture"] for row in rows}
+        native = {row["architecture"] for row in rows if row["path"] == "native"}
+        lines.append(f"{len(every)} architectures {what}, {len(native)} of them native.")
+    return [*lines, ""]
 
 
 def _row(cells: object) -> str:
     assert isinstance(cells, list | tuple)
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _left() -> Mapping[str, str]:
+    sys.path.insert(0, str(ROOT))
+    from tests.parity.left import LEFT
+
+    return LEFT
 
 
 def _results() -> dict[str, Row]:

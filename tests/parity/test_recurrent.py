@@ -6,7 +6,7 @@ import pytest
 
 from tests.parity.checkpoints import write
 from tests.parity.compare import compare
-from tests.parity.families import RECURRENT
+from tests.parity.rare import RECURRENT
 
 TOLERANCE = 1e-4
 

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from tests.parity.checkpoints import FAMILIES as BASE
-from tests.parity.families import ALL
+from tests.parity.left import LEFT
+from tests.parity.rare import ALL
 from tests.parity.vectors import COSINE, VECTORS
 
 ROOT = Path(__file__).parents[2]
@@ -25,3 +28,22 @@ def test_every_family_was_compared_and_is_equal():
     assert set(results) == {*BASE, *ALL, *VECTORS}
     assert all(row["equal"] and row["difference"] < 1e-4 for row in results.values())
     assert all(row.get("cosine", 1.0) >= COSINE for row in results.values())
+
+
+def test_every_causal_model_of_transformers_is_listed():
+    results = json.loads((ROOT / "tests" / "parity" / "results.json").read_text())
+    there: set[str] = set()
+    for found in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        there |= {found} if isinstance(found, str) else set(found)
+    served = {row["architecture"] for row in results.values()}
+
+    assert there <= served | set(LEFT)
+    assert not served & set(LEFT)
+    generating = {row["architecture"] for row in results.values() if "cosine" not in row}
+    native = {
+        row["architecture"]
+        for row in results.values()
+        if "cosine" not in row and row["path"] == "native"
+    }
+    assert len(generating) >= 127
+    assert len(native) >= 90

@@ -23,14 +23,16 @@ from sylvan.protocol.errors import ConfigError
 ASSETS = Path(__file__).parent.parent / "assets"
 NEEDED = "config.json, *.safetensors and tokenizer.json"
 _MAX_HEADER_BYTES = 100 << 20
-_COMPRESSED = frozenset({"deepseek_v2", "deepseek_v3"})
+_COMPRESSED = frozenset(
+    {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "youtu", "minicpm3"}
+)
 _OLD_NAMES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "num_layers", "decoder_layers"),
+    "num_attention_heads": ("n_head", "num_heads", "attention_heads", "decoder_attention_heads"),
+    "max_position_embeddings": ("n_positions",),
 }
-"""How GPT-2 and its like spell sizes."""
+"""How GPT-2, GPT-Neo, XGLM, BART and their like spell sizes."""
 
 
 def model_dir(model: str) -> Path:
@@ -152,8 +154,8 @@ def _head_dim(config: dict[str, Any], ordinary: int) -> int:
 
 def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
-    if value is None and name in _OLD_NAMES:
-        value = config.get(_OLD_NAMES[name])
+    if value is None:
+        value = next((config[old] for old in _OLD_NAMES.get(name, ()) if config.get(old)), None)
     if value is None and default is not None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -175,9 +177,16 @@ def _stored_quantization(config: dict[str, Any]) -> str | None:
     found = config.get("quantization_config")
     if not isinstance(found, dict):
         return None
-    groups = cast("dict[str, Any]", found).get("config_groups")
+    stored = cast("dict[str, Any]", found)
+    if stored.get("quant_method") == "mxfp4":  # read as plain numbers
+        return None
+    groups = stored.get("config_groups")
     text = json.dumps(groups) if groups else ""
     return "w4a8" if '"num_bits": 4' in text else "w8a8"
+
+
+_DESCRIBING = (".weight_scale", ".weight_shape", "_scales")
+_PACKED = ((".weight_packed", 8), ("_blocks", 2))
 
 
 def _stored_sizes(path: Path, weights: WeightFormat | None, number: int) -> Iterable[int]:
@@ -191,8 +200,8 @@ def _stored_sizes(path: Path, weights: WeightFormat | None, number: int) -> Iter
         yield from (file.stat().st_size // number for file in path.glob(PT_WEIGHTS))
     for file in sorted(path.glob("*.safetensors")):
         for name, entry in _header(file).items():
-            if name != "__metadata__" and not name.endswith((".weight_scale", ".weight_shape")):
-                words = 8 if name.endswith(".weight_packed") else 1
+            if name != "__metadata__" and not name.endswith(_DESCRIBING):
+                words = next((n for end, n in _PACKED if name.endswith(end)), 1)
                 yield words * math.prod(entry["shape"])
 
 

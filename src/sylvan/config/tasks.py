@@ -14,7 +14,12 @@ ENCODERS = frozenset(
 """Starts of architectures whose tokens see each other both ways."""
 
 _BOTH_WAYS = frozenset({"EuroBertModel", "LlamaBidirectionalModel"})
-_AFTER_PADDING = frozenset({"Camembert", "Data2VecText", "Roberta", "XLMRoberta"})
+_AFTER_PADDING = frozenset(
+    {
+        *("Camembert", "Data2VecText", "Roberta", "RobertaPreLayerNorm", "XLMRoberta"),
+        "XLMRobertaXL",
+    }
+)
 _WITH_HEAD = ("LMHeadModel", "ChatModel", "ChatGLMModel")
 _SCORES = ("ForSequenceClassification", "ForRewardModel")
 _ENDS = (*_SCORES, "ForMaskedLM", "ForPreTraining", "Model")
@@ -61,7 +66,7 @@ def ordinary(config: dict[str, Any]) -> dict[str, Any]:
     if stem == "DistilBert":
         return config | {ours: config[old] for ours, old in _DISTIL.items() if old in config}
     positions = config.get("max_position_embeddings")
-    if stem in _AFTER_PADDING and isinstance(positions, int):
+    if stem.removesuffix("ForCausalLM") in _AFTER_PADDING and isinstance(positions, int):
         used = int(config.get("pad_token_id") or 0) + 1
         return config | {"max_position_embeddings": positions - used}
     return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sylvan.kernels.cast import cast
 from sylvan.kernels.embed import embedding
 from sylvan.kernels.experts import experts
-from sylvan.kernels.gating import activation, glu
+from sylvan.kernels.gating import activation, glu, xielu
 from sylvan.kernels.latent import latent_attention, latent_heads, latent_output
 from sylvan.kernels.matmul import linear
 from sylvan.kernels.norm import layer_norm, rms_norm
@@ -32,4 +32,5 @@ __all__ = [
     "scale_rows",
     "softcap",
     "take_rows",
+    "xielu",
 ]

@@ -58,7 +58,10 @@ def test_sizes_in_the_spelling_of_gpt2_count(folder):
     assert (facts.context_len, facts.kv_per_token) == (256, 2 * 3 * 4 * 16)
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("deepseek_v3", 32 + 8), ("minicpm3", 2 * 4 * 24)])
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [("deepseek_v3", 32 + 8), ("minicpm3", 32 + 8), ("bailing_hybrid", 2 * 4 * 24)],
+)
 def test_latent_attention_is_kept_compressed_or_whole(folder, kind, kept):
     sizes = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
     write_config(folder, model_type=kind, **sizes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sylvan.kernels.api import ActivationKind, Value, X
+import torch
+
+from sylvan.kernels.api import ActivationKind, Unsupported, Value, X
 from sylvan.kernels.gating import reference
 from sylvan.kernels.gpu.choice import Choice
 
@@ -22,3 +24,12 @@ def activation(x: X, kind: ActivationKind) -> X:
     if isinstance(x, Value):
         return x.recorder.activation(x, kind)
     return _activation.on(x)(x, kind)
+
+
+def xielu(
+    x: X, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
+) -> X:
+    """The activation of Apertus, with learnt slopes (arXiv:2411.13010); numbers of shape (1,)."""
+    if isinstance(x, Value):
+        raise Unsupported("the activation xIELU")
+    return reference.xielu(x, alpha_p, alpha_n, beta, eps)

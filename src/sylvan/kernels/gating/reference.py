@@ -32,3 +32,19 @@ def glu(gate_up: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
 def activation(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
     """See `gating.activation`."""
     return _FUNCTIONS[kind](x.float()).to(x.dtype)
+
+
+def xielu(
+    x: torch.Tensor,
+    alpha_p: torch.Tensor,
+    alpha_n: torch.Tensor,
+    beta: torch.Tensor,
+    eps: torch.Tensor,
+) -> torch.Tensor:
+    """See `gating.xielu`."""
+    wide, beta = x.float(), beta.float()
+    above = F.softplus(alpha_p.float()) * wide.square()
+    below = (torch.expm1(torch.minimum(wide, eps.float())) - wide) * (
+        beta + F.softplus(alpha_n.float())
+    )
+    return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)

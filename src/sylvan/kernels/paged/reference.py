@@ -64,9 +64,16 @@ def through_int8(x_TKH: torch.Tensor) -> torch.Tensor:
 
 
 def attend(
-    q_TNH: torch.Tensor, k_SKH: torch.Tensor, v_SKH: torch.Tensor, layer: AttentionLayer
+    q_TNH: torch.Tensor,
+    k_SKH: torch.Tensor,
+    v_SKH: torch.Tensor,
+    layer: AttentionLayer,
+    slopes_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of the last T of S tokens over all S, in float32. Shape: (T, N H)."""
+    """Attention of the last T of S tokens over all S, in float32. Shape: (T, N H).
+
+    With slopes a head's scores fall by its slope with each token of distance (ALiBi).
+    """
     group = layer.num_heads // layer.num_kv_heads
     q = q_TNH.float().transpose(0, 1)
     k, v = (x.float().repeat_interleave(group, 1).transpose(0, 1) for x in (k_SKH, v_SKH))
@@ -76,6 +83,8 @@ def attend(
     rows, total = len(q_TNH), len(k_SKH)
     own = torch.arange(total - rows, total, device=q.device)[:, None]
     key = torch.arange(total, device=q.device)
+    if slopes_N is not None:
+        score_NTS = score_NTS + slopes_N[:, None, None] * (key - own)
     hidden = key > own if layer.causal else torch.zeros_like(key > own)
     if layer.window:
         hidden = hidden | (key <= own - layer.window)

@@ -24,7 +24,7 @@ from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.facts import read_facts
+from sylvan.runtime.executor.facts import ModelFacts, read_facts
 from sylvan.runtime.executor.options import LocalOptions, SamplingParts
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
@@ -110,7 +110,7 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
             "kv_bytes": num_tokens * model.kv_bytes_per_token,
             "state_bytes": model.num_states * model.state_bytes,
         },
-        state=lambda: _state(config, grammar),
+        state=lambda: _state(config, grammar, model),
         inspect=inspect,
         close=close,
     )
@@ -220,8 +220,10 @@ def _wish(config: Config) -> PoolingWish | None:
     return PoolingWish(mode=config.embedding.pooling, normalize=config.embedding.normalize)
 
 
-def _state(config: Config, grammar: Grammar) -> Mapping[str, Any]:
-    return {"config": dump(config), "grammar": asdict(grammar.stats())}
+def _state(config: Config, grammar: Grammar, model: ModelFacts) -> Mapping[str, Any]:
+    loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
+    experts = {"expert_load": loads} if loads else {}
+    return {"config": dump(config), "grammar": asdict(grammar.stats())} | experts
 
 
 def _number(value: int | str) -> int:

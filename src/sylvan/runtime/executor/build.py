@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from sylvan.runtime.executor.pools import program_pool, tensor_pool
 from sylvan.runtime.executor.runner import EagerRunner, GraphRunner
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.moe import expert_load
 from sylvan.runtime.models.checkpoint import (
     Progress,
     defer_weights,
@@ -100,7 +101,8 @@ def build_executor(
         platform=platform,
     )
     numbers = facts.kv_bytes_per_token // plan.build.dtype.itemsize
-    facts = replace(facts, kv_bytes_per_token=bytes_of(numbers, plan.kv_type, config.head_dim))
+    kv_bytes = bytes_of(numbers, plan.kv_type, config.head_dim)
+    facts = replace(facts, kv_bytes_per_token=kv_bytes, expert_load=plan.loads)
     parts = sampling or SamplingParts()
     if platform is not None and plan.suits_device:
         return _on_device(plan, platform, parts, facts)
@@ -148,10 +150,14 @@ class _Plan:
     progress: Progress | None
     pooling: PoolingSpec | None = None
     platform: Platform | None = None
+    loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
     def model(self) -> Any:
-        """A new model without contents."""
-        return family_of(self.config).model(self.config, self.build)
+        """A new model without contents; its counts are those that `loads` shows."""
+        model = family_of(self.config).model(self.config, self.build)
+        self.loads.clear()
+        self.loads.update(expert_load(model))
+        return model
 
     @property
     def suits_device(self) -> bool:

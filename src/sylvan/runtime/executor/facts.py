@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,7 +28,8 @@ class ModelFacts:
 
     `runner` is how steps are run; empty as long as nothing was built. `num_pages` is the size of a
     KV cache that was measured out on a device, else 0. `state_bytes` is the size of
-    one of `num_states` recurrent states; 0 where all layers attend.
+    one of `num_states` recurrent states; 0 where all layers attend. `expert_load` has, by the name
+    of the layer, how many rows each of its experts had so far: int64 (E,), growing.
     """
 
     architecture: str
@@ -50,6 +52,9 @@ class ModelFacts:
     vector_size: int = 0  # numbers of an embedding; 0: none are made
     runner: str = ""
     num_pages: int = 0
+    expert_load: Mapping[str, torch.Tensor] = field(
+        default_factory=dict[str, torch.Tensor], compare=False
+    )
 
 
 def read_facts(model_dir: Path, dtype: str = "auto", quantization: str | None = None) -> ModelFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from sylvan.kernels import ops
@@ -9,12 +10,20 @@ from sylvan.kernels.api import HeadNorm, X
 from sylvan.runtime.layers.build import Build
 
 
+def _weight(build: Build, dim: int, learnt: bool) -> torch.Tensor:
+    """A parameter, or ones that no checkpoint has."""
+    ones = torch.ones(dim, dtype=build.dtype, device=build.device)
+    return build.empty(dim) if learnt else ones
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm; `offset` is added to the weight (Gemma: 1)."""
 
-    def __init__(self, build: Build, dim: int, eps: float, offset: float = 0.0) -> None:
+    def __init__(
+        self, build: Build, dim: int, eps: float, offset: float = 0.0, *, weight: bool = True
+    ) -> None:
         super().__init__()
-        self.weight = build.empty(dim)
+        self.weight = _weight(build, dim, weight)
         self.eps = eps
         self.offset = offset
 
@@ -30,10 +39,12 @@ class RMSNorm(nn.Module):
 class LayerNorm(nn.Module):
     """Norm with mean and variance removed."""
 
-    def __init__(self, build: Build, dim: int, eps: float, *, bias: bool = True) -> None:
+    def __init__(
+        self, build: Build, dim: int, eps: float, *, bias: bool = True, weight: bool = True
+    ) -> None:
         super().__init__()
-        self.weight = build.empty(dim)
-        self.bias = build.empty(dim) if bias else None
+        self.weight = _weight(build, dim, weight)
+        self.bias = build.empty(dim) if bias and weight else None
         self.eps = eps
 
     def forward(self, x: X, residual: X | None = None) -> tuple[X, X]:

@@ -18,6 +18,7 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models import compressed
 from sylvan.runtime.models.files import LoadFormat, open_weights
+from sylvan.runtime.models.mxfp4 import unpacked
 from sylvan.runtime.models.quantise import Format, convert, matrices
 from sylvan.runtime.models.stored import WeightFiles
 
@@ -87,7 +88,7 @@ class WeightReader:
     def __init__(
         self, model: nn.Module, checkpoint: WeightFiles, quantise: Format | None = None
     ) -> None:
-        self._checkpoint = checkpoint
+        self._checkpoint = checkpoint = unpacked(checkpoint)
         self._bits = dict(matrices(model, quantise)) if quantise else {}
         self._convert = getattr(model, "convert", _as_stored)
         rename = getattr(model, "rename", _canonical)

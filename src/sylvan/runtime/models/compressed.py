@@ -65,6 +65,8 @@ def stored_format(raw: Mapping[str, Any]) -> Format | None:
     if not isinstance(found, dict):
         raise ConfigError("config.json: quantization_config must be an object")
     method = found.get("quant_method")
+    if method == "mxfp4":  # read as plain numbers: see `mxfp4`
+        return None
     if method != "compressed-tensors":
         raise ConfigError(
             f"the checkpoint is quantised by {method!r}, which there are no kernels for; those of "

@@ -69,6 +69,18 @@ class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
     value: int
 
 
+class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """Far queries are multiplied by 1 + strength * log(1 + floor((position + shift) / every)).
+
+    In all layers, or in `layers` (Llama 4, Ministral 3).
+    """
+
+    every: int
+    strength: float
+    shift: int = 0
+    layers: tuple[int, ...] | None = None
+
+
 class StatePart(msgspec.Struct, frozen=True):
     """One tensor of the recurrent state of one request; `exact`: float32 whatever the weights."""
 
@@ -107,9 +119,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["", "head", "whole"] = ""
+    qk_norm: Literal["", "head", "whole", "unit"] = ""  # unit: no weights, and only with positions
+    qk_norm_last: bool = False  # after rotary positions
+    query_scaling: QueryScaling | None = None
+    alibi_slopes: tuple[float, ...] = ()  # of each head; biases instead of positions
+    attention_chunk: int | None = None  # layers with positions see their own chunk of so many
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = True  # of layer norms
+    norm_weight: bool = True  # False: norms only scale to length one
     norm_offset: float = 0.0
     gated_mlp: bool = True
     head_bias: bool = False

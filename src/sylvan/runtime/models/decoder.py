@@ -19,14 +19,19 @@ from sylvan.kernels.api import AttentionLayer, Rope, X
 from sylvan.kernels.experts import Routing
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.layers.attention import PagedAttention, RaggedAttention
+from sylvan.runtime.layers.attention import (
+    PagedAttention,
+    RaggedAttention,
+    Special,
+    SpecialAttention,
+)
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
 from sylvan.runtime.layers.mlp import MLP, GatedMLP
 from sylvan.runtime.layers.moe import MoE, MoEShape
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
-from sylvan.runtime.models.config import ModelConfig, MoEConfig
+from sylvan.runtime.models.config import ModelConfig, MoEConfig, QueryScaling
 from sylvan.runtime.models.heads import UNUSED_HEADS, make_score
 from sylvan.runtime.models.rope import RopeParams, rope_table
 
@@ -43,6 +48,7 @@ class Ropes:
     def __init__(self, config: ModelConfig, build: Build) -> None:
         self._config, self._build = config, build
         self._made: dict[RopeParams, Rope] = {}
+        self._scales = _query_scales(config.query_scaling, build)
 
     def of(self, layer: int) -> Rope | None:
         """The table of a layer; None where it has no rotary positions."""
@@ -57,12 +63,28 @@ class Ropes:
             self._made[params] = Rope(table.to(build.device), config.rope_interleaved)
         return self._made[params]
 
+    def scales_of(self, layer: int) -> torch.Tensor | None:
+        """What queries of a layer are multiplied by at each position; None: nothing."""
+        rule = self._config.query_scaling
+        if rule is None or layer not in (rule.layers or range(self._config.num_hidden_layers)):
+            return None
+        return self._scales
+
+
+def _query_scales(rule: QueryScaling | None, build: Build) -> torch.Tensor | None:
+    """float32 (positions,); None where texts are too short for it to matter."""
+    if rule is None or build.length + rule.shift <= rule.every:
+        return None
+    far = torch.floor((torch.arange(build.length) + rule.shift) / rule.every)
+    return (1 + rule.strength * torch.log1p(far)).to(build.device)
+
 
 def make_norm(config: ModelConfig, build: Build) -> RMSNorm | LayerNorm:
     """The family's norm over the hidden size."""
+    size, eps, weight = config.hidden_size, config.rms_norm_eps, config.norm_weight
     if config.norm == "rms":
-        return RMSNorm(build, config.hidden_size, config.rms_norm_eps, config.norm_offset)
-    return LayerNorm(build, config.hidden_size, config.rms_norm_eps, bias=config.norm_bias)
+        return RMSNorm(build, size, eps, config.norm_offset, weight=weight)
+    return LayerNorm(build, size, eps, bias=config.norm_bias, weight=weight)
 
 
 def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
@@ -102,6 +124,19 @@ def _moe_shape(moe: MoEConfig, config: ModelConfig) -> MoEShape:
     )
 
 
+def special_attention(
+    config: ModelConfig, build: Build, layer: int, ropes: Ropes
+) -> Special | None:
+    """What a layer does that few families do; None where texts are too short for it to matter."""
+    chunk, scales = config.attention_chunk, ropes.scales_of(layer)
+    if chunk is not None and (layer in config.nope_layers or build.length <= chunk):
+        chunk = None
+    slopes = torch.tensor(config.alibi_slopes) if config.alibi_slopes else None
+    if not (chunk or config.qk_norm_last) and scales is None and slopes is None:
+        return None
+    return Special(chunk=chunk, query_scales=scales, norm_last=config.qk_norm_last, slopes=slopes)
+
+
 class Attention(nn.Module):
     """Grouped-query attention; positions, windows and norms of heads by the config."""
 
@@ -112,13 +147,15 @@ class Attention(nn.Module):
         self.qkv_proj = ColumnParallel(build, config.hidden_size, parts, bias=config.qkv_bias)
         self.o_proj = RowParallel(build, config.q_dim, config.hidden_size, bias=config.o_bias)
         self.sinks = build.empty(heads) if config.sinks else None
+        rope = ropes.of(layer)
         self.q_norm = self.k_norm = None
-        if config.qk_norm:
+        if config.qk_norm and not (config.qk_norm == "unit" and rope is None):
             whole = config.qk_norm == "whole"
             widths = parts if whole else (config.head_dim, config.head_dim)
             eps, offset = config.rms_norm_eps, config.norm_offset
-            self.q_norm = RMSNorm(build, widths[0], eps, offset)
-            self.k_norm = RMSNorm(build, widths[1], eps, offset)
+            weight = config.qk_norm != "unit"
+            self.q_norm = RMSNorm(build, widths[0], eps, offset, weight=weight)
+            self.k_norm = RMSNorm(build, widths[1], eps, offset, weight=weight)
         spec = AttentionLayer(
             index=config.kv_index(layer),
             num_heads=build.shard.share(heads, "num_attention_heads"),
@@ -130,8 +167,12 @@ class Attention(nn.Module):
             sinks=self.sinks,
             causal=config.causal,
         )
-        kind = PagedAttention if config.causal else RaggedAttention
-        self.attn = kind(spec, ropes.of(layer), self.q_norm, self.k_norm)
+        special = special_attention(config, build, layer, ropes)
+        if special is not None:
+            self.attn = SpecialAttention(spec, rope, self.q_norm, self.k_norm, special)
+        else:
+            kind = PagedAttention if config.causal else RaggedAttention
+            self.attn = kind(spec, rope, self.q_norm, self.k_norm)
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         return self.o_proj(self.attn(self.qkv_proj(x_TD), batch))
@@ -156,7 +197,7 @@ class PreNorm(nn.Module):
 
 
 class Sandwich(nn.Module):
-    """A norm before and after both attention and mlp (Gemma 2 and 3, GLM-4)."""
+    """A norm before and after both attention and mlp (Gemma 2 and 3, GLM-4, HyperCLOVA X)."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
@@ -166,13 +207,14 @@ class Sandwich(nn.Module):
         self.pre_feedforward_layernorm = make_norm(config, build)
         self.mlp = make_mlp(config, build, layer)
         self.post_feedforward_layernorm = make_norm(config, build)
+        self._scale = config.residual_scale
 
     def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
         h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
         h_TD, _ = self.post_attention_layernorm(self.self_attn(h_TD, batch))
-        h_TD, stream_TD = self.pre_feedforward_layernorm(h_TD, stream_TD)
+        h_TD, stream_TD = self.pre_feedforward_layernorm(scaled(h_TD, self._scale), stream_TD)
         h_TD, _ = self.post_feedforward_layernorm(self.mlp(h_TD))
-        return h_TD, stream_TD
+        return scaled(h_TD, self._scale), stream_TD
 
 
 class PostNorm(nn.Module):

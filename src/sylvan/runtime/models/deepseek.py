@@ -1,8 +1,13 @@
-"""DeepSeek V2 and V3 (R1): latent attention with a compressed cache, and many small experts."""
+"""DeepSeek V2 and V3 (R1): latent attention with a compressed cache, and many small experts.
+
+GLM-4.7-Flash is the same; Youtu and MiniCPM 3 have no experts, A.X K1 a norm after them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -12,6 +17,7 @@ from sylvan.kernels.latent import LatentShape
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.latent import LatentAttention
+from sylvan.runtime.layers.moe import MoE
 from sylvan.runtime.models.config import (
     LatentConfig,
     ModelConfig,
@@ -20,7 +26,8 @@ from sylvan.runtime.models.config import (
     common_fields,
     make_config,
 )
-from sylvan.runtime.models.decoder import Decoder, Ropes, make_mlp, make_norm
+from sylvan.runtime.models.decoder import Decoder, Ropes, make_mlp, make_norm, scaled
+from sylvan.runtime.models.llama import minicpm_multipliers
 from sylvan.runtime.models.moe import grouped_experts, sparse_layers
 from sylvan.runtime.models.rope import RopeParams
 
@@ -28,7 +35,7 @@ Raw = dict[str, Any]
 
 
 def parse(raw: Raw) -> ModelConfig:
-    """Read config.json of `DeepseekV2ForCausalLM` and `DeepseekV3ForCausalLM`."""
+    """Read config.json of any model served here."""
     if raw.get("attention_bias"):
         raise NotNative("biases in latent attention")
     turning = raw.get("qk_rope_head_dim") or 64
@@ -40,14 +47,27 @@ def parse(raw: Raw) -> ModelConfig:
         turning=turning,
         value=raw.get("v_head_dim") or 128,
     )
-    second = fields["architecture"] == "DeepseekV2ForCausalLM"
     found = {
         "latent": latent,
         "rope_interleaved": bool(raw.get("rope_interleave", True)),
         "attention_scale": (latent.nope + turning) ** -0.5 * _stretch(fields["rope"]),
-        "moe": _greedy(raw) if second else grouped_experts(raw, first=_first(raw, 3)),
     }
-    return make_config(fields | found)
+    return make_config(fields | found | _FAMILIES[fields["architecture"]](raw))
+
+
+def _first_dense(layers: int) -> Callable[[Raw], Raw]:
+    """The mixture of version 3, from a layer on unless config.json says another."""
+    return lambda raw: {"moe": grouped_experts(raw, first=_first(raw, layers))}
+
+
+def _youtu(raw: Raw) -> Raw:
+    return {"tie_word_embeddings": bool(raw.get("tie_word_embeddings", True))}
+
+
+def _minicpm3(raw: Raw) -> Raw:
+    return minicpm_multipliers({"scale_emb": 12, "scale_depth": 1.4} | raw) | {
+        "rope_interleaved": False
+    }
 
 
 def _first(raw: Raw, default: int) -> int:
@@ -62,11 +82,11 @@ def _stretch(rope: RopeParams) -> float:
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor or 1) + 1) ** 2
 
 
-def _greedy(raw: Raw) -> MoEConfig:
+def _greedy(raw: Raw) -> Raw:
     """Version 2: softmax over all experts, the best groups by their best expert."""
     groups = raw.get("topk_method", "greedy") == "group_limited_greedy"
     inner = raw.get("moe_intermediate_size") or 0
-    return MoEConfig(
+    moe = MoEConfig(
         num_experts=raw.get("n_routed_experts") or 64,
         top_k=raw.get("num_experts_per_tok") or 6,
         inner=inner,
@@ -76,6 +96,19 @@ def _greedy(raw: Raw) -> MoEConfig:
         layers=sparse_layers(raw, first=_first(raw, 0)),
         shared=inner * (raw.get("n_shared_experts") or 0),
     )
+    return {"moe": moe}
+
+
+_FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
+    {
+        "DeepseekV2ForCausalLM": _greedy,
+        "DeepseekV3ForCausalLM": _first_dense(3),
+        "Glm4MoeLiteForCausalLM": _first_dense(1),
+        "AXK1ForCausalLM": _first_dense(1),
+        "YoutuForCausalLM": _youtu,
+        "MiniCPM3ForCausalLM": _minicpm3,
+    }
+)
 
 
 class Block(nn.Module):
@@ -107,11 +140,18 @@ class Block(nn.Module):
         self.self_attn.turn_by(rope)
         self.post_attention_layernorm = make_norm(config, build)
         self.mlp = make_mlp(config, build, layer)
+        normed = config.architecture == "AXK1ForCausalLM" and isinstance(self.mlp, MoE)
+        self.post_mlp_layernorm = make_norm(config, build) if normed else None
+        self._scale = config.residual_scale
 
     def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
         h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
-        h_TD, stream_TD = self.post_attention_layernorm(self.self_attn(h_TD, batch), stream_TD)
-        return self.mlp(h_TD), stream_TD
+        h_TD = scaled(self.self_attn(h_TD, batch), self._scale)
+        h_TD, stream_TD = self.post_attention_layernorm(h_TD, stream_TD)
+        h_TD = scaled(self.mlp(h_TD), self._scale)
+        if self.post_mlp_layernorm is not None:
+            h_TD, _ = self.post_mlp_layernorm(h_TD)
+        return h_TD, stream_TD
 
 
 class Deepseek(Decoder):

@@ -40,6 +40,7 @@ from sylvan.runtime.models.skeleton import (
     called,
     check_layers,
     config_of,
+    first_position,
     probe,
     skeleton,
     skeleton_of,
@@ -65,6 +66,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     model, step = skeleton(config, torch.device("meta"), torch.bfloat16)
     found = probe(model, step)
     text, calls = config.get_text_config(), found.calls
+    positions = getattr(text, "max_position_embeddings", None) or 2048
     check_layers(text, found)
     widths = {"head_dim": max((max(c.head_dim, c.value_dim) for c in calls), default=2)}
     heads = {(call.num_heads, call.num_kv_heads) for call in calls} or {(1, 1)}
@@ -81,7 +83,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
         "states": tuple(found.places.values()),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
-        "max_position_embeddings": getattr(text, "max_position_embeddings", None) or 2048,
+        "max_position_embeddings": positions - first_position(model),
         "rope": RopeParams(),
         "path": "transformers",
     }
@@ -99,6 +101,7 @@ class TransformersModel(nn.Module):
         super().__init__()
         self._sizes, self._build = config, build
         self._places: dict[Place, int] = {}
+        self._first = 0
         self.inner, self._step = skeleton(config_of(config.raw), torch.device("meta"), build.dtype)
 
     def load(self, model_dir: Path, *, pickled: bool = False) -> None:
@@ -127,6 +130,7 @@ class TransformersModel(nn.Module):
         found = probe(*skeleton_of(self.inner))
         self._step = attach(self.inner, [call.name for call in found.calls])
         self._step.width = self._sizes.head_dim
+        self._first = first_position(self.inner)
         self._places = {place: index for index, place in enumerate(found.places)}
         if found.places:
             self._check_resumes(tuple(found.places.values()))
@@ -190,7 +194,7 @@ class TransformersModel(nn.Module):
         """Hidden vectors of the rows of `batch`, as (B, L, D)."""
         self._step.batch, self._step.done = batch, 0
         memory = {cache_name(self.inner): cache, "use_cache": True} if cache else NO_CACHE
-        positions = batch.positions_T.long().view(ids_BL.shape)
+        positions = batch.positions_T.long().view(ids_BL.shape) + self._first
         out = called(self.inner)(input_ids=ids_BL.long(), position_ids=positions, **memory)
         return out.last_hidden_state
 

@@ -1,23 +1,26 @@
-"""Gemma 1, 2 and 3 (text): scaled embeddings, norms of 1 + weight; from 2 on more norms.
+"""Gemma 1, 2 and 3 (text), VaultGemma: scaled embeddings, norms of 1 + weight, later more norms.
 
 Gemma 2 caps scores and logits, Gemma 3 has head norms and a rotary base of its own in layers with
-a window.
+a window. VaultGemma is Gemma 2 without the norms after attention and mlp.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import nn
 
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, common_fields, make_config, sliding_windows
-from sylvan.runtime.models.decoder import Decoder, PreNorm, Ropes, Sandwich
+from sylvan.runtime.models.decoder import FUSED, Decoder, PreNorm, Ropes, Sandwich
 from sylvan.runtime.models.rope import parse_rope
+from sylvan.runtime.models.texts import IMAGES, text_name, text_part
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:
     """Read config.json of any Gemma served here."""
+    raw = text_part(raw)
     fields = common_fields(raw)
     first = fields["architecture"] == "GemmaForCausalLM"
     bias = bool(raw.get("attention_bias", False))
@@ -65,4 +68,35 @@ class Gemma(Decoder):
         return (PreNorm if first else Sandwich)(config, build, layer, ropes)
 
 
-MODEL = Gemma
+class GemmaWithImages(Gemma):
+    """Images are not looked at."""
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """What looks at them."""
+        return (*super().unused, *IMAGES)
+
+    def rename(self, name: str) -> str:
+        """Names without what stands before them."""
+        return text_name(name)
+
+
+class VaultGemma(Decoder):
+    """The blocks of Llama, under the name of Gemma 2's third norm."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **FUSED,
+        "post_attention_layernorm": ("pre_feedforward_layernorm",),
+    }
+
+
+def _model(config: ModelConfig, build: Build) -> Decoder:
+    """The class whose names fit the checkpoint."""
+    others = {
+        "VaultGemmaForCausalLM": VaultGemma,
+        "Gemma3ForConditionalGeneration": GemmaWithImages,
+    }
+    return others.get(config.architecture, Gemma)(config, build)
+
+
+MODEL = _model

@@ -192,6 +192,8 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "Lfm2ForCausalLM": _lfm2,
         "Lfm2MoeForCausalLM": _lfm2_moe,
         "Qwen3NextForCausalLM": _qwen3_next,
+        "Qwen3_5ForCausalLM": _qwen3_next,
+        "Qwen3_5MoeForCausalLM": _qwen3_next,
     }
 )
 
@@ -257,6 +259,8 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
         "Lfm2ForCausalLM": Lfm2,
         "Lfm2MoeForCausalLM": Lfm2,
         "Qwen3NextForCausalLM": Qwen3Next,
+        "Qwen3_5ForCausalLM": Qwen35,
+        "Qwen3_5MoeForCausalLM": Qwen35,
     }
 )
 

@@ -1,7 +1,8 @@
 """Llama, and those that are Llama with a switch in their config.
 
 Mistral (windows), Qwen2 (bias), Qwen3 (head norm), Granite and MiniCPM (multipliers), SmolLM3
-(layers without positions), Seed-OSS (bias), Helium (interleaved rotary positions).
+(layers without positions), Seed-OSS (bias), Helium and ERNIE 4.5 (interleaved rotary positions),
+OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan (norms of heads come last).
 """
 
 from __future__ import annotations
@@ -9,10 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from sylvan.runtime.models.config import ModelConfig, common_fields, make_config, sliding_windows
-from sylvan.runtime.models.decoder import Decoder
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.config import (
+    ModelConfig,
+    NotNative,
+    QueryScaling,
+    common_fields,
+    make_config,
+    sliding_windows,
+)
+from sylvan.runtime.models.decoder import FUSED, Decoder
+from sylvan.runtime.models.rope import RopeParams
 
 Switches = dict[str, Any]
 
@@ -41,7 +51,8 @@ def _qwen3(raw: dict[str, Any]) -> Switches:
     return _llama(raw) | {"qk_norm": "head"}
 
 
-def _granite(raw: dict[str, Any]) -> Switches:
+def granite_multipliers(raw: dict[str, Any]) -> Switches:
+    """What Granite multiplies embeddings, scores, residuals and logits by."""
     return {
         "embed_scale": raw.get("embedding_multiplier", 1.0),
         "logit_scale": 1.0 / (raw.get("logits_scaling") or 1.0),
@@ -50,7 +61,8 @@ def _granite(raw: dict[str, Any]) -> Switches:
     }
 
 
-def _minicpm(raw: dict[str, Any]) -> Switches:
+def minicpm_multipliers(raw: dict[str, Any]) -> Switches:
+    """What MiniCPM multiplies embeddings, residuals and logits by."""
     depth = raw.get("scale_depth", 1.0) / math.sqrt(raw.get("num_hidden_layers") or 1)
     return {
         "embed_scale": raw.get("scale_emb", 1.0),
@@ -78,18 +90,77 @@ def _helium(raw: dict[str, Any]) -> Switches:
     return {"rope_interleaved": True, "o_bias": False}
 
 
+def _ernie(raw: dict[str, Any]) -> Switches:
+    bias = bool(raw.get("use_bias", False))
+    return {
+        "rope_interleaved": True,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "mlp_bias": bias,
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+    }
+
+
+def _olmo(raw: dict[str, Any]) -> Switches:
+    if raw.get("clip_qkv") is not None:
+        raise NotNative("clipped projections (clip_qkv)")
+    return {"norm": "layer", "norm_weight": False, "rms_norm_eps": 1e-5}
+
+
+def _ministral3(raw: dict[str, Any]) -> Switches:
+    rope = raw.get("rope_parameters") or {}
+    beta, first = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
+    scaling = QueryScaling(every=first, strength=beta) if beta and first else None
+    return _mistral(raw) | {"query_scaling": scaling}
+
+
+def _hunyuan(raw: dict[str, Any]) -> Switches:
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    found = {"qk_norm": "head" if raw.get("use_qk_norm", True) else "", "qk_norm_last": True}
+    return found | ({"rope": _stretched(raw, rope)} if rope.get("alpha") else {})
+
+
+def _stretched(raw: dict[str, Any], rope: dict[str, Any]) -> RopeParams:
+    """Hunyuan's base that grows with the length, fixed by `alpha`."""
+    head = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    base = rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0
+    return RopeParams(rope_theta=base * rope["alpha"] ** (head / (head - 2)))
+
+
 _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Switches]] = MappingProxyType(
     {
         "MistralForCausalLM": _mistral,
         "Qwen2ForCausalLM": _qwen2,
         "Qwen3ForCausalLM": _qwen3,
-        "GraniteForCausalLM": _granite,
-        "MiniCPMForCausalLM": _minicpm,
+        "GraniteForCausalLM": granite_multipliers,
+        "MiniCPMForCausalLM": minicpm_multipliers,
         "SmolLM3ForCausalLM": _smollm3,
         "SeedOssForCausalLM": _seed_oss,
         "HeliumForCausalLM": _helium,
+        "Ernie4_5ForCausalLM": _ernie,
+        "OlmoForCausalLM": _olmo,
+        "Ministral3ForCausalLM": _ministral3,
+        "HunYuanDenseV1ForCausalLM": _hunyuan,
     }
 )
 
-MODEL = Decoder
 LlamaForCausalLM = Decoder
+
+
+class Hunyuan(Decoder):
+    """Its names of the norms of heads."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **FUSED,
+        "q_norm": ("query_layernorm",),
+        "k_norm": ("key_layernorm",),
+    }
+
+
+def _model(config: ModelConfig, build: Build) -> Decoder:
+    """The class whose names fit the checkpoint."""
+    hunyuan = config.architecture == "HunYuanDenseV1ForCausalLM"
+    return (Hunyuan if hunyuan else Decoder)(config, build)
+
+
+MODEL = _model

@@ -1,6 +1,7 @@
 """Decoders with mixtures of experts, each its dense cousin with another feed-forward.
 
-Mixtral, Phi-3.5-MoE, Qwen2-MoE and Qwen3-MoE, OLMoE, GLM-4.5, dots.llm1, GPT-OSS.
+Mixtral, Phi-3.5-MoE, Qwen2-MoE, Qwen3-MoE and Mellum, OLMoE and FlexOlmo, GLM-4.5, Solar Open,
+dots.llm1, GPT-OSS, ERNIE 4.5, Aria.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import (
@@ -20,7 +22,8 @@ from sylvan.runtime.models.config import (
     make_config,
     sliding_windows,
 )
-from sylvan.runtime.models.decoder import FUSED, Decoder
+from sylvan.runtime.models.decoder import FUSED, Decoder, PostNorm, Ropes
+from sylvan.runtime.models.rope import parse_rope
 
 Raw = dict[str, Any]
 
@@ -35,9 +38,12 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def sparse_layers(raw: Raw, *, first: int = 0) -> tuple[int, ...]:
-    """Layers with experts: from `first`, by `decoder_sparse_step` and `mlp_only_layers`."""
+    """Layers with experts: by `mlp_layer_types`; else all from `first` but for other switches."""
     step, dense = raw.get("decoder_sparse_step") or 1, raw.get("mlp_only_layers") or ()
     layers = range(raw.get("num_hidden_layers") or 0)
+    kinds = raw.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        return tuple(i for i in layers if kinds[i : i + 1] == ["sparse"])
     return tuple(i for i in layers if i >= first and i not in dense and (i + 1) % step == 0)
 
 
@@ -116,7 +122,7 @@ def grouped_experts(raw: Raw, *, first: int) -> MoEConfig:
     """The mixture of DeepSeek-V3, GLM-4.5 and dots.llm1: sigmoids, groups, a bias for choosing."""
     inner = raw.get("moe_intermediate_size") or 0
     return MoEConfig(
-        num_experts=raw.get("n_routed_experts") or raw.get("num_local_experts") or 1,
+        num_experts=_first_of(raw, "n_routed_experts", "num_local_experts", "num_experts"),
         top_k=raw.get("num_experts_per_tok") or 1,
         inner=inner,
         scores="sigmoid",
@@ -127,8 +133,13 @@ def grouped_experts(raw: Raw, *, first: int) -> MoEConfig:
         group_rank="best_two",
         correction=True,
         layers=sparse_layers(raw, first=first),
-        shared=inner * (raw.get("n_shared_experts") or 0),
+        shared=inner * (raw.get("n_shared_experts") or raw.get("num_shared_experts") or 0),
     )
+
+
+def _first_of(raw: Raw, *names: str) -> int:
+    """The first of these fields that is there; 1 if none is."""
+    return next((raw[name] for name in names if raw.get(name)), 1)
 
 
 def _glm4(raw: Raw) -> Raw:
@@ -147,6 +158,70 @@ def _dots1(raw: Raw) -> Raw:
         "qk_norm": "head",
         "layer_windows": sliding_windows(raw, default_on=True),
     }
+
+
+def _solar(raw: Raw) -> Raw:
+    return {"moe": grouped_experts(raw, first=0), "o_bias": False}
+
+
+def _flex_olmo(raw: Raw) -> Raw:
+    return _olmoe({"num_experts": 7, "num_experts_per_tok": 5} | raw)
+
+
+def _mellum(raw: Raw) -> Raw:
+    return _qwen3({"num_local_experts": 64, "norm_topk_prob": True} | raw) | {
+        "local_rope": parse_rope(raw, raw.get("max_position_embeddings") or 1, "sliding_attention")
+    }
+
+
+def _ernie(raw: Raw) -> Raw:
+    layers = range(raw.get("num_hidden_layers") or 0)
+    first, last = raw.get("moe_layer_start_index", 1), raw.get("moe_layer_end_index", -1)
+    every, last = raw.get("moe_layer_interval", 1), len(layers) - 1 if last == -1 else last
+    inner, bias = raw.get("moe_intermediate_size") or 0, bool(raw.get("use_bias", False))
+    if bias:
+        raise NotNative("biases of experts (use_bias)")
+    moe = MoEConfig(
+        num_experts=_first_of(raw, "moe_num_experts", "num_experts", "num_local_experts"),
+        top_k=_first_of(raw, "moe_k", "num_experts_per_tok"),
+        inner=inner,
+        normalise=True,
+        correction=True,
+        layers=tuple(i for i in layers if (i + 1) % every == 0 and first <= i <= last),
+        shared=inner * (raw.get("moe_num_shared_experts") or 0),
+    )
+    tied = bool(raw.get("tie_word_embeddings", True))
+    return {"moe": moe, "rope_interleaved": True, "tie_word_embeddings": tied}
+
+
+def _hunyuan(raw: Raw) -> Raw:
+    experts, top_k = (raw.get(name) for name in ("num_experts", "moe_topk"))
+    counts = [set(n) if isinstance(n, list) else {n} for n in (experts or 1, top_k or 1)]
+    if any(len(found) > 1 for found in counts):
+        raise NotNative("layers with different numbers of experts")
+    inner = raw.get("intermediate_size") or 0
+    moe = MoEConfig(
+        num_experts=counts[0].pop(),
+        top_k=counts[1].pop(),
+        inner=inner,
+        normalise=True,
+        layers=sparse_layers(raw),
+        shared=inner,
+    )
+    return {"moe": moe, "qk_norm": "head", "qk_norm_last": True}
+
+
+def _aria(raw: Raw) -> Raw:
+    inner = raw.get("intermediate_size") or 0
+    moe = MoEConfig(
+        num_experts=_first_of(raw, "moe_num_experts", "num_experts", "num_local_experts"),
+        top_k=_first_of(raw, "moe_topk", "num_experts_per_tok"),
+        inner=inner,
+        scores="softmax_chosen",
+        layers=sparse_layers(raw),
+        shared=inner * (raw.get("moe_num_shared_experts") or 0),
+    )
+    return {"moe": moe, "mlp_bias": False}
 
 
 def _gpt_oss(raw: Raw) -> Raw:
@@ -185,6 +260,12 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "Glm4MoeForCausalLM": _glm4,
         "Dots1ForCausalLM": _dots1,
         "GptOssForCausalLM": _gpt_oss,
+        "SolarOpenForCausalLM": _solar,
+        "FlexOlmoForCausalLM": _flex_olmo,
+        "MellumForCausalLM": _mellum,
+        "Ernie4_5_MoeForCausalLM": _ernie,
+        "AriaTextForCausalLM": _aria,
+        "HunYuanMoEV1ForCausalLM": _hunyuan,
     }
 )
 
@@ -231,6 +312,53 @@ class GptOss(Decoder):
         return torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1)
 
 
+class FlexOlmo(Decoder):
+    """Norms after attention and experts."""
+
+    def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
+        return PostNorm(config, build, layer, ropes)
+
+
+class Ernie(Decoder):
+    """The bias for choosing lies beside the router, as a row."""
+
+    def source_name(self, source: str) -> str:
+        """Its name."""
+        return source.replace(".gate.e_score", ".moe_statics.e_score")
+
+    def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The row as a vector."""
+        return tensor.flatten() if ".moe_statics." in name else tensor
+
+
+class Hunyuan(Decoder):
+    """Names of its own."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **FUSED,
+        "q_norm": ("query_layernorm",),
+        "k_norm": ("key_layernorm",),
+        "gate": ("gate.wg",),
+        "shared_experts": ("shared_mlp",),
+    }
+
+
+class Aria(Decoder):
+    """Stacks of matrices, inputs before outputs."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "gate": ("router",)}
+    stacked: ClassVar[bool] = True
+
+    def source_name(self, source: str) -> str:
+        """What the stacks are called."""
+        up = source.replace(".experts.gate_up_proj", ".experts.fc1.weight")
+        return up.replace(".experts.down_proj", ".experts.fc2.weight")
+
+    def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Turn the matrices round."""
+        return tensor.transpose(1, 2) if ".experts.fc" in name else tensor
+
+
 _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
     {
         "MixtralForCausalLM": Mixtral,
@@ -238,6 +366,10 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
         "PhiMoEForCausalLM": Mixtral,
         "Qwen2MoeForCausalLM": Qwen2Moe,
         "GptOssForCausalLM": GptOss,
+        "FlexOlmoForCausalLM": FlexOlmo,
+        "Ernie4_5_MoeForCausalLM": Ernie,
+        "AriaTextForCausalLM": Aria,
+        "HunYuanMoEV1ForCausalLM": Hunyuan,
     }
 )
 

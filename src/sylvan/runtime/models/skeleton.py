@@ -221,7 +221,32 @@ def attach(model: Any, names: list[str]) -> Step:
         setattr(model.get_submodule(name), _STATE, _Layer(name, step))
     base = called(model)
     base.forward = _bypass(base.forward, step)
+    if not _takes_positions(base) and hasattr(base, "embed_positions"):
+        base.embed_positions.forward = _placed(base.embed_positions.forward, step)
     return step
+
+
+def _takes_positions(base: Any) -> bool:
+    return "position_ids" in inspect.signature(type(base).forward).parameters
+
+
+def _placed(forward: Callable[..., Any], step: Step) -> Callable[..., Any]:
+    """The forward of a table of positions with those of the batch, which its model cannot pass."""
+
+    def run(*args: Any, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        if step.batch is not None:
+            position_ids = step.batch.positions_T.long()
+        return forward(*args, position_ids=position_ids, **kwargs)
+
+    return run
+
+
+def first_position(model: Any) -> int:
+    """What position 0 is called: RoBERTa and its kin count from behind the padding."""
+    for module in called(model).modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            return int(module.padding_idx) + 1
+    return 0
 
 
 def _bypass(forward: Callable[..., Any], step: Step) -> Callable[..., Any]:
@@ -270,6 +295,9 @@ def probe(model: Any, step: Step) -> Found:
         raise ConfigError(f"{type(model).__name__} keeps recurrent states in a way of its own")
     if not step.calls and not cache.places:
         raise ConfigError(f"{type(model).__name__} computes attention by itself")
+    base = called(model)
+    if not (cache.places or _takes_positions(base) or hasattr(base, "embed_positions")):
+        raise ConfigError(f"{type(model).__name__} counts positions by itself")
     return Found(step.calls, cache.places)
 
 
@@ -293,7 +321,6 @@ def check_layers(text: Any, found: Found) -> None:
             raise ConfigError(f"its layer {layer}, of type {kind}, keeps its state by itself")
     attending = len({call.name for call in found.calls})
     stateless = [kind for kind in kinds if kind in _MEMORYLESS]
-    if not with_state and attending + len(stateless) != text.num_hidden_layers:
-        raise ConfigError(
-            f"only {attending} of its {text.num_hidden_layers} layers use the attention interface"
-        )
+    count = getattr(text, "decoder_layers", None) or text.num_hidden_layers
+    if not with_state and attending + len(stateless) != count:
+        raise ConfigError(f"only {attending} of its {count} layers use the attention interface")

@@ -1,4 +1,4 @@
-"""Gated or plain decoders with layer norms: StableLM, Starcoder 2, Nemotron, Arcee."""
+"""Gated or plain decoders with layer norms: StableLM, Starcoder 2, Nemotron, Arcee, Jais 2."""
 
 from __future__ import annotations
 
@@ -60,12 +60,18 @@ def _arcee(raw: dict[str, Any]) -> dict[str, Any]:
     return {"gated_mlp": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": mlp_bias}
 
 
+def _jais2(raw: dict[str, Any]) -> dict[str, Any]:
+    norm = {"norm": "layer", "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
+    return _arcee({"attention_bias": True, "mlp_bias": True} | raw) | norm
+
+
 _FAMILIES: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType(
     {
         "StableLmForCausalLM": _stablelm,
         "Starcoder2ForCausalLM": _starcoder2,
         "NemotronForCausalLM": _nemotron,
         "ArceeForCausalLM": _arcee,
+        "Jais2ForCausalLM": _jais2,
     }
 )
 

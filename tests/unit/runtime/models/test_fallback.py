@@ -39,7 +39,7 @@ def test_unknown_switch_of_a_known_family_goes_through_transformers():
 
 
 def test_other_family_goes_through_transformers_with_its_own_shape():
-    config = choose_path(raw("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", head_dim=12)).config
+    config = choose_path(raw("Cohere2MoeForCausalLM", "cohere2_moe", head_dim=12)).config
 
     assert config.path == "transformers"
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 12)

@@ -1,0 +1,27 @@
+"""Checkpoints that also see images, served for texts: their other half is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sylvan.runtime.models.config import architecture_of
+
+IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.")
+"""Starts of names of tensors that look at images."""
+
+
+_OF_ALL = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
+
+
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """config.json of the half that reads texts, under the name of the whole."""
+    said = {name: raw[name] for name in _OF_ALL if raw.get(name) is not None}
+    text: dict[str, Any] = raw | (raw.get("text_config") or {}) | said
+    return text | {"architectures": [architecture_of(raw)]}
+
+
+def text_name(name: str) -> str:
+    """The name of a tensor without what stands before it, in old checkpoints and new ones."""
+    for prefix in ("model.", "language_model.", "model."):
+        name = name.removeprefix(prefix)
+    return name

@@ -1,0 +1,72 @@
+"""Causal models of transformers that are not served, and why: the rest of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+OWN_ATTENTION = "computes attention by itself, without transformers' interface"
+INDEXED = "chooses tokens by an index of its own (sparse attention)"
+OWN_STATE = "keeps recurrent states in a way of its own"
+IMAGES = "needs images or sounds"
+MASKS = "masks or biases attention in a way of its own"
+
+LEFT: Mapping[str, str] = MappingProxyType(
+    {
+        "AXK2ForCausalLM": INDEXED,
+        "BigBirdForCausalLM": OWN_ATTENTION,
+        "BigBirdPegasusForCausalLM": OWN_ATTENTION,
+        "BltForCausalLM": "cuts bytes into patches by a model of its own",
+        "CohereCompassForCausalLM": "its layers have types that its masks do not know",
+        "CpmAntForCausalLM": OWN_ATTENTION,
+        "DbrxForCausalLM": "its config nests what all others spell at the top",
+        "DeepseekV32ForCausalLM": INDEXED,
+        "DeepseekV4ForCausalLM": INDEXED,
+        "DogeForCausalLM": MASKS,
+        "Dots3NoteForCausalLM": INDEXED,
+        "Emu3ForCausalLM": IMAGES,
+        "FuyuForCausalLM": IMAGES,
+        "Gemma3nForCausalLM": "layers share keys and values with earlier ones",
+        "Gemma3nForConditionalGeneration": IMAGES,
+        "Gemma4AssistantForCausalLM": "drafts for another model",
+        "Gemma4ForConditionalGeneration": IMAGES,
+        "Gemma4UnifiedAssistantForCausalLM": "drafts for another model",
+        "Gemma4UnifiedForConditionalGeneration": IMAGES,
+        "GitForCausalLM": IMAGES,
+        "GlmMoeDsaForCausalLM": INDEXED,
+        "GotOcr2ForConditionalGeneration": IMAGES,
+        "HYV4ForCausalLM": INDEXED,
+        "HrmTextForCausalLM": "runs its layers several times for a token",
+        "Inkling2ForCausalLM": MASKS,
+        "InklingForCausalLM": MASKS,
+        "JetMoeForCausalLM": "chooses heads of attention as experts",
+        "LongcatFlashForCausalLM": "cannot be traced without weights",
+        "MegatronBertForCausalLM": OWN_ATTENTION,
+        "MiMoV2FlashForCausalLM": "its layers differ in how many heads they have",
+        "MiniMaxForCausalLM": OWN_STATE,
+        "MllamaForCausalLM": IMAGES,
+        "MossTranscribeDiarizeForConditionalGeneration": IMAGES,
+        "MoshiForCausalLM": "speaks: its tokens come with those of an audio model",
+        "MusicgenForCausalLM": "its tokens are sounds",
+        "MusicgenMelodyForCausalLM": "its tokens are sounds",
+        "MvpForCausalLM": OWN_ATTENTION,
+        "OpenAIGPTLMHeadModel": OWN_ATTENTION,
+        "Phi4MultimodalForCausalLM": IMAGES,
+        "ProphetNetForCausalLM": OWN_ATTENTION,
+        "Qwen4ExpForCausalLM": OWN_STATE,
+        "RecurrentGemmaForCausalLM": OWN_STATE,
+        "ReformerModelWithLMHead": OWN_ATTENTION,
+        "RemBertForCausalLM": OWN_ATTENTION,
+        "RoFormerForCausalLM": OWN_ATTENTION,
+        "RwkvForCausalLM": OWN_STATE,
+        "TrOCRForCausalLM": OWN_ATTENTION,
+        "WhisperForCausalLM": "its tokens follow sounds",
+        "XLMWithLMHeadModel": OWN_ATTENTION,
+        "XLNetLMHeadModel": OWN_ATTENTION,
+        "XmodForCausalLM": "needs to be told its language",
+        "Zamba2ForCausalLM": "not compared yet",
+        "ZambaForCausalLM": "cannot go on from a recurrent state within a prompt",
+        "xLSTMForCausalLM": OWN_STATE,
+    }
+)
+"""Architecture -> reason. A test holds that every other one is in the table."""
