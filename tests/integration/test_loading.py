@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from sylvan import Engine
 from sylvan.protocol.errors import ConfigError
+from tests.parity.serving import Serving
+from tests.support.own_code import write_own_code
 from tests.support.random_model import write_random_model
 
 FLAGS = {"device": "cpu", "dtype": "float32", "threads": 1, "max_total_tokens": 4096}
@@ -22,9 +24,9 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def answer(model: object, **flags: object) -> dict:
+def answer(model: object, *, prompt: str = "hello there", **flags: object) -> dict:
     with Engine(model_path=str(model), **FLAGS | {"processes": "one"} | flags) as engine:
-        return engine.generate("hello there", PARAMS)
+        return engine.generate(prompt, PARAMS)
 
 
 def test_all_formats_of_a_model_answer_the_same(tmp_path):
@@ -53,6 +55,19 @@ def _gguf(gguf_files, path: Path, state: dict[str, torch.Tensor], target: Path) 
     model.load_state_dict(state)
     gguf_files.write_model(model, target, "llama", "F32", lambda out: None)
     return target
+
+
+def test_code_of_a_checkpoint_is_run_in_all_processes_if_that_is_allowed(tmp_path):
+    path = write_own_code(tmp_path / "own")
+
+    with pytest.raises(ConfigError, match="--trust-remote-code"):
+        answer(path)
+    found = answer(path, trust_remote_code=True, processes="many", prompt="w5 w9")
+
+    serving = Serving(path, options={"trusted": True})
+    expected = serving.generate([[5, 9]], max_new_tokens=PARAMS["max_new_tokens"])
+    assert [found["output_ids"]] == expected
+    assert found["text"].split() == [f"w{token}" for token in expected[0] if token]
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused_at_the_start(tmp_path):

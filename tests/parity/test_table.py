@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from sylvan.config.checkpoint import model_facts
 from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.left import LEFT
 from tests.parity.rare import ALL
@@ -20,6 +21,18 @@ ROOT = Path(__file__).parents[2]
 def test_page_fits_the_results():
     command = [sys.executable, "scripts/parity_table.py", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def test_every_family_can_be_started(tmp_path):
+    """Sizes that memory is planned by are found in the spelling of every family."""
+    for name, make in ALL.items():
+        config = make()
+        config.save_pretrained(tmp_path / name)
+
+        facts = model_facts(str(tmp_path / name))
+
+        text = config.get_text_config()
+        assert (facts.vocab_size, facts.causal) == (text.vocab_size, True), name
 
 
 def test_every_family_was_compared_and_is_equal():

@@ -28,11 +28,12 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
     fetch_models(directory, config.tokenizer)
     path = model_dir(directory)
     yield Finding("ok", "directory", _place(path))
-    facts = model_facts(directory)
+    facts = model_facts(directory, trusted=config.trust_remote_code)
     yield Finding("ok", "size", f"{facts.num_params:,} parameters in {facts.dtype}")
     yield _weights(path, facts, config)
-    yield _outcome("architecture", lambda: _architecture(path))
-    yield from _own_code(path)
+    trusted = config.trust_remote_code
+    yield _outcome("architecture", lambda: _architecture(path, trusted=trusted))
+    yield from _own_code(path, trusted=trusted)
     yield _outcome("memory", lambda: _memory(path, config))
     yield from _text(path, config)
     yield _generation(path)
@@ -71,26 +72,28 @@ def _weights(path: Path, facts: ModelFacts, config: Config) -> Finding:
     )
 
 
-def _architecture(path: Path) -> str:
+def _architecture(path: Path, *, trusted: bool) -> str:
     from sylvan.runtime.models.config import read_config  # needs torch, as does the next
     from sylvan.runtime.models.registry import choose_path
 
-    choice = choose_path(read_config(path))
+    choice = choose_path(read_config(path), path if trusted else None)
     words = f"{choice.config.architecture}, path {choice.config.path}"
     return words if choice.config.path == "native" else f"{words}: {choice.why}"
 
 
-def _own_code(path: Path) -> Iterable[Finding]:
+def _own_code(path: Path, *, trusted: bool) -> Iterable[Finding]:
     from sylvan.runtime.models.config import read_config
 
     if read_config(path).get("auto_map"):
-        yield Finding("ok", "code", "the checkpoint brings Python files, which are never run")
+        run = "run only where nothing else serves it" if trusted else "not run"
+        yield Finding("ok", "code", f"the checkpoint brings Python files, which are {run}")
 
 
 def _memory(path: Path, config: Config) -> str:
     from sylvan.runtime.executor.facts import read_facts  # needs torch
 
-    facts = read_facts(path, config.dtype, config.quantization)
+    trusted = config.trust_remote_code
+    facts = read_facts(path, config.dtype, config.quantization, trusted=trusted)
     words = f"weights {size_text(facts.weight_bytes)} as {config.quantization or facts.dtype}"
     words += f", KV cache {size_text(facts.kv_bytes_per_token)} a token in {facts.dtype}"
     if facts.state_bytes:

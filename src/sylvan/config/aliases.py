@@ -271,7 +271,6 @@ _REFUSED_SWITCHES = {
 }
 
 _NEEDLESS = {
-    "trust_remote_code": "code that comes with a checkpoint is never run",
     "enable_mixed_chunk": "batches mix prompts and generation anyway",
     "sleep_on_idle": "an idle server sleeps anyway",
     "disable_custom_all_reduce": "there is no such all-reduce",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from sylvan.checkpoints.code import UNTRUSTED, load_class, named_class
 from sylvan.checkpoints.formats import PT_WEIGHTS, WeightFormat, weight_format
 from sylvan.checkpoints.gguf.view import gguf_file, gguf_view, read_index
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
@@ -28,11 +29,19 @@ _COMPRESSED = frozenset(
 )
 _OLD_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
-    "num_hidden_layers": ("n_layer", "num_layers", "decoder_layers"),
-    "num_attention_heads": ("n_head", "num_heads", "attention_heads", "decoder_attention_heads"),
-    "max_position_embeddings": ("n_positions",),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
+    "num_attention_heads": (
+        *("n_head", "n_heads", "num_heads"),
+        *("attention_heads", "decoder_attention_heads"),
+    ),
+    "max_position_embeddings": ("n_positions", "max_seq_len"),
 }
-"""How GPT-2, GPT-Neo, XGLM, BART and their like spell sizes."""
+"""How GPT-2, GPT-Neo, MPT, XGLM, BART and their like spell sizes."""
+_NEEDED_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
+_SIZES = (
+    *(*_NEEDED_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings"),
+)
 
 
 def model_dir(model: str) -> Path:
@@ -73,15 +82,20 @@ def fetched(model: str, progress: Progress | None = None) -> Path:
     return fetch(model, cache_dir() / "models", progress)
 
 
-def model_facts(model: str) -> ModelFacts:
+def model_facts(model: str, *, trusted: bool = False) -> ModelFacts:
     """Size and limits of a checkpoint, from config.json and the headers of its weights.
+
+    Args:
+        model: Its path, URL or name.
+        trusted: Python files of the checkpoint may be run; they are where sizes are missing.
 
     Raises:
         ConfigError: there is no such model, or its files cannot be read.
     """
     path = model_dir(model)
-    config = ordinary(_read_config(path))
-    layers, hidden = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
+    config = ordinary(_completed(_read_config(path), path, trusted=trusted))
+    kinds = len(config.get("layers_block_type") or ()) or None  # Nemotron-H says no more
+    layers, hidden = _number(config, "num_hidden_layers", kinds), _number(config, "hidden_size")
     attending, state = attending_and_state(config, layers)
     heads = _number(config, "num_attention_heads", None if attending else 1)
     kv_heads = _number(config, "num_key_value_heads", heads)
@@ -128,6 +142,31 @@ def _read_config(path: Path) -> dict[str, Any]:
     return nested if isinstance(nested, dict) else config  # pyright: ignore[reportUnknownVariableType]
 
 
+def _completed(config: dict[str, Any], path: Path, *, trusted: bool) -> dict[str, Any]:
+    """With the sizes that only the checkpoint's own Python knows, by other names or by default."""
+    named = named_class(config, "AutoConfig")
+    there = {
+        name: value
+        for name in _SIZES
+        if (value := _first(config, (name, *_OLD_NAMES.get(name, ())))) is not None
+    }
+    lacking = next((name for name in _NEEDED_SIZES if name not in there), None)
+    if named is None or lacking is None:
+        return config
+    if not trusted:
+        raise ConfigError(
+            f"model: config.json leaves {lacking} to Python code of the checkpoint ({named}), "
+            f"{UNTRUSTED}"
+        )
+    known = load_class(path, named).from_dict(config)
+    found = {name: getattr(known, name, None) for name in _SIZES if name not in there}
+    return config | {name: value for name, value in found.items() if value is not None}
+
+
+def _first(config: dict[str, Any], names: Iterable[str]) -> Any:
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
 def _kept(config: dict[str, Any], ordinary: int) -> int:
     """Numbers that a layer keeps of a token.
 
@@ -153,9 +192,7 @@ def _head_dim(config: dict[str, Any], ordinary: int) -> int:
 
 
 def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    if value is None:
-        value = next((config[old] for old in _OLD_NAMES.get(name, ()) if config.get(old)), None)
+    value = _first(config, (name, *_OLD_NAMES.get(name, ())))
     if value is None and default is not None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -266,6 +266,9 @@ class Config(Section, frozen=True):
     load_format: Literal["auto", "safetensors", "gguf", "pt", "dummy"] = "auto"
     """How weights are read; `auto` takes safetensors or GGUF, whichever is there; `pt` reads
     PyTorch's .bin files (tensors only, no code); `dummy` makes weights up (for benchmarks)."""
+    trust_remote_code: bool = False
+    """Run Python files that the checkpoint brings (`auto_map`), where nothing else serves it. They
+    can do whatever you can: only for directories whose makers you trust."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` is the checkpoint's, where the device is fast at
     it."""

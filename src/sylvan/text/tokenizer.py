@@ -12,6 +12,7 @@ from typing import Any
 
 import tokenizers
 
+from sylvan.checkpoints.code import UNTRUSTED, load_class, named_class
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.checkpoint import TokenizerFiles, read_files
 from sylvan.text.token_bytes import DecoderRules
@@ -75,12 +76,15 @@ class Tokenizer:
         self._unforgeable: UnforgeableEncoder | None = None
 
     @classmethod
-    def load(cls, model_dir: str | Path, *, chat_template: str | None = None) -> Tokenizer:
+    def load(
+        cls, model_dir: str | Path, *, chat_template: str | None = None, trusted: bool = False
+    ) -> Tokenizer:
         """Read the tokenizer of a checkpoint directory.
 
         Args:
             model_dir: The directory.
             chat_template: Text of the template to use instead of the checkpoint's default one.
+            trusted: Python files of the directory may be run.
 
         Raises:
             ConfigError: Files are missing or broken; the message names them.
@@ -89,7 +93,7 @@ class Tokenizer:
         if chat_template is not None:
             files = replace(files, templates={**files.templates, "default": chat_template})
         if files.tokenizer_json is None:
-            return cls(_convert_slow(Path(model_dir)), files)
+            return cls(_convert_slow(Path(model_dir), files.config, trusted=trusted), files)
         try:
             backend = tokenizers.Tokenizer.from_str(files.tokenizer_json)
         except Exception as error:  # the library raises plain Exception
@@ -255,13 +259,27 @@ def _first(backend: tokenizers.Tokenizer, text: str | None, fallback: int | None
     return fallback if token is None else token
 
 
-def _convert_slow(folder: Path) -> tokenizers.Tokenizer:
-    """Let transformers convert a tokenizer that comes without tokenizer.json."""
-    options = {"trust_remote_code": False, "local_files_only": True}
+def _convert_slow(
+    folder: Path, config: Mapping[str, Any], *, trusted: bool
+) -> tokenizers.Tokenizer:
+    """Let transformers convert a tokenizer that comes without tokenizer.json.
+
+    A class that the checkpoint brings is used where that is allowed.
+    """
+    own = named_class(config, "AutoTokenizer")
+    options: dict[str, Any] = {} if own and trusted else {"trust_remote_code": False}
     try:
-        transformers = importlib.import_module("transformers")
-        return transformers.AutoTokenizer.from_pretrained(str(folder), **options).backend_tokenizer
+        reader: Any = importlib.import_module("transformers").AutoTokenizer
+        if own and trusted:
+            reader = load_class(folder, own)
+        return reader.from_pretrained(
+            str(folder), local_files_only=True, **options
+        ).backend_tokenizer
     except _CONVERSION_ERRORS as error:
+        if own and not trusted:
+            raise ConfigError(
+                f"the tokenizer of {folder} is Python code of the checkpoint ({own}), {UNTRUSTED}"
+            ) from error
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{folder} has no tokenizer that can be read (tokenizer.json, tokenizer.model, "

@@ -124,18 +124,24 @@ def test_the_way_through_transformers_is_explained(capsys, whole_model, monkeypa
     _, found = check_model(capsys, whole_model)
 
     assert "path transformers: no native file serves it" in found["architecture"]["detail"]
-    assert "never run" in found["code"]["detail"]
+    assert "not run" in found["code"]["detail"]
 
 
 def test_what_nothing_serves_is_explained(capsys, whole_model):
     config = json.loads((whole_model / "config.json").read_text())
-    config |= {"architectures": ["MineForCausalLM"], "model_type": "mine", "auto_map": {"a": "b"}}
+    config |= {"architectures": ["MineForCausalLM"], "model_type": "mine"}
+    config["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "mine.C")
     (whole_model / "config.json").write_text(json.dumps(config))
 
     code, found = check_model(capsys, whole_model)
 
     assert code == 1
-    assert "without running code from the checkpoint" in found["architecture"]["cost"]
+    assert "(mine.C), which is run only with --trust" in found["architecture"]["cost"]
+
+    _, found = check_model(capsys, whole_model, "--trust-remote-code")
+
+    assert "there is no mine.py" in found["architecture"]["cost"]
+    assert "run only where nothing else serves it" in found["code"]["detail"]
 
 
 def test_a_tokenizer_that_does_not_fit_is_reported(capsys, whole_model):

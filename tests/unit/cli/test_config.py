@@ -40,11 +40,11 @@ def test_every_value_has_an_origin(show):
 
 
 def test_table_shows_memory_and_notes(show):
-    out = show("--trust-remote-code", "--mem-fraction-static", "0.5")
+    out = show("--skip-server-warmup", "--mem-fraction-static", "0.5")
 
     assert "cache.memory" in out
     assert "memory: weights" in out
-    assert "note: --trust-remote-code has no effect" in out
+    assert "note: --skip-server-warmup has no effect" in out
 
 
 @pytest.mark.parametrize("style", ["--json", "--yaml", None])

@@ -15,6 +15,7 @@ FLAGS = {
     "--tokenizer-path t": ("tokenizer", "t"),
     "--served-model-name n": ("served_model_name", "n"),
     "--load-format dummy": ("load_format", "dummy"),
+    "--trust-remote-code": ("trust_remote_code", True),
     "--dtype half": ("dtype", "float16"),
     "--quantization w8a8": ("quantization", "w8a8"),
     "--context-length 32k": ("context_len", 32000),

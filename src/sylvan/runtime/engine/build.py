@@ -72,7 +72,8 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
     config = resolved(config)
     torch.set_num_threads(_number(config.threads))
     path = model_dir(config.model)
-    vocab_size = read_facts(path, config.dtype, config.quantization).vocab_size
+    trusted = config.trust_remote_code
+    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
     grammar = build_grammar(config.grammar, lambda: load_tokenizer(config), vocab_size)
     executor, model = build_executor(
         path,
@@ -205,6 +206,7 @@ def _options(config: Config) -> LocalOptions:
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,
         load_format=config.load_format,
+        trusted=config.trust_remote_code,
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
         num_states=_number(config.cache.max_states),

@@ -84,7 +84,7 @@ def gather_facts(config: Config) -> Facts:
     return Facts(
         devices=devices,
         absent=absent,
-        model=model_facts(config.model),
+        model=model_facts(config.model, trusted=config.trust_remote_code),
         attention={n: a for n, a in ATTENTION.items() if _usable(a, compiled=compiled)},
         not_installed={
             name: f"pip install 'sylvan[{facts.extra}]'"

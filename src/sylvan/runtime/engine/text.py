@@ -36,7 +36,7 @@ def load_tokenizer(config: Config) -> Tokenizer:
 
 def read_tokenizer(config: Config) -> Tokenizer:
     """The same, without a look at the model."""
-    return Tokenizer.load(tokenizer_dir(config))
+    return Tokenizer.load(tokenizer_dir(config), trusted=config.trust_remote_code)
 
 
 def check_vocabulary(tokenizer: Tokenizer, model: Path) -> str:

@@ -74,7 +74,7 @@ def build_executor(
     Raises:
         ConfigError: the model or an option cannot be served; one clear sentence.
     """
-    config = load_config(model_dir, headless=options.headless)
+    config = load_config(model_dir, headless=options.headless, trusted=options.trusted)
     facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
     if options.embed is not None or config.head != "lm":

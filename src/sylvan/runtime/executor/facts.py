@@ -57,13 +57,25 @@ class ModelFacts:
     )
 
 
-def read_facts(model_dir: Path, dtype: str = "auto", quantization: str | None = None) -> ModelFacts:
+def read_facts(
+    model_dir: Path,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    *,
+    trusted: bool = False,
+) -> ModelFacts:
     """Facts from the configuration files alone; allocates nothing.
+
+    Args:
+        model_dir: The checkpoint.
+        dtype: Of weights, or "auto".
+        quantization: Format that matrices are rounded to.
+        trusted: Python files of the checkpoint may be run.
 
     Raises:
         ConfigError: the model cannot be served; one clear sentence.
     """
-    return facts_of(load_config(model_dir), model_dir, dtype, quantization)
+    return facts_of(load_config(model_dir, trusted=trusted), model_dir, dtype, quantization)
 
 
 def facts_of(

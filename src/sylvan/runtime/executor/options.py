@@ -39,6 +39,7 @@ class LocalOptions:
     attention: str = "auto"
     runner: RunnerName = "auto"
     load_format: LoadFormat | Literal["dummy"] = "auto"
+    trusted: bool = False  # Python files of the checkpoint may be run
     quantization: str | None = None
     overlap: bool = False
     num_states: int = 0

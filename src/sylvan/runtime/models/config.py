@@ -139,6 +139,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     moe: MoEConfig | None = None
     latent: LatentConfig | None = None
     path: Literal["native", "transformers"] = "native"
+    code: str | None = None  # directory whose Python files are run, by the word of its owner
     causal: bool = True  # False: every token sees all others, and nothing is kept of them
     head: Literal["lm", "none", "score", "reward"] = "lm"
     num_labels: int = 0  # columns of a head that scores

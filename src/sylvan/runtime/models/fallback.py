@@ -30,6 +30,7 @@ from sylvan.runtime.models.config import (
     make_config,
     plain_fields,
 )
+from sylvan.runtime.models.pickled import PickledWeights
 from sylvan.runtime.models.recurrent import Place, SlotCache, groups
 from sylvan.runtime.models.rope import RopeParams
 from sylvan.runtime.models.skeleton import (
@@ -39,12 +40,12 @@ from sylvan.runtime.models.skeleton import (
     cache_name,
     called,
     check_layers,
-    config_of,
     first_position,
     probe,
     skeleton,
     skeleton_of,
 )
+from sylvan.runtime.models.source import find_source
 from sylvan.runtime.pool.states import TensorStates
 
 _CHECKED_TOKENS = 9
@@ -54,18 +55,23 @@ _ANEW = frozenset({"mamba", "falcon_mamba", "jamba", "zamba"})
 """Models whose recurrent layers start anew with every chunk of more than one token."""
 
 
-def parse(raw: dict[str, Any]) -> ModelConfig:
+def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
     """Find out whether transformers has the model, and what its attention looks like.
 
+    Args:
+        raw: config.json.
+        code: Directory of the checkpoint where Python files in it may be run.
+
     Raises:
-        ConfigError: it has none, would need remote code, or keeps memory that we do not page.
+        ConfigError: it has none, needs code that may not be run, or keeps memory that we do not
+            page.
     """
     if raw.get("model_type") in _ANEW:
         raise ConfigError("it cannot go on from a recurrent state within a prompt")
-    config = config_of(raw)
-    model, step = skeleton(config, torch.device("meta"), torch.bfloat16)
+    source = find_source(raw, code)
+    model, step = skeleton(source.model, source.config, torch.bfloat16)
     found = probe(model, step)
-    text, calls = config.get_text_config(), found.calls
+    text, calls = source.config.get_text_config(), found.calls
     positions = getattr(text, "max_position_embeddings", None) or 2048
     check_layers(text, found)
     widths = {"head_dim": max((max(c.head_dim, c.value_dim) for c in calls), default=2)}
@@ -86,6 +92,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
         "max_position_embeddings": positions - first_position(model),
         "rope": RopeParams(),
         "path": "transformers",
+        "code": str(code) if source.own else None,
     }
     return make_config(plain_fields(raw) | sizes | widths)
 
@@ -102,7 +109,8 @@ class TransformersModel(nn.Module):
         self._sizes, self._build = config, build
         self._places: dict[Place, int] = {}
         self._first = 0
-        self.inner, self._step = skeleton(config_of(config.raw), torch.device("meta"), build.dtype)
+        self._source = find_source(config.raw, Path(config.code) if config.code else None)
+        self.inner, self._step = skeleton(self._source.model, self._source.config, build.dtype)
 
     def load(self, model_dir: Path, *, pickled: bool = False) -> None:
         """Let transformers read the weights, safetensors unless `pickled`.
@@ -114,8 +122,13 @@ class TransformersModel(nn.Module):
 
         if weight_format(model_dir) == "pt" and not pickled:
             raise ConfigError(f"{str(model_dir)!r} {PICKLED}")
+        if pickled:
+            PickledWeights(model_dir)  # refuses what is not just tensors, in a sentence
+        own = self._source.own
+        reader = self._source.model if own else transformers.AutoModelForCausalLM
+        given: dict[str, Any] = {"config": self._source.config} if own else {}
         try:
-            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            loaded: Any = reader.from_pretrained(
                 model_dir,
                 dtype=self._build.dtype,
                 attn_implementation=NAME,
@@ -123,6 +136,7 @@ class TransformersModel(nn.Module):
                 trust_remote_code=False,
                 use_safetensors=not pickled,
                 weights_only=True,
+                **given,
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {error}") from None

@@ -9,6 +9,7 @@ import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -212,24 +213,29 @@ def _plugin(architecture: str) -> EntryPoint | None:
     return next(iter(entry_points(group=PLUGINS, name=architecture)), None)
 
 
-def load_config(model_dir: Path, *, headless: bool = False) -> ModelConfig:
+def load_config(model_dir: Path, *, headless: bool = False, trusted: bool = False) -> ModelConfig:
     """Read and check config.json of a checkpoint.
 
     Args:
         model_dir: Where it is.
         headless: Vectors are wanted of a model that generates: leave its head out.
+        trusted: Python files of the checkpoint may be run.
 
     Raises:
         ConfigError: one sentence that says what cannot be served.
     """
-    config = choose_path(read_config(model_dir)).config
+    config = choose_path(read_config(model_dir), model_dir if trusted else None).config
     if headless and config.head == "lm":
         config = msgspec.structs.replace(config, head="none")
     return config
 
 
-def choose_path(raw: dict[str, Any]) -> Choice:
+def choose_path(raw: dict[str, Any], code: Path | None = None) -> Choice:
     """Native if the family and all its switches are; else through transformers if that can be.
+
+    Args:
+        raw: config.json.
+        code: Directory of the checkpoint where Python files in it may be run.
 
     Raises:
         ConfigError: neither; one sentence.
@@ -242,7 +248,7 @@ def choose_path(raw: dict[str, Any]) -> Choice:
         except NotNative as error:
             lack = f"its native file lacks {error}"
     try:
-        return Choice(load_fallback().parse(raw), lack)
+        return Choice(load_fallback(code).parse(raw), lack)
     except ConfigError as error:
         if architecture not in MODELS and "model_type" not in raw:
             load_family(architecture)  # raises, with what is supported
@@ -254,7 +260,7 @@ def family_of(config: ModelConfig) -> Family:
     return load_family(config.architecture) if config.path == "native" else load_fallback()
 
 
-def load_fallback() -> Family:
-    """The family of everything else, through transformers."""
+def load_fallback(code: Path | None = None) -> Family:
+    """The family of everything else, through transformers and code that may be run."""
     module = importlib.import_module(_HERE + "fallback")
-    return Family(module.parse, module.MODEL)
+    return Family(partial(module.parse, code=code), module.MODEL)

@@ -150,53 +150,15 @@ def _check_call(module: nn.Module, mask: torch.Tensor | None, options: dict[str,
             raise ConfigError(f"its attention takes {name!r}, which paged attention does not know")
 
 
-def config_of(raw: dict[str, Any]) -> Any:
-    """The config object of transformers.
+def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, Step]:
+    """A model of the class `cls` without weights whose attention is ours.
 
     Raises:
-        ConfigError: transformers is missing or does not know the model.
+        ConfigError: it bypasses the interface.
     """
-    try:
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    except ImportError:
-        raise ConfigError("transformers, which may know it, is not installed") from None
-    kind = str(raw.get("model_type"))
-    if kind not in CONFIG_MAPPING:
-        code = " without running code from the checkpoint, which is refused"
-        needs = code if raw.get("auto_map") else ""
-        raise ConfigError(f"transformers has no model_type {kind!r}{needs}")
-    try:
-        return CONFIG_MAPPING[kind].from_dict(_floats(raw))
-    except (TypeError, ValueError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"transformers refuses its config.json: {reason}") from None
-
-
-def _floats(value: Any) -> Any:
-    """Numbers that JSON lacks, as transformers writes them: {"__float__": "Infinity"}."""
-    if isinstance(value, dict):
-        found: Any = value  # pyright: ignore[reportUnknownVariableType]
-        if set(found) == {"__float__"}:
-            return float(found["__float__"])
-        return {name: _floats(part) for name, part in found.items()}
-    return [_floats(part) for part in value] if isinstance(value, list) else value
-
-
-def skeleton(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any, Step]:
-    """A model without weights whose attention is ours.
-
-    Raises:
-        ConfigError: there is no causal model of this config, or it bypasses the interface.
-    """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
-
-    if type(config) not in CAUSAL:
-        raise ConfigError(f"transformers has no causal model of {type(config).__name__}")
-    cls: Any = CAUSAL[type(config)]
     _register()
     try:
-        with device:
+        with torch.device("meta"):
             model = cls._from_config(config, attn_implementation=NAME, dtype=dtype)
     except (KeyError, ValueError, ImportError) as error:
         raise ConfigError(f"{cls.__name__} cannot be made with our attention: {error}") from None
@@ -205,7 +167,7 @@ def skeleton(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any
 
 def skeleton_of(model: Any) -> tuple[Any, Step]:
     """The same of a model that has its weights."""
-    return skeleton(model.config, torch.device("meta"), torch.bfloat16)
+    return skeleton(type(model), model.config, torch.bfloat16)
 
 
 def _register() -> None:

@@ -55,7 +55,7 @@ def test_other_family_goes_through_transformers_with_its_own_shape():
         (raw("MineForCausalLM", "mine"), "transformers has no model_type 'mine'"),
         (
             raw("MineForCausalLM", "mine", auto_map={"AutoModelForCausalLM": "m.M"}),
-            "without running code from the checkpoint, which is refused",
+            r"Python code of the checkpoint \(m\.M\), which is run only with --trust-remote-code",
         ),
         (raw("MixtralForCausalLM", "mixtral", num_local_experts=1), "goes to 2 experts"),
         (
