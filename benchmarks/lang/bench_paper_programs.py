@@ -101,13 +101,16 @@ def measure(args, on: sgl.Runtime, off: sgl.Runtime) -> dict:
                 "fork off": lambda w=workload: run_program(w, uncommitted, args.threads),
                 "plain calls": lambda w=workload: run_plain(w, on.url, args.threads),
             }
+            began = time.perf_counter()
             order = FORMS[(run + i) % 4 :] + FORMS[: (run + i) % 4]
             for form in order:
                 on.endpoint.flush_cache()
                 rate = forms[form]()
                 if run:  # the first round warms up
                     rates.setdefault(workload.name, {}).setdefault(form, []).append(rate)
-            print(f"run {run}: {workload.name} done", flush=True)
+            print(f"run {run}: {workload.name} {time.perf_counter() - began:.0f} s", flush=True)
+            if run == args.repeats:
+                print(json.dumps({workload.name: summary(rates[workload.name])}), flush=True)
     return {name: summary(found) for name, found in rates.items()}
 
 

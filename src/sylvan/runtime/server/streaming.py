@@ -14,6 +14,7 @@ from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.server.body import ClientGoneError
 
 GONE = "sylvan.client_gone"  # key of the ASGI scope; read by the access log
+UNWATCHED_S = 0.01
 
 T = TypeVar("T")
 
@@ -67,24 +68,49 @@ class EventStream(Response):
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled if the client leaves first.
 
-    The body must have been read.
+    The body must have been read. Nobody watches the client for the first moments: a short call
+    is over before the watching would have begun, which costs more than many a short call.
 
     Raises:
         ClientGoneError: The client left.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_client_left(request.receive))
+    watch = _Watch(request)
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-    if task.cancelled():
+        return await work
+    except asyncio.CancelledError:
+        if not watch.client_left:
+            raise
+        watch.task.uncancel()
         request.scope[GONE] = True
-        raise ClientGoneError
-    return task.result()
+        raise ClientGoneError from None
+    finally:
+        watch.end()
+
+
+class _Watch:
+    """Cancels the task that made it when the client leaves."""
+
+    def __init__(self, request: Request) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "called outside of a task"
+        self.task = task
+        self.client_left = False
+        self._request = request
+        self._watching: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(UNWATCHED_S, self._begin)
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _begin(self) -> None:
+        self._watching = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        await _client_left(self._request.receive)
+        self.client_left = True
+        self.task.cancel()
 
 
 async def primed(
