@@ -49,7 +49,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     chosen_logprobs: np.ndarray | None = None  # float32 (P, len(options.token_ids))
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Counts of a request so far."""
 
     prompt_tokens: int = 0
@@ -67,7 +67,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     finished: float = 0.0
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one step brought for one request."""
 
     rid: str

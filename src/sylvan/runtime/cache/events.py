@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.cache.types import CacheKey
+from sylvan.runtime.cache.types import CacheKey, Node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,3 +24,10 @@ class TreeEvent:
     def tokens(self) -> IntArray:
         """What was inserted or evicted."""
         return self.key.tokens[self.start :]
+
+
+def event(kind: Literal["insert", "evict"], path: Sequence[Node], start: int) -> TreeEvent:
+    """What happened from position `start` on to the end of a path from below the root."""
+    tokens = np.concatenate([node.tokens for node in path])
+    media = tuple({span: None for node in path for span in node.media})
+    return TreeEvent(kind, CacheKey(tokens, path[-1].namespace, media), start)

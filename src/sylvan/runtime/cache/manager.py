@@ -65,10 +65,6 @@ class KVCacheManager:
         """Tokens of `key` that are cached, at most `limit`; changes nothing."""
         return self._tree.peek(key, limit)
 
-    def may_hit(self, key: CacheKey) -> bool:
-        """Whether the first page of `key` is cached: a cheap test before `peek`."""
-        return self._tree.may_hit(key)
-
     def acquire(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> KVHandle:
         """Borrow the longest cached prefix of `key`, at most `limit` tokens."""
         match = self._tree.match(key, limit, step=step, priority=priority)
@@ -88,14 +84,15 @@ class KVCacheManager:
 
     def extend(self, kv: KVHandle, num_tokens: int) -> bool:
         """Grow `kv` to hold `num_tokens` in all; False, changing nothing, if memory is short."""
-        count = -(-num_tokens // self.page_size) - kv.num_pages
+        held = kv.num_pages
+        count = -(-num_tokens // self.page_size) - held
         if count <= 0:
             return True
-        has_room = kv.num_pages < len(kv.pages) and kv.tail is None
-        if count == 1 and has_room and self._allocator.free_pages:
+        has_room = count == 1 and held < len(kv.pages) and kv.tail is None
+        if has_room and (page := self._allocator.alloc_one()):
             # most calls by far: a decoding request needs its next page
-            kv.pages[kv.num_pages] = self._allocator.alloc_one()
-            kv.num_pages += 1
+            kv.pages[held] = page
+            kv.num_pages = held + 1
             return True
         short = count - self._allocator.free_pages
         if short > 0:
@@ -168,10 +165,10 @@ class KVCacheManager:
     ) -> None:
         size = self.page_size
         key = _part(kv, tokens, len(tokens))
-        done = self._tree.insert(key, kv.view(), with_tail=with_tail, step=step, priority=priority)
+        done = self._tree.insert(
+            key, kv.view(), with_tail=with_tail, step=step, priority=priority, held=kv.node
+        )
         self._allocator.free(done.freed)
-        self._tree.lock(done.node)
-        self._tree.unlock(kv.node)
         # ---- pages of kv: [0, shared) the tree's | [shared, known) ours, computed twice |
         #      [known, given) ours until now, the tree's from now on | [given, num_pages) ours
         known, given = done.cached // size, -(-done.length // size)

@@ -20,6 +20,8 @@ class PageAllocator:
         self._stack: IntArray = np.arange(num_pages - 1, 0, -1, dtype=np.int32)
         self._top = num_pages - 1
         self._is_free = np.ones(num_pages, np.bool_)
+        # the same memory, for one number at a time: a third of the time that an array takes
+        self._numbers, self._flags = self._stack.data, self._is_free.data
 
     @property
     def free_pages(self) -> int:
@@ -40,12 +42,13 @@ class PageAllocator:
         return pages
 
     def alloc_one(self) -> int:
-        """Take one page: `alloc(1)` without its arrays."""
-        if not self._top:
-            raise MemoryError("1 page wanted, 0 free")
-        self._top -= 1
-        page = int(self._stack[self._top])
-        self._is_free[page] = False
+        """Take one page, without arrays; 0 if none is free."""
+        top = self._top
+        if not top:
+            return 0
+        self._top = top = top - 1
+        page = self._numbers[top]
+        self._flags[page] = False
         return page
 
     def free(self, pages: IntArray) -> None:

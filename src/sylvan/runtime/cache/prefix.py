@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
-from sylvan.runtime.cache.radix import Insertion, Match
-from sylvan.runtime.cache.types import CacheKey, Node
+from sylvan.runtime.cache.types import CacheKey, Insertion, Match, Node
 
 
 class PrefixCache(Protocol):
@@ -21,8 +20,12 @@ class PrefixCache(Protocol):
         """Tokens that `match` would find; changes nothing."""
         ...
 
-    def may_hit(self, key: CacheKey) -> bool:
-        """Whether the first page of `key` is cached: a cheap test before `peek`."""
+    def first_page(self, key: CacheKey) -> bytes:
+        """By which name a root has the first page of `key` among its children; empty if less."""
+        ...
+
+    def roots(self) -> Mapping[str, Node]:
+        """Namespace -> root; always the same mapping. Read only."""
         ...
 
     def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
@@ -30,7 +33,14 @@ class PrefixCache(Protocol):
         ...
 
     def insert(
-        self, key: CacheKey, pages: IntArray, *, with_tail: bool, step: int = 0, priority: int = 0
+        self,
+        key: CacheKey,
+        pages: IntArray,
+        *,
+        with_tail: bool,
+        step: int = 0,
+        priority: int = 0,
+        held: Node | None = None,
     ) -> Insertion:
         """Take ownership of what is not cached yet."""
         ...
@@ -73,16 +83,27 @@ class NoPrefixCache:
         """See `PrefixCache.peek`."""
         return 0
 
-    def may_hit(self, key: CacheKey) -> bool:
-        """See `PrefixCache.may_hit`."""
-        return False
+    def first_page(self, key: CacheKey) -> bytes:
+        """See `PrefixCache.first_page`."""
+        return b""
+
+    def roots(self) -> Mapping[str, Node]:
+        """See `PrefixCache.roots`."""
+        return {}
 
     def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
         """See `PrefixCache.match`."""
         return Match(self._node, 0)
 
     def insert(
-        self, key: CacheKey, pages: IntArray, *, with_tail: bool, step: int = 0, priority: int = 0
+        self,
+        key: CacheKey,
+        pages: IntArray,
+        *,
+        with_tail: bool,
+        step: int = 0,
+        priority: int = 0,
+        held: Node | None = None,
     ) -> Insertion:
         """See `PrefixCache.insert`; takes nothing."""
         return Insertion(self._node, 0, 0, EMPTY_IDS)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
-from sylvan.runtime.cache.events import TreeEvent
+from sylvan.runtime.cache.events import TreeEvent, event
 from sylvan.runtime.cache.eviction import EvictionPolicy
 from sylvan.runtime.cache.ghosts import Ghosts
+from sylvan.runtime.cache.leaves import Leaves
 from sylvan.runtime.cache.types import (
     CacheKey,
+    Insertion,
+    Match,
     Node,
+    Reached,
     common_prefix_len,
     digests,
     media_divergence,
@@ -26,35 +28,7 @@ from sylvan.runtime.cache.types import (
 )
 
 MAX_EVENTS = 100_000
-HEAP_SLACK = 1024  # stale heap entries tolerated before a rebuild
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """`length` tokens in whole pages end at `node`; `tail` is a page whose first tokens fit too.
-
-    `state` is the slot of the recurrent state after all of them; `known` tokens are cached without
-    one being there.
-    """
-
-    node: Node
-    length: int
-    tail: tuple[int, int] | None = None  # (page, tokens)
-    state: int = 0
-    known: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Insertion:
-    """`length` leading tokens now end at `node`, `cached` of which were there before.
-
-    `freed` are pages that the new entry made superfluous; the caller owns them now.
-    """
-
-    node: Node
-    length: int
-    cached: int
-    freed: IntArray
+_TOKEN_BYTES = 4
 
 
 class RadixCache:
@@ -73,35 +47,42 @@ class RadixCache:
         self.num_nodes = 0
         self.version = 0  # changes whenever a match could change
         self.ghosts = Ghosts()
-        self._eviction = eviction
+        self._leaves = Leaves(eviction)
         self._clock = itertools.count(1)
         self._roots: dict[str, Node] = {}
-        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
         self._events: deque[TreeEvent] | None = None
 
     # ---- reading
 
     def peek(self, key: CacheKey, limit: int) -> int:
-        """Tokens of `key` that a `match` now would find, at most `limit`; changes nothing."""
-        node = self._roots.get(key.namespace)
-        tokens, pos = key.tokens[:limit], 0
-        while node is not None:
-            child = node.children.get(self._page_key(key, pos, len(tokens)))
-            if child is None:
-                return pos + self._tail(node, tokens, key, pos)[1]
+        """Tokens of `key` that a `match` now would find, at most `limit`; changes nothing.
+
+        Asked again with the same key, it goes on from the node it reached, if that is still there.
+        """
+        reached = key.reached
+        if reached is None or not reached.stands(limit):
+            root = self._roots.get(key.namespace)
+            if root is None:
+                return 0
+            reached = Reached(root, 0, self._page_key(key, 0, limit), limit)
+        node, pos, name = reached.node, reached.stop, reached.next_page
+        tokens = key.tokens[:limit] if self.page_size > 1 or name in node.children else EMPTY_IDS
+        while child := node.children.get(name):
             shared = self._shared(child, key, tokens, pos)
             if shared < len(child.tokens):
-                return pos + shared
+                break
             node, pos = child, pos + shared
-        return 0
+            name = self._page_key(key, pos, limit)
+        else:
+            shared = self._tail(node, tokens, key, pos)[1]
+        if node is not reached.node:
+            reached = Reached(node, pos, name, limit)
+        key.reached = reached
+        return pos + shared
 
-    def may_hit(self, key: CacheKey) -> bool:
-        """Whether the first page of `key` is cached: a cheap test before `peek`.
-
-        A hit inside the first page is not looked for.
-        """
-        root = self._roots.get(key.namespace)
-        return root is not None and self._page_key(key, 0, len(key.tokens)) in root.children
+    def first_page(self, key: CacheKey) -> bytes:
+        """By which name a root has the first page of `key` among its children; empty if less."""
+        return self._page_key(key, 0, len(key.tokens))
 
     def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
         """Find the longest cached prefix of `key`, at most `limit` tokens, and mark it used.
@@ -127,26 +108,37 @@ class RadixCache:
             yield node.pages
 
     def roots(self) -> dict[str, Node]:
-        """Namespace -> root. Read only."""
+        """Namespace -> root; always the same mapping. Read only."""
         return self._roots
 
     # ---- changing
 
     def insert(
-        self, key: CacheKey, pages: IntArray, *, with_tail: bool, step: int = 0, priority: int = 0
+        self,
+        key: CacheKey,
+        pages: IntArray,
+        *,
+        with_tail: bool,
+        step: int = 0,
+        priority: int = 0,
+        held: Node | None = None,
     ) -> Insertion:
         """Take ownership of the pages of `key` that are not cached yet.
 
         The caller still owns its pages for the first `cached` tokens, and the page after the last
-        whole one unless `with_tail`.
+        whole one unless `with_tail`. A lock of the caller on `held`, where a start of `key` ends,
+        moves to the node returned.
         """
         tokens = key.tokens if with_tail else key.tokens[: self._align(len(key.tokens))]
-        node, cached = self._descend(key, tokens, priority)
+        node, cached = self._descend(key, tokens, priority, held)
         rest = tokens[cached:]
         if len(rest) < self.page_size and self._tail(node, tokens, key, cached)[1] == len(rest):
+            self._lock_down(held, node)
             return Insertion(node, cached, cached, EMPTY_IDS)
         freed = self._drop_subsumed(node, rest)
+        self._lock_down(held, node)
         first = cached // self.page_size
+        now = next(self._clock)
         leaf = Node(
             rest.copy(),
             pages[first : first - (-len(rest) // self.page_size)].copy(),
@@ -154,28 +146,31 @@ class RadixCache:
             start=cached,
             media=overlapping(key.media, cached, len(tokens)),
             namespace=key.namespace,
-            created=next(self._clock),
+            locks=0 if held is None else 1,
+            last_used=now,
+            created=now,
             priority=priority,
             born=step,
         )
-        leaf.last_used = leaf.created
         self._attach(node, leaf)
         return Insertion(leaf, len(tokens), cached, freed)
 
     def lock(self, node: Node) -> None:
         """Protect the prefix ending at `node` from eviction."""
-        for n in self._path(node):
-            if n.locks == 0:
-                self.evictable_pages -= len(n.pages)
-            n.locks += 1
+        while (parent := node.parent) is not None:
+            if node.locks == 0:
+                self.evictable_pages -= len(node.pages)
+            node.locks += 1
+            node = parent
 
     def unlock(self, node: Node) -> None:
         """Undo one `lock`."""
-        for n in self._path(node):
-            n.locks -= 1
-            if n.locks == 0:
-                self.evictable_pages += len(n.pages)
-                self._offer(n)
+        while (parent := node.parent) is not None:
+            node.locks -= 1
+            if node.locks == 0:
+                self.evictable_pages += len(node.pages)
+                self._leaves.offer(node)
+            node = parent
 
     def evict(self, num_pages: int) -> IntArray:
         """Give up at least `num_pages` pages of unlocked nodes, or all there are.
@@ -184,10 +179,7 @@ class RadixCache:
         """
         freed: list[IntArray] = []
         need = num_pages
-        while need > 0 and self._heap:
-            _, stamp, node = heapq.heappop(self._heap)
-            if stamp != node.stamp or node.locks or node.children or node.parent is None:
-                continue
+        while need > 0 and (node := self._leaves.pop()):
             taken = self._shorten(node, min(need, len(node.pages)))
             need -= len(taken)
             freed.append(taken)
@@ -214,24 +206,45 @@ class RadixCache:
 
     # ---- inside
 
-    def _descend(self, key: CacheKey, tokens: IntArray, priority: int) -> tuple[Node, int]:
-        """Walk down whole pages, splitting the last edge where `tokens` leave it."""
-        root = self._roots.get(key.namespace)
-        node, pos = root or Node(EMPTY_IDS, EMPTY_IDS, None, namespace=key.namespace), 0
+    def _descend(
+        self, key: CacheKey, tokens: IntArray, priority: int, held: Node | None = None
+    ) -> tuple[Node, int]:
+        """Walk down whole pages, splitting the last edge where `tokens` leave it.
+
+        The way to a locked node is known, but used too.
+        """
+        pos, size, clock = 0, self.page_size, self._clock
+        if held is None or held.parent is None:
+            root = self._roots.get(key.namespace)
+            node = root or Node(EMPTY_IDS, EMPTY_IDS, None, namespace=key.namespace)
+        else:
+            node, pos = held, held.start + len(held.tokens)
+            for above in [*self._path(held)][::-1]:
+                above.use(next(clock), priority)
         while child := node.children.get(self._page_key(key, pos, len(tokens))):
-            shared = self._align(self._shared(child, key, tokens, pos))
+            shared = self._shared(child, key, tokens, pos)
+            shared -= shared % size
             node = child if shared == len(child.tokens) else self._split(child, shared)
-            node.last_used = next(self._clock)
-            node.hits += 1
-            node.priority = max(node.priority, priority)
+            node.use(next(clock), priority)
             pos += shared
         return node, pos
 
+    def _lock_down(self, held: Node | None, node: Node) -> None:
+        """Let a lock that reaches down to `held` reach down to `node`."""
+        while held is not None and node is not held and node.parent is not None:
+            if node.locks == 0:
+                self.evictable_pages -= len(node.pages)
+            node.locks += 1
+            node = node.parent
+
     def _shared(self, child: Node, key: CacheKey, tokens: IntArray, pos: int) -> int:
-        shared = common_prefix_len(child.tokens, tokens[pos:])
+        """Tokens from `pos` on that are those of `child`, which was found by its first page."""
         if child.media or key.media:
-            shared = media_divergence(child.media, key.media, pos, pos + shared) - pos
-        return shared
+            shared = common_prefix_len(child.tokens, tokens[pos:])
+            return media_divergence(child.media, key.media, pos, pos + shared) - pos
+        if len(child.tokens) == self.page_size:
+            return self.page_size
+        return common_prefix_len(child.tokens, tokens[pos:])
 
     def _tail(self, node: Node, tokens: IntArray, key: CacheKey, pos: int) -> tuple[int, int, int]:
         """Page below `node` that shares most of the tokens from `pos` on: (page, tokens, born).
@@ -241,11 +254,16 @@ class RadixCache:
         if self.page_size == 1 or pos >= len(tokens) or not node.order:
             return 0, 0, 0
         rest = tokens[pos : pos + self.page_size]
-        at = bisect_left(node.order, rest.tobytes())
+        start, order = rest.tobytes(), node.order
+        at = bisect_left(order, start)
         best = (0, 0, 0)
-        for name in node.order[max(0, at - 1) : at + 1]:
+        for name in order[max(0, at - 1) : at + 1]:
+            if name[:_TOKEN_BYTES] != start[:_TOKEN_BYTES]:
+                continue
             child = node.children[name]
-            count = min(self._shared(child, key, tokens, pos), len(rest))
+            count = common_prefix_len(child.tokens, rest)
+            if child.media or key.media:
+                count = media_divergence(child.media, key.media, pos, pos + count) - pos
             if count > best[1]:
                 best = (int(child.pages[0]), count, child.born)
         return best
@@ -255,25 +273,24 @@ class RadixCache:
         assert name not in parent.children
         if parent.parent is None:
             self._roots[parent.namespace] = parent
-        parent.children[name] = leaf
-        insort(parent.order, name)
-        self.evictable_pages += len(leaf.pages)
+        parent.adopt(name, leaf)
+        if not leaf.locks:
+            self.evictable_pages += len(leaf.pages)
+            self._leaves.offer(leaf)
         self.total_pages += len(leaf.pages)
         self.num_nodes += 1
         self.version += 1
-        self._offer(leaf)
         self._note("insert", leaf, leaf.tokens)
 
     def _detach(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
-        name = self._node_key(leaf)
-        del parent.children[name]
-        del parent.order[bisect_left(parent.order, name)]
+        parent.disown(self._node_key(leaf))
         self.num_nodes -= 1
-        leaf.parent, leaf.stamp = None, -1
+        leaf.parent = None
+        self._leaves.forget(leaf)
         if parent.parent is not None:
-            self._offer(parent)
+            self._leaves.offer(parent)
         elif not parent.children:
             del self._roots[parent.namespace]
 
@@ -294,7 +311,7 @@ class RadixCache:
         else:
             leaf.tokens = leaf.tokens[: keep * self.page_size].copy()
             leaf.pages = leaf.pages[:keep].copy()
-            self._offer(leaf)
+            self._leaves.offer(leaf)
         return taken
 
     def _token_before(self, node: Node, at: int) -> int:
@@ -339,21 +356,9 @@ class RadixCache:
         node.tokens, node.pages, node.parent = node.tokens[at:], node.pages[pages:], upper
         node.start += at
         node.media = overlapping(node.media, node.start, node.stop)
-        lower = self._node_key(node)
-        upper.children[lower] = node
-        upper.order.append(lower)
+        upper.adopt(self._node_key(node), node)
         self.num_nodes += 1
         return upper
-
-    def _offer(self, node: Node) -> None:
-        """Put a node that may be evicted on the heap; an older entry of it becomes stale."""
-        if node.locks or node.children:
-            return
-        node.stamp = next(self._clock)
-        heapq.heappush(self._heap, (self._eviction(node), node.stamp, node))
-        if len(self._heap) > 2 * self.num_nodes + HEAP_SLACK:
-            self._heap = [e for e in self._heap if e[1] == e[2].stamp and not e[2].locks]
-            heapq.heapify(self._heap)
 
     def _path(self, node: Node) -> Iterator[Node]:
         while node.parent is not None:
@@ -379,7 +384,4 @@ class RadixCache:
     def _note(self, kind: Literal["insert", "evict"], node: Node, tokens: IntArray) -> None:
         if self._events is not None:
             path = [node, *self._path(node.parent)] if node.parent else [node]
-            whole = np.concatenate([n.tokens for n in reversed(path)])
-            media = tuple({span: None for n in reversed(path) for span in n.media})
-            key = CacheKey(whole, node.namespace, media)
-            self._events.append(TreeEvent(kind, key, node.stop - len(tokens)))
+            self._events.append(event(kind, path[::-1], node.stop - len(tokens)))

@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.cache.eviction import EvictionPolicy
-from sylvan.runtime.cache.radix import Match, RadixCache
-from sylvan.runtime.cache.types import CacheKey, KVHandle, Node, RunningState
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.types import CacheKey, KVHandle, Match, Node, RunningState
 
 
 class StateRadix(RadixCache):

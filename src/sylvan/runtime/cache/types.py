@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from sylvan.protocol.arrays import IntArray
@@ -28,16 +29,27 @@ def tenant_span(start: int, salt: str) -> MediaSpan:
     return MediaSpan(start, _FOREVER, TENANT + salt.encode())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that makes its constructor three times as slow
 class CacheKey:
     """What decides whether two prefixes hold the same KV.
 
-    `namespace` keeps apart what must never be shared: adapters, tenants, salts.
+    `namespace` keeps apart what must never be shared: adapters, tenants, salts. None of the three
+    changes. What is kept for the next look: `first`, the name of the first page, and `reached`,
+    how far it came.
     """
 
     tokens: IntArray
     namespace: str = ""
     media: tuple[MediaSpan, ...] = ()
+    first: bytes = b""
+    reached: Reached | None = None
+
+
+NO_CHILDREN: dict[bytes, Node] = {}
+"""Of leaves, which most nodes are; read only."""
+
+NO_ORDER: list[bytes] = []
+"""See `NO_CHILDREN`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +66,8 @@ class Node:
     parent: Node | None
     start: int = 0  # position of the first token
     namespace: str = ""
-    children: dict[bytes, Node] = field(default_factory=dict["bytes", "Node"])
-    order: list[bytes] = field(default_factory=list[bytes])  # keys of `children`, sorted
+    children: dict[bytes, Node] = field(default_factory=lambda: NO_CHILDREN)  # read only
+    order: list[bytes] = field(default_factory=lambda: NO_ORDER)  # keys of `children`, sorted
     media: tuple[MediaSpan, ...] = ()
     locks: int = 0
     last_used: int = 0  # logical clock; larger is more recent
@@ -63,13 +75,81 @@ class Node:
     hits: int = 0
     priority: int = 0  # of the most urgent request that used it
     born: int = 0
-    stamp: int = 0  # which entry of the eviction heap is current
     state: int = 0  # slot of the recurrent state after the last token; 0: none is kept
+    offered: int = 0  # number of its last offer to be evicted
+    queued: int = 0  # number of the offer by which it stands in the queue of leaves; 0: it does not
+    rank: tuple[int, ...] = ()  # at that offer
 
     @property
     def stop(self) -> int:
         """Position after the last token."""
         return self.start + len(self.tokens)
+
+    def use(self, now: int, priority: int) -> None:
+        """A request of that priority uses this part of its prefix."""
+        self.last_used = now
+        self.hits += 1
+        self.priority = max(self.priority, priority)
+
+    def adopt(self, name: bytes, child: Node) -> None:
+        """Add a child."""
+        if self.children is NO_CHILDREN:
+            self.children, self.order = {name: child}, [name]
+        else:
+            self.children[name] = child
+            insort(self.order, name)
+
+    def disown(self, name: bytes) -> None:
+        """Remove a child."""
+        del self.children[name]
+        del self.order[bisect_left(self.order, name)]
+
+
+@dataclass(slots=True, eq=False)
+class Match:
+    """`length` tokens in whole pages end at `node`; `tail` is a page whose first tokens fit too.
+
+    `state` is the slot of the recurrent state after all of them; `known` tokens are cached without
+    one being there.
+    """
+
+    node: Node
+    length: int
+    tail: tuple[int, int] | None = None  # (page, tokens)
+    state: int = 0
+    known: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Insertion:
+    """`length` leading tokens now end at `node`, `cached` of which were there before.
+
+    `freed` are pages that the new entry made superfluous; the caller owns them now.
+    """
+
+    node: Node
+    length: int
+    cached: int
+    freed: IntArray
+
+
+@dataclass(slots=True, eq=False)
+class Reached:
+    """The last node all of which the first `limit` tokens of a key begin with.
+
+    It ends before position `stop`, and `next_page` is the name of the page there.
+    """
+
+    node: Node
+    stop: int
+    next_page: bytes
+    limit: int
+
+    def stands(self, limit: int) -> bool:
+        """Whether the node is still there: what is above a node goes after it."""
+        node = self.node
+        in_tree = node.parent is not None and node.start + len(node.tokens) == self.stop
+        return in_tree and limit == self.limit
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +200,8 @@ class KVHandle:
 
 def overlapping(media: tuple[MediaSpan, ...], start: int, stop: int) -> tuple[MediaSpan, ...]:
     """The spans that cover any of the positions [start, stop)."""
+    if not media:
+        return media
     return tuple(s for s in media if s.start < stop and s.stop > start)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.cache.types import KVHandle
+from sylvan.runtime.cache.types import CacheKey, KVHandle
 
 
 class TokenBuffer:
@@ -71,6 +71,7 @@ class Req:
     computed: int = 0  # tokens whose KV exists once all steps in flight are done
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
+    key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     retractions: int = 0
     started_s: float = 0.0

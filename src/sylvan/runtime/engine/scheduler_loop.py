@@ -83,6 +83,7 @@ class SchedulerLoop:
         ports: Where messages come from and go to.
         state: Makes the body of the answer to GetState, apart from the load.
         inspect: Answers questions about the prefix cache; None if there is nothing to tell.
+        at_rest: Called when nothing has come for a while after some work was done.
     """
 
     def __init__(
@@ -92,12 +93,15 @@ class SchedulerLoop:
         state: Callable[[], Mapping[str, Any]],
         inspect: Inspect = lambda command: None,
         clock: Clock = monotonic,
+        at_rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._ports = ports
         self._state = state
         self._inspect = inspect
         self._clock = clock
+        self._at_rest = at_rest
+        self._rests_at_s: float | None = None  # unless work comes; None: nothing was done since
         self._beat_due_s = 0.0
         self._audit_due_s = clock() + AUDIT_S
         self._wait_s = 0.0
@@ -187,7 +191,9 @@ class SchedulerLoop:
 
     def _step(self) -> bool:
         if self._scheduler.idle and self._settled:
+            self._rest()
             return True
+        self._rests_at_s = self._beat_due_s + HEARTBEAT_S
         try:
             progressed = self._scheduler.step()
         except Exception as error:
@@ -207,6 +213,11 @@ class SchedulerLoop:
                 self._beat_due_s = 0.0
         self._settled = not progressed
         return progressed
+
+    def _rest(self) -> None:
+        if self._rests_at_s is not None and self._clock() >= self._rests_at_s:
+            self._rests_at_s = None
+            self._at_rest()
 
     def _fail_running(self, reason: str) -> None:
         finish = Finish(type="abort", message=reason, status=500)

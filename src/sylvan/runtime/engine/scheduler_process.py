@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 from typing import Any, cast
@@ -13,6 +12,7 @@ from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.child import Child, report
 from sylvan.runtime.engine.composition import Build, Composition
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
+from sylvan.utils import garbage
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +33,18 @@ def main(build: Build = build_scheduler) -> int:
     code = report(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))
-        code = _serve(SchedulerLoop(built.scheduler, ports, built.state, built.inspect))
+        code = _serve(
+            SchedulerLoop(
+                built.scheduler, ports, built.state, built.inspect, at_rest=garbage.settle
+            )
+        )
         built.close()
     child.finish()
     return code
 
 
 def _serve(loop: SchedulerLoop) -> int:
-    gc.collect()
-    gc.freeze()  # what is there now stays: collections that walk it are pauses for nothing
+    garbage.settle()
     try:
         loop.run()
     except ExecutorError:

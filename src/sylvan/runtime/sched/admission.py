@@ -31,11 +31,12 @@ class Admission:
 
     def reserved_tokens(self, running: Iterable[Req]) -> float:
         """Tokens that `running` are expected to need beyond what they hold."""
-        total = 0.0
+        total, ratio = 0.0, self.ratio
         for req in running:  # `expected_outputs`, in a loop over all that run
-            left = min(req.max_tokens - req.tokens.length, CLIP_NEW_TOKENS)
+            left = req.max_tokens - req.tokens.length
+            left = min(left, CLIP_NEW_TOKENS)
             if left > 0:
-                total += left if req.ignores_eos else left * self.ratio
+                total += left if req.ignores_eos else left * ratio
         return total
 
     def expected_outputs(self, req: Req) -> float:

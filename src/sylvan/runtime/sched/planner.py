@@ -7,24 +7,21 @@ follow from that one rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.cache.types import (
-    CacheKey,
-    common_prefix_len,
-    media_divergence,
-    tenant_span,
-)
+from sylvan.runtime.cache.types import common_prefix_len, media_divergence
 from sylvan.runtime.core.req import Draft, Req, Slice
 from sylvan.runtime.sched.admission import Admission
 from sylvan.runtime.sched.feature import Feature, Verdict, overriding
 from sylvan.runtime.sched.limits import Limits, Parts
-from sylvan.runtime.sched.outputs import PromptLogprobs
+from sylvan.runtime.sched.lookup import Lookup
 from sylvan.runtime.sched.queue import WaitingQueue
 from sylvan.runtime.sched.shortage import StepSize
 
+_priority: Callable[[Req], int] = attrgetter("priority")
 MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
 
 
@@ -37,7 +34,7 @@ class Planner:
         limits: Limits,
         waiting: WaitingQueue,
         running: list[Req],
-        prompt_logprobs: PromptLogprobs,
+        lookup: Lookup,
     ) -> None:
         self.step = 0
         self.retractions = 0
@@ -46,7 +43,7 @@ class Planner:
         self.step_size = StepSize(limits.max_batch_tokens, fixed=limits.whole_prompts)
         self._parts, self._limits, self._cache = parts, limits, parts.cache
         self._waiting, self._running = waiting, running
-        self._prompt_logprobs = prompt_logprobs
+        self._lookup = lookup
         self.started: list[Slice] = []  # by the step being planned: of requests that waited
         self.planned_tokens = 0
         features = parts.features
@@ -82,27 +79,30 @@ class Planner:
     def _decode_running(self) -> list[Req]:
         """Give each decoding request its slice; returns prompts under way."""
         prompts: list[Req] = []
+        slices, extend, page_size = self._slices, self._cache.extend, self._page_size
         self._decoded = 0
-        plain = self._plain
         for req in tuple(self._running):
             start, pending = req.computed, req.pending
             known = req.tokens.length + pending
             if known - start > 1:
                 prompts.append(req)
-            elif pending and known >= req.max_tokens:
-                continue  # what is in flight brings its last token
-            elif known > start and not (plain and self._decode(req, start)):
+            elif known <= start or (pending and known >= req.max_tokens):
+                continue  # nothing lacks, or what is in flight brings its last token
+            elif (
+                self._plain
+                and self._budget > 0
+                and start >= req.prompt_len
+                and (kv := req.kv) is not None
+                and (start < kv.num_pages * page_size or extend(kv, start + 1))
+            ):  # `_go_on` for the plainest and most frequent case
+                slices.append(Slice(req, start, start + 1, True))
+                req.computed, req.pending = start + 1, pending + 1
+                self._budget -= 1
+                self._decoded += 1
+            else:
                 self._go_on(req)
         self.planned_tokens += self._decoded
         return prompts
-
-    def cached_tokens(self, req: Req) -> int:
-        """Tokens of `req` that the prefix cache holds now."""
-        return self._cache.peek(_key(req), self._match_limit(req))
-
-    def may_hit(self, req: Req) -> bool:
-        """Whether the first page of `req` is cached."""
-        return self._cache.may_hit(_key(req))
 
     def drop(self, req: Req) -> None:
         """Give back the memory of `req`, sharing what of it is known and computed."""
@@ -126,21 +126,6 @@ class Planner:
         self._waiting.add(req)
 
     # ---- running requests
-
-    def _decode(self, req: Req, start: int) -> bool:
-        """`_go_on` for the plainest and most frequent case; False, changing nothing, for others."""
-        kv = req.kv
-        if kv is None or self._budget <= 0 or start < req.prompt_len:
-            return False
-        stop = start + 1
-        if stop > kv.num_pages * self._page_size and not self._cache.extend(kv, stop):
-            return False
-        self._slices.append(Slice(req, start, stop, True))
-        req.computed = stop
-        req.pending += 1
-        self._budget -= 1
-        self._decoded += 1
-        return True
 
     def _go_on(self, req: Req) -> None:
         if req.kv is None or (self._running_gates and not self._may_run(req, self._running_gates)):
@@ -198,7 +183,9 @@ class Planner:
 
     def _make_way(self) -> None:
         """Retract for the most urgent request that waits, before anybody gets a slice."""
-        if not len(self._waiting) or not self._running or not self._may_preempt():
+        if not len(self._waiting) or not self._running:
+            return
+        if not self._may_preempt(self._waiting.highest_priority):
             return
         urgent = max(self._waiting, key=lambda r: (r.request.priority, -r.order))
         if not urgent.pending and self._may_run(urgent, self._gates):
@@ -208,6 +195,8 @@ class Planner:
         """Whether `req` fits beside those running, retracting less urgent ones if need be."""
         need = req.num_tokens + self.admission.expected_outputs(req) + self._cache.page_size
         while not self._fits(req, need, reserved):
+            if not self._may_preempt(req.priority):
+                return False
             busy = {piece.req.order for piece in self._slices}
             less_urgent = [r for r in self._running if self._yields(r, req) and r.order not in busy]
             if not less_urgent:
@@ -223,23 +212,22 @@ class Planner:
         if len(self._running) >= self._limits.max_running_reqs:
             return False
         free = self._cache.available_tokens - reserved
-        return need <= free or need - self.cached_tokens(req) <= free
+        return need <= free or need - self._lookup.cached_tokens(req) <= free
 
     def _yields(self, running: Req, to: Req) -> bool:
         threshold = self._limits.preemption_threshold
         return threshold is not None and to.request.priority - running.request.priority >= threshold
 
-    def _may_preempt(self) -> bool:
-        if self._limits.preemption_threshold is None:
-            return False
-        worst = min(r.priority for r in self._running)
-        return self._waiting.highest_priority - worst >= self._limits.preemption_threshold
+    def _may_preempt(self, priority: int) -> bool:
+        """Whether any running request yields to one of that priority."""
+        threshold = self._limits.preemption_threshold
+        return threshold is not None and priority - min(map(_priority, self._running)) >= threshold
 
     def _should_follow(self, req: Req, leaders: Sequence[Req]) -> bool:
         """Whether a running prompt is computing a start that `req` shares and does not have yet."""
         if self._waiting.is_aged(req) or not isinstance(req.request, GenerateRequest):
             return False
-        key, known = _key(req), None
+        key, known = self._lookup.key(req), None
         shortest = max(MIN_SHARED_TOKENS, self._cache.page_size)
         for leader in leaders:
             if leader.kv is None or leader.kv.key.namespace != key.namespace:
@@ -251,16 +239,15 @@ class Planner:
                 shared = media_divergence(theirs, key.media, 0, shared)
             if shared < shortest:
                 continue
-            known = self.cached_tokens(req) if known is None else known
+            known = self._lookup.cached_tokens(req) if known is None else known
             if shared - known >= shortest:
                 return True
         return False
 
     def _start(self, req: Req) -> bool:
-        limit = self._match_limit(req)
         kv = self._cache.acquire(
-            _key(req),
-            limit,
+            self._lookup.key(req),
+            self._lookup.limit(req),
             step=self.step if self._limits.share_in_batch else 0,
             priority=req.request.priority,
         )
@@ -317,24 +304,5 @@ class Planner:
                 return False
         return True
 
-    def _match_limit(self, req: Req) -> int:
-        """Longest prefix that may come from the cache: one token is always computed."""
-        if self._limits.pool_all and isinstance(req.request, EmbedRequest):
-            return 0
-        limit = req.num_tokens - 1
-        start = self._prompt_logprobs.wanted(req)
-        return limit if start is None else min(limit, start)
-
     def _is_whole(self, req: Req) -> bool:
         return self._limits.whole_prompts and isinstance(req.request, EmbedRequest)
-
-
-def _key(req: Req) -> CacheKey:
-    request = req.request
-    tokens = req.tokens.view(0, len(req.tokens))
-    if isinstance(request, EmbedRequest):
-        return CacheKey(tokens, f"embed:{request.tenant}")
-    if request.cache_salt and request.shared_tokens:
-        apart = (tenant_span(request.shared_tokens, request.cache_salt),)
-        return CacheKey(tokens, f"{request.lora or ''}:", apart)
-    return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}")

@@ -22,6 +22,7 @@ from sylvan.runtime.sched.admission import refuse_oversized
 from sylvan.runtime.sched.deadlines import Deadlines
 from sylvan.runtime.sched.feature import Feature, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.lookup import Lookup
 from sylvan.runtime.sched.outputs import (
     PromptLogprobs,
     accept_plain,
@@ -51,10 +52,13 @@ class Scheduler:
     """
 
     def __init__(self, parts: Parts, limits: Limits) -> None:
+        self._prompt_logprobs = PromptLogprobs()
+        pool_all = limits.pool_all
+        self._lookup = lookup = Lookup(parts.cache, self._prompt_logprobs, pool_all=pool_all)
         policy = parts.policy(
             PolicyContext(
-                cached_tokens=self.cached_tokens,
-                may_hit=self.may_hit,
+                cached_tokens=lookup.cached_tokens,
+                may_hit=lookup.may_hit,
                 clock=parts.clock,
                 seed=parts.seed,
                 tenant_weights=parts.tenant_weights,
@@ -70,8 +74,7 @@ class Scheduler:
         self.waiting = WaitingQueue(policy, parts.clock, limits.age_limit_s)
         self._parts, self._limits = parts, limits
         self._hooks = Hooks(parts.features)
-        self._prompt_logprobs = PromptLogprobs()
-        self._planner = Planner(parts, limits, self.waiting, self.running, self._prompt_logprobs)
+        self._planner = Planner(parts, limits, self.waiting, self.running, lookup)
         self._live: dict[str, Req] = {}
         self._closing: dict[str, Req] = {}
         self._held: dict[str, Req] = {}
@@ -205,11 +208,7 @@ class Scheduler:
 
     def cached_tokens(self, req: Req) -> int:
         """Tokens of a waiting request that the prefix cache holds now."""
-        return self._planner.cached_tokens(req)
-
-    def may_hit(self, req: Req) -> bool:
-        """Whether the start of a waiting request is cached."""
-        return self._planner.may_hit(req)
+        return self._lookup.cached_tokens(req)
 
     def load(self) -> Load:
         """Counts for health checks, balancing and metrics."""

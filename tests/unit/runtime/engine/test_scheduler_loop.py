@@ -83,7 +83,14 @@ class Fixture:
             clock=clock,
         )
         self.scheduler = Scheduler(parts, Limits(max_running_reqs=4, max_waiting_reqs=6))
-        self.loop = SchedulerLoop(self.scheduler, ports, lambda: {"a": 1}, clock=clock)
+        self.rests: list[float] = []
+        self.loop = SchedulerLoop(
+            self.scheduler,
+            ports,
+            lambda: {"a": 1},
+            clock=clock,
+            at_rest=lambda: self.rests.append(clock()),
+        )
 
     def send(self, *messages: Any) -> None:
         self.inbox.waiting.extend(messages)
@@ -257,6 +264,24 @@ def test_an_idle_loop_does_not_spin() -> None:
     fix.run(20)
 
     assert fix.inbox.waits == pytest.approx([HEARTBEAT_S] * 20)
+
+
+def test_it_is_told_once_that_work_has_been_at_rest_for_a_while() -> None:
+    fix = Fixture()
+    fix.run(10)
+    assert fix.rests == []  # nothing was done
+    fix.send(submit("a"))
+    while not fix.outputs("a") or fix.outputs("a")[-1].finish is None:
+        fix.loop.pump()
+    ended = fix.clock()
+
+    fix.run(20)
+    assert len(fix.rests) == 1
+    assert fix.rests[0] >= ended + HEARTBEAT_S
+
+    fix.send(submit("b"))
+    fix.run(20)
+    assert len(fix.rests) == 2
 
 
 def test_the_load_is_told_when_work_ends() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import filterfalse, islice
 
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.policies.api import SCAN, WINDOW, PolicyContext, SchedulePolicy
@@ -24,9 +24,8 @@ class LongestPrefixMatch:
         hits = [*islice(filter(self._may_hit, waiting[:SCAN]), WINDOW)]
         if not hits:
             return waiting
-        known = {req.order for req in hits}
         ranked = sorted(hits, key=self._cached_tokens, reverse=True)
-        return [*ranked, *(req for req in waiting if req.order not in known)]
+        return [*ranked, *filterfalse(set(hits).__contains__, waiting)]
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
