@@ -14,20 +14,13 @@ from typing import Any
 
 SAPLING = Path(str(files("sylvan") / "assets" / "sapling"))
 SHAPES: dict[str, dict[str, Any]] = {
-    "0.5B": {
+    "0.5B": json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
+    | {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
         "head_dim": 64,
         "rope_theta": 1e6,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 4096,
         "hidden_act": "silu",
         "dtype": "bfloat16",
         "torch_dtype": "bfloat16",

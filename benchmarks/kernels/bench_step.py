@@ -30,9 +30,14 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.registry import load_family
 from sylvan.runtime.pool.mha import KVShape
 
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "tie_word_embeddings"),
+)
+HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
 SHAPES = {
     "S": ("LlamaForCausalLM", 256, 704, 8, 4, 2, 4096, True),
-    "M": ("Qwen2ForCausalLM", 896, 4864, 24, 14, 2, 151936, True),
+    "M": ("Qwen2ForCausalLM", *(HALF_BILLION[name] for name in SIZES)),
     "L": ("LlamaForCausalLM", 2048, 8192, 16, 32, 8, 128256, True),
 }
 FORMATS = {

@@ -40,15 +40,7 @@ from sylvan.runtime.sched.scheduler import Scheduler
 
 BATCHES = 1, 16
 PAGE = 16
-HALF_BILLION = {
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
+HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()) | {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,

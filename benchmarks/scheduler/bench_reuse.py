@@ -10,7 +10,6 @@ machine. The engine is the real one, in this process, without HTTP.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import statistics
@@ -34,18 +33,11 @@ from sylvan.runtime.executor.sim import SimExecutor
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
+from sylvan.utils import garbage
 
-SHAPE_M = {
+SHAPE_M = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()) | {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
     "rope_theta": 10000.0,
@@ -81,6 +73,7 @@ class Engine:
         self._forward_s = 0.0
         program = self.built.scheduler._parts.executor._worker._step._program
         program.run = self._timed(program.run)
+        garbage.settle()  # as a scheduler process does when it starts
 
     def _timed(self, call):
         def run(step):
@@ -242,7 +235,7 @@ def no_sharing(repeats: int) -> dict[str, object]:
                     sampling=SamplingParams(max_new_tokens=512, sampling_seed=0),
                 )
             )
-        gc.collect()
+        garbage.settle()  # as a scheduler process does when it starts
         start = time.thread_time()
         while not scheduler.idle:
             scheduler.step()

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from tests.support.ggml_blocks import SCALES, random_blocks
+
 NORMAL, UNKNOWN, CONTROL, OWN, UNUSED, BYTE = range(1, 7)
 
 
@@ -92,29 +94,9 @@ def encoded(values: np.ndarray, kind: Kind) -> np.ndarray:
     """Bytes of the kind; of those that gguf cannot make itself, blocks drawn at random."""
     if kind is Kind.F32:
         return values
-    if kind is Kind.Q4_K:
-        return random_q4_k(values.shape)
-    if kind is Kind.Q6_K:
-        return random_q6_k(values.shape)
+    if kind.name in SCALES:
+        return random_blocks(kind.name, values.shape, *gguf.GGML_QUANT_SIZES[kind])
     return gguf.quants.quantize(values, kind)
-
-
-def random_q4_k(shape: Sequence[int]) -> np.ndarray:
-    """Blocks of 256: two float16 scales, 12 bytes of 6-bit scales and minima, 4-bit levels."""
-    rng = np.random.default_rng(int(np.prod(shape)))
-    blocks = int(np.prod(shape)) // 256
-    scales = np.array([2e-4, 15e-4], np.float16).view(np.uint8)
-    rest = rng.integers(0, 256, (blocks, 140), np.uint8)
-    return np.hstack([np.tile(scales, (blocks, 1)), rest]).reshape(*shape[:-1], -1)
-
-
-def random_q6_k(shape: Sequence[int]) -> np.ndarray:
-    """Blocks of 256: 192 bytes of 6-bit levels, 16 int8 scales, one float16 scale."""
-    rng = np.random.default_rng(int(np.prod(shape)))
-    blocks = int(np.prod(shape)) // 256
-    scale = np.array([1e-4], np.float16).view(np.uint8)
-    rest = rng.integers(0, 256, (blocks, 208), np.uint8)
-    return np.hstack([rest, np.tile(scale, (blocks, 1))]).reshape(*shape[:-1], -1)
 
 
 def write_tokenizer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import counting
@@ -12,16 +13,27 @@ from sylvan.config.flags import Option, Parsed
 from sylvan.protocol.errors import ConfigError
 
 SPEC = Spec(
-    usage="quantize MODEL OUT [--quantization w8a8]",
+    usage="quantize MODEL OUT [--quantization w8a8] [--load-format auto]",
     doc="Write the model directory MODEL to the new directory OUT with the weights of its linear "
     "layers in 8 or 4 bits, in the format of compressed-tensors that other tools read too. "
     "`sylvan serve OUT` then starts faster than with --quantization, and gives the same answers.",
     options=(
         Option("quantization", "w8a8 (or int8), w4a8 (or int4); default w8a8.", metavar="FORMAT"),
+        Option("load_format", "As of serve; pt reads PyTorch's .bin files.", metavar="KIND"),
     ),
     tree=False,
     max_positions=2,
 )
+
+
+def _load_format(args: Parsed) -> Literal["auto", "safetensors", "gguf", "pt"]:
+    match args.options.get("load_format", "auto"):
+        case "auto" | "safetensors" | "gguf" | "pt" as kind:
+            return kind
+        case kind:
+            raise ConfigError(
+                f"--load-format: expected auto | safetensors | gguf | pt, not {kind!r}"
+            )
 
 
 def run(args: Parsed) -> int:
@@ -33,7 +45,7 @@ def run(args: Parsed) -> int:
 
     name = args.options.get("quantization", "w8a8")
     with counting(f"quantising {args.positions[0]} to {name}") as progress:
-        written = write_quantised(source, target, name, progress)
+        written = write_quantised(source, target, name, progress, _load_format(args))
     print(
         f"{target}: {written.num_matrices} matrices, {size_text(written.bytes_before)} -> "
         f"{size_text(written.bytes_after)}\n\n  sylvan serve {target}"

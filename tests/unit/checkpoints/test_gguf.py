@@ -115,6 +115,9 @@ SIZES = {
 }
 
 
+YARN = SIZES | {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4}
+
+
 @pytest.mark.parametrize(
     ("family", "values", "words"),
     [
@@ -125,6 +128,9 @@ SIZES = {
         ("llama", SIZES | {"split__count": 3}, "one of 3 parts"),
         ("llama", SIZES | {"llama__rope__dimension_count": 4}, "rope.dimension_count is 4"),
         ("llama", SIZES | {"llama__rope__scaling__type": "odd"}, "'odd' is not known"),
+        ("llama", SIZES | {"llama__rope__scaling__alpha": 3}, "scaling.alpha is 3, but only 0.0"),
+        ("llama", YARN | {"llama__rope__scaling__yarn_log_multiplier": 1}, "log_multiplier is 1"),
+        ("llama", YARN | {"llama__rope__scaling__yarn_ext_factor": 0}, "ext_factor is 0, but only"),
     ],
 )
 def test_models_that_cannot_be_served_are_named(tmp_path, family, values, words):

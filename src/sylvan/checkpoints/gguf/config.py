@@ -5,6 +5,7 @@ Keys: ggml's docs/gguf.md. Families: those whose tensors llama.cpp stores one fo
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter
 from typing import Any
@@ -21,7 +22,7 @@ FAMILIES = {
 
 _FACTORS = "rope_freqs.weight"
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_ROPES = {"linear": "linear", "yarn": "yarn"}
+_ROPES = frozenset({"none", "linear", "yarn"})
 
 
 class Keys:
@@ -120,11 +121,7 @@ def _dtype(header: Header) -> str:
 
 
 def _rope(keys: Keys, head_dim: int) -> dict[str, Any]:
-    """Rotary positions, as transformers spells them.
-
-    Llama 3's are stored as one factor a frequency; `longrope` with the same factors for short and
-    long texts, and no other change, says just that.
-    """
+    """Rotary positions, as transformers spells them."""
     turning = keys.number("rope.dimension_count", head_dim)
     if turning != head_dim:
         raise ConfigError(
@@ -132,28 +129,77 @@ def _rope(keys: Keys, head_dim: int) -> dict[str, Any]:
             f"but heads have {head_dim} columns; such models are not read from GGUF files"
         )
     found: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", 10000.0))}
-    kind = keys.text("rope.scaling.type")
-    if _FACTORS in keys.header.tensors:
-        factors = _floats(keys.header, _FACTORS)
-        found["rope_scaling"] = {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "original_max_position_embeddings": keys.number("context_length"),
-            "attention_factor": 1.0,
-        }
-    elif kind in _ROPES:
-        scaling: dict[str, Any] = {
-            "rope_type": _ROPES[kind],
-            "factor": float(keys.number("rope.scaling.factor")),
-        }
-        if kind == "yarn":
-            before = keys.number("rope.scaling.original_context_length")
-            scaling["original_max_position_embeddings"] = before
+    if scaling := _scaling(keys, head_dim):
         found["rope_scaling"] = scaling
-    elif kind not in ("", "none"):
-        raise ConfigError(f"{str(keys.header.file)!r}: rope.scaling.type {kind!r} is not known")
     return found
+
+
+def _scaling(keys: Keys, head_dim: int) -> dict[str, Any] | None:
+    """The rule for long texts, with the meaning that llama.cpp gives to the keys.
+
+    Llama 3's frequencies are stored as one factor each; `longrope` with the same factors for short
+    and long texts, and no other change, says just that. So it does for `attn_factor`, which
+    multiplies cosines and sines whatever the rule.
+    """
+    file, kind = str(keys.header.file), keys.text("rope.scaling.type")
+    factor = float(keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)))
+    kind = kind or ("linear" if factor else "none")
+    factors = _floats(keys.header, _FACTORS) if _FACTORS in keys.header.tensors else []
+    if kind not in _ROPES or (factors and kind == "yarn"):
+        also = f" beside {_FACTORS}" if factors else ""
+        raise ConfigError(f"{file!r}: rope.scaling.type {kind!r}{also} is not known")
+    _refuse(keys, "alpha", 0.0)
+    if kind == "yarn":
+        return _yarn(keys)
+    factor = factor if kind == "linear" and factor else 1.0
+    times = float(keys.number("rope.scaling.attn_factor", 1.0))
+    if not factors and times == 1.0:
+        return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+    each = [factor * f for f in factors or [1.0] * (head_dim // 2)]
+    return {
+        "rope_type": "longrope",
+        "short_factor": each,
+        "long_factor": each,
+        "original_max_position_embeddings": keys.number("context_length"),
+        "attention_factor": times,
+    }
+
+
+def _yarn(keys: Keys) -> dict[str, Any]:
+    """YaRN: `yarn_attn_factor` is a checkpoint's `attention_factor`, `attn_factor` goes on top."""
+    _refuse(keys, "yarn_log_multiplier", 0.0)
+    if keys.number("rope.scaling.yarn_ext_factor", -1.0) >= 0.0:  # less: unset
+        _refuse(keys, "yarn_ext_factor", 1.0)
+    factor = float(keys.number("rope.scaling.factor"))
+    usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+    times = keys.number("rope.scaling.attn_factor", 1.0)
+    context = keys.number("context_length")
+    found: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": keys.number(
+            "rope.scaling.original_context_length", context
+        ),
+        "attention_factor": times * keys.number("rope.scaling.yarn_attn_factor", usual),
+    }
+    for name in ("beta_fast", "beta_slow"):
+        if value := keys.number(f"rope.scaling.yarn_{name}", 0.0):
+            found[name] = value
+    return found
+
+
+def _refuse(keys: Keys, name: str, usual: float) -> None:
+    """Refuse a number that changes positions in a way that is not computed here.
+
+    Raises:
+        ConfigError: it is not `usual`.
+    """
+    value = keys.number(f"rope.scaling.{name}", usual)
+    if value != usual:
+        raise ConfigError(
+            f"{str(keys.header.file)!r}: {keys.architecture}.rope.scaling.{name} is {value}, but "
+            f"only {usual} is served"
+        )
 
 
 def _floats(header: Header, name: str) -> list[float]:

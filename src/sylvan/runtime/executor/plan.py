@@ -139,6 +139,10 @@ class _Occupant:
     kv_version: int = -1
     num_pages: int = 0
 
+    def knows(self, kv: KVHandle) -> bool:
+        """Whether all pages of `kv` have been told."""
+        return kv is self.kv and kv.version == self.kv_version and kv.num_pages == self.num_pages
+
 
 class Planner:
     """Assigns request slots and finds what changed since the last step.
@@ -170,11 +174,7 @@ class Planner:
             occupant = self._by_req.get(work.req) or self._enter(work.req, leaves, joins)
             kv = work.req.kv
             assert kv is not None, "a slice of a request without memory"
-            if (
-                kv.num_pages != occupant.num_pages
-                or kv is not occupant.kv
-                or kv.version != occupant.kv_version
-            ):
+            if not occupant.knows(kv):
                 _pages(occupant, kv, pages)
             layout.add(work, occupant)
         self._decoding = _Decoding(self._by_req, batch.slices) if batch.decodes else _Decoding()
@@ -259,11 +259,7 @@ class _Decoding:
         for occupant in self._occupants:
             kv = occupant.req.kv
             assert kv is not None, "a slice of a request without memory"
-            if (
-                kv.num_pages != occupant.num_pages
-                or kv is not occupant.kv
-                or kv.version != occupant.kv_version
-            ):
+            if not occupant.knows(kv):
                 _pages(occupant, kv, pages)
         return StepPlan(
             num_slices=count,

@@ -16,6 +16,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.norm import LayerNorm
 from sylvan.runtime.models.config import ModelConfig, NotNative, common_fields, make_config
 from sylvan.runtime.models.decoder import Decoder, ungroup_qkv
+from sylvan.runtime.models.gpt2 import FALCON_NAMES
 
 Raw = dict[str, Any]
 
@@ -100,15 +101,8 @@ class Bloom(Decoder):
     """A norm of the embeddings; (query, key, value) of each head in turn."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "embed_tokens": ("word_embeddings",),
+        **FALCON_NAMES,
         "embed_norm": ("word_embeddings_layernorm",),
-        "layers": ("h",),
-        "self_attn": ("self_attention",),
-        "qkv_proj": ("query_key_value",),
-        "o_proj": ("dense",),
-        "up_proj": ("dense_h_to_4h",),
-        "down_proj": ("dense_4h_to_h",),
-        "norm": ("ln_f",),
     }
 
     def __init__(self, config: ModelConfig, build: Build) -> None:

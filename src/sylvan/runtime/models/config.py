@@ -249,6 +249,12 @@ def common_fields(raw: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+def attention_bias(raw: dict[str, Any]) -> dict[str, Any]:
+    """Biases of all projections of attention, or of none, by `attention_bias`."""
+    bias = bool(raw.get("attention_bias", False))
+    return {"qkv_bias": bias, "o_bias": bias}
+
+
 def plain_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """Fields that do not depend on what the model computes."""
     return {

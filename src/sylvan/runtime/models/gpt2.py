@@ -187,6 +187,19 @@ _GPT2_NAMES: Names = {
 }
 
 
+FALCON_NAMES: Names = {
+    "embed_tokens": ("word_embeddings",),
+    "layers": ("h",),
+    "self_attn": ("self_attention",),
+    "qkv_proj": ("query_key_value",),
+    "o_proj": ("dense",),
+    "up_proj": ("dense_h_to_4h",),
+    "down_proj": ("dense_4h_to_h",),
+    "norm": ("ln_f",),
+}
+"""Those of BLOOM, too."""
+
+
 class GPT2(Decoder):
     """`Conv1D` weights are stored (in, out)."""
 
@@ -286,16 +299,7 @@ class GPTNeoX(Decoder):
 class Falcon(GPTNeoX):
     """One norm or two, by size and age."""
 
-    fused: ClassVar[Names] = {
-        "embed_tokens": ("word_embeddings",),
-        "layers": ("h",),
-        "self_attn": ("self_attention",),
-        "qkv_proj": ("query_key_value",),
-        "o_proj": ("dense",),
-        "up_proj": ("dense_h_to_4h",),
-        "down_proj": ("dense_4h_to_h",),
-        "norm": ("ln_f",),
-    }
+    fused: ClassVar[Names] = FALCON_NAMES
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         raw = config.raw
@@ -312,7 +316,7 @@ class NewFalcon(Falcon):
     """The names of the two norms."""
 
     fused: ClassVar[Names] = {
-        **Falcon.fused,
+        **FALCON_NAMES,
         "input_layernorm": ("ln_attn",),
         "post_attention_layernorm": ("ln_mlp",),
     }

@@ -14,6 +14,7 @@ from sylvan.runtime.models.config import (
     ModelConfig,
     MoEConfig,
     NotNative,
+    attention_bias,
     common_fields,
     make_config,
     sliding_windows,
@@ -28,9 +29,8 @@ Raw = dict[str, Any]
 
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any model served here."""
-    fields = common_fields(raw) | granite_multipliers(raw)
-    bias = bool(raw.get("attention_bias", False))
-    fields |= {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bool(raw.get("mlp_bias", False))}
+    fields = common_fields(raw) | granite_multipliers(raw) | attention_bias(raw)
+    fields["mlp_bias"] = bool(raw.get("mlp_bias", False))
     return make_config(fields | _FAMILIES[fields["architecture"]](raw, fields))
 
 

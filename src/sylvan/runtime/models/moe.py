@@ -18,6 +18,7 @@ from sylvan.runtime.models.config import (
     ModelConfig,
     MoEConfig,
     NotNative,
+    attention_bias,
     common_fields,
     make_config,
     sliding_windows,
@@ -30,11 +31,8 @@ Raw = dict[str, Any]
 
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any model served here."""
-    fields = common_fields(raw)
-    bias = bool(raw.get("attention_bias", False))
-    return make_config(
-        fields | {"qkv_bias": bias, "o_bias": bias} | _FAMILIES[fields["architecture"]](raw)
-    )
+    fields = common_fields(raw) | attention_bias(raw)
+    return make_config(fields | _FAMILIES[fields["architecture"]](raw))
 
 
 def sparse_layers(raw: Raw, *, first: int = 0) -> tuple[int, ...]:

@@ -98,7 +98,10 @@ def _check(params: RopeParams) -> None:
             raise ConfigError(
                 f"config.json: rope_type {params.rope_type!r} needs the parameter {name!r}"
             )
-    positive = ("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings")
+    positive = (
+        *("rope_theta", "partial_rotary_factor", "factor", "attention_factor"),
+        "original_max_position_embeddings",
+    )
     for name in positive:
         value = getattr(params, name)
         if value is not None and not (value > 0 and math.isfinite(value)):

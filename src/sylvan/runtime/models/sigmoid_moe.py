@@ -16,6 +16,7 @@ from sylvan.runtime.models.config import (
     ModelConfig,
     MoEConfig,
     NotNative,
+    attention_bias,
     common_fields,
     make_config,
     sliding_windows,
@@ -28,10 +29,8 @@ Raw = dict[str, Any]
 
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any model served here."""
-    fields = common_fields(raw)
-    bias = bool(raw.get("attention_bias", False))
-    found = {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head"}
-    return make_config(fields | found | _FAMILIES[fields["architecture"]](raw, fields))
+    fields = common_fields(raw) | attention_bias(raw) | {"qk_norm": "head"}
+    return make_config(fields | _FAMILIES[fields["architecture"]](raw, fields))
 
 
 def _minimax(raw: Raw, fields: Raw) -> Raw:

@@ -23,7 +23,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models import compressed
 from sylvan.runtime.models.checkpoint import Progress, WeightReader, slots
 from sylvan.runtime.models.config import read_config
-from sylvan.runtime.models.files import open_weights
+from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.quantise import (
     Format,
     check_model,
@@ -53,11 +53,15 @@ class Written:
 
 
 def write_quantised(
-    model_dir: Path, out_dir: Path, quantization: str, progress: Progress | None = None
+    model_dir: Path,
+    out_dir: Path,
+    quantization: str,
+    progress: Progress | None = None,
+    load_format: LoadFormat = "auto",
 ) -> Written:
     """Write `model_dir` to the new directory `out_dir`, its matrices rounded.
 
-    Nothing is left behind when it fails.
+    Nothing is left behind when it fails. `load_format` is the one of the configuration.
 
     Raises:
         ConfigError: `out_dir` exists, or the model cannot be read, or not be quantised like that.
@@ -73,7 +77,7 @@ def write_quantised(
     dtype = getattr(torch, config.dtype)
     build = Build(dtype=dtype, length=1, device=torch.device("meta"))
     model = family_of(config).model(config, build)
-    checkpoint = open_weights(model_dir)
+    checkpoint = open_weights(model_dir, load_format)
     reader = WeightReader(model, checkpoint)
     job = _Job(checkpoint, _bits_by_tensor(model, reader, wanted), dtype)
     part = out_dir.with_name(out_dir.name + ".partial")

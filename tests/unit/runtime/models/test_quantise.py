@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.quality.fidelity import SAPLING, Predictor, held_out, losses
+from sylvan.cli.main import main
 from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight, quantise_int4, quantise_int8
 from sylvan.kernels.native.library import describe
 from sylvan.protocol.errors import ConfigError
@@ -163,6 +164,39 @@ def test_a_quantised_checkpoint_is_not_quantised_again(model_dir, tmp_path):
         write_quantised(tmp_path / "out", tmp_path / "again", "w8a8")
     with pytest.raises(ConfigError, match="is w8a8 already, not w4a8"):
         choose(load_config(tmp_path / "out"), "w4a8")
+
+
+def test_pickled_weights_are_quantised_when_asked_for(model_dir, tmp_path, capsys):
+    out, pickled = tmp_path / "out", tmp_path / "pickled"
+    write_quantised(model_dir, out, "w8a8")
+    torch.save(tensors(), model_dir / "pytorch_model.bin")
+    (model_dir / "model.safetensors").unlink()
+
+    assert main(["quantize", str(model_dir), str(pickled)]) != 0
+    assert "--load-format pt reads them" in capsys.readouterr().err
+    assert not pickled.exists()
+    assert main(["quantize", str(model_dir), str(pickled), "--load-format", "pt"]) == 0
+    assert main(["quantize", str(model_dir), str(pickled), "--load-format", "dummy"]) != 0
+    assert "expected auto | safetensors" in capsys.readouterr().err
+
+    first, second = (load_file(path / "model.safetensors") for path in (out, pickled))
+    assert first.keys() == second.keys()
+    assert all(tensor.equal(second[name]) for name, tensor in first.items())
+    assert {path.name for path in pickled.iterdir()} == {path.name for path in out.iterdir()}
+
+
+def test_models_that_run_through_transformers_are_not_quantised(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    raw = {"model_type": "cohere2_moe", "num_attention_heads": 4, "num_key_value_heads": 2}
+    (path / "config.json").write_text(
+        json.dumps(sizes | raw | {"architectures": ["Cohere2MoeForCausalLM"]})
+    )
+
+    with pytest.raises(ConfigError, match="models that run through transformers"):
+        write_quantised(path, tmp_path / "out", "w8a8")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_infinite_weights_are_refused_while_writing(model_dir, tmp_path):
