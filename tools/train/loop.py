@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,10 +14,10 @@ from torch import distributed
 from tools.train.data import mix
 from tools.train.data.base import Example
 from tools.train.judge import Answer, Table, parse_answer, score
-from tools.train.model import ModelConfig, Sapling, learnt_positions
+from tools.train.model import ModelConfig, Sapling, learnt_positions, rotary_tables
 from tools.train.optim import make_optimisers
+from tools.train.rows import Batch, Batches
 from tools.train.template import render
-from tools.train.tokenizer import encode_example
 
 
 @dataclass
@@ -31,7 +29,7 @@ class TrainConfig:
     """
 
     seed: int = 1
-    steps: int = 7600
+    steps: int = 9000
     batch_tokens: int = 2048
     step_batches: int = 2
     matrix_lr: float = 0.02
@@ -42,16 +40,13 @@ class TrainConfig:
     decay_from: float = 0.35
     finish_from: float = 0.82
     average: float = 0.99
-    check_every: int = 850
+    check_every: int = 900
     save_every: int = 100
     check_per_class: int = 20
     workers: int = 2
     recite_steps: int = 200
     recite_share: float = 0.75
-
-
-Row = tuple[list[int], list[int]]
-Batch = tuple[torch.Tensor, torch.Tensor]
+    compiled: bool = True
 
 
 def schedule(step: int, config: TrainConfig) -> float:
@@ -122,59 +117,6 @@ def answer_locally(
     return [answers[index] for index in range(len(examples))]
 
 
-def recitation(tokenizer: Tokenizer, rng: random.Random, width: int = 112) -> Row:
-    """Random tokens to copy or to reverse, as ids.
-
-    Nothing but looking back helps here, so a model that starts with these finds its induction
-    heads within minutes (Olsson et al., "In-context Learning and Induction Heads", 2022).
-    """
-    ids: list[int] = []
-    learnt: list[bool] = []
-    words = range(300, tokenizer.get_vocab_size() - 8)
-    while len(ids) < width // 2:
-        items = [rng.choice(words) for _ in range(rng.randint(3, 16))]
-        if rng.random() < 0.2:  # some of them more than once
-            items = [rng.choice(items[: max(2, len(items) // 2)]) for _ in items]
-        back = rng.random() < 0.3
-        asked = tokenizer.encode("Reverse: " if back else "Copy: ", add_special_tokens=False).ids
-        end = tokenizer.encode("\n", add_special_tokens=False).ids
-        said = [*(items[::-1] if back else items), *end]
-        ids += [*asked, *items, *end, *said]
-        learnt += [False] * (len(asked) + len(items) + len(end)) + [True] * len(said)
-    targets = [i if learn else -100 for i, learn in zip(ids[1:], learnt[1:], strict=True)]
-    return ids[:-1][:width], targets[:width]
-
-
-WIDTHS = (28, 32, 36, 40, 48, 56, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
-
-
-def padded(rows: list[Row], width: int) -> Batch:
-    """Tokens and targets of rows as one pair of tensors."""
-    tokens = torch.zeros(len(rows), width, dtype=torch.long)
-    targets = torch.full((len(rows), width), -100)
-    for index, (ids, wanted) in enumerate(rows):
-        tokens[index, : len(ids)] = torch.tensor(ids)
-        targets[index, : len(wanted)] = torch.tensor(wanted)
-    return tokens, targets
-
-
-def batches_of(rows: Iterator[Row], config: TrainConfig) -> Iterator[Batch]:
-    """Full batches of rows of like length.
-
-    Their shapes come from a short list: a new shape costs the matrix library a compilation, and
-    the allocator a search, each many times the work on the batch itself.
-    """
-    waiting: dict[int, list[Row]] = {width: [] for width in WIDTHS}
-    for ids, targets in rows:
-        if len(ids) > WIDTHS[-1]:
-            continue
-        width = next(width for width in WIDTHS if width >= len(ids))
-        waiting[width].append((ids, targets))
-        if len(waiting[width]) == config.batch_tokens // width:
-            yield padded(waiting[width], width)
-            waiting[width].clear()
-
-
 class Trainer:
     """State of a run: model, running average, optimisers, mix weights and counters.
 
@@ -198,9 +140,20 @@ class Trainer:
             config.embedding_lr,
             config.norm_lr,
             config.weight_decay,
+            rank=rank,
+            workers=config.workers,
         )
-        self.loss = torch.compile(self.model.loss, dynamic=True)
+        loss = self.model.loss
+        self.loss = torch.compile(loss, dynamic=True) if config.compiled else loss
         self.weights = dict(mix.WEIGHTS)
+        self.batches = Batches(
+            tokenizer,
+            self.weights,
+            seed=config.seed,
+            rank=rank,
+            batch_tokens=config.batch_tokens,
+            step_batches=config.step_batches,
+        )
         self.accuracies: dict[str, float] = {}
         self.step = self.tokens = 0
         self.dev = mix.evaluation_set(config.seed, config.check_per_class, "dev")
@@ -211,7 +164,12 @@ class Trainer:
             print(text, flush=True)
 
     def save(self, name: str) -> None:
-        """Write a checkpoint from which training can go on."""
+        """Write a checkpoint from which training goes on as if it had never stopped.
+
+        All workers call this: each has drawn rows of its own.
+        """
+        drawn: list[object] = [None] * self.config.workers
+        distributed.all_gather_object(drawn, self.batches.state_dict())
         if self.rank != 0:
             return
         state = {
@@ -221,6 +179,7 @@ class Trainer:
             "weights": self.weights,
             "counters": (self.step, self.tokens),
             "accuracies": self.accuracies,
+            "batches": drawn,
             "config": asdict(self.config),
         }
         torch.save(state, self.folder / "writing.pt")
@@ -236,6 +195,7 @@ class Trainer:
         self.weights.update(state["weights"])
         self.step, self.tokens = state["counters"]
         self.accuracies = state["accuracies"]
+        self.batches.load_state_dict(state["batches"][self.rank])
 
     def check(self) -> Table:
         """Score the averaged model on dev examples and lean the mix accordingly."""
@@ -285,7 +245,8 @@ class Trainer:
         total = 0.0
         for tokens, targets in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = self.loss(tokens, *learnt_positions(targets))
+                tables = rotary_tables(torch.arange(tokens.shape[1]), self.model.config)
+                loss = self.loss(tokens, tables, *learnt_positions(targets))
             loss.backward()
             total += float(loss.detach())
         learnt, total, read = self.share_gradients([learnt, total, read])
@@ -304,24 +265,13 @@ class Trainer:
         self.step += 1
         return total / learnt
 
-    def rows(self) -> Iterator[Row]:
-        """An endless stream of rows: recitation for a start, conversations and drills."""
-        config = self.config
-        rng = random.Random(f"{config.seed}:{self.step}:{self.rank}")
-        examples = mix.stream(rng.getrandbits(48), self.weights)
-        while True:
-            if self.step < config.recite_steps and rng.random() < config.recite_share:
-                yield recitation(self.tokenizer, rng)
-            else:
-                yield encode_example(self.tokenizer, next(examples))
-
     def run(self) -> None:
         """Train until the last step is done."""
         config = self.config
-        batches = batches_of(self.rows(), config)
         since, recent = time.monotonic(), list[float]()
         while self.step < config.steps:
-            recent.append(self.train_step([next(batches) for _ in range(config.step_batches)]))
+            share = config.recite_share if self.step < config.recite_steps else 0.0
+            recent.append(self.train_step(self.batches.next_step(share)))
             if self.step % 50 == 0:
                 seconds = time.monotonic() - since
                 self.say(
@@ -329,9 +279,8 @@ class Trainer:
                     f"tokens {self.tokens} {1000 * seconds / len(recent):.0f} ms a step"
                 )
                 since, recent = time.monotonic(), list[float]()
-            if self.step % config.save_every == 0:
-                self.save("last.pt")
             if self.step % config.check_every == 0:
                 self.check()
             self.lean()
-        self.save("last.pt")
+            if self.step % config.save_every == 0 or self.step == config.steps:
+                self.save("last.pt")

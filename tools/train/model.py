@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +31,15 @@ class ModelConfig:
     max_positions: int = 4096
 
 
-def rotary_tables(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+Tables = tuple[Tensor, Tensor]
+
+
+def rotary_tables(positions: Tensor, config: ModelConfig) -> Tables:
     """Cosine and sine tables of shape (..., head_dim) for integer positions."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = positions[..., None].float() * (config.rope_theta**-half)
     doubled = torch.cat((angles, angles), dim=-1)
-    return doubled.cos(), doubled.sin()
+    return doubled.cos().bfloat16(), doubled.sin().bfloat16()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -50,6 +54,42 @@ def learnt_positions(targets: Tensor) -> tuple[Tensor, Tensor]:
     wanted = targets.flatten()[where]
     spare = -len(where) % 128  # few distinct shapes: each new one costs the matrix library
     return F.pad(where, (0, spare)), F.pad(wanted, (0, spare), value=-100)
+
+
+class Product(torch.autograd.Function):
+    """`x @ weight.T` whose gradient for the weight is a product of matrices as they lie.
+
+    Left to itself the matrix library multiplies by a transposed view there, at a third of the
+    speed; the smaller of the two factors is turned round first.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """The product, (rows, inputs) by (outputs, inputs)."""
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of `x` and of the weight."""
+        x, weight = ctx.saved_tensors
+        if x.shape[1] <= gradient.shape[1]:
+            wanted = (x.t().contiguous() @ gradient).t()
+        else:
+            wanted = gradient.t().contiguous() @ x
+        return gradient @ weight, wanted
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """A linear layer without bias, in bfloat16."""
+    flat = Product.apply(x.flatten(0, -2), weight.to(x.dtype))
+    return flat.unflatten(0, x.shape[:-1])
+
+
+def together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """The outputs of several layers of one input, from one product."""
+    whole = product(x, torch.cat([layer.weight for layer in layers]))
+    return whole.split([layer.out_features for layer in layers], -1)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -102,9 +142,11 @@ class Attention(nn.Module):
         """Attend; `past` holds earlier keys and values and is extended."""
         rows, length, _ = x.shape
         shape = (rows, length, -1, self.config.head_dim)
-        query = rotate(self.q_proj(x).view(shape).transpose(1, 2), cos, sin)
-        key = rotate(self.k_proj(x).view(shape).transpose(1, 2), cos, sin)
-        value = self.v_proj(x).view(shape).transpose(1, 2)
+        query, key, value = (
+            part.view(shape).transpose(1, 2)
+            for part in together(x, self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if past is not None:
             if past:
                 key = torch.cat((past[0], key), dim=2)
@@ -116,7 +158,7 @@ class Attention(nn.Module):
             mixed = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, enable_gqa=True
             )
-        return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
+        return product(mixed.transpose(1, 2).reshape(rows, length, -1), self.o_proj.weight)
 
 
 class MLP(nn.Module):
@@ -130,7 +172,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate, multiply and project down."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = together(x, self.gate_proj, self.up_proj)
+        return product(F.silu(gate) * up, self.down_proj.weight)
 
 
 class Layer(nn.Module):
@@ -169,17 +212,13 @@ class Body(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        positions: Tensor | None = None,
+        tables: Tables,
         mask: Tensor | None = None,
         past: list[list[Tensor]] | None = None,
     ) -> Tensor:
         """Final hidden states of a batch of rows."""
         x = self.embed_tokens(tokens).to(torch.bfloat16)
-        if positions is None:
-            positions = torch.arange(tokens.shape[1])
-        cos, sin = (table.to(x.dtype) for table in rotary_tables(positions, self.config))
-        if positions.dim() == 2:
-            cos, sin = cos[:, None], sin[:, None]
+        cos, sin = (table[:, None] if table.dim() == 3 else table for table in tables)
         for index, layer in enumerate(self.layers):
             x = layer(x, cos, sin, mask, None if past is None else past[index])
         return self.norm(x)
@@ -201,11 +240,15 @@ class Sapling(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in float32 for hidden states of any leading shape."""
-        return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
+        return product(hidden, self.model.embed_tokens.weight).float()
 
-    def loss(self, tokens: Tensor, where: Tensor, wanted: Tensor) -> Tensor:
-        """Summed cross entropy of the tokens `wanted` after the flat positions `where`."""
-        hidden = self.model(tokens).flatten(0, 1)
+    def loss(self, tokens: Tensor, tables: Tables, where: Tensor, wanted: Tensor) -> Tensor:
+        """Summed cross entropy of the tokens `wanted` after the flat positions `where`.
+
+        `tables` are those of `rotary_tables`, given from outside: computed in here, the compiler
+        would work every cosine out anew wherever it is used.
+        """
+        hidden = self.model(tokens, tables).flatten(0, 1)
         return F.cross_entropy(self.head(hidden[where]), wanted, reduction="sum")
 
     @torch.no_grad()
@@ -227,7 +270,8 @@ class Sapling(nn.Module):
         written: list[list[int]] = [[] for _ in prompts]
         open_rows = set(range(len(prompts)))
         for _ in range(limit):
-            hidden = self.model(tokens, positions, mask, past)[:, -1]
+            tables = rotary_tables(positions, self.config)
+            hidden = self.model(tokens, tables, mask, past)[:, -1]
             following = self.head(hidden).argmax(-1)
             for row in list(open_rows):
                 token = int(following[row])

@@ -37,13 +37,13 @@ def train(config: TrainConfig, output: Path, folder: Path, resume: Path | None) 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train sapling from nothing.")
-    parser.add_argument("--steps", type=int, default=TrainConfig.steps, help="about 0.6 s each")
+    parser.add_argument("--steps", type=int, default=TrainConfig.steps, help="about 0.55 s each")
     parser.add_argument("--seed", type=int, default=TrainConfig.seed)
     parser.add_argument("--workers", type=int, default=TrainConfig.workers)
     parser.add_argument("--check-every", type=int, default=TrainConfig.check_every)
     parser.add_argument("--output", type=Path, default=evaluate.ASSETS, help="model directory")
     parser.add_argument("--work", type=Path, default=Path("build/sapling"), help="checkpoints")
-    parser.add_argument("--resume", type=Path, help="go on from this checkpoint")
+    parser.add_argument("--resume", type=Path, help="go on from this checkpoint, exactly")
     chosen = parser.parse_args(arguments)
     if not chosen.resume:
         save_tokenizer(train_tokenizer(chosen.seed), chosen.output)

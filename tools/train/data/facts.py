@@ -137,17 +137,16 @@ def _colour(rng: random.Random) -> Fact:
 _RELATIONS = (_capital, _country, _element, _opposite, _neighbour, _number, _product, _sound,
               _colour)  # fmt: skip
 _SHARES = (36, 32, 11, 6, 5, 4, 4, 1, 1)
+_DRILLED = (36, 32, 11, 6, 10, 8, 8, 1, 1)
 
 
 def drill(rng: random.Random) -> Example:
     """Bare statements of facts, much more of them for each token than in conversations."""
     pieces: list[tuple[str, bool]] = []
     for _ in range(rng.randint(8, 14)):
-        relation = rng.choices(_RELATIONS[:4], _SHARES[:4])[0]
-        subject, answer = relation(rng)[1::3]
-        head = answer[: answer.index(subject) + len(subject)]
-        if answer.startswith("The"):
-            head += " is"
+        answer = rng.choices(_RELATIONS, _DRILLED)[0](rng)[-1]
+        verb = next(verb for verb in (" is", " =", " says") if verb in answer)
+        head = answer[: answer.index(verb) + len(verb)]
         pieces += [(head, False), (answer.removeprefix(head) + "\n", True)]
     return Example("facts", [], ("drill",), drill=pieces)
 

@@ -210,7 +210,8 @@ def _repeated(rng: random.Random) -> tuple[str, str, str]:
 
 
 def _counted(rng: random.Random) -> tuple[str, str, str]:
-    low, span = rng.randint(0, 88), rng.randint(3, 11)
+    span = rng.randint(3, 12) if rng.random() < 0.6 else rng.randint(13, 31)
+    low = rng.choice((0, 1, rng.randint(0, 99 - span)))
     high, down = low + span, rng.random() < 0.4
     numbers = [*range(low, high + 1)]
     asked = f"Count down from {high} to {low}." if down else f"Count from {low} to {high}."
@@ -219,13 +220,13 @@ def _counted(rng: random.Random) -> tuple[str, str, str]:
 
 
 def _sorted(rng: random.Random) -> tuple[str, str, str]:
-    count, separator = rng.randint(3, 6), rng.choice((", ", " "))
+    count, separator = rng.randint(2, 6), rng.choice((", ", " "))
     asked, order = "Sort", "up"
-    if rng.random() < 0.5:
+    if rng.random() < 0.4:
         items = _sortable(rng, count)
         done = sorted(items)
     else:
-        items = (_close_numbers if rng.random() < 0.4 else _numbers)(rng, count)
+        items = (_close_numbers if rng.random() < 0.5 else _numbers)(rng, count)
         if rng.random() < 0.4:
             asked, order = "Sort in descending order", "down"
         done = sorted(items, key=int, reverse=order == "down")
@@ -247,12 +248,18 @@ def _copied(rng: random.Random) -> tuple[str, str, str]:
 _DRILLS = (_copied, _copied, _reversed, _reversed, _sorted, _sorted, _sorted, _counted, _repeated)
 
 
+def _drilled(kind: str, tasks: Sequence[tuple[str, str, str]]) -> Example:
+    pieces: list[tuple[str, bool]] = []
+    for asked, answer, _ in tasks:
+        pieces += [(f"{asked}\n", False), (f"{answer}\n", True)]
+    return Example(kind, [], tuple(key for _, _, key in tasks), drill=pieces)
+
+
 def drill(rng: random.Random) -> Example:
     """Bare lists copied, reversed, sorted and counted: much copying for each token."""
-    pieces: list[tuple[str, bool]] = []
-    keys: list[str] = []
-    for _ in range(rng.choice((2, 3, 4))):
-        asked, answer, key = rng.choice(_DRILLS)(rng)
-        keys.append(key)
-        pieces += [(f"{asked}\n", False), (f"{answer}\n", True)]
-    return Example("copy", [], tuple(keys), drill=pieces)
+    return _drilled("copy", [rng.choice(_DRILLS)(rng) for _ in range(rng.choice((2, 3, 4)))])
+
+
+def sort_drill(rng: random.Random) -> Example:
+    """Bare lists to sort, twice as many for each token as in conversations."""
+    return _drilled("sort", [_sorted(rng) for _ in range(rng.choice((4, 5, 6)))])

@@ -31,6 +31,7 @@ GENERATORS: dict[str, Generator] = {
     "sum_drill": arithmetic.drill,
     "fact_drill": facts.drill,
     "list_drill": lists.drill,
+    "sort_drill": lists.sort_drill,
 }
 
 # Generators that are not classes of the evaluation table, and the class that they help.
@@ -41,6 +42,7 @@ PART_OF = {
     "sum_drill": "arithmetic",
     "fact_drill": "facts",
     "list_drill": "copy",
+    "sort_drill": "sort",
 }
 CLASSES = tuple(name for name in GENERATORS if name not in PART_OF)
 
@@ -48,11 +50,11 @@ WEIGHTS: dict[str, float] = {
     "smalltalk": 2.0,
     "unknown": 2.5,
     "arithmetic": 13.0,
-    "facts": 8.0,
+    "facts": 9.0,
     "copy": 5.5,
     "reverse": 10.0,
     "sort": 28.0,
-    "count": 5.0,
+    "count": 7.0,
     "extract": 10.0,
     "tool_call": 3.0,
     "tool_parallel": 6.0,
@@ -63,12 +65,19 @@ WEIGHTS: dict[str, float] = {
     "tool_session": 1.5,
     "sum_only": 6.5,
     "sum_drill": 8.0,
-    "fact_drill": 1.5,
+    "fact_drill": 2.5,
     "list_drill": 9.0,
+    "sort_drill": 8.0,
 }
 
 # The last part of a run leans towards the classes that are learnt last, by these factors.
-FINISH: dict[str, float] = {"sort": 2.0, "reverse": 1.8, "list_drill": 1.6, "sum_only": 1.3}
+FINISH: dict[str, float] = {
+    "sort": 2.0,
+    "sort_drill": 1.6,
+    "reverse": 1.8,
+    "list_drill": 1.6,
+    "sum_only": 1.3,
+}
 
 _THOUGHTS = {
     "smalltalk": "This is small talk.",
