@@ -64,7 +64,6 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "XLMWithLMHeadModel": OWN_ATTENTION,
         "XLNetLMHeadModel": OWN_ATTENTION,
         "XmodForCausalLM": "needs to be told its language",
-        "Zamba2ForCausalLM": "not compared yet",
         "ZambaForCausalLM": "cannot go on from a recurrent state within a prompt",
         "xLSTMForCausalLM": OWN_STATE,
     }

@@ -120,6 +120,19 @@ RECURRENT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
         "qwen3-next": shape("Qwen3NextConfig", **DELTA | QWEN),
         "qwen3.5": shape("Qwen3_5TextConfig", **DELTA, initializer_range=0.08),
         "qwen3.5-moe": shape("Qwen3_5MoeTextConfig", **DELTA | QWEN),
+        "zamba2": shape(
+            "Zamba2Config",
+            mamba_d_state=16,
+            mamba_ngroups=2,
+            n_mamba_heads=8,
+            chunk_size=8,
+            num_key_value_heads=4,
+            layers_block_type=["linear_attention", "hybrid", "hybrid"],
+            use_shared_attention_adapter=True,
+            adapter_rank=8,
+            use_mem_rope=True,
+            initializer_range=0.08,
+        ),
         "zaya": shape("ZayaConfig"),
     }
 )

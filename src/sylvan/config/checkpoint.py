@@ -35,8 +35,9 @@ _OLD_NAMES = {
         *("attention_heads", "decoder_attention_heads"),
     ),
     "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "head_dim": ("attention_head_dim",),
 }
-"""How GPT-2, GPT-Neo, MPT, XGLM, BART and their like spell sizes."""
+"""How GPT-2, GPT-Neo, MPT, XGLM, BART, Zamba2 and their like spell sizes."""
 _NEEDED_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 _SIZES = (
     *(*_NEEDED_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim"),
