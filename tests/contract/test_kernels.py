@@ -105,6 +105,43 @@ def test_embedding_reads_rows_of_the_packed_head(
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("source", ["positions", "types"])
+def test_embedding_of_positions_and_token_types(library: Library, source: str) -> None:
+    table = random(3, 40, dtype=torch.float32)
+    ids = np.array([2, 0, 5, 1], np.int32)  # one is beyond the table
+    want = ops.embedding(torch.from_numpy(ids).clamp(max=2), table)
+    name = {"positions": "positions", "types": "token_types"}[source]
+
+    got = native(
+        library,
+        torch.float32,
+        lambda r: ops.embedding(getattr(r, name), table.clone()),
+        [],
+        Run(tokens=4, **{source: ids.ctypes.data}),
+    )
+
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_a_residual_may_be_of_the_rows_own_type(
+    library: Library, dtype: torch.dtype, norm: str
+) -> None:
+    x, residual = random(5, 72, dtype=dtype), random(5, 72, dtype=dtype, seed=1)
+    weight, bias = random(72, dtype=dtype, seed=2), random(72, dtype=dtype, seed=3)
+
+    def both(a, b):
+        if norm == "rms":
+            return ops.rms_norm(a, weight, 1e-6, b)
+        return ops.layer_norm(a, weight, bias, 1e-12, b)
+
+    for index in range(2):
+        want = both(x, residual.clone())[index]
+        got = native(library, dtype, lambda r, a, b, i=index: both(a, b)[i], [x, residual])
+        assert_close(got, want, dtype if index == 0 else torch.float32)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cols", [24, 64, 896])
 @pytest.mark.parametrize("offset", [0.0, 1.0])

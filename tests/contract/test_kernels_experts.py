@@ -11,7 +11,7 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts import reference
 from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import Kind, Run
 from sylvan.kernels.native.library import Library, load
 from tests.support.native import DTYPES, NativeOp, assert_close, native, random, variants
 
@@ -177,3 +177,18 @@ def test_rows_are_scaled_by_their_factors(library: Library, dtype: torch.dtype) 
     got = native(library, dtype, lambda r, v, f: ops.scale_rows(v, f), [x, factors])
 
     assert torch.equal(got, ops.scale_rows(x, factors))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_row_is_quantised_once_for_all_its_experts(library: Library, bits: int) -> None:
+    weights, routing = stacks(torch.float32), ROUTINGS["softmax"]
+    round_ = quantise_int8 if bits == 8 else lambda stack: quantise_int4(stack, 32)
+    weights = replace(weights, gate_up=round_(weights.gate_up), down=round_(weights.down))
+    rows = inputs(torch.float32, ROWS)
+
+    op = NativeOp(library, torch.float32, lambda r, v, w: ops.experts(v, w, routing, weights), rows)
+
+    kinds = op.program.ops["kind"].tolist()
+    assert (kinds.count(Kind.QUANTISE), kinds.count(Kind.GATHER_LEVELS)) == (1, 1)
+    assert Kind.GATHER not in kinds
+    assert not op.program.ops["times"][kinds.index(Kind.QUANTISE)] > 1

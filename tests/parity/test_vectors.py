@@ -13,9 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from sylvan.config.tasks import is_causal, tasks_of
+from sylvan.kernels import describe
 from sylvan.runtime.models.registry import MODELS, load_config
 from tests.parity.checkpoints import VOCAB
-from tests.parity.vectors import COSINE, VECTORS, compare_vectors, make, serve
+from tests.parity.vectors import COSINE, VECTORS, VectorServing, compare_vectors, make, serve
+
+compiled = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
 
 SAMPLE = (
     *("bert-embed", "xlm-roberta-embed", "modernbert-embed", "qwen3-embed", "embeddinggemma-embed"),
@@ -31,8 +34,47 @@ def test_vectors_equal_those_of_transformers(name, tmp_path):
     found = compare_vectors(name, tmp_path)
 
     assert found.unequal == []
+    assert found.runner.startswith("program") == (describe().variant is not None)
     assert found.cosine >= COSINE
     assert found.largest < 1e-5
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("bfloat16", None), ("bfloat16", "w8a8"), ("float32", "w8a8")]
+)
+@pytest.mark.parametrize("name", ["bert-classify", "modernbert-embed", "electra-embed"])
+def test_bits_do_not_depend_on_the_batch(name, dtype, quantization, tmp_path):
+    make(name, tmp_path)
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(4, VOCAB, n).tolist() for n in (40, 3, 17, 65)]
+    pooling = None if name.endswith("classify") else "mean"
+
+    def serving(threads: int) -> VectorServing:
+        options = {"dtype": dtype, "quantization": quantization, "threads": threads}
+        return serve(tmp_path, pooling, options=options)
+
+    together = serving(2).embed(prompts)
+    kept = serving(1)
+    alone = [kept.embed([prompt])[0] for prompt in prompts]
+
+    assert kept.facts.runner.startswith("program")
+    assert all(np.array_equal(*pair) for pair in zip(together, alone, strict=True))
+
+
+@compiled
+@pytest.mark.parametrize("name", ["bert-classify", "xlm-roberta-classify", "modernbert-embed"])
+def test_programs_answer_as_pytorch_does(name, tmp_path):
+    make(name, tmp_path)
+    prompts = [list(range(5, 25)), [7]]
+    types = np.array([0] * 8 + [1] * 12, np.int32)
+
+    found, expected = (
+        serve(tmp_path, runner=runner).embed(prompts, types) for runner in ("program", "eager")
+    )
+
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
 
 
 def test_every_architecture_of_vectors_is_compared():

@@ -122,7 +122,7 @@ class VectorServing(Serving):
 
 def serve(path: Path, pooling: str | None = None, **limits: object) -> VectorServing:
     """A checkpoint served for vectors."""
-    options = {"embed": PoolingWish(mode=pooling), "headless": True}
+    options = {"embed": PoolingWish(mode=pooling), "headless": True} | limits.pop("options", {})
     both = (path / "both_ways").exists()
     whole = {"chunk_tokens": 512, "whole_prompts": True} if both else {}
     all_of_it = {"pool_all": pooling not in (None, "last") or both}

@@ -1,13 +1,15 @@
 // Embedding rows are read out of the packed head, so that tied weights are stored once.
-// buf: out f32, weight, column scale (int8: by vocabulary row; int4: by group and row); n: cols, ids (0) or positions (1),
-// words (padded K / elements), weight kind (0 rows' own type, 1 int8, 2 int4), group; f: scale
+// buf: out f32, weight, column scale (int8: by vocabulary row; int4: by group and row); n: cols, ids (0), positions (1)
+// or token types (2), words (padded K / elements), weight kind (0 rows' own type, 1 int8, 2 int4), group, rows: ids beyond read the
+// last one; f: scale
 #include "../native/kernel.h"
 
 namespace {
 
 template <class E> void embed(const Op& op, const Step& s, int64_t r) {
     int cols = op.n[0], words = op.n[2], group = op.n[4];
-    int64_t id = (op.n[1] ? s.run->positions : s.run->ids)[r], lane = id % LANES;
+    const int32_t* ids = op.n[1] == 0 ? s.run->ids : op.n[1] == 1 ? s.run->positions : s.run->types;
+    int64_t id = std::clamp(ids[r], 0, op.n[5] - 1), lane = id % LANES;
     float *out = at<float>(op, s, 0) + r * stride(cols), scale = op.f[0];
     const float* scales = at<float>(op, s, 2);
     if (op.n[3] == 0) {

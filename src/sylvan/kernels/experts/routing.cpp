@@ -147,6 +147,16 @@ template <class T> void gather_rows(const Op& op, const Step& s, int64_t r) {
     quantise_row(op, s, r, out);
 }
 
+// Rows that were quantised before they are gathered: once each, however many experts they go to.
+// buf: levels, scales, sums i32 or none, pair of each place, then the places' levels, scales and sums
+// n: bytes of a row of levels, chosen, groups of a row
+void gather_levels(const Op& op, const Step& s, int64_t r) {
+    int64_t from = at<int32_t>(op, s, 3)[r] / op.n[1], bytes = op.n[0], groups = op.n[2];
+    memcpy(at<uint8_t>(op, s, 4) + r * bytes, at<uint8_t>(op, s, 0) + from * bytes, bytes);
+    at<float>(op, s, 5)[r] = at<float>(op, s, 1)[from];
+    if (const int32_t* sums = at<int32_t>(op, s, 2)) memcpy(at<int32_t>(op, s, 6) + r * groups, sums + from * groups, groups * 4);
+}
+
 // The outputs of a row's experts, added in the order of their numbers.
 // buf: outputs by place, place of each pair, out, shares of the pairs or none; n: cols, chosen
 template <class T> void expert_sum(const Op& op, const Step& s, int64_t r) {
@@ -170,4 +180,5 @@ template <class T> void expert_sum(const Op& op, const Step& s, int64_t r) {
 const Kernel route_kernel[2] = {{row_tiles, by_rows<route>}, {row_tiles, by_rows<route>}};
 const Kernel align_kernel[2] = {{one_tile, align}, {one_tile, align}};
 const Kernel gather_kernel[2] = {{row_tiles, by_rows<gather_rows<bf16>>}, {row_tiles, by_rows<gather_rows<float>>}};
+const Kernel gather_levels_kernel[2] = {{row_tiles, by_rows<gather_levels>}, {row_tiles, by_rows<gather_levels>}};
 const Kernel expert_sum_kernel[2] = {{row_tiles, by_rows<expert_sum<bf16>>}, {row_tiles, by_rows<expert_sum<float>>}};

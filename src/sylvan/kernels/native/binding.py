@@ -50,6 +50,7 @@ class Kind(IntEnum):
     HEAD_GROUPS = 23
     TO_STACK = 24
     FROM_STACK = 25
+    GATHER_LEVELS = 26
 
 
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")
@@ -73,6 +74,7 @@ class Run(ctypes.Structure):
                 "table_row",
                 "page_table",
                 "out_rows",
+                "types",
                 "profile",
                 "inputs",
                 "sample",

@@ -33,9 +33,8 @@ def record_experts(
     groups = sheet.draft.buffer((1 + 3 * most_groups) * 4)
     counts = sheet.draft.constant(_counts(load, num_experts))
     sheet.note(Kind.ALIGN, x, (ids, counts, pair, place, groups), (num_experts, top_k))
-    read = sheet.repeated(x.cols, sheet.dtype, x.rows, x.times * top_k)
     before = shares if routing.scale_inputs else None
-    sheet.note(Kind.GATHER, read, (x.id, pair, read.id, before), (x.cols, top_k))
+    read = _gather(sheet, x, (pair, before), top_k, weights.gate_up)
     gate_up = _product(sheet, read, weights.gate_up, weights.gate_up_bias, groups)
     inner = sheet.new(gate_up.cols // 2, None, gate_up)
     limited = weights.limit is not None
@@ -48,6 +47,20 @@ def record_experts(
     buffers = written.id, place, out.id, after
     sheet.note(Kind.EXPERT_SUM, out, buffers, (out.cols, top_k))
     return out
+
+
+def _gather(
+    sheet: Sheet, x: Value, pairs: tuple[Ref, Ref], top_k: int, weight: LinearWeight
+) -> Value:
+    """Rows of x for each of their experts, perhaps scaled, as products with `weight` read them."""
+    read = sheet.repeated(x.cols, sheet.dtype, x.rows, x.times * top_k)
+    pair, shares = pairs
+    packed = sheet.weight(weight).packed
+    if packed.kind == "dense" or shares is not None:
+        sheet.note(Kind.GATHER, read, (x.id, pair, read.id, shares), (x.cols, top_k))
+    else:
+        sheet.gather_levels(x, read, pair, top_k, packed)
+    return read
 
 
 def _check(sheet: Sheet, rows: tuple[Value, Value], num_experts: int, routing: Routing) -> None:

@@ -11,7 +11,7 @@ const Kernel* const kernels[N_KINDS] = {
     linear_int4_kernel, glu_kernel, activation_kernel, rope_store_kernel, attention_kernel, attention_merge_kernel,
     take_rows_kernel, add_kernel, scale_kernel, softcap_kernel, cast_kernel, scale_rows_kernel, route_kernel,
     align_kernel, gather_kernel, expert_sum_kernel, latent_rows_kernel, head_groups_kernel, to_stack_kernel,
-    from_stack_kernel,
+    from_stack_kernel, gather_levels_kernel,
 };
 
 struct Program {
@@ -23,6 +23,8 @@ struct Program {
     std::vector<std::atomic<int>> next;    // per op: the next tile nobody has taken
     std::atomic<int> next_sample;
     Step step;
+    int text_page;  // tokens of a page of texts that attend both ways; 0: there are none
+    std::vector<int32_t> text_slots, first_pages, text_pages;
 };
 
 void prepare(const Inputs& in, Run& run) {
@@ -71,6 +73,20 @@ void plan(Program& p, const Run& run, int threads) {  // the attention work of a
     }
 }
 
+Texts place_texts(Program& p, const Run& run) {  // each from a page of its own on; all layers use the same pages
+    if (!p.text_page) return {};
+    p.text_slots.resize(run.tokens), p.first_pages.resize(run.seqs);
+    int page = 0;
+    for (int s = 0; s < run.seqs; s++) {
+        int start = run.row_start[s], rows = run.row_start[s + 1] - start;
+        p.first_pages[s] = page;
+        for (int i = 0; i < rows; i++) p.text_slots[start + i] = page * p.text_page + i;
+        page += ceil_div(rows, p.text_page);
+    }
+    for (int known = int(p.text_pages.size()); known < page; known++) p.text_pages.push_back(known);
+    return {p.text_slots.data(), p.first_pages.data(), p.text_pages.data()};
+}
+
 int64_t now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -111,9 +127,10 @@ SYLVAN_API int sylvan_constant(int what) {
 SYLVAN_API void sylvan_threads(int n) { Pool::shared().resize(n); }
 
 SYLVAN_API void* sylvan_program_new(const Op* ops, int n_ops, void* const* buf, int n_buf) {
-    auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}, {}};
+    auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}, {}, 0, {}, {}, {}};
     for (Op& op : p->ops) {
         if (op.kind != ATTENTION && op.kind != ATTENTION_MERGE) continue;
+        if (op.n[9]) p->text_page = op.n[4];
         int group = op.n[0] / op.n[1];
         auto found = std::find(p->groups.begin(), p->groups.end(), group);
         op.n[11] = int(found - p->groups.begin());
@@ -135,7 +152,7 @@ SYLVAN_API int sylvan_program_run(void* program, Run* run) {
     plan(p, *run, pool.size());
     for (auto& n : p.next) n.store(0, std::memory_order_relaxed);
     p.next_sample.store(0, std::memory_order_relaxed);
-    p.step = {run, p.buf.data(), p.work.data(), pool.size()};
+    p.step = {run, p.buf.data(), p.work.data(), pool.size(), place_texts(p, *run)};
     pool.run(walk, &p);
     if (!run->sample) return 0;
     const Sample& sample = *run->sample;

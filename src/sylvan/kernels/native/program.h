@@ -8,7 +8,7 @@
 enum Kind : int32_t {
     EMBED, RMS_NORM, LAYER_NORM, QUANTISE, LINEAR, LINEAR_INT8, LINEAR_INT4, GLU, ACTIVATION, ROPE_STORE, ATTENTION,
     ATTENTION_MERGE, TAKE_ROWS, ADD, SCALE, SOFTCAP, CAST, SCALE_ROWS, ROUTE, ALIGN, GATHER, EXPERT_SUM,
-    LATENT_ROWS, HEAD_GROUPS, TO_STACK, FROM_STACK, N_KINDS
+    LATENT_ROWS, HEAD_GROUPS, TO_STACK, FROM_STACK, GATHER_LEVELS, N_KINDS
 };
 enum Count : int32_t { TOKENS, OUTPUTS };  // which run-time row count an op works on
 enum Type : int32_t { BF16, F32_ROWS };    // what rows (and KV) are made of
@@ -32,6 +32,7 @@ struct Run {  // everything that changes from step to step
     const int32_t* table_row;   // [seqs] row of the page table
     const int32_t* page_table;  // [rows][table_stride]
     const int32_t* out_rows;    // [outputs] rows whose logits are wanted
+    const int32_t* types;       // [tokens] token types; only models that have a table of them read it
     int64_t* profile;           // [ops] ns spent, added to; or null
     const struct Inputs* inputs;  // if set, all of the above but `profile` is made from it first
     struct Sample* sample;        // if set, the logits are sampled afterwards
@@ -55,11 +56,18 @@ struct Work {  // the items of a step for one size of query group
     bool split;         // chunks are spread over threads and merged by the next op
 };
 
+struct Texts {  // where keys and values of a step's texts lie, if they attend both ways: in pages of the program itself
+    const int32_t* slots;       // [tokens] as Run::slots
+    const int32_t* first_page;  // [seqs]
+    const int32_t* pages;       // 0, 1, 2, ...: a text's page table begins at its first page
+};
+
 struct Step {  // what kernels see
     const Run* run;
     void* const* buf;
     const Work* work;  // by index of the group size; an attention op names its index
     int threads;
+    Texts texts;
 };
 
 struct Kernel {  // tiles are independent and write disjoint outputs: any thread may run any tile in any order
@@ -79,4 +87,4 @@ extern const Kernel embed_kernel[2], rms_norm_kernel[2], layer_norm_kernel[2], q
     linear_int8_kernel[2], linear_int4_kernel[2], glu_kernel[2], activation_kernel[2], rope_store_kernel[2],
     attention_kernel[2], attention_merge_kernel[2], take_rows_kernel[2], add_kernel[2], scale_kernel[2], softcap_kernel[2],
     cast_kernel[2], scale_rows_kernel[2], route_kernel[2], align_kernel[2], gather_kernel[2], expert_sum_kernel[2],
-    latent_rows_kernel[2], head_groups_kernel[2], to_stack_kernel[2], from_stack_kernel[2];
+    latent_rows_kernel[2], head_groups_kernel[2], to_stack_kernel[2], from_stack_kernel[2], gather_levels_kernel[2];

@@ -13,6 +13,7 @@ from sylvan.kernels.native.binding import Kind, Run
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.plan import Placed
 from sylvan.kernels.native.recorder import view
+from sylvan.kernels.native.sheet import padded
 
 
 class Program:
@@ -39,6 +40,13 @@ class Program:
         """The first rows of a value, without copying; overwritten by the next run."""
         memory = self._placed.memory[self._placed.home[value.id]]
         return view(memory, rows, value.cols, value.dtype)
+
+    def write(self, value: Value, matrix: torch.Tensor) -> None:
+        """Fill the first rows of a value, and the padding of these rows with zeros."""
+        memory = self._placed.memory[self._placed.home[value.id]]
+        rows = view(memory, len(matrix), padded(value.cols), value.dtype)
+        rows[:, : value.cols] = matrix
+        rows[:, value.cols :] = 0
 
     def profile(self, step: Run) -> list[tuple[Kind, int]]:
         """Run once and return each op's kind and nanoseconds."""

@@ -29,10 +29,12 @@ from sylvan.kernels.native.experts import record_experts
 from sylvan.kernels.native.latent import record_latent
 from sylvan.kernels.native.plan import Draft, Ref
 from sylvan.kernels.native.sheet import WEIGHT_KINDS, RecorderLimits, Sheet, padded
-from sylvan.kernels.paged.cache import LayerPages
+from sylvan.kernels.paged.cache import LayerPages, PageShape
 
 _PARTS_MIB = 8  # room for attention spread over threads
-_IDS, _POSITIONS, _SAMPLE_ROWS = -1, -2, -3
+_TEXT_PAGE = 64  # tokens of a page of texts that attend both ways
+_IDS, _POSITIONS, _SAMPLE_ROWS, _TOKEN_TYPES = -1, -2, -3, -4
+_LOOKED_UP = (_IDS, _POSITIONS, _TOKEN_TYPES)
 
 
 class NativeRecorder:
@@ -51,11 +53,14 @@ class NativeRecorder:
         rehearsal: bool = False,
     ) -> None:
         self._sheet = Sheet(self, dtype, limits, constants, rehearsal=rehearsal)
-        # Inputs of every step: ids and positions of its tokens, rows whose logits are wanted.
+        self._limits = limits
+        # Inputs of every step: ids, positions, types of its tokens; rows whose logits are wanted.
         self.input_ids = Value(self, _IDS, 1, "i32")
         self.positions = Value(self, _POSITIONS, 1, "i32")
         self.sample_rows = Value(self, _SAMPLE_ROWS, 1, "i32", "outputs")
+        self.token_types = Value(self, _TOKEN_TYPES, 1, "i32")
         self._pages = pages
+        self._texts: dict[tuple[int, ...], LayerPages] = {}
         self._parts: Ref = None
 
     @property
@@ -81,13 +86,14 @@ class NativeRecorder:
     # ---- ops
     def embedding(self, ids: Value, weight: LinearWeight, scale: float) -> Value:
         """See `Recorder.embedding`."""
-        if ids.id not in (_IDS, _POSITIONS):
+        if ids.id not in _LOOKED_UP:
             raise Unsupported("embedding of computed ids")
         placed = self._sheet.weight(weight)
         packed, (data, col_scale, _) = placed.packed, placed.refs
         out = self._sheet.new(packed.cols, "f32")
         kind = WEIGHT_KINDS.index(packed.kind)
-        sizes = packed.cols, int(ids.id == _POSITIONS), packed.words, kind, packed.group
+        source = _LOOKED_UP.index(ids.id)
+        sizes = packed.cols, source, packed.words, kind, packed.group, packed.rows
         buffers = out.id, data, col_scale
         self._sheet.note(Kind.EMBED, out, buffers, sizes, (scale,), type_=self._sheet.dtype)
         return out
@@ -96,9 +102,9 @@ class NativeRecorder:
         self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None, offset: float
     ) -> tuple[Value, Value]:
         """See `Recorder.rms_norm`."""
-        stream, total = self._stream(x, residual)
+        stream, other, total = self._stream(x, residual)
         out = self._sheet.new(x.cols, None, x)
-        buffers = (*stream, self._sheet.vector(weight, offset), out.id)
+        buffers = (*stream, self._sheet.vector(weight, offset), out.id, None, other)
         self._sheet.note(Kind.RMS_NORM, out, buffers, (x.cols,), (eps,))
         return out, total
 
@@ -111,13 +117,13 @@ class NativeRecorder:
         residual: Value | None,
     ) -> tuple[Value, Value]:
         """See `Recorder.layer_norm`."""
-        stream, total = self._stream(x, residual)
+        stream, other, total = self._stream(x, residual)
         out = self._sheet.new(x.cols, None, x)
         scale = self.draft.constant(as_bytes(F.pad(torch.ones(x.cols), (0, 32))))
         if weight is not None:
             scale = self._sheet.vector(weight)
         shift = None if bias is None else self._sheet.vector(bias)
-        buffers = (*stream, scale, out.id, shift)
+        buffers = (*stream, scale, out.id, shift, other)
         self._sheet.note(Kind.LAYER_NORM, out, buffers, (x.cols,), (eps,))
         return out, total
 
@@ -164,15 +170,15 @@ class NativeRecorder:
         eps = [n.eps if n else 0.0 for n in (q_norm, k_norm)]
         interleaved = int(rope is not None and rope.interleaved)
         store = (qkv.id, keys, values, table, q_weight, k_weight)
-        how = 2 if pages.shape.shared else int(pages.shape.int8)
-        sizes = (*dims, turning, interleaved, q_at_once, k_at_once, 0, how)
+        how = int(not layer.causal), 2 if pages.shape.shared else int(pages.shape.int8)
+        sizes = (*dims, turning, interleaved, q_at_once, k_at_once, *how)
         self._sheet.note(Kind.ROPE_STORE, qkv, store, sizes, (*eps,))
         out = self._sheet.new(layer.num_heads * layer.value_dim)
         if self._parts is None:
             self._parts = self.draft.constant(allocate(_PARTS_MIB << 20))
         sinks = None if layer.sinks is None else self._sheet.vector(layer.sinks)
         buffers = (qkv.id, keys, values, out.id, self._parts, sinks)
-        sizes = (*dims, layer.window or 0, _PARTS_MIB, 0, 0, 0, how)
+        sizes = (*dims, layer.window or 0, _PARTS_MIB, 0, 0, *how)
         for kind in (Kind.ATTENTION, Kind.ATTENTION_MERGE):
             self._sheet.note(kind, out, buffers, sizes, (layer.scale, layer.softcap or 0.0))
         return out
@@ -252,19 +258,22 @@ class NativeRecorder:
         )
         return out
 
-    def _stream(self, x: Value, residual: Value | None) -> tuple[tuple[Ref, Ref], Value]:
-        """The residual and addend buffers of a norm, and the sum they make."""
+    def _stream(self, x: Value, residual: Value | None) -> tuple[tuple[Ref, Ref], Ref, Value]:
+        """The residual and addend buffers of a norm, what else is added, and the sum they make."""
         if residual is None:
             alone = x.dtype == "f32"
-            return ((x.id, None) if alone else (None, x.id)), x
-        if residual.dtype != "f32" or x.dtype != self._sheet.dtype or x.cols != residual.cols:
+            return ((x.id, None) if alone else (None, x.id)), None, x
+        if x.dtype != self._sheet.dtype or x.cols != residual.cols:
             raise Unsupported(f"adding {x.dtype} rows to a residual of {residual.dtype}")
-        return (residual.id, x.id), residual
+        if residual.dtype == "f32":
+            return (residual.id, x.id), None, residual
+        total = self._sheet.new(x.cols, "f32", x)
+        return (total.id, x.id), residual.id, total
 
     def _layer_pages(self, layer: AttentionLayer) -> LayerPages:
-        pages = self._pages.get(layer.index)
-        if pages is None or not layer.causal or layer.group != "full":
-            raise Unsupported("attention that is not causal, or outside the one group of pages")
+        pages = self._pages.get(layer.index) if layer.causal else self._text_pages(layer)
+        if pages is None or layer.group != "full":
+            raise Unsupported("attention outside the one group of pages")
         shape = pages.shape
         mine = layer.num_kv_heads, layer.head_dim, layer.value_dim
         if mine != (shape.num_kv_heads, shape.head_dim, shape.value_dim):
@@ -272,6 +281,22 @@ class NativeRecorder:
         if max(layer.head_dim, layer.value_dim) > self._sheet.constants.max_head:
             raise Unsupported(f"heads of {layer.head_dim} columns")
         return pages
+
+    def _text_pages(self, layer: AttentionLayer) -> LayerPages:
+        """For the texts of one step; all layers of a shape use the same."""
+        key = layer.num_kv_heads, layer.head_dim, layer.value_dim
+        if key not in self._texts:
+            shape = PageShape(
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
+                value_dim=layer.value_dim,
+                page_size=_TEXT_PAGE,
+                dtype=torch.bfloat16 if self._sheet.dtype == "bf16" else torch.float32,
+            )
+            limits = self._limits
+            count = -(-limits.max_tokens // _TEXT_PAGE) + limits.max_outputs
+            self._texts[key] = LayerPages(shape, count)
+        return self._texts[key]
 
     def _rope(self, rope: Rope | None, head_dim: int) -> tuple[Ref, int]:
         if rope is None:

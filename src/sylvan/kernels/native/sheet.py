@@ -36,7 +36,7 @@ _LINEAR = (Kind.LINEAR, Kind.LINEAR_INT8, Kind.LINEAR_INT4)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecorderLimits:
-    """What the program's buffers hold."""
+    """What the program's buffers hold; requests are at most `max_outputs` too."""
 
     max_tokens: int
     max_outputs: int
@@ -85,7 +85,7 @@ class Sheet:
         self._placed: dict[object, Placed] = {}
         self._kept: list[LinearWeight] = []
         self._vectors: dict[tuple[int, float], tuple[object, Ref]] = {}
-        self._quantised: dict[tuple[int, str, int], tuple[Ref, ...]] = {}
+        self._quantised: dict[tuple[int, str, int], tuple[Ref, Ref, Ref]] = {}
         self._makers: dict[Ref, Call] = {}  # of rows whose maker may quantise them itself
 
     def new(self, cols: int, dtype: Dtype | None = None, like: Value | None = None) -> Value:
@@ -174,8 +174,8 @@ class Sheet:
         row_scale: Ref = None
         row_bytes = padded(x.cols) * ELEMENT_BYTES[self.dtype]
         if packed.kind != "dense":
-            row_bytes = packed.words * (4 if packed.kind == "int8" else 8)
-            source, row_scale, row_sums = self._quantise(x, packed, row_bytes)
+            row_bytes = _level_bytes(packed)
+            source, row_scale, row_sums = self._quantise(x, packed)
             sums = sums if packed.kind == "int8" else row_sums
         buffers = (source, data, bias, out.id, row_scale, col_scale, sums, groups)
         sizes = packed.words, padded(packed.rows), int(out.dtype == "f32" != self.dtype)
@@ -183,15 +183,27 @@ class Sheet:
         self.note(kind, out, buffers, (*sizes, packed.group, row_bytes), type_=self.dtype)
         return out
 
-    def _quantise(self, x: Value, weight: PackedWeight, row_bytes: int) -> tuple[Ref, Ref, Ref]:
+    def gather_levels(
+        self, x: Value, places: Value, pair: Ref, chosen: int, weight: PackedWeight
+    ) -> None:
+        """Quantise x, and gather that for `places`: only a product with `weight` may read those."""
+        made, levels = self._quantise(x, weight), self._levels(places, weight)
+        sizes = _level_bytes(weight), chosen, _num_groups(weight)
+        self.note(Kind.GATHER_LEVELS, places, (*made, pair, *levels), sizes)
+        self._quantised[places.id, weight.kind, weight.group] = levels
+
+    def _levels(self, x: Value, weight: PackedWeight) -> tuple[Ref, Ref, Ref]:
+        """Room for levels, scales and group sums of x."""
+        rows, groups = self.num_rows(x.rows, x.times), _num_groups(weight)
+        levels, scale = (self.draft.buffer(rows * n) for n in (_level_bytes(weight), 4))
+        return levels, scale, self.draft.buffer(rows * groups * 4) if groups else None
+
+    def _quantise(self, x: Value, weight: PackedWeight) -> tuple[Ref, Ref, Ref]:
         """Levels, scales and group sums of x; shared by the linears that read it."""
         key = x.id, weight.kind, weight.group
         if key not in self._quantised:
-            rows = self.num_rows(x.rows, x.times)
-            groups = row_bytes // weight.group if weight.group else 0
-            levels, scale = (self.draft.buffer(rows * n) for n in (row_bytes, 4))
-            sums = self.draft.buffer(rows * groups * 4) if groups else None
-            how = weight.group, int(weight.kind == "int8"), row_bytes
+            levels, scale, sums = self._levels(x, weight)
+            how = weight.group, int(weight.kind == "int8"), _level_bytes(weight)
             maker = self._makers.pop(x.id, None)
             if maker is None:
                 self.note(Kind.QUANTISE, x, (x.id,), (x.cols,))
@@ -199,8 +211,17 @@ class Sheet:
             maker.buffers = (*_fill(maker.buffers, None), levels, scale, sums)
             maker.sizes = (*_fill(maker.sizes, 0), *how)
             self._quantised[key] = levels, scale, sums
-        levels, scale, sums = self._quantised[key]
-        return levels, scale, sums
+        return self._quantised[key]
+
+
+def _level_bytes(weight: PackedWeight) -> int:
+    """Of a quantised row that is multiplied by `weight`."""
+    return weight.words * (4 if weight.kind == "int8" else 8)
+
+
+def _num_groups(weight: PackedWeight) -> int:
+    """Of a row, each with a sum of its own."""
+    return _level_bytes(weight) // weight.group if weight.group else 0
 
 
 def _fill(parts: tuple[T, ...], value: T) -> tuple[T, ...]:

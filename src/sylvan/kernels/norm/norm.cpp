@@ -1,6 +1,6 @@
 // Normalisation of a row after adding it to the residual stream.
 // buf: residual f32 or none (updated), x (added to the residual, or normed itself without one) or none, weight f32, out,
-// bias f32 or none, and see levels.h; n: cols; f: eps. The weight carries any offset and is zero in the padding.
+// bias f32 or none, what x is added to instead (then the residual is only written) or none, and see levels.h; n: cols; f: eps. The weight carries any offset and is zero in the padding.
 #include "../matmul/levels.h"
 #include <cmath>
 
@@ -11,7 +11,8 @@ template <class T> vf total(const Op& op, const Step& s, int64_t r, int i) {  //
     float* residual = at<float>(op, s, 0);
     const T* x = at<T>(op, s, 1);
     if (!residual) return get(x + row);
-    vf v = load<vf>(residual + row);
+    const T* other = at<T>(op, s, 5);
+    vf v = other ? get(other + row) : load<vf>(residual + row);
     if (x) store(residual + row, v = v + get(x + row));
     return v;
 }

@@ -14,7 +14,8 @@ def attention(
 ) -> Value:
     """Attend over the step's pages. Shape: (T, (N + 2 K) H) to (T, N H).
 
-    Rows hold N query heads, then K key heads, then K value heads. Recorded only: on tensors an
+    Rows hold N query heads, then K key heads, then K value heads. A layer that is not causal reads
+    the texts of the step instead, each of which must be whole. Recorded only: on tensors an
     attention backend of the runtime does the same, with `paged.reference` for the head work.
     """
     return qkv.recorder.attention(qkv, layer, rope, q_norm, k_norm)

@@ -22,12 +22,16 @@ struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i
     Query(const Op& op, const Step& s, const Item& item, int kv_head) : count(item.count) {
         int group = op.n[0] / op.n[1], window = op.n[5];
         int start = s.run->row_start[item.seq], rows = s.run->row_start[item.seq + 1] - start;
-        table = s.run->page_table + int64_t(s.run->table_row[item.seq]) * s.run->table_stride;
+        bool whole = op.n[9];
+        int before = whole ? 0 : s.run->kv_len[item.seq] - rows;
+        table = whole ? s.texts.pages + s.texts.first_page[item.seq]
+                      : s.run->page_table + int64_t(s.run->table_row[item.seq]) * s.run->table_stride;
         for (int i = 0; i < count; i++) {
             int r = (item.first + i) / group;
             row[i] = start + r, head[i] = kv_head * group + (item.first + i) % group;
-            end[i] = s.run->kv_len[item.seq] - rows + r + 1;
+            end[i] = before + r + 1;
             low[i] = window ? std::max(0, end[i] - window) : 0;
+            if (whole) end[i] = window ? std::min(rows, r + window) : rows;
         }
     }
     int first_chunk() const { return low[0] / KV_CHUNK; }  // rows of a tile ascend

@@ -6,8 +6,9 @@
 
 constexpr int KEY_PAD = 32, VALUE_PAD = 16;  // columns of a head are padded to so many
 
-// n of both ops: 0 query heads, 1 KV heads, 2 columns of q and k, 3 columns of v, 4 tokens of a page, 10 pages are of int8 (1), or
-// hold keys only, of which the first columns are the values (2)
+// n of both ops: 0 query heads, 1 KV heads, 2 columns of q and k, 3 columns of v, 4 tokens of a page, 9 every token sees its whole
+// text, which this step holds and whose pages are Step::texts', 10 pages are of int8 (1), or hold keys only, of which the first columns
+// are the values (2)
 struct Heads {
     int hq, hkv, dim, v_dim, page;
     bool small, shared;

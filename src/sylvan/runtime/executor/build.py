@@ -224,10 +224,7 @@ class _Made:
 
 def _with_program(plan: _Plan) -> _Made | None:
     """A recorded step program; None where it cannot be had and was not asked for by name."""
-    labels_of_all = plan.pooling and plan.config.num_labels and plan.pooling.reads_all
     if plan.options.runner == "eager":
-        return None
-    if plan.options.runner == "auto" and (labels_of_all or not plan.config.causal):
         return None
     try:
         return _record(plan)
@@ -251,6 +248,8 @@ def _record(plan: _Plan) -> _Made:
         raise Unsupported("the model runs through transformers")
     if plan.config.states:
         raise Unsupported("some layers keep a recurrent state")
+    if not plan.config.causal and plan.options.kv_dtype != "model":
+        raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
     pool = program_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
     model = plan.model()
@@ -272,11 +271,7 @@ def _record(plan: _Plan) -> _Made:
 def _pooler(plan: _Plan, runner: GraphRunner) -> Pooler | None:
     if plan.pooling is None:
         return None
-    labels = plan.config.num_labels
-    if labels and plan.pooling.reads_all and not isinstance(runner, EagerRunner):
-        raise ConfigError("runner program reads labels from the last token only; use eager")
-    head = runner.head if isinstance(runner, EagerRunner) else None
-    return Pooler(plan.pooling, labels=labels > 0, head=head)
+    return Pooler(plan.pooling, labels=plan.config.num_labels > 0, head=runner.head)
 
 
 def _with_tensors(plan: _Plan) -> _Made:

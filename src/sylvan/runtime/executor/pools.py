@@ -15,12 +15,14 @@ from sylvan.runtime.pool.none import NoPool
 
 def program_pool(
     config: ModelConfig, shape: KVShape, build: Build, dtype: torch.dtype
-) -> NativePool:
+) -> NativePool | NoPool:
     """The pool of a step program; `dtype` is the model's or int8.
 
     Raises:
         Unsupported: no kernel reads such pages.
     """
+    if not config.causal:
+        return NoPool(shape.num_pages, shape.page_size)
     latent = config.latent.latent if config.latent else None
     return NativePool(shape, build.dtype, int8=dtype == torch.int8, latent=latent)
 

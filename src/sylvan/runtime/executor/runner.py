@@ -33,6 +33,13 @@ class GraphRunner(Protocol):
         """Hidden vectors after the final norm, of rows of the step just run: float32 (n, D)."""
         ...
 
+    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        """The model's head on vectors that are no rows of a step: float32 (R, C).
+
+        At most `batch.limits.max_reqs` at once; the result is the caller's.
+        """
+        ...
+
     def fuse(
         self,
         batch: ForwardBatch,
@@ -73,7 +80,7 @@ class EagerRunner:
         return self._take(rows).float()
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """The model's head on vectors that are no rows of a step: float32 (R, C)."""
+        """See `GraphRunner.head`."""
         return self._model.head(vectors_RD.to(self._hidden_TD)).float()
 
     def fuse(

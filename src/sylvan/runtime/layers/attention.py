@@ -55,7 +55,7 @@ class RaggedAttention(PagedAttention):
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
         if isinstance(qkv, Value):
-            raise Unsupported("attention in both directions")
+            return super().forward(qkv, batch)
         assert isinstance(qkv, torch.Tensor)
         norms = self._q_norm, self._k_norm
         heads = reference.split_heads(qkv, self.layer, batch.positions_T, self._rope, norms)

@@ -43,8 +43,8 @@ class PostAdd(nn.Module):
         self.post_feedforward_layernorm = make_norm(config, build)
 
     def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X | None]:
-        x_TD, _ = self.post_attention_layernorm(ops.add(x_TD, self.self_attn(x_TD, batch)))
-        x_TD, _ = self.post_feedforward_layernorm(ops.add(x_TD, self.mlp(x_TD)))
+        x_TD, _ = self.post_attention_layernorm(self.self_attn(x_TD, batch), x_TD)
+        x_TD, _ = self.post_feedforward_layernorm(self.mlp(x_TD), x_TD)
         return x_TD, None
 
 
@@ -112,10 +112,15 @@ class Encoder(nn.Module):
         if self.position is not None:
             x_TD = ops.add(x_TD, self.position(batch.positions_T))
         if self.token_type is not None:
-            types_T = batch.token_types_T.clamp(max=self.config.token_types - 1)
-            x_TD = ops.add(x_TD, self.token_type(types_T))
+            x_TD = ops.add(x_TD, self.token_type(self._types(batch.token_types_T)))
         x_TD, _ = self.embed_norm(x_TD)
         return x_TD if self.project is None else self.project(x_TD)
+
+    def _types(self, types_T: X) -> X:
+        """Those that the model does not tell apart are its last one."""
+        if isinstance(types_T, torch.Tensor):
+            return types_T.clamp(max=self.config.token_types - 1)
+        return types_T  # of programs by the op itself
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         residual_TD = None

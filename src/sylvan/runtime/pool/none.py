@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from sylvan.kernels.paged.cache import LayerPages
 from sylvan.protocol.arrays import IntArray
 
 
@@ -13,6 +16,11 @@ class NoPool:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+
+    @property
+    def layers(self) -> Mapping[int, LayerPages]:
+        """Pages for step programs, by layer: none."""
+        return {}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Not offered: there are no keys and values."""

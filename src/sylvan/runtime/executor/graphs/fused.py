@@ -59,6 +59,8 @@ class FusedStep:
         inputs.tokens = batch.num_tokens = plan.num_tokens
         inputs.outputs = batch.num_samples = plan.num_samples
         inputs.in_flight = plan.num_in_flight
+        types = batch.host.token_types
+        types[: plan.num_tokens] = 0 if plan.token_types is None else plan.token_types
         if not draw:
             self._run.sample = None
             self._program.run(self._run)

@@ -19,6 +19,7 @@ from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.fused import FusedStep
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.models.registry import Model
+from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.params import SamplingSlots
@@ -31,6 +32,7 @@ class SymbolicBatch:
         self.input_ids_T = recorder.input_ids
         self.positions_T = recorder.positions
         self.sample_rows = recorder.sample_rows
+        self.token_types_T = recorder.token_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Recording:
     """Values of a recorded model that are read after a step."""
 
     hidden: Value
+    taken: Value  # rows of `hidden`, for the head
     logits: Value
-    head_start: int  # first op of taking rows and the head
+    head_start: int  # first op of taking rows, which the head follows
 
 
 class ProgramRunner:
@@ -54,7 +57,7 @@ class ProgramRunner:
         self,
         model: Model,
         limits: BatchLimits,
-        pool: NativePool,
+        pool: NativePool | NoPool,
         library: Library,
         *,
         dtype: torch.dtype,
@@ -75,7 +78,8 @@ class ProgramRunner:
         self.weight_bytes = recorder.weight_bytes
         self.buffer_bytes = sum(placed.memory[i].nbytes for i in set(placed.home))
         self._program = Program(library, placed)
-        self._head = Program(library, placed, recording.head_start)
+        self._rows_and_head = Program(library, placed, recording.head_start)
+        self._head = Program(library, placed, recording.head_start + 1)
         self._recording = recording
         self._rows = np.zeros(limits.max_reqs, np.int32)
         self._run = Run()
@@ -104,7 +108,7 @@ class ProgramRunner:
         assert len(rows) <= len(self._rows)
         self._rows[: len(rows)] = rows
         step = Run(outputs=len(rows), out_rows=self._rows.ctypes.data)
-        self._head.run(step)
+        self._rows_and_head.run(step)
         return self._program.read(self._recording.logits, len(rows))
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
@@ -112,6 +116,13 @@ class ProgramRunner:
         count = int(rows.max()) + 1
         whole = self._program.read(self._recording.hidden, count)
         return whole[torch.from_numpy(rows).long()].float()
+
+    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        """See `GraphRunner.head`."""
+        self._program.write(self._recording.taken, vectors_RD)
+        self._head.run(Run(outputs=len(vectors_RD)))
+        found = self._program.read(self._recording.logits, len(vectors_RD))
+        return found.to(torch.float32, copy=True)
 
     def profile(self, batch: ForwardBatch) -> list[tuple[Kind, int]]:
         """Run a step and return each op with its nanoseconds."""
@@ -138,6 +149,7 @@ def _bound(batch: ForwardBatch) -> Run:
         table_row=host.req_slots.ctypes.data,
         page_table=host.page_table.ctypes.data,
         out_rows=host.sample_rows.ctypes.data,
+        types=host.token_types.ctypes.data,
     )
 
 
@@ -148,6 +160,8 @@ def _record(model: Model, recorder: NativeRecorder) -> Recording:
     hidden: Value = forward(embed(batch), batch)
     recorder.pin(hidden)
     head_start = len(recorder.draft.calls)
-    logits: Value = head(ops.take_rows(hidden, batch.sample_rows))
+    taken = ops.take_rows(hidden, batch.sample_rows)
+    recorder.pin(taken)
+    logits: Value = head(taken)
     recorder.pin(logits)
-    return Recording(hidden, logits, head_start)
+    return Recording(hidden, taken, logits, head_start)

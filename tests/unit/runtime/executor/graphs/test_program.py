@@ -143,6 +143,16 @@ def test_logits_and_hidden_of_other_rows_equal_those_of_the_step() -> None:
     assert hidden.dtype == torch.float32
 
 
+def test_the_head_takes_vectors_that_are_no_rows() -> None:
+    served = Served("w8a8", 2)
+    served.step({0: prompt(0, 20)}, {0: 0})
+    rows = np.array([19, 3], np.int32)
+    hidden, want = served.runner.hidden(rows), served.runner.logits(rows).clone()
+
+    assert torch.equal(served.runner.head(hidden), want)
+    assert torch.equal(served.runner.head(hidden[1:]), want[1:])
+
+
 def test_copied_and_exported_pages_serve_another_request() -> None:
     served, ids = Served("bf16", 1), prompt(0, 40)
     want = served.step({0: ids}, {0: 0})[0]
