@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from sylvan.runtime.cache.eviction import eviction_policy
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.types import CacheKey, MediaSpan
+from sylvan.runtime.cache.types import CacheKey, MediaSpan, Node
 from tests.support.kv import check_tree
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=25)
@@ -77,6 +78,56 @@ def test_eviction_returns_each_page_once_and_spares_the_locked(seqs, page, polic
     for node, _ in locked:
         tree.unlock(node)
     assert set(tree.evict(10**6).tolist()) == owned
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sequences,
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]),
+    st.lists(st.integers(0, 24), max_size=30),
+)
+def test_the_leaf_of_the_lowest_rank_goes_first(seqs, page, policy, uses):
+    rank = eviction_policy(policy)
+    tree, fresh = RadixCache(page, rank), itertools.count(1)
+    for number in [*range(len(seqs)), *(use % len(seqs) for use in uses)]:
+        seq = seqs[number]
+        held = tree.match(key(seq), len(seq)).node
+        tree.lock(held)
+        pages = np.array([next(fresh) for _ in range(-(-len(seq) // page))], np.int32)
+        done = tree.insert(
+            key(seq), pages, with_tail=True, priority=number % 3, held=held, step=number
+        )
+        check_tree(tree)
+        tree.unlock(done.node)
+    check_tree(tree)
+    while tree.evictable_pages:
+        leaves = [node for node in nodes(tree) if not node.children]
+        lowest = min(rank(node) for node in leaves)
+        first = {int(node.pages[-1]) for node in leaves if rank(node) == lowest}
+        assert tree.evict(1)[0] in first
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequences, st.sampled_from([1, 2, 4]), st.lists(st.integers(0, 6), min_size=25, max_size=25))
+def test_a_key_asked_about_again_finds_what_a_new_one_would(seqs, page, needs):
+    tree, fresh = RadixCache(page, eviction_policy("lru")), itertools.count(1)
+    waiting = [key(seq) for seq in seqs]
+    for step, (seq, need) in enumerate(zip(seqs, needs, strict=False), 1):
+        pages = np.array([next(fresh) for _ in range(-(-len(seq) // page))], np.int32)
+        tree.insert(key(seq), pages, with_tail=need % 2 == 0, step=step)
+        tree.evict(need // 2)
+        for one in waiting:
+            for limit in (len(one.tokens), len(one.tokens) - 1):
+                assert tree.peek(one, limit) == tree.peek(CacheKey(one.tokens), limit)
+
+
+def nodes(tree: RadixCache) -> Iterator[Node]:
+    stack = [child for root in tree.roots().values() for child in root.children.values()]
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children.values())
+        yield node
 
 
 def test_namespaces_never_share():

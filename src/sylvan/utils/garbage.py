@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 
-YOUNG_OBJECTS = 5000
-"""So many more objects than before, and the new ones are looked at: about 0.1 ms."""
+YOUNG_OBJECTS = 2000
+"""When there are so many more objects than before, the new ones are looked at: 0.1 to 0.5 ms."""
 
-YOUNG_PASSES = 2
-"""Of those until what they left is looked at once more, and then counts as old."""
+YOUNG_PASSES = 0
+"""After each second of those looks what the first one left is looked at too, and is old then."""
 
-OLD_PASSES = 300
-"""Of those until all is walked: millions of objects later, so only if something leaks."""
+OLD_PASSES = 750
+"""So many of those until all is walked: millions of objects later, so only if something leaks."""
 
 
 def settle() -> None:

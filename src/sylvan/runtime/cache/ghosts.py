@@ -20,8 +20,10 @@ class Ghosts:
     def note(self, namespace: str, start: int, before: int, page: bytes) -> None:
         """A run that began here was evicted."""
         name = hash((namespace, start, before, page))
+        if name in self._seen:
+            self._seen.move_to_end(name)
+            return
         self._seen[name] = None
-        self._seen.move_to_end(name)
         if len(self._seen) > MAX_GHOSTS:
             self._seen.popitem(last=False)
 

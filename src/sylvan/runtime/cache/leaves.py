@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 from sylvan.runtime.cache.eviction import EvictionPolicy
 from sylvan.runtime.cache.types import Node
@@ -20,7 +21,7 @@ class Leaves:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
+        self._heap: list[tuple[Any, ...]] = []  # (*rank, number of the offer, node)
         self._offers = 0
         self._void = 0  # entries that mean nothing any more
 
@@ -44,14 +45,15 @@ class Leaves:
         node.queued = 0
         self._void += 1
         if self._void > len(self._heap) // 2 + SLACK:
-            self._heap = [entry for entry in self._heap if entry[1] == entry[2].queued]
+            self._heap = [entry for entry in self._heap if entry[-2] == entry[-1].queued]
             heapq.heapify(self._heap)
             self._void = 0
 
     def pop(self) -> Node | None:
         """The next leaf to evict, or None; it is to be offered again if it stays."""
         while self._heap:
-            _, number, node = heapq.heappop(self._heap)
+            entry = heapq.heappop(self._heap)
+            number, node = entry[-2], entry[-1]
             if number != node.queued:
                 self._void -= 1
                 continue
@@ -65,4 +67,4 @@ class Leaves:
 
     def _push(self, node: Node, rank: tuple[int, ...]) -> None:
         node.rank, node.queued = rank, node.offered
-        heapq.heappush(self._heap, (rank, node.offered, node))
+        heapq.heappush(self._heap, (*rank, node.offered, node))

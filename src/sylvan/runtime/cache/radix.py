@@ -42,6 +42,7 @@ class RadixCache:
 
     def __init__(self, page_size: int, eviction: EvictionPolicy) -> None:
         self.page_size = page_size
+        self._ordered = page_size > 1  # children, to look for hits inside a page
         self.evictable_pages = 0
         self.total_pages = 0
         self.num_nodes = 0
@@ -129,7 +130,9 @@ class RadixCache:
         whole one unless `with_tail`. A lock of the caller on `held`, where a start of `key` ends,
         moves to the node returned.
         """
-        tokens = key.tokens if with_tail else key.tokens[: self._align(len(key.tokens))]
+        tokens = key.tokens
+        if not with_tail and len(tokens) % self.page_size:
+            tokens = tokens[: self._align(len(tokens))]
         node, cached = self._descend(key, tokens, priority, held)
         rest = tokens[cached:]
         if len(rest) < self.page_size and self._tail(node, tokens, key, cached)[1] == len(rest):
@@ -219,8 +222,9 @@ class RadixCache:
             node = root or Node(EMPTY_IDS, EMPTY_IDS, None, namespace=key.namespace)
         else:
             node, pos = held, held.start + len(held.tokens)
-            for above in [*self._path(held)][::-1]:
-                above.use(next(clock), priority)
+            above = [*self._path(held)] if held.parent.parent is not None else [held]
+            for used in reversed(above):
+                used.use(next(clock), priority)
         while child := node.children.get(self._page_key(key, pos, len(tokens))):
             shared = self._shared(child, key, tokens, pos)
             shared -= shared % size
@@ -273,19 +277,42 @@ class RadixCache:
         assert name not in parent.children
         if parent.parent is None:
             self._roots[parent.namespace] = parent
-        parent.adopt(name, leaf)
+        parent.adopt(name, leaf, ordered=self._ordered)
         if not leaf.locks:
             self.evictable_pages += len(leaf.pages)
             self._leaves.offer(leaf)
         self.total_pages += len(leaf.pages)
         self.num_nodes += 1
         self.version += 1
-        self._note("insert", leaf, leaf.tokens)
+        if self._events is not None:
+            self._note("insert", leaf, leaf.tokens)
 
-    def _detach(self, leaf: Node) -> None:
-        parent = leaf.parent
-        assert parent is not None
-        parent.disown(self._node_key(leaf))
+    def _shorten(self, leaf: Node, count: int) -> IntArray:
+        """Take the last `count` pages of an unlocked leaf; without any left it goes."""
+        keep = len(leaf.pages) - count
+        cut = keep * self.page_size
+        tokens, pages, above = leaf.tokens, leaf.pages, leaf.parent
+        gone, taken = (tokens[cut:], pages[keep:]) if keep else (tokens, pages)
+        assert above is not None
+        self.evictable_pages -= count
+        self.total_pages -= count
+        if self._events is not None:
+            self._note("evict", leaf, gone)
+        start = leaf.start + cut
+        name = gone[: self.page_size].tobytes()
+        if leaf.media:
+            name += digests(leaf.media, start, start + self.page_size)
+        past = tokens[:cut] if keep else above.tokens
+        self.ghosts.note(leaf.namespace, start, int(past[-1]) if len(past) else -1, name)
+        if keep:
+            leaf.tokens, leaf.pages = tokens[:cut].copy(), pages[:keep].copy()
+            self._leaves.offer(leaf)
+        else:
+            self._detach(leaf, above, name)
+        return taken
+
+    def _detach(self, leaf: Node, parent: Node, name: bytes) -> None:
+        parent.disown(name)
         self.num_nodes -= 1
         leaf.parent = None
         self._leaves.forget(leaf)
@@ -294,36 +321,12 @@ class RadixCache:
         elif not parent.children:
             del self._roots[parent.namespace]
 
-    def _shorten(self, leaf: Node, count: int) -> IntArray:
-        """Take the last `count` pages of an unlocked leaf; without any left it goes."""
-        keep = len(leaf.pages) - count
-        taken = leaf.pages[keep:]
-        self.evictable_pages -= count
-        self.total_pages -= count
-        gone = leaf.tokens[keep * self.page_size :]
-        self._note("evict", leaf, gone)
-        start = leaf.stop - len(gone)
-        name = gone[: self.page_size].tobytes() + digests(leaf.media, start, start + self.page_size)
-        before = self._token_before(leaf, keep * self.page_size)
-        self.ghosts.note(leaf.namespace, start, before, name)
-        if keep == 0:
-            self._detach(leaf)
-        else:
-            leaf.tokens = leaf.tokens[: keep * self.page_size].copy()
-            leaf.pages = leaf.pages[:keep].copy()
-            self._leaves.offer(leaf)
-        return taken
-
-    def _token_before(self, node: Node, at: int) -> int:
-        if at:
-            return int(node.tokens[at - 1])
-        above = node.parent
-        return int(above.tokens[-1]) if above is not None and len(above.tokens) else -1
-
     def _drop_subsumed(self, node: Node, rest: IntArray) -> IntArray:
         """Remove the leaf below `node` whose tokens, less than a page, all begin `rest`."""
+        if self.page_size == 1 or not node.order:
+            return EMPTY_IDS
         at = bisect_left(node.order, rest[: self.page_size].tobytes())
-        if self.page_size == 1 or at == 0:
+        if at == 0:
             return EMPTY_IDS
         child = node.children[node.order[at - 1]]
         count = len(child.tokens)
@@ -356,7 +359,7 @@ class RadixCache:
         node.tokens, node.pages, node.parent = node.tokens[at:], node.pages[pages:], upper
         node.start += at
         node.media = overlapping(node.media, node.start, node.stop)
-        upper.adopt(self._node_key(node), node)
+        upper.adopt(self._node_key(node), node, ordered=self._ordered)
         self.num_nodes += 1
         return upper
 

@@ -67,7 +67,7 @@ class Node:
     start: int = 0  # position of the first token
     namespace: str = ""
     children: dict[bytes, Node] = field(default_factory=lambda: NO_CHILDREN)  # read only
-    order: list[bytes] = field(default_factory=lambda: NO_ORDER)  # keys of `children`, sorted
+    order: list[bytes] = field(default_factory=lambda: NO_ORDER)  # their names, sorted, if kept
     media: tuple[MediaSpan, ...] = ()
     locks: int = 0
     last_used: int = 0  # logical clock; larger is more recent
@@ -91,18 +91,22 @@ class Node:
         self.hits += 1
         self.priority = max(self.priority, priority)
 
-    def adopt(self, name: bytes, child: Node) -> None:
-        """Add a child."""
+    def adopt(self, name: bytes, child: Node, *, ordered: bool) -> None:
+        """Add a child; all calls for a node agree on whether to keep an order."""
         if self.children is NO_CHILDREN:
-            self.children, self.order = {name: child}, [name]
+            self.children = {name: child}
+            if ordered:
+                self.order = [name]
         else:
             self.children[name] = child
-            insort(self.order, name)
+            if ordered:
+                insort(self.order, name)
 
     def disown(self, name: bytes) -> None:
         """Remove a child."""
         del self.children[name]
-        del self.order[bisect_left(self.order, name)]
+        if self.order:
+            del self.order[bisect_left(self.order, name)]
 
 
 @dataclass(slots=True, eq=False)

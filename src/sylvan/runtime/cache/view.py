@@ -108,8 +108,9 @@ def divergence(tree: RadixCache, key: CacheKey, cached: int) -> Divergence:
 
 def _nearest(node: Node, key: CacheKey, pos: int, page_size: int) -> list[Node]:
     """Children of `node` whose first page is close to that of `key` in sorted order."""
-    at = bisect_left(node.order, _name(key, pos, page_size))
-    near = [node.children[name] for name in node.order[max(0, at - 1) : at + 2]]
+    order = node.order or sorted(node.children)
+    at = bisect_left(order, _name(key, pos, page_size))
+    near = [node.children[name] for name in order[max(0, at - 1) : at + 2]]
     return [child for child in near if not _of_another(child, key)]
 
 

@@ -46,12 +46,9 @@ class SimExecutor:
         self.now_s += self._step_time_s(batch)
         self.steps += 1
         self.computed_tokens += batch.num_tokens
-        if batch.slices and all(s.samples for s in batch.slices):
-            return Done(StepResult(tokens=[self._next_token(s.req, s.stop) for s in batch.slices]))
-        return Done(StepResult([self._output(s.req, s.stop, s.samples) for s in batch.slices]))
+        tokens = [self._next_token(s.req, s.stop) if s.samples else 0 for s in batch.slices]
+        others = {i: SliceOutput() for i, s in enumerate(batch.slices) if not s.samples}
+        return Done(StepResult(tokens=tokens, others=others))
 
     def close(self) -> None:
         """See `Executor.close`."""
-
-    def _output(self, req: Req, stop: int, samples: bool) -> SliceOutput:
-        return SliceOutput((self._next_token(req, stop),)) if samples else SliceOutput()

@@ -103,28 +103,27 @@ class Worker:
         return self._step.run(plan, draw=True, masks=constraints.masks(rows))
 
     def _is_plain(self, plan: StepPlan, drawn: SampleOutput) -> bool:
-        """Whether each slice brings one token and nothing else."""
-        more = self._bad or plan.prompt or plan.embeds or drawn.logprobs or drawn.errors
-        return not more and plan.num_samples == plan.num_slices
+        """Whether slices bring one token or none, and nothing else."""
+        return not (self._bad or plan.prompt or plan.embeds or drawn.logprobs or drawn.errors)
 
     def _plain_result(
         self, plan: StepPlan, drawn: SampleOutput, rows: SamplingBatch | None
     ) -> StepResult:
-        """One token a slice, but for what the constraints make of some."""
+        """One token for each that samples, but for what the constraints make of some."""
         slots, token_ids = plan.sample_slots, drawn.token_ids
         outcomes = {}
         if self._constraints is not None and rows is not None:
             outcomes = self._constraints.advance(rows, token_ids)
         if not outcomes:
             self._params.sampled(slots, token_ids)
-            return StepResult(tokens=token_ids.tolist())
+            return _by_slice(plan, token_ids.tolist(), {})
         tokens: list[Sequence[int]] = [(token,) for token in token_ids.tolist()]
         for row, outcome in outcomes.items():
             tokens[row] = outcome.tokens
             self._newest(int(slots[row]), outcome)
         self._count(slots, tokens)
         others = {row: _changed(outcome) for row, outcome in outcomes.items()}
-        return StepResult(tokens=token_ids.tolist(), others=others)
+        return _by_slice(plan, token_ids.tolist(), others)
 
     def _newest(self, slot: int, outcome: Outcome) -> None:
         """A step in flight may feed the first token; the others are known by then."""
@@ -295,6 +294,22 @@ def _within(request: GenerateRequest, vocab_size: int) -> bool:
     """Whether a kernel may look up the ids; the edge has refused others already."""
     parts = (request.input_ids, request.output_ids)
     return all(not len(p) or (p.min() >= 0 and p.max() < vocab_size) for p in parts)
+
+
+def _by_slice(plan: StepPlan, tokens: list[int], others: dict[int, SliceOutput]) -> StepResult:
+    """What the sampled rows brought, slice by slice; the others bring nothing."""
+    if plan.num_samples == plan.num_slices:
+        return StepResult(tokens=tokens, others=others)
+    found = [-1] * plan.num_slices
+    changed: dict[int, SliceOutput] = {}
+    for row, (index, token) in enumerate(zip(plan.samples.tolist(), tokens, strict=True)):
+        found[index] = token
+        if row in others:
+            changed[index] = others[row]
+    for index, token in enumerate(found):
+        if token < 0:
+            changed[index] = SliceOutput()
+    return StepResult(tokens=found, others=changed)
 
 
 def _changed(outcome: Outcome) -> SliceOutput:

@@ -106,6 +106,7 @@ class Scheduler:
         self._arrivals += 1
         req = Req(request, arrived_s=now, order=self._arrivals)
         self._live[request.rid] = req
+        self._lookup.key(req)  # now, rather than of all that wait in one step
         self.waiting.add(req)
         limits = [request.deadline_s, self._limits.queue_timeout_s]
         self._deadlines.add(req, now, limits)

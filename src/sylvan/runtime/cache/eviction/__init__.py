@@ -9,7 +9,7 @@ from sylvan.runtime.cache.types import Node
 from sylvan.utils import plugins
 
 EvictionPolicy = Callable[[Node], tuple[int, ...]]
-"""Rank of a leaf; the smallest goes first."""
+"""Rank of a leaf, always of the same length; the smallest goes first."""
 
 
 def eviction_policy(name: str) -> EvictionPolicy:
