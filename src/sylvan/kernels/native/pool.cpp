@@ -20,9 +20,19 @@ Pool& Pool::shared() {
     return *pool;
 }
 
+// Whether somebody else wants this core: perhaps the very thread that is awaited. Who sleeps then is woken where there is
+// room, while two that spin on one core would take turns until the system finds time to look.
+bool Pool::is_crowded() {
+    auto begun = std::chrono::steady_clock::now();
+    std::this_thread::yield();
+    return std::chrono::steady_clock::now() - begun > CROWDED;
+}
+
 void Pool::await_change(std::atomic<int>& value, int old) {
-    for (int i = 0; i < SPINS; i++, relax())
+    for (int i = 1; i <= SPINS; i++, relax()) {
         if (value.load(std::memory_order_acquire) != old) return;
+        if (i % LOOK_EVERY == 0 && is_crowded()) break;
+    }
     while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include "program.h"
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -20,6 +21,8 @@ class Pool {
 
   private:
     static constexpr int SPINS = 4000;  // at most some 200 us: longer than the gaps in a step, far shorter than an idle moment
+    static constexpr int LOOK_EVERY = 200;  // some 10 us
+    static constexpr std::chrono::microseconds CROWDED{5};
     alignas(64) std::atomic<int> epoch{0};
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<int> turn{0};
@@ -32,5 +35,6 @@ class Pool {
 
     void wake();
     void work(int thread, int seen);
+    static bool is_crowded();
     static void await_change(std::atomic<int>& value, int old);
 };
