@@ -80,7 +80,13 @@ class CompiledGrammar(Protocol):
 
 
 class GrammarBackend(Protocol):
-    """A library and one vocabulary."""
+    """A library and one vocabulary. Several threads may load at once.
+
+    Attributes:
+        loads_unlocked: Whether `load` lets go of the interpreter's lock while it works.
+    """
+
+    loads_unlocked: bool
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile a grammar. May take long, and much memory.

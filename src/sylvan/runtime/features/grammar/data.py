@@ -14,7 +14,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.masks import MaskRows
-from sylvan.runtime.features.grammar.output import Output
+from sylvan.runtime.features.grammar.output import ANY, SOME, Output
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
@@ -22,7 +22,9 @@ from sylvan.runtime.sampling.constraints import Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _VOID = Outcome()
-_AT_ONCE_S = 1e-3  # masks that take less are filled before the forward pass, others beside it
+# Masks that take less are filled before the forward pass, others beside it, where they take cores
+# from it, and its tokens have to be drawn by a call of their own.
+_AT_ONCE_S = 4e-3
 _FORGETTING = 0.9  # of what a mask took, with each step that says nothing of it
 
 
@@ -82,6 +84,7 @@ class Matchers:
         output = Output(
             matcher=grammar.matcher() if grammar else None,
             position=len(request.input_ids),
+            limit=len(request.input_ids) + (request.sampling.max_new_tokens or 0),
             ends=tuple(dict.fromkeys((*request.eos_ids, *request.sampling.stop_token_ids))),
             thinking=thinking,
             # a token without a forward pass has no log probabilities
@@ -91,8 +94,8 @@ class Matchers:
             output.error = "the grammar of this request is gone"
         self._look_ahead(output)
         for token in outputs.tolist():
-            output.follow(token)
-            self._look_ahead(output)
+            if output.follow(token):
+                self._look_ahead(output)
         self._outputs[slot] = output
 
     def leave(self, slot: int) -> None:
@@ -111,16 +114,20 @@ class Matchers:
         outputs = self._outputs
         if not outputs:
             return False
+        asked = 0
         rows = zip(slots.tolist(), positions.tolist(), strict=True)
         for row, (slot, position) in enumerate(rows):
             output = outputs.get(slot)
-            if output is not None and position >= output.position and output.is_masked:
+            if output is None or position < output.position:
+                continue
+            choice = output.choice
+            if choice != ANY:
+                asked += choice == SOME
                 self._rows.append(row)
                 todo.append(output)
         if not todo:
             return False
         self._bits.first(len(todo))
-        asked = sum(output.forced_id is None for output in todo)
         if asked * self._mask_s < _AT_ONCE_S:
             begun = time.perf_counter()
             self._fill(todo)
@@ -184,10 +191,10 @@ class Matchers:
         if token in output.ends and output.may_end:
             output.position += 1
             return Outcome((token,), ended=True)
-        output.follow(token)
-        if output.error:
-            return Outcome(error=output.error)
-        self._look_ahead(output)
+        if output.follow(token):
+            if output.error:
+                return Outcome(error=output.error)
+            self._look_ahead(output)
         more = self._take_due(output) if output.jumps else ()
         ended = output.over and not output.due
         return Outcome((token, *more), ended=ended) if ended or more else None
@@ -199,8 +206,13 @@ class Matchers:
         return due
 
     def _look_ahead(self, output: Output) -> None:
-        """Find what is certain now, unless that is known."""
+        """Find what is certain now, unless that is known or comes too late.
+
+        Once is enough: what is not settled now depends on the next token that is chosen.
+        """
         if output.due or output.over or output.error or output.matcher is None or output.thinks:
+            return
+        if output.position >= output.limit:
             return
         assert self._jumper is not None
         output.due = self._jumper.advance(output.matcher)

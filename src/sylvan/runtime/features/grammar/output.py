@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from sylvan.runtime.features.grammar.api import GrammarMatcher
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 
+ANY, SOME = -2, -1
+"""See `Output.choice`."""
+
 
 @dataclass(slots=True)
 class Output:
@@ -16,6 +19,7 @@ class Output:
         matcher: The grammar's; None if only thinking is followed. It has moved past `due`.
         position: Of the next token to be given out; steps in flight that sample an earlier one
             are void.
+        limit: Of positions: no token is given out there.
         ends: Ids that end the output, where the grammar accepts.
         thinking: Until it is over, no grammar constrains; None: there is none.
         jumps: Tokens that are certain are given out without a forward pass.
@@ -26,6 +30,7 @@ class Output:
 
     matcher: GrammarMatcher | None
     position: int
+    limit: int
     ends: tuple[int, ...]
     thinking: ThoughtTracker | None = None
     jumps: bool = False
@@ -39,23 +44,16 @@ class Output:
         return self.thinking is not None and not self.thinking.over
 
     @property
-    def forced_id(self) -> int | None:
-        """The only id that may come next, where that is known without a mask."""
-        due = self.due
-        if self.thinking is not None and not self.thinking.over:
-            due = self.thinking.due
-        return due[0] if due else None
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether the next token is chosen among some ids only."""
+    def choice(self) -> int:
+        """What may come next: one id only, known without a mask; SOME of the ids; or ANY."""
         if self.error:
-            return False
-        if self.thinks:
-            return self.forced_id is not None
+            return ANY
+        thinking = self.thinking
+        if thinking is not None and not thinking.over:
+            return thinking.due[0] if thinking.due else ANY
         if self.due:
-            return not self.jumps
-        return self.matcher is not None and not self.over
+            return ANY if self.jumps else self.due[0]
+        return ANY if self.matcher is None or self.over else SOME
 
     @property
     def may_end(self) -> bool:
@@ -68,20 +66,21 @@ class Output:
         """Whether the grammar leaves nothing after `due`."""
         return not self.thinks and self.matcher is not None and self.matcher.is_terminated()
 
-    def follow(self, token: int) -> None:
-        """Take in a token that was decided."""
+    def follow(self, token: int) -> bool:
+        """Take in a token that was decided; whether that is news to the grammar."""
         self.position += 1
         if self.thinking is not None and not self.thinking.over:
             self.thinking.follow(token)
-            return
+            return True
         matcher = self.matcher
         if matcher is None:
-            return
+            return False
         if self.due:
             if token == self.due[0]:
                 self.due = self.due[1:]
-                return
+                return False
             matcher.rollback(len(self.due))
             self.due = ()
         if not matcher.accept(token):
             self.error = matcher.error() or f"the grammar does not allow token {token}"
+        return True

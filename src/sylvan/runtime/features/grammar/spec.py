@@ -62,7 +62,13 @@ def spec_of(request: GenerateRequest | EmbedRequest) -> GrammarSpec | None:
 
 
 def check_limits(spec: GrammarSpec) -> None:
-    """Refuse what is too large or too deep for libraries that recurse.
+    """`check_size` and `check_depth`."""
+    check_size(spec)
+    check_depth(spec)
+
+
+def check_size(spec: GrammarSpec) -> None:
+    """Refuse what is too large for libraries. Takes microseconds.
 
     Raises:
         RequestError: names the limit.
@@ -73,6 +79,14 @@ def check_limits(spec: GrammarSpec) -> None:
         raise RequestError(message, param=spec.kind)
     if "\0" in spec.text:
         raise RequestError(f"{spec.kind} contains a NUL character", param=spec.kind)
+
+
+def check_depth(spec: GrammarSpec) -> None:
+    """Refuse what is too deep for libraries that recurse. Reads the text.
+
+    Raises:
+        RequestError: names the limit.
+    """
     depth = deepest = 0
     marks = _JSON_MARKS if spec.kind in _JSON_KINDS else _OTHER_MARKS
     for found in marks.finditer(spec.text):

@@ -8,7 +8,9 @@ import pytest
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar import data
+from sylvan.runtime.features.grammar.backends import llguidance
 from sylvan.runtime.features.grammar.data import Matchers
+from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.sampling.constraints import Outcome
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
@@ -300,6 +302,28 @@ def test_jumps_change_nothing_but_when_tokens_come() -> None:
     assert written(jumps=True) == written(jumps=False)
 
 
+def test_the_grammar_is_looked_past_once_for_each_token_that_is_chosen(monkeypatch) -> None:
+    looks = []
+    look = Jumper.advance
+    monkeypatch.setattr(Jumper, "advance", lambda self, m: looks.append(m) or look(self, m))
+    bench = Bench(sampling={"regex": "(kit(a|b))+"})
+    for text in (b"kit", b"a", b"kit", b"b"):
+        bench.write(text)
+
+    assert len(looks) == 4  # at the start, and after "a", "k" (it might end there) and "b"
+
+
+def test_nothing_is_looked_for_where_the_output_ends(monkeypatch) -> None:
+    looks = []
+    look = Jumper.advance
+    monkeypatch.setattr(Jumper, "advance", lambda self, m: looks.append(m) or look(self, m))
+    bench = Bench(sampling={"regex": "[ab]*"}, outputs=b"a" * 47)
+    del looks[:]
+    bench.write(b"aaa")
+
+    assert len(looks) == 2  # of 50 tokens at most, the last has nothing after it
+
+
 def test_masks_that_take_long_are_filled_beside_the_forward_pass(monkeypatch) -> None:
     monkeypatch.setattr(data, "_AT_ONCE_S", 0.0)
     bench = Bench(sampling={"regex": "(a|b|yes)+"})
@@ -326,3 +350,21 @@ def test_masks_of_some_rows_are_told_apart() -> None:
     assert part.rows.tolist() == [0]
     assert part.bits.tolist() == whole.bits[1:].tolist()
     assert matchers.masks(SamplingBatch(slots[:1], positions[:1], params)) is None
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_masks_are_the_same_on_few_and_on_many_cores(monkeypatch, cores) -> None:
+    monkeypatch.setattr(llguidance, "_cores", lambda: cores)
+    one = Bench(sampling={"regex": "a(b|c)(d|e)(f|g)"})
+    matchers, params = one.matchers, one.params
+    texts = [b"a", b"ab", b"abd", b"ac", b"ace"]
+    for slot, text in enumerate(texts):
+        matchers.join(slot, one.request, np.frombuffer(text, np.uint8).astype(np.int32))
+    slots = np.arange(len(texts), dtype=np.int32)
+    positions = np.array([PROMPT + len(text) for text in texts])
+    assert matchers.prepare(slots, positions)
+    masks = matchers.masks(SamplingBatch(slots, positions, params))
+
+    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+    found = [bytes(np.flatnonzero(row).tolist()) for row in bits]
+    assert found == [b"bc", b"de", b"fg", b"de", b"fg"]

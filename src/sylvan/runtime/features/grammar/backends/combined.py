@@ -15,6 +15,8 @@ _FIRST, _SECOND = b"x", b"l"  # which library a dump is from
 class Combined:
     """See `GrammarBackend`. A grammar that is not valid is refused by the library asked first."""
 
+    loads_unlocked = False
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._libraries: dict[bytes, GrammarBackend] = {
             _FIRST: XGrammar(vocabulary),

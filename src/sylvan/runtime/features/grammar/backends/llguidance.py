@@ -27,6 +27,7 @@ from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 MAX_REASON_CHARS = 1000
 
 _ALONE = 2  # so many masks are done before other threads are awake
+_FEW_CORES = 2  # where the threads of a step still hold them, waking others gains nothing
 _MOST_KNOWN = 4096  # texts of which the ids are kept
 
 _CONTROL = b"\xff"  # begins a control token among forced bytes; no text has it
@@ -42,6 +43,8 @@ _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
 
 class LLGuidance:
     """See `GrammarBackend`."""
+
+    loads_unlocked = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -146,9 +149,9 @@ class _Matcher:
 
     @staticmethod
     def fill_masks(matchers: Sequence[_Matcher], bits: IntArray, rows: Sequence[int]) -> None:
-        """See `GrammarMatcher.fill_masks`: one native call, on all cores."""
+        """See `GrammarMatcher.fill_masks`: one native call on all cores, where there are many."""
         start, stride = bits.ctypes.data, bits.strides[0]
-        if len(rows) > _ALONE:
+        if len(rows) > _ALONE and _cores() > _FEW_CORES:
             todo = [(m.library, row) for m, row in zip(matchers, rows, strict=True)]
             _threads().unsafe_compute_mask_ptr(todo, start, stride, len(bits))
             return
@@ -186,10 +189,15 @@ class _Matcher:
 
 
 @functools.cache
+def _cores() -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return usable or 1
+
+
+@functools.cache
 def _threads() -> llguidance.LLExecutor:
     """The library's threads; they sleep between masks."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return llguidance.LLExecutor(min(usable or 1, 32))
+    return llguidance.LLExecutor(min(_cores(), 32))
 
 
 def _check(schema: Schema) -> None:

@@ -61,6 +61,8 @@ DIALECT = Dialect(
 class OutlinesCore:
     """See `GrammarBackend`."""
 
+    loads_unlocked = False
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._textual = _Textual(vocabulary)
         ids: defaultdict[bytes, list[int]] = defaultdict(list)

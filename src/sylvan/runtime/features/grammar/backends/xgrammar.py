@@ -110,6 +110,8 @@ _ERRORS = (RuntimeError, ValueError, TypeError)
 class XGrammar:
     """See `GrammarBackend`."""
 
+    loads_unlocked = False
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._words = vocabulary, _Words(vocabulary)
         self._info = xgrammar.TokenizerInfo(

@@ -55,7 +55,8 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """What came of `Prove`.
 
-    `data` is what `GrammarBackend.load` takes; with a `reason`, it cannot be compiled.
+    `data` is what `GrammarBackend.load` takes; with a `reason`, it cannot be compiled. `on_idle`:
+    it was proved on cores that had nothing else to do.
     """
 
     id: int
@@ -63,6 +64,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     memory_bytes: int = 0
     seconds: float = 0.0
+    on_idle: bool = False
 
 
 Order = Prepare | Prove | Cancel

@@ -7,6 +7,8 @@ import sys
 import threading
 
 NICENESS = 10
+IDLE_LANE = sys.platform == "linux"
+"""Whether `wait_for_idle_cores` does anything."""
 
 
 def step_back() -> None:
@@ -21,9 +23,9 @@ def thread_steps_back() -> None:
 
 
 def wait_for_idle_cores() -> None:
-    """This process runs only while a core has nothing else to do, where the system knows such.
+    """The calling thread runs only while a core has nothing else to do, where there is such.
 
     On a machine that is never idle it does not run at all, so somebody must look after it.
     """
-    if sys.platform == "linux":
+    if sys.platform == "linux":  # as `IDLE_LANE`, for type checkers
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

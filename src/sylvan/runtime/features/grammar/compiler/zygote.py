@@ -37,8 +37,12 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     pack,
     read_frame,
 )
-from sylvan.runtime.features.grammar.compiler.priority import step_back, wait_for_idle_cores
-from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.compiler.priority import (
+    IDLE_LANE,
+    step_back,
+    wait_for_idle_cores,
+)
+from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
 from sylvan.utils import plugins
 
@@ -116,7 +120,7 @@ class Zygote:
         if pid == 0:
             os.close(reader)
             os.close(self._out)  # who reads it is to see when this process ends
-            prove = functools.partial(_prove, self._backend, self._words, order, limits)
+            prove = functools.partial(_prove, self._backend, self._words, order, idle=not slow)
             _compile(prove, order, limits, allowed_s, idle=not slow, out=writer)
         os.close(writer)
         now = time.monotonic()
@@ -202,10 +206,12 @@ def _compile(
         os._exit(code)  # nothing of the parent's may be flushed or closed
 
 
-def _prove(backend: GrammarBackend, words: int, order: Prove, limits: Limits) -> Proof:
+def _prove(backend: GrammarBackend, words: int, order: Prove, *, idle: bool) -> Proof:
     before_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        compiled = backend.compile(GrammarSpec(order.kind, order.text))
+        spec = GrammarSpec(order.kind, order.text)
+        check_depth(spec)
+        compiled = backend.compile(spec)
         matcher = compiled.matcher()
         row = np.zeros(words, np.int32)
         choice = not matcher.fill_mask(row) or bool(row.any())
@@ -224,6 +230,7 @@ def _prove(backend: GrammarBackend, words: int, order: Prove, limits: Limits) ->
         data=data,
         memory_bytes=max(len(data), grown << 10),
         seconds=time.monotonic() - before_s,
+        on_idle=idle and IDLE_LANE,
     )
 
 
