@@ -26,16 +26,35 @@ def loading(text: str) -> Iterator[None]:
 
 
 @contextmanager
+def starting(text: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """As `counting`, gone at its end; None if nobody is watching."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    with _bar(text, transient=True) as progress:
+        yield progress
+
+
+@contextmanager
 def counting(text: str) -> Iterator[Callable[[int, int], None]]:
     """Show how far something has come, if a person is watching: give (done, total) as it goes."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
+    with _bar(text) as progress:
+        yield progress
+
+
+@contextmanager
+def _bar(text: str, *, transient: bool = False) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=transient
+    ) as progress:
         task = progress.add_task(text, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

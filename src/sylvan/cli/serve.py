@@ -12,7 +12,7 @@ from pathlib import Path
 from sylvan.cli.banner import address, decisions_text, greeting
 from sylvan.cli.listen import bind
 from sylvan.cli.main import DONE, Spec
-from sylvan.cli.progress import loading
+from sylvan.cli.progress import starting
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
@@ -69,8 +69,8 @@ async def _serve(job: Job) -> None:
 
     config = job.settings.resolved.config
     with Stop(at_eof=job.until_eof) as stop:
-        with loading(f"loading {config.model}"):
-            runtime = await stop.unless_stopped(Runtime.start(config))
+        with starting(f"loading {config.model}", quiet=job.quiet) as progress:
+            runtime = await stop.unless_stopped(Runtime.start(config, progress=progress))
         if runtime is None:
             return
         stop.before_exit(runtime.kill)

@@ -250,4 +250,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-FromScheduler = ControlReply | Heartbeat | Ready | Failed
+class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
+    """A process that is starting has loaded so many bytes of so many."""
+
+    done: int
+    total: int
+
+
+FromScheduler = ControlReply | Heartbeat | Loading | Ready | Failed

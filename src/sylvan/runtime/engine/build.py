@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
+from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
@@ -37,11 +37,6 @@ from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.recording import Recorder, Setup
 from sylvan.runtime.sched.scheduler import Scheduler
-from sylvan.utils.clock import Clock, monotonic
-
-logger = logging.getLogger(__name__)
-
-PROGRESS_S = 2.0
 
 
 def resolved(config: Config) -> Config:
@@ -59,12 +54,13 @@ def resolved(config: Config) -> Config:
     return result.config
 
 
-def build_scheduler(config: Config, emit: Emit) -> Composition:
+def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None) -> Composition:
     """Load the model and wire everything that serves it.
 
     Args:
         config: May still hold `auto`.
         emit: Takes the outputs of each step.
+        progress: Told of the bytes that are loaded; None: lines of the log tell of them.
 
     Raises:
         ConfigError: something cannot be served; one clear sentence.
@@ -78,7 +74,7 @@ def build_scheduler(config: Config, emit: Emit) -> Composition:
     executor, model = build_executor(
         path,
         _options(config),
-        progress=LoggedProgress(config.quantization),
+        progress=progress or LoggedProgress(config.quantization),
         sampling=SamplingParts(grammar.matchers),
     )
     if model.num_pages:  # of the device's memory, which is known only now
@@ -231,19 +227,3 @@ def _state(config: Config, grammar: Grammar, model: ModelFacts) -> Mapping[str, 
 def _number(value: int | str) -> int:
     assert isinstance(value, int), "a resolved configuration has no auto"
     return value
-
-
-class LoggedProgress:
-    """Says how far loading is, now and then, so that a long start is not a silent one."""
-
-    def __init__(self, quantization: str | None = None, clock: Clock = monotonic) -> None:
-        self._what = f"loading weights as {quantization}" if quantization else "loading weights"
-        self._clock = clock
-        self._due_s = clock() + PROGRESS_S
-
-    def __call__(self, done: int, total: int) -> None:
-        """So many bytes of so many."""
-        if self._clock() >= self._due_s:
-            self._due_s = self._clock() + PROGRESS_S
-            share = 100 * done // max(1, total)
-            logger.info("%s: %d of %d MiB (%d %%)", self._what, done >> 20, total >> 20, share)

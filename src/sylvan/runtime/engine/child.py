@@ -44,6 +44,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str
     parent_pid: int
     sockets: dict[str, str]
+    tells_loading: bool = False  # the parent shows how far it is; otherwise lines of the log do
 
 
 class Child:
@@ -51,11 +52,13 @@ class Child:
 
     Attributes:
         config: The whole configuration, without secrets.
+        tells_loading: See `Launch`.
     """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self.config = launch.config
+        self.tells_loading = launch.tells_loading
         self._workspace = Workspace.join(Path(launch.workspace))
         self._arrays = SharedArrays(self._workspace.path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

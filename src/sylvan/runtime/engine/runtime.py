@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from sylvan.config import Config
@@ -11,6 +12,7 @@ from sylvan.config.checkpoint import model_dir
 from sylvan.protocol.messages import Finish
 from sylvan.runtime.engine.composition import Build, Scalar, served_facts
 from sylvan.runtime.engine.local import LocalEngine
+from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.engine.supervisor import Programs, Supervisor
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.tokenizer.manager import TokenizerManager
@@ -42,7 +44,12 @@ class Runtime:
 
     @classmethod
     async def start(
-        cls, config: Config, *, programs: Programs | None = None, build: Build | None = None
+        cls,
+        config: Config,
+        *,
+        programs: Programs | None = None,
+        build: Build | None = None,
+        progress: Progress | None = None,
     ) -> Runtime:
         """Start the processes (or, with `processes: one`, a thread) and wait until all are ready.
 
@@ -50,13 +57,14 @@ class Runtime:
             config: Secrets in it stay in this process.
             programs: Command lines of the processes, if not the usual ones.
             build: Makes the scheduler of `processes: one`, if not the usual way.
+            progress: Told of the bytes that are loaded; None: lines of the log tell of them.
 
         Raises:
             ConfigError: something cannot start; one sentence for the operator.
         """
         if config.processes == "one":
-            return await _start_one(config, build)
-        return await _start_many(config, programs)
+            return await _start_one(config, build, progress)
+        return await _start_many(config, programs, progress)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -96,11 +104,11 @@ class Runtime:
         return True
 
 
-async def _start_one(config: Config, build: Build | None) -> Runtime:
+async def _start_one(config: Config, build: Build | None, progress: Progress | None) -> Runtime:
     if build is None:
         from sylvan.runtime.engine.build import build_scheduler  # brings torch
 
-        build = build_scheduler
+        build = partial(build_scheduler, progress=progress)
     tokenizer = await asyncio.to_thread(load_tokenizer, config)
     manager = _manager(config, tokenizer)
     backend = LocalEngine(config, tokenizer, build)
@@ -113,8 +121,10 @@ async def _start_one(config: Config, build: Build | None) -> Runtime:
     return Runtime(manager, backend)
 
 
-async def _start_many(config: Config, programs: Programs | None) -> Runtime:
-    supervisor = Supervisor(config, programs)
+async def _start_many(
+    config: Config, programs: Programs | None, progress: Progress | None
+) -> Runtime:
+    supervisor = Supervisor(config, programs, progress=progress)
     try:
         supervisor.spawn()
         tokenizer = await asyncio.to_thread(load_tokenizer, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from typing import Any, cast
 
 from sylvan.protocol.errors import ExecutorError
@@ -11,16 +12,18 @@ from sylvan.protocol.messages import Ready, ToScheduler
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.child import Child, report
 from sylvan.runtime.engine.composition import Build, Composition
+from sylvan.runtime.engine.progress import ToldProgress
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
 from sylvan.utils import garbage
 
 logger = logging.getLogger(__name__)
 
 
-def main(build: Build = build_scheduler) -> int:
+def main(build: Build | None = None) -> int:
     """Serve until the parent ends or says so; returns the exit code."""
     child = Child.start()
     replies = cast(Any, child.sender("replies"))
+    told = ToldProgress(replies.send) if child.tells_loading else None
     ports: Ports | None = None
     built: Composition | None = None
 
@@ -28,7 +31,8 @@ def main(build: Build = build_scheduler) -> int:
         nonlocal ports, built
         inbox = cast(Any, child.receiver(ToScheduler, "inbox", "stops"))
         ports = Ports(inbox, cast(Any, child.sender("text")), replies)
-        built = build(child.config, ports.emit)
+        made = build or partial(build_scheduler, progress=told)
+        built = made(child.config, ports.emit)
 
     code = report(replies, start)
     if ports is not None and built is not None:

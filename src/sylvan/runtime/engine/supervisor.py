@@ -20,10 +20,11 @@ import zmq
 from sylvan.config import Config
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.messages import TextBatch, ToScheduler
+from sylvan.protocol.messages import Loading, TextBatch, ToScheduler
 from sylvan.runtime.engine.child import Launch
 from sylvan.runtime.engine.composition import Scalar
 from sylvan.runtime.engine.life import Backoff, FromChild, Life
+from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import ModelFacts
 from sylvan.transport.arrays import SharedArrays
@@ -59,7 +60,11 @@ class Supervisor:
     """
 
     def __init__(
-        self, config: Config, programs: Programs | None = None, parent: Path | None = None
+        self,
+        config: Config,
+        programs: Programs | None = None,
+        parent: Path | None = None,
+        progress: Progress | None = None,
     ) -> None:
         # secrets never leave this process
         self._config = msgspec.structs.replace(config, server=ServerConfig())
@@ -72,6 +77,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._manager: TokenizerManager | None = None
         self._scheduler_sender: AsyncPushSender[ToScheduler] | None = None
+        self._progress = progress  # of the first start; later ones are told by the log
         self._closed = False
 
     @property
@@ -101,6 +107,7 @@ class Supervisor:
         self._facts_of = facts_of
         lives = tuple(self._lives.values())
         readies = await asyncio.gather(*(life.ready for life in lives))
+        self._progress = None
         facts = dict(zip(self._lives, readies, strict=True))["scheduler"].facts
         manager.line.connect(self._sender().send, facts_of(facts))
         loop = asyncio.get_running_loop()
@@ -161,10 +168,15 @@ class Supervisor:
             workspace=str(self._workspace.path),
             parent_pid=os.getpid(),
             sockets=sockets,
+            tells_loading=self._progress is not None,
         )
         self._lives[role] = Life(role, argv, launch, receiver, self._deliver)
 
     def _deliver(self, message: FromChild) -> None:
+        if isinstance(message, Loading):
+            if self._progress is not None:
+                self._progress(message.done, message.total)
+            return
         if self._manager is None:
             return
         if isinstance(message, TextBatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from sylvan.runtime.engine.build import PROGRESS_S, LoggedProgress
+from sylvan.runtime.engine.progress import LOGGED_S, TOLD_S, LoggedProgress, ToldProgress
 
 
 def test_loading_is_told_now_and_then(caplog):
@@ -13,10 +13,35 @@ def test_loading_is_told_now_and_then(caplog):
 
     with caplog.at_level(logging.INFO):
         for step in range(1, 9):
-            now = step * PROGRESS_S / 2
+            now = step * LOGGED_S / 2
             progress(step << 20, 8 << 20)
 
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "loading weights as w4a8: 2 of 8 MiB (25 %)"
-    assert lines[-1].endswith("8 of 8 MiB (100 %)")
+    assert lines[0] == "loading weights as w4a8: 2 MiB of 8 MiB (25 %)"
+    assert lines[-1].endswith("8 MiB of 8 MiB (100 %)")
     assert len(lines) == 4
+
+
+def test_the_end_of_loading_is_told_however_soon_it_comes(caplog):
+    progress = LoggedProgress(clock=lambda: 0.0)
+
+    with caplog.at_level(logging.INFO):
+        progress(1 << 10, 2 << 10)
+        progress(2 << 10, 2 << 10)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "loading weights: 2 KiB of 2 KiB (100 %)"
+    ]
+
+
+def test_the_parent_is_told_at_a_bounded_rate_and_of_the_end():
+    now, told = 0.0, []
+    progress = ToldProgress(told.append, clock=lambda: now)
+
+    for step in range(1, 101):
+        now = step * TOLD_S / 10
+        progress(step, 100)
+
+    found = [message.done for message in told]
+    assert (found[0], found[-1]) == (1, 100)
+    assert 9 <= len(found) <= 12
