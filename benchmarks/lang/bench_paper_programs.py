@@ -33,14 +33,9 @@ import sylvan as sgl
 from sylvan.lang.backends._http import HttpClient
 
 SAPLING = Path(__file__).parents[2] / "src/sylvan/assets/sapling"
-SHAPE = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-}
+HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
+OWN = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")  # sapling's are kept
+SHAPE = {name: size for name, size in HALF_BILLION.items() if name not in OWN} | {"head_dim": 64}
 FORMS = ("shared", "cache off", "fork off", "plain calls")
 
 
