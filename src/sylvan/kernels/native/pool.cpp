@@ -2,12 +2,35 @@
 #include "amx.h"
 #include <algorithm>
 #include <cstdlib>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 namespace {
 #if defined(__x86_64__)
 void relax() { __builtin_ia32_pause(); }
 #else
 void relax() { std::this_thread::yield(); }
+#endif
+
+thread_local int self = 0;  // of the threads of a job; 0: the caller
+
+#if defined(__linux__)
+thread_local cpu_set_t home;  // cores that this thread may use
+
+int this_core() { return sched_getcpu(); }
+
+void keep_off(int core) {
+    cpu_set_t others = home;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others)) sched_setaffinity(0, sizeof others, &others);
+}
+
+void settle() { sched_getaffinity(0, sizeof home, &home); }
+#else
+int this_core() { return -1; }
+void keep_off(int) {}
+void settle() {}
 #endif
 }  // namespace
 
@@ -20,18 +43,27 @@ Pool& Pool::shared() {
     return *pool;
 }
 
-// Whether somebody else wants this core: perhaps the very thread that is awaited. Who sleeps then is woken where there is
-// room, while two that spin on one core would take turns until the system finds time to look.
-bool Pool::is_crowded() {
-    auto begun = std::chrono::steady_clock::now();
-    std::this_thread::yield();
-    return std::chrono::steady_clock::now() - begun > CROWDED;
+// Whether this thread is on the core of another one of the job, which then cannot come while this one spins. Helpers leave
+// the caller's core; the caller sleeps. The system would take milliseconds to see it, above all where background work runs
+// on the other core, which is free for us but does not look it.
+bool Pool::shares_core() {
+    int core = this_core();
+    if (core < 0) return false;
+    if (self) {
+        if (core == cores[0].load(std::memory_order_relaxed)) keep_off(core), core = this_core();
+        cores[self].store(core, std::memory_order_relaxed);
+        return false;
+    }
+    cores[0].store(core, std::memory_order_relaxed);
+    for (int t = 1; t < std::min(count, MAX_TOLD); t++)
+        if (cores[t].load(std::memory_order_relaxed) == core) return true;
+    return false;
 }
 
 void Pool::await_change(std::atomic<int>& value, int old) {
     for (int i = 1; i <= SPINS; i++, relax()) {
         if (value.load(std::memory_order_acquire) != old) return;
-        if (i % LOOK_EVERY == 0 && is_crowded()) break;
+        if (i % LOOK_EVERY == 0 && shares_core()) break;
     }
     while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
@@ -53,10 +85,13 @@ void Pool::wake() {
 
 void Pool::work(int thread, int seen) {
     configure_tiles();
+    settle();
+    self = std::min(thread, MAX_TOLD - 1);
     for (;;) {
         await_change(epoch, seen);
         seen++;
         if (stop) return;
+        shares_core();
         job(arg, thread);
         barrier();
     }
@@ -77,6 +112,7 @@ void Pool::resize(int wanted) {
 void Pool::run(void (*f)(void*, int), void* a) {
     job = f;
     arg = a;
+    cores[0].store(this_core(), std::memory_order_relaxed);
     configure_tiles();
     if (count > 1) wake();
     f(a, 0);

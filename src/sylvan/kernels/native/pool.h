@@ -2,7 +2,6 @@
 #pragma once
 #include "program.h"
 #include <atomic>
-#include <chrono>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -21,8 +20,8 @@ class Pool {
 
   private:
     static constexpr int SPINS = 4000;  // at most some 200 us: longer than the gaps in a step, far shorter than an idle moment
-    static constexpr int LOOK_EVERY = 200;  // some 10 us
-    static constexpr std::chrono::microseconds CROWDED{5};
+    static constexpr int LOOK_EVERY = 200;  // pauses: some 10 us
+    static constexpr int MAX_TOLD = 256;  // threads whose cores are told apart
     alignas(64) std::atomic<int> epoch{0};
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<int> turn{0};
@@ -35,6 +34,8 @@ class Pool {
 
     void wake();
     void work(int thread, int seen);
-    static bool is_crowded();
-    static void await_change(std::atomic<int>& value, int old);
+    std::atomic<int> cores[MAX_TOLD] = {};  // where the threads of a job were last
+
+    bool shares_core();
+    void await_change(std::atomic<int>& value, int old);
 };
