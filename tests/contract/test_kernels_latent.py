@@ -8,17 +8,16 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, HeadNorm, LatentParts, LatentShape, Rope
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import Kind, Run
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.cache import LayerPages, PageShape
 from tests.support.native import DTYPES, NativeOp, random, variants
 
-SHAPE = LatentShape(num_heads=6, nope=24, turning=16, value=40, latent=72)
-DIM = SHAPE.latent + SHAPE.turning
-LAYER = AttentionLayer(
-    index=0, num_heads=6, num_kv_heads=1, head_dim=DIM, v_head_dim=SHAPE.latent, scale=0.15
-)
+SHAPES = {
+    "any columns": LatentShape(num_heads=6, nope=24, turning=16, value=40, latent=72),
+    "whole tiles": LatentShape(num_heads=6, nope=32, turning=16, value=64, latent=96),
+}
 PAGE, PAGES = 32, 40
 
 
@@ -29,30 +28,47 @@ def library(request: pytest.FixtureRequest) -> Library:
     return found
 
 
-def parts(dtype: torch.dtype, *, interleaved: bool = False) -> LatentParts:
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> LatentShape:
+    return SHAPES[request.param]
+
+
+def layer_of(shape: LatentShape) -> AttentionLayer:
+    return AttentionLayer(
+        index=0,
+        num_heads=shape.num_heads,
+        num_kv_heads=1,
+        head_dim=shape.latent + shape.turning,
+        v_head_dim=shape.latent,
+        scale=0.15,
+    )
+
+
+def parts(shape: LatentShape, dtype: torch.dtype, *, interleaved: bool = False) -> LatentParts:
     angles = torch.arange(700)[:, None] * 100.0 ** (-torch.arange(0, 16, 2) / 16)
-    up = random(SHAPE.num_heads * (SHAPE.nope + SHAPE.value), SHAPE.latent, dtype=dtype, seed=4)
+    up = random(shape.num_heads * (shape.nope + shape.value), shape.latent, dtype=dtype, seed=4)
     return LatentParts(
-        SHAPE,
+        shape,
         up * 0.2,
-        HeadNorm(random(SHAPE.latent, dtype=dtype, seed=5), 1e-6, offset=1.0),
+        HeadNorm(random(shape.latent, dtype=dtype, seed=5), 1e-6, offset=1.0),
         Rope(torch.cat((angles.cos(), angles.sin()), 1), interleaved),
     )
 
 
-def inputs(dtype: torch.dtype, rows: int) -> list[torch.Tensor]:
-    queries = SHAPE.num_heads * (SHAPE.nope + SHAPE.turning)
-    return [random(rows, queries, dtype=dtype), random(rows, DIM, dtype=dtype, seed=1)]
+def inputs(shape: LatentShape, dtype: torch.dtype, rows: int) -> list[torch.Tensor]:
+    queries, dim = shape.num_heads * (shape.nope + shape.turning), shape.latent + shape.turning
+    return [random(rows, queries, dtype=dtype), random(rows, dim, dtype=dtype, seed=1)]
 
 
 class Cache:
     """Pages of one layer full of NaN, and one request."""
 
     def __init__(self, library: Library, constants: LatentParts, dtype: torch.dtype) -> None:
+        layer = layer_of(constants.shape)
         shape = PageShape(
             num_kv_heads=1,
-            head_dim=DIM,
-            value_dim=SHAPE.latent,
+            head_dim=layer.head_dim,
+            value_dim=layer.value_dim,
             page_size=PAGE,
             dtype=dtype,
             shared=True,
@@ -63,8 +79,8 @@ class Cache:
         self.op = NativeOp(
             library,
             dtype,
-            lambda _, q, kv: ops.latent_attention(q, kv, constants, LAYER),
-            inputs(dtype, 1),
+            lambda _, q, kv: ops.latent_attention(q, kv, constants, layer),
+            inputs(constants.shape, dtype, 1),
             {0: pages},
         )
 
@@ -88,17 +104,19 @@ class Cache:
 
 def expected(matrices: list[torch.Tensor], constants: LatentParts) -> torch.Tensor:
     q, k = ops.latent_heads(*matrices, constants, torch.arange(len(matrices[0])))
-    out = reference.attend(q, k, k[..., : SHAPE.latent], LAYER)
-    return ops.latent_output(out.unflatten(1, (SHAPE.num_heads, -1)), constants)
+    shape = constants.shape
+    out = reference.attend(q, k, k[..., : shape.latent], layer_of(shape))
+    return ops.latent_output(out.unflatten(1, (shape.num_heads, -1)), constants)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rows", [1, 13, 300])
 def test_prompts_equal_the_reference(
-    library: Library, rows: int, interleaved: bool, dtype: torch.dtype
+    library: Library, shape: LatentShape, rows: int, interleaved: bool, dtype: torch.dtype
 ) -> None:
-    constants, matrices = parts(dtype, interleaved=interleaved), inputs(dtype, rows)
+    constants = parts(shape, dtype, interleaved=interleaved)
+    matrices = inputs(shape, dtype, rows)
 
     want = expected(matrices, constants)
     got = Cache(library, constants, dtype).step(matrices, 0)
@@ -110,8 +128,10 @@ def test_prompts_equal_the_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_do_not_depend_on_chunks(library: Library, dtype: torch.dtype) -> None:
-    constants, matrices = parts(dtype), inputs(dtype, 290)
+def test_bits_do_not_depend_on_chunks(
+    library: Library, shape: LatentShape, dtype: torch.dtype
+) -> None:
+    constants, matrices = parts(shape, dtype), inputs(shape, dtype, 290)
     whole = Cache(library, constants, dtype).step(matrices, 0)
 
     cache = Cache(library, constants, dtype)
@@ -119,3 +139,13 @@ def test_bits_do_not_depend_on_chunks(library: Library, dtype: torch.dtype) -> N
     for start, stop in zip([0, *ends], ends, strict=False):
         found = cache.step([x[start:stop] for x in matrices], start)
         assert torch.equal(found, whole[start:stop]), start
+
+
+def test_heads_of_whole_tiles_are_multiplied_where_they_lie(library: Library) -> None:
+    kinds = {
+        name: Cache(library, parts(shape, torch.float32), torch.float32).op.program.ops["kind"]
+        for name, shape in SHAPES.items()
+    }
+
+    assert Kind.TO_STACK in kinds["any columns"]
+    assert not {Kind.TO_STACK, Kind.FROM_STACK} & set(kinds["whole tiles"].tolist())

@@ -1,5 +1,6 @@
 // Latent attention around the paged one: rows into heads, and heads as a stack of matrices whose rows have weights of their
-// own. A stack has a row for each head and token, head by head, so that each head is a group of rows (see tiling.h).
+// own. A stack has a row for each head and token, head by head, so that each head is a group of rows (see tiling.h); where the columns
+// of heads are whole tiles they are read and written in place instead.
 #include "../matmul/tiling.h"
 #include "../paged/turn.h"
 
@@ -30,13 +31,13 @@ template <class T> void latent_rows(const Op& op, const Step& s, int64_t r) {
     for (int64_t d = width; d < stride(width); d++) out[d] = 0;
 }
 
-// buf: groups; n: heads
+// buf: groups; n: heads, whether all are of the same rows
 void head_groups(const Op& op, const Step& s, int, void*) {
     int32_t *groups = at<int32_t>(op, s, 0), *group = groups + 1;
     int tokens = rows(op, s);
     for (int h = 0; h < op.n[0]; h++)
         for (int i = 0; i < tokens; i += LINEAR_ROWS, group += 3)
-            group[0] = h, group[1] = h * tokens + i, group[2] = std::min(LINEAR_ROWS, tokens - i);
+            group[0] = h, group[1] = (op.n[1] ? 0 : h * tokens) + i, group[2] = std::min(LINEAR_ROWS, tokens - i);
     groups[0] = int(group - groups - 1) / 3;
 }
 int one_call(const Op&, const Step&) { return 1; }

@@ -18,7 +18,7 @@ template <class E> void linear(const Op& op, const Step& s, int t, void*) {
     Block b = linear_block(op, s, t);
     by_registers(b, [&](Spot spot, auto M, auto N) {
         vf acc[M][N] = {};
-        const uint32_t *x = at<uint32_t>(op, s, X) + spot.m * xs, *w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
+        const uint32_t *x = at<uint32_t>(op, s, X) + b.x / 4 + spot.m * xs, *w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
         multiply<E, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), b.ahead());
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) write<typename E::row>(op, s, spot, i, j, acc[i][j]);

@@ -5,7 +5,8 @@
 
 // buf: 0 x, 1 weight, 2 bias f32 or none, 3 out, 4 row scale, 5 column scale, 6 column sums (int8) or row sums (int4),
 // 7 groups or none: how many, and of each the matrix, the first row and the rows; then 1, 2, 5 and 6 (int8) are stacks
-// n: 0 words of K in a block, 1 columns (a multiple of 32), 2 whether out is float32, 3 group, 4 stride of x in bytes
+// n: 0 words of K in a block, 1 columns (a multiple of 32), 2 whether out is float32, 3 group, 4 stride of x in bytes, 5 bytes in a row
+// of x from what one matrix of a stack reads to what the next does, 6 columns of out likewise, 7 columns of a row of out
 enum { X, WEIGHT, BIAS, OUT, ROW_SCALE, COL_SCALE, SUMS, GROUPS };
 
 constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;  // rows of a tile; neighbours in tile order share the weights
@@ -19,7 +20,7 @@ static inline int linear_tiles(const Op& op, const Step& s) {
 
 struct Block {  // rows m0 .. m1, column blocks n0 .. n1; column block n is block n + shift of the weights
     int m0, m1, n0, n1;
-    int64_t shift;
+    int64_t shift, x, out;  // x: bytes into a row; out: columns into one
     int count() const { return m1 - m0; }
     int ahead() const { return count() <= 4 ? 384 : 0; }  // words; hides memory's latency where weights are read once
 };
@@ -28,14 +29,15 @@ static inline Block linear_block(const Op& op, const Step& s, int t) {
     if (const int32_t* groups = at<int32_t>(op, s, GROUPS)) {
         int tiles = ceil_div(blocks, width), n0 = t % tiles * width;
         const int32_t* group = groups + 1 + t / tiles * 3;
-        return {group[1], group[1] + group[2], n0, std::min(n0 + width, blocks), int64_t(group[0]) * blocks};
+        return {group[1], group[1] + group[2], n0, std::min(n0 + width, blocks), int64_t(group[0]) * blocks,
+                int64_t(group[0]) * op.n[5], int64_t(group[0]) * op.n[6]};
     }
     int m_tiles = ceil_div(rows(op, s), LINEAR_ROWS), m0 = t % m_tiles * LINEAR_ROWS, n0 = t / m_tiles * width;
-    return {m0, std::min(m0 + LINEAR_ROWS, rows(op, s)), n0, std::min(n0 + width, blocks), 0};
+    return {m0, std::min(m0 + LINEAR_ROWS, rows(op, s)), n0, std::min(n0 + width, blocks), 0, 0, 0};
 }
 
-struct Spot {  // first row and first column block of a product; the same block of the weights
-    int64_t m, n, w;
+struct Spot {  // first row and first column block of a product; the same block of the weights; columns of out before the first
+    int64_t m, n, w, out = 0;
 };
 
 // Calls f(spot, rows as a constant, blocks as a constant) with what fits the registers.
@@ -46,7 +48,7 @@ template <class F> void by_registers(const Block& b, F&& f) {
         int cols = std::min(wide, b.n1 - n);
         for (int m = b.m0; m < b.m1; m += high) {
             int count = std::min(high, b.m1 - m);
-            Spot at{m, n, n + b.shift};
+            Spot at{m, n, n + b.shift, b.out};
             if (cols == 4) constant<std::min(4, TILE_ROWS)>(count, [&](auto M) { f(at, M, std::integral_constant<int, 4>{}); });
             else constant<TILE_ROWS>(count, [&](auto M) { constant<2>(cols, [&](auto N) { f(at, M, N); }); });
         }
@@ -57,7 +59,7 @@ template <class F> void by_registers(const Block& b, F&& f) {
 // The result of row i and column block j of a product.
 template <class T> static inline void write(const Op& op, const Step& s, const Spot& spot, int i, int j, vf v) {
     if (const float* bias = at<float>(op, s, BIAS)) v += load<vf>(bias + (spot.w + j) * LANES);
-    int64_t to = (spot.m + i) * op.n[1] + (spot.n + j) * LANES;
+    int64_t to = (spot.m + i) * op.n[7] + spot.out + (spot.n + j) * LANES;
     if (op.n[2]) put(at<float>(op, s, OUT) + to, v);
     else put(at<T>(op, s, OUT) + to, v);
 }
@@ -68,7 +70,7 @@ template <class T> static inline void write(const Op& op, const Step& s, const S
 template <class D, class F> void by_amx(const Op& op, const Step& s, const Block& b, F&& f) {
     alignas(64) float raw[4 * TILE * TILE];
     int64_t xs = op.n[4], ws = int64_t(op.n[0]) * 64;
-    const char *x = at<char>(op, s, X), *w = at<char>(op, s, WEIGHT) + b.shift * ws;
+    const char *x = at<char>(op, s, X) + b.x, *w = at<char>(op, s, WEIGHT) + b.shift * ws;
     int steps = op.n[0] / TILE_WORDS;
     for (int n = b.n0; n < b.n1;) {
         int cols = b.m1 - b.m0 <= TILE && b.n1 - n >= 4 ? 4 : 2;
@@ -77,7 +79,7 @@ template <class D, class F> void by_amx(const Op& op, const Step& s, const Block
             if (cols == 4) tiles_1x4<D>(raw, x + m * xs, xs, w + n * ws, ws, steps);
             else if (count <= TILE) tiles_1x2<D>(raw, x + m * xs, xs, w + n * ws, ws, steps);
             else tiles_2x2<D>(raw, x + m * xs, xs, w + n * ws, ws, steps);
-            f(Spot{m, n, n + b.shift}, count, cols, raw);
+            f(Spot{m, n, n + b.shift, b.out}, count, cols, raw);
             m += count;
         }
         n += cols;

@@ -13,7 +13,7 @@ from sylvan.kernels.api import LatentParts, Unsupported, Value
 from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.kernels.native.binding import Kind
 from sylvan.kernels.native.plan import Ref
-from sylvan.kernels.native.sheet import Sheet
+from sylvan.kernels.native.sheet import Sheet, padded
 
 _GROUP_ROWS = 128  # a group of rows has at most so many, or more: see LINEAR_ROWS
 
@@ -39,17 +39,31 @@ def record_latent(
     sheet.note(Kind.LATENT_ROWS, rows, buffers, sizes, (parts.norm.eps,))
     most = heads * (1 + sheet.num_rows("tokens") // _GROUP_ROWS)
     groups = sheet.draft.buffer((1 + 3 * most) * 4)
-    sheet.note(Kind.HEAD_GROUPS, rows, (groups,), (heads,))
+    in_place = all(width == padded(width) for width in (shape.nope, shape.latent, shape.value))
+    sheet.note(Kind.HEAD_GROUPS, rows, (groups,), (heads, int(in_place)))
+    multiply = _multiply_in_place if in_place else _multiply_stacks
     keys_up, values_up = _stacks(parts)
-    step = shape.nope + shape.turning
-    nope = _to_stack(sheet, q, (heads, shape.nope, step))
-    absorbed = sheet.multiply(nope, sheet.weight(keys_up), None, groups=groups)
-    _from_stack(sheet, absorbed, rows, (heads, shape.latent, dim))
-    found = _to_stack(sheet, attend(rows), (heads, shape.latent, shape.latent))
-    values = sheet.multiply(found, sheet.weight(values_up), None, groups=groups)
-    out = sheet.new(heads * shape.value)
-    _from_stack(sheet, values, out, (heads, shape.value, shape.value))
+    multiply(sheet, (q, shape.nope + shape.turning), keys_up, (rows, dim), groups)
+    found, out = attend(rows), sheet.new(heads * shape.value)
+    multiply(sheet, (found, shape.latent), values_up, (out, shape.value), groups)
     return out
+
+
+def _multiply_in_place(
+    sheet: Sheet, x: tuple[Value, int], stack: DeferredWeight, out: tuple[Value, int], groups: Ref
+) -> None:
+    """Heads of x, so many columns apart, times a matrix each, into heads of out."""
+    sheet.multiply_heads(x[0], sheet.weight(stack), out[0], groups, (x[1], out[1]))
+
+
+def _multiply_stacks(
+    sheet: Sheet, x: tuple[Value, int], stack: DeferredWeight, out: tuple[Value, int], groups: Ref
+) -> None:
+    """The same for heads of any columns."""
+    heads, made, read = stack.shape
+    rows = _to_stack(sheet, x[0], (heads, read, x[1]))
+    product = sheet.multiply(rows, sheet.weight(stack), None, groups=groups)
+    _from_stack(sheet, product, out[0], (heads, made, out[1]))
 
 
 def _to_stack(sheet: Sheet, rows: Value, sizes: tuple[int, int, int]) -> Value:

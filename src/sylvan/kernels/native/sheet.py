@@ -180,8 +180,26 @@ class Sheet:
         buffers = (source, data, bias, out.id, row_scale, col_scale, sums, groups)
         sizes = packed.words, padded(packed.rows), int(out.dtype == "f32" != self.dtype)
         kind = _LINEAR[WEIGHT_KINDS.index(packed.kind)]
-        self.note(kind, out, buffers, (*sizes, packed.group, row_bytes), type_=self.dtype)
+        layout = packed.group, row_bytes, 0, 0, padded(packed.rows)
+        self.note(kind, out, buffers, (*sizes, *layout), type_=self.dtype)
         return out
+
+    def multiply_heads(
+        self, x: Value, weight: Placed, out: Value, groups: Ref, steps: tuple[int, int]
+    ) -> None:
+        """Each head's columns of x times its matrix, into its columns of out.
+
+        Heads begin every `steps` columns of x and of out; what a head reads and makes are multiples
+        of 32 columns.
+        """
+        packed, size = weight.packed, ELEMENT_BYTES[self.dtype]
+        assert packed.kind == "dense"
+        assert packed.rows == padded(packed.rows)
+        assert packed.cols == padded(packed.cols)
+        buffers = (x.id, weight.refs[0], None, out.id, None, None, None, groups)
+        layout = padded(x.cols) * size, steps[0] * size, steps[1], padded(out.cols)
+        sizes = (packed.words, packed.rows, 0, packed.group, *layout)
+        self.note(Kind.LINEAR, x, buffers, sizes, type_=self.dtype)
 
     def gather_levels(
         self, x: Value, places: Value, pair: Ref, chosen: int, weight: PackedWeight
