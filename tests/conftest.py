@@ -6,6 +6,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+from sylvan.config.env import calm_threads
+
+calm_threads()  # as in the processes of a server; before anything imports PyTorch
 # Nothing here measures time: a slow machine must not fail a test. In CI a run is repeatable.
 settings.register_profile(
     "sylvan",

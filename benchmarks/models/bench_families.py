@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 import transformers
 
+from sylvan.config.env import for_compute, threads_are_calm
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
@@ -275,4 +277,6 @@ def _without(architecture: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    if not threads_are_calm():  # as in the processes of a server
+        os.execve(sys.executable, [sys.executable, *sys.argv], for_compute())
     sys.exit(main())

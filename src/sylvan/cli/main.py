@@ -13,6 +13,7 @@ from typing import Protocol
 
 from sylvan import __version__
 from sylvan.cli.help import command_help
+from sylvan.config.env import calm_threads
 from sylvan.config.fields import nearest
 from sylvan.config.flags import CONFIG_OPTIONS, HELP, Option, Parsed, parse_flags
 from sylvan.protocol.errors import ConfigError, SylvanError
@@ -82,6 +83,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name); returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    calm_threads()
     try:
         return _run(words)
     except ConfigError as error:

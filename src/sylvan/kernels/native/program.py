@@ -17,11 +17,13 @@ from sylvan.kernels.native.sheet import padded
 
 
 class Program:
-    """The ops of `placed` from `first` on. Programs of one placement share its buffers."""
+    """The ops of `placed` from `first` to `stop`. Programs of one placement share its buffers."""
 
-    def __init__(self, library: Library, placed: Placed, first: int = 0) -> None:
+    def __init__(
+        self, library: Library, placed: Placed, first: int = 0, stop: int | None = None
+    ) -> None:
         self._placed = placed
-        self.ops = np.ascontiguousarray(placed.ops[first:])
+        self.ops = np.ascontiguousarray(placed.ops[first:stop])
         table = (ctypes.c_void_p * len(placed.memory))(*(m.ctypes.data for m in placed.memory))
         self._run = library.dll.sylvan_program_run
         self._handle = library.dll.sylvan_program_new(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from sylvan.config.env import for_compute
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Failed, FromScheduler, Ready, TextBatch
 from sylvan.runtime.engine.child import Launch
@@ -76,7 +77,9 @@ class Life:
         self._receiver = receiver
         self._deliver = deliver
         # a session of its own: signals to the terminal's group are for the parent to deal with
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, start_new_session=True, env=for_compute()
+        )
         self.pid = self._process.pid
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sylvan.config.env import threads_are_calm
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
@@ -22,6 +23,7 @@ from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBa
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.device.build import DevicePlan, build_device
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.graphs.linears import use_native_linears
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import LocalOptions, SamplingParts
@@ -281,8 +283,14 @@ def _with_tensors(plan: _Plan) -> _Made:
     if not plan.config.causal:
         attention = NullAttention()  # such layers attend by themselves
     model = _loaded(plan)
+    library = None
+    may_mix = plan.options.runner != "eager" and plan.platform is None and threads_are_calm()
+    if plan.config.path == "transformers" and may_mix:
+        threads = plan.options.threads or torch.get_num_threads()
+        library = use_native_linears(model.inner, plan.build.dtype, threads)
     pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
-    return _Made("eager", EagerRunner(model), pool, attention)
+    name = f"eager, native linears ({library.variant})" if library else "eager"
+    return _Made(name, EagerRunner(model), pool, attention, library)
 
 
 def _loaded(plan: _Plan) -> Any:
