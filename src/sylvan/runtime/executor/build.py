@@ -289,7 +289,7 @@ def _with_tensors(plan: _Plan) -> _Made:
         threads = plan.options.threads or torch.get_num_threads()
         library = use_native_linears(model.inner, plan.build.dtype, threads)
     pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
-    name = f"eager, native linears ({library.variant})" if library else "eager"
+    name = f"eager (native linears, {library.variant})" if library else "eager"
     return _Made(name, EagerRunner(model), pool, attention, library)
 
 
