@@ -281,7 +281,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model: Model = {"model": args.model, "max_total_tokens": 65_536}
-        if model == "M":
+        if args.model == "M":
             (Path(folder) / "config.json").write_text(json.dumps(SHAPE_M))
             model = {
                 "model": folder,
