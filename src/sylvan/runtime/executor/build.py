@@ -284,10 +284,13 @@ def _with_tensors(plan: _Plan) -> _Made:
         attention = NullAttention()  # such layers attend by themselves
     model = _loaded(plan)
     library = None
-    may_mix = plan.options.runner != "eager" and plan.platform is None and threads_are_calm()
-    if plan.config.path == "transformers" and may_mix:
-        threads = plan.options.threads or torch.get_num_threads()
-        library = use_native_linears(model.inner, plan.build.dtype, threads)
+    of_others = plan.config.path == "transformers" and plan.platform is None
+    if of_others and plan.options.runner != "eager":
+        if threads_are_calm():
+            threads = plan.options.threads or torch.get_num_threads()
+            library = use_native_linears(model.inner, plan.build.dtype, threads)
+        else:
+            logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
     pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
     name = f"eager (native linears, {library.variant})" if library else "eager"
     return _Made(name, EagerRunner(model), pool, attention, library)
