@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from bench_step import median_ms
 
 from sylvan.kernels.native.library import load
 from sylvan.runtime.attention.null import NullAttention
@@ -65,7 +63,7 @@ def main() -> None:
     for count, length in TEXTS:
         _fill(batch, count, length)
         with torch.inference_mode():
-            mine, theirs = _medians(
+            mine, theirs = median_ms(
                 args.repeats, lambda: native.run(batch), lambda: eager.run(batch)
             )
         name = f"{count} x {length}"
@@ -102,19 +100,6 @@ def _fill(batch: ForwardBatch, count: int, length: int) -> None:
     host.kv_lens[:count] = length
     host.q_starts[: count + 1] = np.arange(count + 1) * length
     batch.ready(total, count, 0)
-
-
-def _medians(repeats: int, *actions: Callable[[], object]) -> list[float]:
-    """Of interleaved runs in milliseconds, one warm-up each."""
-    for action in actions:
-        action()
-    times: list[list[float]] = [[] for _ in actions]
-    for _ in range(repeats):
-        for spent, action in zip(times, actions, strict=True):
-            start = time.perf_counter()
-            action()
-            spent.append((time.perf_counter() - start) * 1e3)
-    return [statistics.median(t) for t in times]
 
 
 def _profile(runner: ProgramRunner, batch: ForwardBatch) -> None:

@@ -159,7 +159,7 @@ def _fill(model: torch.nn.Module, convert: Callable) -> None:
             setattr(module, name, made[id(parameter)])
 
 
-def median_ms(repeats: int, *actions: Callable[[], None]) -> list[float]:
+def median_ms(repeats: int, *actions: Callable[[], object]) -> list[float]:
     """Medians of interleaved runs, one warm-up each."""
     for action in actions:
         action()

@@ -140,8 +140,6 @@ class Trainer:
             config.embedding_lr,
             config.norm_lr,
             config.weight_decay,
-            rank=rank,
-            workers=config.workers,
         )
         loss = self.model.loss
         self.loss = torch.compile(loss, dynamic=True) if config.compiled else loss

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 
 def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
@@ -25,10 +25,7 @@ def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised; matrices of one shape are handled together.
-
-    Workers that hold the same gradients each orthogonalise a part and tell the others.
-    """
+    """Momentum whose update is orthogonalised; matrices of one shape are handled together."""
 
     def __init__(
         self,
@@ -36,64 +33,35 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
-        *,
-        rank: int = 0,
-        workers: int = 1,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self._rank, self._workers = rank, workers
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every matrix that has a gradient."""
         for group in self.param_groups:
-            members = [one for one in group["params"] if one.grad is not None]
-            updates = self._orthogonal([self._moved(one, group["momentum"]) for one in members])
-            for parameter, update in zip(members, updates, strict=True):
-                size = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * size)
-
-    def _moved(self, parameter: nn.Parameter, momentum: float) -> Tensor:
-        """The gradient, led on by what came before (Nesterov)."""
-        state = self.state[parameter]
-        if not state:
-            state["velocity"] = torch.zeros_like(parameter)
-        gradient = parameter.grad
-        assert gradient is not None
-        velocity: Tensor = state["velocity"]
-        velocity.lerp_(gradient, 1 - momentum)
-        return gradient.lerp(velocity, momentum)
-
-    def _orthogonal(self, moved: list[Tensor]) -> list[Tensor]:
-        shapes: defaultdict[torch.Size, list[int]] = defaultdict(list)
-        for index, one in enumerate(moved):
-            shapes[one.shape].append(index)
-        flat = torch.zeros(sum(one.numel() for one in moved))
-        found = [
-            part.view(one.shape)
-            for part, one in zip(flat.split([one.numel() for one in moved]), moved, strict=True)
-        ]
-        for indices in shapes.values():
-            if not (mine := indices[self._rank :: self._workers]):
-                continue
-            steps = orthogonalise(torch.stack([moved[index] for index in mine]))
-            for index, step in zip(mine, steps, strict=True):
-                found[index].copy_(step)
-        if self._workers > 1:
-            distributed.all_reduce(flat)  # all but one of what is added up are zero
-        return found
+            shapes: defaultdict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    shapes[parameter.shape].append(parameter)
+            for shape, members in shapes.items():
+                updates: list[Tensor] = []
+                for parameter in members:
+                    state = self.state[parameter]
+                    if not state:
+                        state["velocity"] = torch.zeros_like(parameter)
+                    velocity: Tensor = state["velocity"]
+                    velocity.lerp_(parameter.grad, 1 - group["momentum"])
+                    updates.append(parameter.grad.lerp(velocity, group["momentum"]))
+                steps = orthogonalise(torch.stack(updates))
+                size = max(1.0, shape[0] / shape[1]) ** 0.5
+                for parameter, update in zip(members, steps, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(update, alpha=-group["lr"] * size)
 
 
 def make_optimisers(
-    model: nn.Module,
-    matrix_lr: float,
-    embedding_lr: float,
-    norm_lr: float,
-    weight_decay: float,
-    *,
-    rank: int = 0,
-    workers: int = 1,
+    model: nn.Module, matrix_lr: float, embedding_lr: float, norm_lr: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
     matrices: list[nn.Parameter] = []
@@ -106,6 +74,6 @@ def make_optimisers(
             (embeddings if "embed" in name else matrices).append(parameter)
     groups = [{"params": embeddings, "lr": embedding_lr}, {"params": norms, "lr": norm_lr}]
     return [
-        Muon(matrices, matrix_lr, weight_decay=weight_decay, rank=rank, workers=workers),
+        Muon(matrices, matrix_lr, weight_decay=weight_decay),
         torch.optim.AdamW(groups, betas=(0.9, 0.97), weight_decay=0.0),
     ]
