@@ -191,12 +191,17 @@ def test_cancelled_programs_stop_on_the_server(backend):
     def program(s):
         s += "On and on: " + sgl.gen("x", max_tokens=900, ignore_eos=True, sampling_seed=1)
 
-    state = program.run(backend=backend, stream=True)
-    next(state.text_iter("x"))
-    state.cancel()
+    def cancelled_midway() -> bool:
+        state = program.run(backend=backend, stream=True)
+        next(state.text_iter("x"))
+        state.cancel()
+        try:
+            return not state["x"]
+        except sgl.ProgramCancelledError:
+            return True
 
-    with pytest.raises(sgl.ProgramCancelledError):
-        state["x"]
+    # where this process was kept waiting, the whole text may be there before the cancellation
+    assert any(cancelled_midway() for _ in range(20))
     deadline = time.monotonic() + 30
     while not is_idle(backend):
         assert time.monotonic() < deadline

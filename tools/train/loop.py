@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ class TrainConfig:
     """
 
     seed: int = 1
-    steps: int = 9000
+    steps: int = 8000
     batch_tokens: int = 2048
     step_batches: int = 2
     matrix_lr: float = 0.02
@@ -40,7 +41,7 @@ class TrainConfig:
     decay_from: float = 0.35
     finish_from: float = 0.82
     average: float = 0.99
-    check_every: int = 900
+    check_every: int = 800
     save_every: int = 100
     check_per_class: int = 20
     workers: int = 2
@@ -248,6 +249,10 @@ class Trainer:
             loss.backward()
             total += float(loss.detach())
         learnt, total, read = self.share_gradients([learnt, total, read])
+        if not math.isfinite(total):
+            raise FloatingPointError(
+                f"the loss of step {self.step} is {total}: nothing to go on from"
+            )
         self.tokens += int(read)
         factor = schedule(self.step, config)
         for optimiser in self.optimisers:

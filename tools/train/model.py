@@ -92,6 +92,27 @@ def together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
     return whole.split([layer.out_features for layer in layers], -1)
 
 
+class Scores(torch.autograd.Function):
+    """`query @ key.T` of a stack of matrices whose gradient for the keys lies as the keys do.
+
+    Left to itself autograd computes the transposed gradient, and turning it round within the
+    kernel that undoes the rotary embedding makes torch 2.13's compiler read past what it wrote:
+    not-a-number at random places of the keys' gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor) -> Tensor:
+        """The scores, (stack, queries, dim) by (stack, keys, dim)."""
+        ctx.save_for_backward(query, key)
+        return torch.bmm(query, key.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of queries and keys."""
+        query, key = ctx.saved_tensors
+        return torch.bmm(gradient, key), torch.bmm(gradient.transpose(1, 2), query)
+
+
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal grouped-query attention from plain products.
 
@@ -102,7 +123,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     groups = heads // key.shape[1]
     flat = (rows * key.shape[1], length, dim)
     stacked = query.reshape(flat[0], groups * length, dim)
-    scores = torch.bmm(stacked, key.reshape(flat).transpose(1, 2)).float() * dim**-0.5
+    scores = Scores.apply(stacked, key.reshape(flat)).float() * dim**-0.5
     places = torch.arange(length)
     future = places[None, :] > places[:, None]
     scores = scores.view(-1, groups, length, length).masked_fill(future, float("-inf"))

@@ -17,6 +17,7 @@ if str(ROOT) not in sys.path:
 
 from tools.train.data import mix  # noqa: E402
 from tools.train.loop import TrainConfig, Trainer  # noqa: E402
+from tools.train.model import ModelConfig, Sapling, learnt_positions, rotary_tables  # noqa: E402
 from tools.train.rows import LOOKAHEAD, WIDTHS, Batches  # noqa: E402
 
 ASSETS = ROOT / "src" / "sylvan" / "assets" / "sapling"
@@ -74,6 +75,37 @@ def test_an_interrupted_run_goes_on_exactly(tokenizer: Tokenizer, tmp_path: Path
         second.average.named_parameters(), whole.average.parameters(), strict=True
     ):
         assert torch.equal(mine, theirs), name
+
+
+def test_compiled_gradients_are_those_of_plain_torch(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(5)
+    model = Sapling(ModelConfig(vocab_size=tokenizer.get_vocab_size(), num_layers=1))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):  # zero at first: hides the rest
+            torch.nn.init.normal_(parameter, std=0.05)
+    stream = Batches(tokenizer, mix.WEIGHTS, seed=3, rank=0, batch_tokens=2048, step_batches=1)
+    tokens, targets = stream.next_step(1.0)[0]
+    found: list[dict[str, torch.Tensor]] = []
+    for loss in (model.loss, torch.compile(model.loss)):
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            tables = rotary_tables(torch.arange(tokens.shape[1]), model.config)
+            loss(tokens, tables, *learnt_positions(targets)).backward()
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    plain, compiled = found
+    assert plain.keys() == compiled.keys()
+    for name, gradient in plain.items():
+        off = (compiled[name] - gradient).norm() / gradient.norm()
+        assert off < 0.05, name  # bfloat16, summed in another order
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_loss_that_is_no_number_ends_the_run(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    trainer = Trainer(CONFIG, tokenizer, tmp_path)
+    with torch.no_grad():
+        trainer.model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="step 0"):
+        trainer.run()
 
 
 def test_workers_get_rows_of_their_own_and_widths_alike(tokenizer: Tokenizer) -> None:
