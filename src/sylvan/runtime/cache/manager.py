@@ -94,20 +94,25 @@ class KVCacheManager:
             kv.pages[held] = page
             kv.num_pages = held + 1
             return True
-        short = count - self._allocator.free_pages
-        if short > 0:
-            if short > self._tree.evictable_pages:
-                return False
-            # a little more than needed, so that not each token of each request evicts its page
-            wanted = min(short + self._slack, self._tree.evictable_pages)
-            self._allocator.free(self._tree.evict(wanted))
-            if count > self._allocator.free_pages:
-                return False  # evicted pages are still being written back
+        if not self._make_free(count):
+            return False
         self._append(kv, self._allocator.alloc(count))
         if kv.tail:
             page, tokens = kv.tail
             self._copies.append((page, int(kv.pages[kv.shared]), tokens))
             kv.tail = None
+        return True
+
+    def grow(self, handles: Sequence[KVHandle]) -> bool:
+        """A page more for each of these; False, giving none to any, if memory is short."""
+        if any(kv.tail for kv in handles) or not self._make_free(len(handles)):
+            return False
+        for kv, page in zip(handles, self._allocator.alloc(len(handles)).tolist(), strict=True):
+            held = kv.num_pages
+            if held == len(kv.pages):
+                self._make_room(kv, held + 1)
+            kv.pages[held] = page
+            kv.num_pages = held + 1
         return True
 
     def publish(
@@ -178,12 +183,29 @@ class KVCacheManager:
             kv.version += 1
         kv.node, kv.shared = done.node, max(given, kv.shared)
 
+    def _make_free(self, count: int) -> bool:
+        """Evict until so many pages are free, if that can be."""
+        short = count - self._allocator.free_pages
+        if short <= 0:
+            return True
+        if short > self._tree.evictable_pages:
+            return False
+        # a little more than needed, so that not each token of each request evicts its page
+        wanted = min(short + self._slack, self._tree.evictable_pages)
+        self._allocator.free(self._tree.evict(wanted))
+        # or else evicted pages are still being written back
+        return count <= self._allocator.free_pages
+
+    def _make_room(self, kv: KVHandle, need: int) -> None:
+        """A buffer for so many page numbers."""
+        room = np.empty(max(need, 2 * len(kv.pages), 8), np.int32)
+        room[: kv.num_pages] = kv.view()
+        kv.pages = room
+
     def _append(self, kv: KVHandle, pages: IntArray) -> None:
         need = kv.num_pages + len(pages)
         if need > len(kv.pages):
-            room = np.empty(max(need, 2 * len(kv.pages), 8), np.int32)
-            room[: kv.num_pages] = kv.view()
-            kv.pages = room
+            self._make_room(kv, need)
         kv.pages[kv.num_pages : need] = pages
         kv.num_pages = need
 

@@ -61,6 +61,7 @@ class Req:
     request: GenerateRequest | EmbedRequest  # immutable; features read their fields here
     arrived_s: float = 0.0
     order: int = 0  # arrival number; unique
+    rid: str = field(init=False)  # unique among those alive
     tokens: TokenBuffer = field(init=False)  # prompt, then outputs
     prompt_len: int = field(init=False)  # tokens given by the client
     max_tokens: int = field(init=False)  # prompt and outputs together
@@ -71,6 +72,7 @@ class Req:
     computed: int = 0  # tokens whose KV exists once all steps in flight are done
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
+    decode: Slice | None = None  # the planner's, used again at each step
     key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     retractions: int = 0
@@ -80,6 +82,7 @@ class Req:
 
     def __post_init__(self) -> None:
         request, ids = self.request, self.request.input_ids
+        self.rid = request.rid
         self.prompt_len = self.max_tokens = self.min_tokens = len(ids)
         self.stop_ids = frozenset()
         self.priority = request.priority
@@ -94,11 +97,6 @@ class Req:
             ids = np.concatenate([ids, request.output_ids])
             room = min(sampling.max_new_tokens or 0, 4096)
         self.tokens = TokenBuffer(ids, room)
-
-    @property
-    def rid(self) -> str:
-        """The request's name, unique among those alive."""
-        return self.request.rid
 
     @property
     def num_tokens(self) -> int:
@@ -154,13 +152,15 @@ class Batch:
     `copies` are (source, destination, tokens): the first `tokens` KV entries of page `source` are
     copied into page `destination` before the forward pass. `ended` names requests the executor is
     to forget. `decodes`: each slice is the newest output of its request and samples the next, which
-    is what nearly all steps are.
+    is what nearly all steps are. `grown`: the slices are those of the batch before, the very same
+    objects, each moved on by one token; these requests got memory for it, the others needed none.
     """
 
     slices: tuple[Slice, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
     ended: tuple[str, ...] = ()
     decodes: bool = False
+    grown: tuple[Req, ...] | None = None
 
     @property
     def num_tokens(self) -> int:

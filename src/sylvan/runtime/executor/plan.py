@@ -235,13 +235,17 @@ class _Decoding:
         self, occupants: Mapping[Req, _Occupant] | None = None, slices: Sequence[Slice] = ()
     ) -> None:
         """`slices`: of a step of decodes; none of them leaves nothing to go on from."""
+        self._slices = slices
         self._reqs = [work.req for work in slices]
         self._occupants = [occupants[req] for req in self._reqs] if occupants else []
+        self._by_req = dict(zip(self._reqs, self._occupants, strict=False))
         self._numbers: IntArray | None = None
 
     def goes_on(self, slices: Sequence[Slice]) -> bool:
         """Whether a step of decodes is of just the requests of the step before."""
-        return bool(self._reqs) and [work.req for work in slices] == self._reqs
+        if not self._reqs:
+            return False
+        return slices is self._slices or [work.req for work in slices] == self._reqs
 
     def plan(self, batch: Batch, leaves: list[int]) -> StepPlan:
         """See `Planner.plan`."""
@@ -256,7 +260,11 @@ class _Decoding:
             self._numbers = self._numbers.copy()
             self._numbers[count : 3 * count] += 1
         pages: list[PageUpdate] = []
-        for occupant in self._occupants:
+        changed = self._occupants
+        if batch.grown is not None and batch.slices is self._slices:
+            changed = [self._by_req[req] for req in batch.grown]
+        self._slices = batch.slices
+        for occupant in changed:
             kv = occupant.req.kv
             assert kv is not None, "a slice of a request without memory"
             if not occupant.knows(kv):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import CacheKey, tenant_span
@@ -48,16 +50,17 @@ class Lookup:
         plain = isinstance(request, GenerateRequest) and request.logprobs is None
         return self._tree.peek(key, length + req.pending - 1 if plain else self.limit(req))
 
-    def may_hit(self, req: Req) -> bool:
-        """Whether the first page of `req` is cached.
+    def likely_hits(self, reqs: Iterable[Req]) -> Iterator[Req]:
+        """Those whose first page is cached.
 
         A cheap test before `cached_tokens`; a hit inside the first page is not looked for.
         """
-        key = req.key
-        if key is None or len(key.tokens) != req.tokens.length:
-            key = self.key(req)
-        root = self._roots.get(key.namespace)
-        return root is not None and key.first in root.children
+        root_of = self._roots.get
+        for req in reqs:
+            key = req.key or self.key(req)
+            root = root_of(key.namespace)
+            if root is not None and key.first in root.children:
+                yield req
 
 
 def _key(req: Req) -> CacheKey:

@@ -107,7 +107,7 @@ def accept_plain(
             cached_tokens=req.cached_tokens,
             retractions=req.retractions,
         )
-        outbox.append(TokenOutput(rid=req.request.rid, token_ids=(token,), usage=counts))
+        outbox.append(TokenOutput(rid=req.rid, token_ids=(token,), usage=counts))
     return left
 
 

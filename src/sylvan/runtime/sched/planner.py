@@ -15,6 +15,7 @@ from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import common_prefix_len, media_divergence
 from sylvan.runtime.core.req import Draft, Req, Slice
 from sylvan.runtime.sched.admission import Admission
+from sylvan.runtime.sched.decodes import Decodes
 from sylvan.runtime.sched.feature import Feature, Verdict, overriding
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.lookup import Lookup
@@ -52,8 +53,10 @@ class Planner:
         self._drafters = overriding(features, "draft")
         self._plain = not self._running_gates and not self._drafters
         self.decodes = False  # whether the slices planned last are nothing but plain decodes
+        self.grown: tuple[Req, ...] | None = None  # see `Batch.grown`
+        self._decodes = Decodes(parts.cache) if self._plain and limits.inflight == 1 else None
         self._slices: list[Slice] = []
-        self._decoded = 0  # of those, by `_decode`
+        self._decoded = 0  # of those, the plainest
         self._page_size = parts.cache.page_size
         self._budget = 0
         self._chunk = 0
@@ -65,22 +68,40 @@ class Planner:
         if self.started:
             self.started = []
         self._budget, self._chunk = self.step_size.tokens, self._limits.chunk_tokens
-        self.planned_tokens = 0
+        self.planned_tokens, self._decoded, self.grown = 0, 0, None
         self._make_way()
         retractions = self.retractions
-        for req in self._decode_running():
+        quickly = self._decode_at_once()
+        for req in self._decode_each() if quickly is None else quickly:
             self._go_on(req)
         if self.retractions == retractions:
             self.admission.on_step()
             self._admit()
         self.decodes = self._decoded == len(self._slices)
-        return tuple(self._slices)
+        if self._decodes is None:
+            return tuple(self._slices)
+        slices = self._decodes.whole_step(
+            self._slices, only=self.decodes and self._decoded > 0 and quickly is not None
+        )
+        if self._decodes.repeats:
+            self.grown = self._decodes.grown
+        return slices
 
-    def _decode_running(self) -> list[Req]:
-        """Give each decoding request its slice; returns prompts under way."""
+    def _decode_at_once(self) -> list[Req] | None:
+        """Give all that decode their slices; returns the others, or None, having done nothing."""
+        if self._decodes is None or len(self._running) > self._budget:
+            return None
+        if (planned := self._decodes.plan(self._running)) is None:
+            return None
+        self._slices, others = planned
+        self._decoded = self.planned_tokens = len(self._slices)
+        self._budget -= self._decoded
+        return others
+
+    def _decode_each(self) -> list[Req]:
+        """Give decoding requests their slices one by one; returns prompts under way."""
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
-        self._decoded = 0
         for req in tuple(self._running):
             start, pending = req.computed, req.pending
             known = req.tokens.length + pending
@@ -115,7 +136,7 @@ class Planner:
             step=self.step,
             priority=req.request.priority,
         )
-        req.kv, req.computed = None, 0
+        req.kv, req.computed, req.decode = None, 0, None
 
     def retract(self, req: Req) -> None:
         """Take the memory of a running request; it waits until there is some again."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
 
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.policies.api import SchedulePolicy
@@ -53,7 +53,7 @@ class WaitingQueue:
         """The most urgent; at least one must wait."""
         return max(self._priorities)
 
-    def candidates(self) -> Sequence[Req]:
+    def candidates(self) -> Iterable[Req]:
         """All waiting requests, most urgent first."""
         if not self._in_order:
             self._reqs = dict(sorted(self._reqs.items()))
@@ -64,13 +64,14 @@ class WaitingQueue:
         if len(self._priorities) == 1:
             return self._ranked(reqs)
         by_priority = sorted(reqs, key=_priority, reverse=True)
-        return [r for _, group in groupby(by_priority, _priority) for r in self._ranked([*group])]
+        groups = [[*group] for _, group in groupby(by_priority, _priority)]
+        return chain.from_iterable(map(self._ranked, groups))
 
     def is_aged(self, req: Req) -> bool:
         """Whether `req` goes before the policy's choice."""
         return req.retractions > 0 or self._clock() - req.arrived_s > self._age_limit_s
 
-    def _ranked(self, reqs: Sequence[Req]) -> Sequence[Req]:
+    def _ranked(self, reqs: Sequence[Req]) -> Iterable[Req]:
         before = self._clock() - self._age_limit_s
         if not self._num_retracted and reqs[0].arrived_s >= before:
             return self._policy.order(reqs)  # they came in order
@@ -78,7 +79,7 @@ class WaitingQueue:
         if len(aged) == len(reqs):
             return aged
         fresh = [r for r in reqs if not r.retractions and r.arrived_s >= before]
-        return [*aged, *self._policy.order(fresh)]
+        return chain(aged, self._policy.order(fresh))
 
 
 def _priority(req: Req) -> int:

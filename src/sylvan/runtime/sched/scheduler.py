@@ -58,7 +58,7 @@ class Scheduler:
         policy = parts.policy(
             PolicyContext(
                 cached_tokens=lookup.cached_tokens,
-                may_hit=lookup.may_hit,
+                likely_hits=lookup.likely_hits,
                 clock=parts.clock,
                 seed=parts.seed,
                 tenant_weights=parts.tenant_weights,
@@ -241,7 +241,7 @@ class Scheduler:
         self._totals["steps"] += bool(slices)
         ended, self._ended = tuple(self._ended), []
         copies = self._parts.cache.take_copies()
-        return Batch(slices, copies, ended, self._planner.decodes)
+        return Batch(slices, copies, ended, self._planner.decodes, self._planner.grown)
 
     def _settle(self) -> bool:
         """Take in the results of the oldest step in flight."""

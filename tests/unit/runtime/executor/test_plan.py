@@ -187,6 +187,45 @@ def test_steps_of_the_same_decodes_follow_from_the_step_before():
             assert fast.input_ids.tolist() == slow.input_ids.tolist() == [40, 40]
 
 
+def test_slices_that_moved_on_are_planned_from_who_got_memory():
+    """Asked to look at those alone or at all, a planner tells the executor the same."""
+    told, asked = Planner(4), Planner(4)
+    a, b = req("a", 1, 2, 3, pages=(5,)), req("b", 8, 9, pages=(7,))
+    slices = (piece(a, 3, 4), piece(b, 2, 3))
+    for step in range(5):
+        grown = None
+        for one, work in zip((a, b), slices, strict=True):
+            one.tokens.append(40 + step)
+            if step:
+                work.start, work.stop, grown = work.start + 1, work.stop + 1, ()
+        if step == 3:
+            b.kv.pages[1], b.kv.num_pages, grown = 6, 2, (b,)
+        copied = tuple(piece(work.req, work.start, work.stop) for work in slices)
+        fast = told.plan(Batch(slices, decodes=True, grown=grown))
+        slow = asked.plan(Batch(copied))
+        for name in ("slots", "starts", "stops", "samples"):
+            assert getattr(fast, name).tolist() == getattr(slow, name).tolist()
+        assert updates(fast) == updates(slow)
+
+
+def test_slices_that_another_step_came_between_are_looked_at():
+    planner = Planner(4)
+    a, b = req("a", 1, 2, pages=(5,)), req("b", 8, 9, pages=(7,))
+    slices = (piece(a, 2, 3),)
+    a.tokens.append(40)
+    planner.plan(Batch(slices, decodes=True))
+    planner.plan(Batch((piece(b, 0, 2),)))
+    a.tokens.append(41)
+    a.kv.pages[1], a.kv.num_pages = 6, 2
+    slices[0].start, slices[0].stop = 3, 4
+
+    plan = planner.plan(Batch(slices, decodes=True, grown=()))
+
+    assert plan.starts.tolist() == [3]
+    assert plan.input_ids.tolist() == [41]
+    assert updates(plan) == [(0, 1, [6])]
+
+
 def test_other_decodes_are_looked_at_again():
     planner = Planner(4)
     a, b = req("a", 1, 2, pages=(5,)), req("b", 8, 9, pages=(7,))

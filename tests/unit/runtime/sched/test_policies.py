@@ -29,7 +29,7 @@ def waiting(*lengths: int, **fields) -> list[Req]:
 def order(name: str, reqs, cached=None, clock=None) -> list[str]:
     context = PolicyContext(
         cached_tokens=lambda r: (cached or {}).get(r.rid, 0),
-        may_hit=lambda r: r.rid in (cached or {}),
+        likely_hits=lambda reqs: (r for r in reqs if r.rid in (cached or {})),
         clock=clock or VirtualClock(),
     )
     return [r.rid for r in schedule_policy(name)(context).order(reqs)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 
 from sylvan.kernels.native.binding import Inputs, Run
@@ -50,17 +51,22 @@ class FusedStep:
             last_token=last_token.ctypes.data,
         )
         run.inputs = ctypes.addressof(self._inputs)
+        limits = batch.limits
+        # where plans are copied to: asking an array for its address takes longer than that
+        self._numbers: IntArray = np.empty(6 * limits.max_reqs + limits.max_tokens, np.int32)
+        self._inputs.numbers = self._numbers.ctypes.data
+        self._typed = True  # whether a token may be of another type than 0
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
         """See `Step.run`."""
         inputs, batch = self._inputs, self._batch
-        inputs.numbers = plan.numbers.ctypes.data
+        self._numbers[: len(plan.numbers)] = plan.numbers
         inputs.seqs = batch.num_reqs = plan.num_slices
         inputs.tokens = batch.num_tokens = plan.num_tokens
         inputs.outputs = batch.num_samples = plan.num_samples
         inputs.in_flight = plan.num_in_flight
-        types = batch.host.token_types
-        types[: plan.num_tokens] = 0 if plan.token_types is None else plan.token_types
+        if plan.token_types is not None or self._typed:
+            self._type(plan)
         if not draw:
             self._run.sample = None
             self._program.run(self._run)
@@ -70,6 +76,13 @@ class FusedStep:
         self._rows.mask(masks)
         self._run.sample = self._sample
         return self._rows.output(slots, self._program.run(self._run))
+
+    def _type(self, plan: StepPlan) -> None:
+        types = self._batch.host.token_types
+        types[:] = 0
+        if plan.token_types is not None:
+            types[: plan.num_tokens] = plan.token_types
+        self._typed = plan.token_types is not None
 
     def logits(self) -> torch.Tensor:
         """See `Step.logits`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,12 +21,12 @@ class PolicyContext:
     """What policies may look at.
 
     `cached_tokens(req)` is how many tokens of a waiting request the prefix cache holds now.
-    `may_hit(req)` is a cheap test for those worth asking about. `tenant_weights` are shares for
-    fair policies; 1 where not given.
+    `likely_hits(reqs)` are those of them worth asking about, found by a cheap test.
+    `tenant_weights` are shares for fair policies; 1 where not given.
     """
 
     cached_tokens: Callable[[Req], int]
-    may_hit: Callable[[Req], bool] = lambda req: True
+    likely_hits: Callable[[Iterable[Req]], Iterable[Req]] = lambda reqs: reqs
     clock: Clock = monotonic
     seed: int = 0
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -35,6 +35,9 @@ class PolicyContext:
 class SchedulePolicy(Protocol):
     """Ranks waiting requests of equal priority."""
 
-    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """Return the same requests, most urgent first; `waiting` is in arrival order."""
+    def order(self, waiting: Sequence[Req]) -> Iterable[Req]:
+        """Return the same requests, most urgent first; `waiting` is in arrival order.
+
+        Mostly a few are read, so what comes later need not be worked out before.
+        """
         ...

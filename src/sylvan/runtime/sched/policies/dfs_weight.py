@@ -19,7 +19,7 @@ class DepthFirstWeight:
     """
 
     def __init__(self, context: PolicyContext) -> None:
-        self._may_hit = context.may_hit
+        self._likely_hits = context.likely_hits
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         """See `SchedulePolicy.order`."""
@@ -29,10 +29,12 @@ class DepthFirstWeight:
         for branch in branches.values():
             weights[branch] = weights.get(branch, 0) + 1
 
+        cached = {req.order for req in self._likely_hits(waiting)}
+
         def rank(req: Req) -> tuple[bool, int, bytes, bytes]:
             branch = branches[req.order]
             # a branch once begun is finished: it grows lighter than the others as it is served
-            return not self._may_hit(req), -weights[branch], branch, keys[req.order]
+            return req.order not in cached, -weights[branch], branch, keys[req.order]
 
         return sorted(waiting, key=rank)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import filterfalse, islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, filterfalse, islice
 
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.policies.api import SCAN, WINDOW, PolicyContext, SchedulePolicy
@@ -17,15 +17,15 @@ class LongestPrefixMatch:
 
     def __init__(self, context: PolicyContext) -> None:
         self._cached_tokens = context.cached_tokens
-        self._may_hit = context.may_hit
+        self._likely_hits = context.likely_hits
 
-    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
+    def order(self, waiting: Sequence[Req]) -> Iterable[Req]:
         """See `SchedulePolicy.order`."""
-        hits = [*islice(filter(self._may_hit, waiting[:SCAN]), WINDOW)]
+        hits = [*islice(self._likely_hits(islice(waiting, SCAN)), WINDOW)]
         if not hits:
             return waiting
         ranked = sorted(hits, key=self._cached_tokens, reverse=True)
-        return [*ranked, *filterfalse(set(hits).__contains__, waiting)]
+        return chain(ranked, filterfalse(set(hits).__contains__, waiting))
 
 
 def build(context: PolicyContext) -> SchedulePolicy:

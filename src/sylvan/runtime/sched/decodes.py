@@ -1,0 +1,70 @@
+"""The part of a step that is most of nearly all steps: requests that decode their next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.types import KVHandle
+from sylvan.runtime.core.req import Req, Slice
+
+
+class Decodes:
+    """Gives all requests that decode their slices at once, and the same objects at each step.
+
+    Only where no step is in flight while the next one is planned: a step in flight owns its slices.
+    """
+
+    def __init__(self, cache: KVCacheManager) -> None:
+        self._cache = cache
+        self._slices: tuple[Slice, ...] = ()  # of the step before, if all it did was to decode
+        self.repeats = False  # whether the step planned last has the very slices of the one before
+        self.grown: tuple[Req, ...] = ()  # of those planned last, who got memory
+
+    def plan(self, running: Sequence[Req]) -> tuple[list[Slice], list[Req]] | None:
+        """Slices of those that decode, and the others, in order.
+
+        None, changing nothing, if memory is short.
+        """
+        page_size = self._cache.page_size
+        slices: list[Slice] = []
+        others: list[Req] = []
+        grown: list[Req] = []
+        handles: list[KVHandle] = []
+        for req in running:
+            start, kv = req.computed, req.kv
+            if req.tokens.length != start + 1 or start < req.prompt_len or req.pending or not kv:
+                others.append(req)
+                continue
+            if start >= kv.num_pages * page_size:
+                handles.append(kv)
+                grown.append(req)
+            piece = req.decode
+            if piece is None:
+                piece = req.decode = Slice(req, start, start + 1, True)
+            piece.start = start
+            piece.stop = req.computed = start + 1
+            req.pending = 1
+            slices.append(piece)
+        if handles and not self._cache.grow(handles):
+            for piece in slices:
+                piece.req.computed, piece.req.pending = piece.start, 0
+            return None
+        self.grown = tuple(grown)
+        return slices, others
+
+    def whole_step(self, slices: Sequence[Slice], *, only: bool) -> tuple[Slice, ...]:
+        """All slices of the step that was planned; `repeats` says what kind of step it is.
+
+        Args:
+            slices: Of the step.
+            only: Whether all of them are from `plan`.
+        """
+        before = self._slices
+        self.repeats = only and len(before) == len(slices) and all(map(is_, before, slices))
+        if self.repeats:
+            return before
+        whole = tuple(slices)
+        self._slices = whole if only else ()
+        return whole
