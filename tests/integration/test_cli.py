@@ -12,10 +12,19 @@ import sys
 import pytest
 
 from sylvan.cli.client import ApiClient, ServerError
-from tests.support.tiny import write_model
+from tests.support.tiny import ENDLESS, write_model
 
 START_S = 120
-FLAGS = ("--load-format", "dummy", "--device", "cpu", "--threads", "1", "--max-total-tokens", "8Ki")
+FLAGS = (
+    "--load-format",
+    "dummy",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+    "--max-total-tokens",
+    "32Ki",
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +101,7 @@ def test_server_answers_drains_and_leaves_nothing(model):
 
 def test_second_interrupt_ends_at_once(model):
     with served(model, "--server.drain-s", "600") as (process, url), ApiClient(url) as client:
-        stream = client.complete("abc", max_tokens=900, temperature=0, ignore_eos=True)
+        stream = client.complete("abc", max_tokens=ENDLESS, temperature=0, ignore_eos=True)
         next(stream)
         pids = children(process.pid)
         process.send_signal(signal.SIGINT)

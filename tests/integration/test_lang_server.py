@@ -14,7 +14,7 @@ import pytest
 
 import sylvan as sgl
 from sylvan.lang.backends.engine import EngineBackend
-from tests.support.tiny import write_model
+from tests.support.tiny import CONTEXT, ENDLESS, write_model
 
 SERVE = {"load_format": "dummy", "device": "cpu", "dtype": "float32", "threads": 1}
 EXAMPLES = Path(__file__).parents[2] / "examples" / "lang"
@@ -180,7 +180,7 @@ def test_refusals_name_the_line_and_leave_the_server_well(backend):
     def program(s, text):
         s += text + sgl.gen("x", max_tokens=4)
 
-    state = program.run("x" * 3000, backend=backend)
+    state = program.run("x" * (CONTEXT + 100), backend=backend)
     with pytest.raises(sgl.ProgramError, match="s \\+= text"):
         state["x"]
     assert program.run("short", backend=backend).error() is None
@@ -189,19 +189,14 @@ def test_refusals_name_the_line_and_leave_the_server_well(backend):
 def test_cancelled_programs_stop_on_the_server(backend):
     @sgl.function
     def program(s):
-        s += "On and on: " + sgl.gen("x", max_tokens=900, ignore_eos=True, sampling_seed=1)
+        s += "On and on: " + sgl.gen("x", max_tokens=ENDLESS, ignore_eos=True, sampling_seed=1)
 
-    def cancelled_midway() -> bool:
-        state = program.run(backend=backend, stream=True)
-        next(state.text_iter("x"))
-        state.cancel()
-        try:
-            return not state["x"]
-        except sgl.ProgramCancelledError:
-            return True
+    state = program.run(backend=backend, stream=True)
+    next(state.text_iter("x"))
+    state.cancel()
 
-    # where this process was kept waiting, the whole text may be there before the cancellation
-    assert any(cancelled_midway() for _ in range(20))
+    with pytest.raises(sgl.ProgramCancelledError):
+        state["x"]
     deadline = time.monotonic() + 30
     while not is_idle(backend):
         assert time.monotonic() < deadline

@@ -21,7 +21,7 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
-from tests.support.tiny import tiny_config, write_model
+from tests.support.tiny import ENDLESS, tiny_config, write_model
 
 DEADLINE_S = 60
 
@@ -206,7 +206,7 @@ async def test_random_disconnects_leave_nothing_running_and_others_right(runtime
 
 
 async def test_abort_ends_all_samples_of_a_request_only(runtime: Runtime) -> None:
-    sampling = SamplingParams(n=2, max_new_tokens=900, ignore_eos=True)
+    sampling = SamplingParams(n=2, max_new_tokens=ENDLESS, ignore_eos=True)
     finishes = []
     inp = GenerateInput(text="a", sampling=sampling, rid="mine")
     async with asyncio.timeout(DEADLINE_S), aclosing(runtime.manager.generate(inp)) as deltas:
@@ -220,7 +220,7 @@ async def test_abort_ends_all_samples_of_a_request_only(runtime: Runtime) -> Non
 
 
 async def test_a_live_rid_cannot_be_taken_twice(runtime: Runtime) -> None:
-    inp = GenerateInput(text="a", sampling=SamplingParams(max_new_tokens=900), rid="twin")
+    inp = GenerateInput(text="a", sampling=SamplingParams(max_new_tokens=ENDLESS), rid="twin")
     async with aclosing(runtime.manager.generate(inp)) as first:
         await anext(first)
         with pytest.raises(RequestError, match="twin"):
@@ -243,7 +243,7 @@ async def test_draining_lets_live_requests_end_and_refuses_new_ones(runtime: Run
 
 
 async def test_draining_aborts_what_is_left_at_the_deadline(runtime: Runtime) -> None:
-    sampling = SamplingParams(max_new_tokens=900, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
     inp = GenerateInput(text="a", sampling=sampling)
     heard = asyncio.Semaphore(0)
     task = asyncio.create_task(listen(runtime, inp, heard))
@@ -286,7 +286,7 @@ async def test_a_child_that_keeps_dying_is_given_up(
 ) -> None:
     monkeypatch.setattr("sylvan.runtime.engine.life.MAX_RESTARTS", 0)
     heard = asyncio.Semaphore(0)
-    inp = GenerateInput(text="a", sampling=SamplingParams(max_new_tokens=900, ignore_eos=True))
+    inp = GenerateInput(text="a", sampling=SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True))
     task = asyncio.create_task(listen(runtime, inp, heard))
     await heard.acquire()
 

@@ -29,13 +29,13 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.transport import workspace
-from tests.support.tiny import tiny_config
+from tests.support.tiny import ENDLESS, tiny_config
 
 workspace._default_parent = lambda: Path(sys.argv[2])  # which no other engine sweeps
 
 async def main():
     runtime = await Runtime.start(tiny_config(Path(sys.argv[1])))
-    sampling = SamplingParams(max_new_tokens=900, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
     async with aclosing(runtime.manager.generate(GenerateInput(text="a", sampling=sampling))) as s:
         await anext(s)
         about = {"pids": list(runtime.pids.values()), "path": str(runtime._backend.workspace)}

@@ -10,7 +10,9 @@ from sylvan.config.tree import CacheConfig, ObserveConfig, SchedulerConfig
 from tests.support.scripted import write_checkpoint
 
 VOCAB = 263
-CONTEXT = 1024
+CONTEXT = 16384
+ENDLESS = 12_000
+"""Tokens that take many seconds: a request for so many is under way, whatever holds a test up."""
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -44,7 +46,7 @@ def tiny_config(folder: Path, **changes: object) -> Config:
         "device": "cpu",
         "dtype": "float32",
         "threads": 1,
-        "cache": CacheConfig(page_size=16, max_tokens=16384),
+        "cache": CacheConfig(page_size=16, max_tokens=65536),
         "scheduler": SchedulerConfig(
             max_batch_tokens=512, max_running_reqs=32, overlap="off", policy="lpm"
         ),

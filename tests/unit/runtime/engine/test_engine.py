@@ -13,7 +13,7 @@ import pytest
 import sylvan
 from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.runtime.engine.engine import Engine
-from tests.support.tiny import write_model
+from tests.support.tiny import CONTEXT, write_model
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
 
@@ -188,7 +188,7 @@ def test_bad_requests_name_the_field(
 
 def test_one_bad_prompt_of_a_batch_fails_the_call_and_nothing_else(engine: Engine) -> None:
     with pytest.raises(RequestError, match="tokens"):
-        engine.generate(["fine", "x" * 2000], GREEDY)
+        engine.generate(["fine", "x" * (CONTEXT + 100)], GREEDY)
 
     assert engine.generate("hello", GREEDY)
     assert engine.flush_cache()
