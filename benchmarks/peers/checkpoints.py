@@ -126,8 +126,7 @@ def write_gguf(folder: Path, kind: str, out: Path) -> None:
 
     raw = json.loads((folder / "config.json").read_text())
     arch, wanted = raw["model_type"], gguf.GGMLQuantizationType[kind]
-    part = out.with_name(out.name + ".partial")
-    writer = gguf.GGUFWriter(part, arch)
+    writer = gguf.GGUFWriter(out, arch)
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])
     writer.add_block_count(raw["num_hidden_layers"])
@@ -151,7 +150,6 @@ def write_gguf(folder: Path, kind: str, out: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    part.rename(out)
 
 
 def _interleaved(value: torch.Tensor, head_dim: int) -> torch.Tensor:

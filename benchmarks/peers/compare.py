@@ -1,36 +1,32 @@
 """Sylvan and its peers on the same random-weight checkpoints, one after the other, in rounds.
 
+    python benchmarks/peers/compare.py --setup            # install and convert only
+    python benchmarks/peers/compare.py --check            # do the converted models answer alike?
     python benchmarks/peers/compare.py                    # all peers, all shapes; hours
-    python benchmarks/peers/compare.py --shapes 10M --peers sylvan transformers openvino
-    python benchmarks/peers/compare.py --write            # and put the tables into the docs
+    python benchmarks/peers/compare.py --shapes 10M 0.5B --minutes 20 --resume --write
 
-Environments, converted models and results are kept under `--cache`. A peer that cannot be installed
-or takes too long is left out with its reason. Run it on a quiet machine: nothing else may compute.
+Environments, converted models, results and logs are kept under `--cache`. A peer that cannot be
+installed, fails or takes too long is left out with its reason, and the rest goes on. `--resume`
+goes on with the results of a run that ended early. Run it on a quiet machine: nothing else may
+compute.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
-import statistics
-import subprocess
+import shutil
 import sys
-import sysconfig
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkpoints import SHAPES, write_checkpoint
-from peers import PEERS, Peer
-
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- peers: written by benchmarks/peers/compare.py -->", "<!-- /peers -->"
-COLUMNS = ("bf16", "8 bit", "4 bit")
-Rates = Mapping[tuple[str, str, str, str], list[float]]  # shape, peer, column, what -> per round
+from environments import CommandFailedError, Environment
+from peers import PEERS
+from results import COLUMNS, Journal, Result, parsed, report, write_docs
 
 
 @dataclass(frozen=True)
@@ -41,53 +37,13 @@ class Setting:
     threads: int
     limit_s: float
     setup_limit_s: float
+    deadline: float  # of the clock `time.monotonic`
     words: tuple[str, ...]  # handed to every worker
 
-
-class Environment:
-    """Python of a peer: an environment of its own that also sees what is installed here."""
-
-    def __init__(self, name: str, peer: Peer, setting: Setting) -> None:
-        self._folder, self._peer, self._setting = setting.cache / "envs" / name, peer, setting
-        self.python = self._folder / "bin" / "python" if peer.packages else Path(sys.executable)
-
-    def prepare(self) -> None:
-        """Install once. Raises `subprocess.SubprocessError` where that fails."""
-        done = self._folder / ".done"
-        if not self._peer.packages or done.exists():
-            return
-        _run([sys.executable, "-m", "venv", str(self._folder)], 300)
-        site = self._folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-        (site / "host.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        pinned = f"torch=={_version('torch')}"
-        command = [str(self.python), "-m", "pip", "install", "-q", pinned, *self._peer.packages]
-        _run(command, self._setting.setup_limit_s, dict(self._peer.environment))
-        done.touch()
-
-    def work(self, *words: str, limit_s: float) -> str:
-        """What the worker printed."""
-        return _run([str(self.python), str(HERE / "worker.py"), *words], limit_s)
-
-
-def _run(command: Sequence[str], limit_s: float, extra: Mapping[str, str] | None = None) -> str:
-    found = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **(extra or {})},
-        check=False,
-    )
-    if found.returncode:
-        lines = (found.stderr or found.stdout).strip().splitlines() or ["no output"]
-        raise subprocess.SubprocessError(f"exit code {found.returncode}: {lines[-1][:200]}")
-    return found.stdout
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """What results depend on: only those of the same settings are resumed."""
+        return (f"threads {self.threads}", *self.words)
 
 
 @dataclass(frozen=True)
@@ -100,149 +56,239 @@ class Candidate:
     environment: Environment
     words: tuple[str, str, str, str]  # peer, format, model, converted model
 
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.shape} {self.column}"
 
-def candidates(options: argparse.Namespace, setting: Setting) -> Iterator[Candidate]:
-    """Install, write and convert what is needed; says what is left out and why."""
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        return ("measure", "shared") if PEERS[self.name].shares_prefixes else ("measure",)
+
+
+@dataclass
+class LeftOut:
+    """Why something is missing in the tables; each line is said at once, too."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        say(f"left out: {line}")
+        self.lines.append(line)
+
+
+def candidates(options: argparse.Namespace, setting: Setting, out: LeftOut) -> list[Candidate]:
+    """Install, write and convert what is needed; neighbours in a table are measured in turn."""
     for shape in options.shapes:
         model = setting.cache / "models" / shape
         if not model.exists():
-            _say(f"{shape}: writing the checkpoint")
+            say(f"{shape}: writing the checkpoint")
             write_checkpoint(shape, model)
+    found: list[Candidate] = []
     for name in options.peers:
-        peer = PEERS[name]
-        environment = Environment(name, peer, setting)
-        _say(f"{name}: environment")
+        environment = Environment(name, PEERS[name], setting.cache, setting.threads)
+        say(f"{name}: environment")
         try:
-            environment.prepare()
-        except (subprocess.SubprocessError, OSError) as why:
-            _say(f"{name}: left out, cannot be installed: {why}")
+            environment.prepare(setting.setup_limit_s)
+        except CommandFailedError as why:
+            out.add(f"{name}: cannot be installed: {why}")
             continue
         for shape in options.shapes:
             for column in options.formats:
-                if column in peer.formats:
-                    yield from _candidate(shape, name, column, environment, setting)
+                if column in PEERS[name].formats:
+                    found += _converted(shape, name, column, environment, setting, out)
+    order = (options.shapes, options.formats, options.peers)
+    return sorted(found, key=lambda c: [o.index(x) for o, x in zip(order, _place(c), strict=True)])
 
 
-def _candidate(
-    shape: str, name: str, column: str, environment: Environment, setting: Setting
+def _place(candidate: Candidate) -> tuple[str, str, str]:
+    return candidate.shape, candidate.column, candidate.name
+
+
+def _converted(
+    shape: str, name: str, column: str, environment: Environment, setting: Setting, out: LeftOut
 ) -> Iterator[Candidate]:
-    peer, form = PEERS[name], PEERS[name].formats[column]
+    form = PEERS[name].formats[column]
     model = setting.cache / "models" / shape
     extra = setting.cache / "converted" / f"{name}-{shape}-{form}"
-    words = (name, form, str(model), str(extra))
-    try:
-        if peer.convert and not extra.exists():
-            _say(f"{name} {shape} {column}: converting")
-            extra.parent.mkdir(parents=True, exist_ok=True)
+    candidate = Candidate(shape, name, column, environment, (name, form, str(model), str(extra)))
+    if PEERS[name].convert and not extra.exists():
+        say(f"{candidate.label}: converting")
+        extra.parent.mkdir(parents=True, exist_ok=True)
+        part = extra.with_name(extra.name + ".partial")
+        shutil.rmtree(part, ignore_errors=True)
+        words = (name, form, str(model), str(part))
+        try:
             environment.work("convert", *words, limit_s=setting.setup_limit_s)
-    except subprocess.SubprocessError as why:
-        _say(f"{name} {shape} {column}: left out, cannot be converted: {why}")
-        return
-    yield Candidate(shape, name, column, environment, words)
+        except CommandFailedError as why:
+            out.add(f"{name}, {shape}, {column}: cannot be converted: {why}")
+            return
+        part.rename(extra)
+    yield candidate
 
 
-def measure(found: Sequence[Candidate], rounds: int, setting: Setting) -> Rates:
-    """All candidates in turn, `rounds` times, so that what drifts hits all alike."""
-    rates: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
-    for number in range(rounds):
-        for candidate in found:
-            jobs = ["measure", *(["shared"] if PEERS[candidate.name].shares_prefixes else [])]
-            for job in jobs:
-                for line in _lines(candidate, job, number, setting):
-                    rate = line["per_s"] if "per_s" in line else line["s"]
-                    key = (candidate.shape, candidate.name, candidate.column, str(line["what"]))
-                    rates[key].append(float(rate))
-    return rates
+def measure(
+    found: Sequence[Candidate], rounds: int, setting: Setting, journal: Journal, out: LeftOut
+) -> None:
+    """All candidates in turn, `rounds` times, so that what drifts hits all alike.
+
+    What fails once is left out of the rounds that follow. Nothing starts that would, by its time in
+    another round, go on past the deadline.
+    """
+    todo = [(r, c, j) for r in range(rounds) for c in found for j in c.jobs]
+    broken: set[tuple[str, str]] = set()
+    skipped, spent = 0, 0.0
+    for number, (turn, candidate, job) in enumerate(todo):
+        key = (candidate.shape, candidate.name, candidate.column, job, turn)
+        if journal.done(key) or (candidate.label, job) in broken:
+            continue
+        if time.monotonic() + journal.spent_s(key) > setting.deadline:
+            skipped += 1
+            continue
+        result = _measured(candidate, job, turn, setting)
+        journal.add(result)
+        if result.failed:
+            broken.add((candidate.label, job))
+        spent += result.spent_s
+        told = result.failed or f"{len(result.rates)} results"
+        say(
+            f"[{number + 1}/{len(todo)}, {spent / 60:.1f} min] round {turn + 1}, "
+            f"{candidate.label}, {job}: {told}, {result.spent_s:.0f} s"
+        )
+    if skipped:
+        out.add(f"{skipped} of {len(todo)} turns, for which the time was too short")
 
 
-def _lines(
-    candidate: Candidate, job: str, number: int, setting: Setting
-) -> list[dict[str, float | str]]:
-    label = f"{candidate.name} {candidate.shape} {candidate.column} {job}, round {number + 1}"
-    words = (job, *candidate.words, "--threads", str(setting.threads), "--round", str(number))
+def _measured(candidate: Candidate, job: str, turn: int, setting: Setting) -> Result:
+    words = (job, *candidate.words, "--threads", str(setting.threads), "--round", str(turn))
+    start, failed = time.monotonic(), None
     try:
         text = candidate.environment.work(*words, *setting.words, limit_s=setting.limit_s)
-    except subprocess.SubprocessError as why:
-        _say(f"{label}: {why}")
-        return []
-    found = [json.loads(line) for line in text.splitlines() if line.startswith('{"what"')]
-    _say(f"{label}: {len(found)} results")
-    return found
+    except CommandFailedError as why:
+        failed, text = str(why), why.printed
+    said = parsed(text)
+    if not failed and not said["rates"]:
+        failed = "the worker printed no result"
+    return Result(
+        candidate.shape,
+        candidate.name,
+        candidate.column,
+        job,
+        turn,
+        setting.lasting,
+        said["rates"],
+        time.monotonic() - start,
+        said["version"],
+        failed,
+    )
 
 
-def tables(rates: Rates, shapes: Sequence[str]) -> str:
-    """Markdown: one table for each shape and format, medians with the spread of the rounds."""
-    parts: list[str] = []
-    for shape in shapes:
-        for column in COLUMNS:
-            mine = {k: v for k, v in rates.items() if (k[0], k[2]) == (shape, column)}
-            if not mine:
-                continue
-            works = list(dict.fromkeys(key[3] for key in mine))
-            names = list(dict.fromkeys(key[1] for key in mine))
-            lines = [f"### {shape}, {column}", "", f"| work | {' | '.join(names)} |"]
-            lines.append("|---|" + "---:|" * len(names))
-            for what in works:
-                cells = [_cell(mine.get((shape, name, column, what), [])) for name in names]
-                lines.append(f"| {what} | {' | '.join(cells)} |")
-            parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+def check(found: Sequence[Candidate], setting: Setting) -> bool:
+    """Ask every candidate the same; say how often its first tokens are those of the first one.
+
+    Random weights leave near ties: formats of few bits agree less often, wrong models never.
+    """
+    reference: dict[str, list[list[int]]] = {}
+    good = True
+    for candidate in found:
+        words = ("check", *candidate.words, "--threads", str(setting.threads))
+        try:
+            text = candidate.environment.work(*words, limit_s=setting.limit_s)
+        except CommandFailedError as why:
+            say(f"{candidate.label}: {why}")
+            good = False
+            continue
+        tokens: list[list[int]] = parsed(text)["tokens"]
+        wanted = reference.setdefault(candidate.shape, tokens)
+        same = sum(a[0] == b[0] for a, b in zip(tokens, wanted, strict=True))
+        good &= same > 0
+        counts = sorted({len(row) for row in tokens})
+        print(
+            f"{candidate.label}: {len(tokens)} answers of {counts} tokens, "
+            f"{same} of {len(wanted)} begin as {found[0].name}'s do",
+            flush=True,
+        )
+    return good
 
 
-def _cell(found: Sequence[float]) -> str:
-    if not found:
-        return "-"
-    digits = 0 if statistics.median(found) >= 100 else 2
-    middle, low, high = (f"{f(found):,.{digits}f}" for f in (statistics.median, min, max))
-    return middle if len(found) == 1 else f"{middle} [{low}-{high}]"
-
-
-def write_docs(text: str) -> None:
-    """Replace the part of the page between the marks."""
-    page = DOCS.read_text("utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    DOCS.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    about = __doc__.split("\n\n")[0] if __doc__ else None
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--formats", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--limit-s", type=float, default=900.0, help="for one peer in one round")
+    parser.add_argument("--limit-s", type=float, default=900.0, help="for one peer's turn")
     parser.add_argument("--setup-limit-s", type=float, default=3600.0)
+    parser.add_argument("--minutes", type=float, default=1e6, help="start nothing after this time")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "sylvan-peers")
+    parser.add_argument("--results", type=Path, help="default: results.jsonl in the cache")
+    parser.add_argument("--resume", action="store_true", help="go on with the results there are")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--setup", action="store_true", help="install and convert, measure nothing")
+    only.add_argument("--check", action="store_true", help="compare answers, measure nothing")
     parser.add_argument("--write", action="store_true", help="put the tables into the docs")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("worker", nargs="*", help="after --: words for the workers, as --new 8")
     return parser.parse_args()
 
 
-def main() -> None:
+def main() -> int:
     options = _parsed()
-    words = tuple(options.worker)
-    setting = Setting(options.cache, options.threads, options.limit_s, options.setup_limit_s, words)
-    found = list(candidates(options, setting))
-    rates = measure(found, options.rounds, setting)
-    head = (
-        "Tokens a second (requests a second for the shared prefix, seconds for the start), "
-        f"medians of {options.rounds} interleaved rounds and their spread, "
-        f"{options.threads} threads, {platform.machine()}."
+    setting = Setting(
+        options.cache,
+        options.threads,
+        options.limit_s,
+        options.setup_limit_s,
+        time.monotonic() + 60 * options.minutes,
+        tuple(options.worker),
     )
-    text = f"{head}\n\n{tables(rates, options.shapes)}"
+    out = LeftOut()
+    found = candidates(options, setting, out)
+    if options.setup:
+        return 1 if out.lines else 0
+    if options.check:
+        return 0 if check(found, setting) and not out.lines else 1
+    path = options.results or setting.cache / "results.jsonl"
+    journal = Journal(path, setting.lasting, resume=options.resume)
+    try:
+        measure(found, options.rounds, setting, journal, out)
+    except KeyboardInterrupt:
+        out.add("what was not yet measured when the run was interrupted")
+    text = report(journal.results(options.shapes, options.peers), out.lines, _about(options))
     print(text)
-    if options.json:
-        options.json.write_text(json.dumps([[*key, values] for key, values in rates.items()]))
     if options.write:
         write_docs(text)
+    return 0
+
+
+def _about(options: argparse.Namespace) -> str:
+    words = f" (`{' '.join(options.worker)}`)" if options.worker else ""
+    rounds = f"medians of {options.rounds} interleaved rounds and their spread"
+    return (
+        "Tokens a second (requests a second for the shared prefix, seconds for the start), "
+        f"{'one round' if options.rounds == 1 else rounds}, "
+        f"{options.threads} threads, {_processor()}{words}."
+    )
+
+
+def _processor() -> str:
+    """Its name with the instructions that decide these numbers."""
+    name, flags = platform.machine(), ""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        title, _, value = line.partition(":")
+        if title.strip() == "model name":
+            name = value.strip()
+        elif title.strip() == "flags":
+            flags = value
+            break
+    known = [f for f in ("avx2", "avx512_vnni", "avx512_bf16", "amx_bf16") if f in flags.split()]
+    return f"{name}{f' ({known[-1]})' if known else ''}"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

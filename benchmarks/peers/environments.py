@@ -1,0 +1,126 @@
+"""Where a peer runs: its own environment, its own processes, and an end to both when time is up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from peers import Peer
+
+HERE = Path(__file__).parent
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "DO_NOT_TRACK": "1",
+}
+_COMPLAINT = re.compile(r"\b(?:\w*(?:Error|Exception|Interrupt)|ERROR|error|fatal)\b")
+
+
+class CommandFailedError(Exception):
+    """A command failed or took too long; `printed` is what it had said until then."""
+
+    def __init__(self, reason: str, printed: str = "") -> None:
+        super().__init__(reason)
+        self.printed = printed
+
+
+class Environment:
+    """Python of a peer: an environment of its own that also sees what is installed here.
+
+    So PyTorch is there once, and no peer can change what Sylvan runs with. Logs go to `cache`/logs.
+    """
+
+    def __init__(self, name: str, peer: Peer, cache: Path, threads: int = 1) -> None:
+        self._folder, self._peer, self._threads = cache / "envs" / name, peer, threads
+        self._log = cache / "logs" / f"{name}.log"
+        self.python = self._folder / "bin" / "python" if peer.packages else Path(sys.executable)
+
+    def prepare(self, limit_s: float) -> None:
+        """Install, unless just this is installed. Raises `CommandFailedError` where that fails."""
+        done = self._folder / ".done"
+        wanted = "\n".join((*self._peer.packages, *(f"not {name}" for name in self._peer.unwanted)))
+        if not self._peer.packages or (done.exists() and done.read_text() == wanted):
+            return
+        run([sys.executable, "-m", "venv", str(self._folder)], limit_s, self._log)
+        site = self._folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+        (site / "host.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check"]
+        pinned = f"torch=={version('torch')}"  # another one would bring gigabytes of CUDA
+        install = [*pip, "install", "--progress-bar", "off", "--no-input", pinned]
+        extra = dict(self._peer.build_environment)
+        run([*install, *self._peer.packages], limit_s, self._log, extra)
+        if self._peer.unwanted:
+            run([*pip, "uninstall", "-y", *self._peer.unwanted], limit_s, self._log)
+        done.write_text(wanted)
+
+    def work(self, *words: str, limit_s: float) -> str:
+        """What the worker printed. Raises `CommandFailedError` with what it said before."""
+        command = [str(self.python), str(HERE / "worker.py"), *words]
+        started = self._peer.start_environment
+        extra = OFFLINE | (started(self._folder, self._threads) if started else {})
+        return run(command, limit_s, self._log, extra)
+
+
+def run(
+    command: Sequence[str], limit_s: float, log: Path, extra: Mapping[str, str] | None = None
+) -> str:
+    """What `command` printed; its complaints are appended to `log`.
+
+    Processes that it started end with it. Raises `CommandFailedError`.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as complaints:
+        complaints.write(f"$ {' '.join(command)}\n")
+        complaints.flush()
+        start = complaints.tell()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                env={**os.environ, **(extra or {})},
+            )
+        except OSError as why:
+            raise CommandFailedError(f"cannot be started: {why}") from why
+        try:
+            printed, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired as why:
+            _end_group(process.pid)
+            printed, _ = process.communicate()
+            raise CommandFailedError(f"took longer than {limit_s:,.0f} s", printed) from why
+        finally:
+            _end_group(process.pid)
+            process.wait()
+    if process.returncode:
+        raise CommandFailedError(_reason(process.returncode, log, start, printed), printed)
+    return printed
+
+
+def _end_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _reason(code: int, log: Path, start: int, printed: str) -> str:
+    """The last complaint of a command that failed, in one line."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"ended by {name}{', perhaps for lack of memory' if name == 'SIGKILL' else ''}"
+    with log.open("rb") as complaints:
+        complaints.seek(start)
+        said = complaints.read().decode("utf-8", "replace")
+    lines = [line.strip() for line in (said.strip() or printed).splitlines() if line.strip()]
+    telling = [line for line in lines if _COMPLAINT.search(line)] or lines or ["no output"]
+    return f"exit code {code}: {telling[-1][:200]}"
