@@ -88,3 +88,18 @@ def _tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         unk_token="<unk>",
     )
+
+
+@torch.inference_mode()
+def greedy(model: PreTrainedModel, prompt: list[int], new: int) -> list[int]:
+    """What transformers itself answers, `new` tokens whatever they are."""
+    ids = torch.tensor([prompt])
+    out: Any = model.generate(  # type: ignore[operator]
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()

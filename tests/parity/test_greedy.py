@@ -11,7 +11,7 @@ import torch
 
 from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import LogprobOptions
-from tests.parity.checkpoints import FAMILIES, VOCAB, make
+from tests.parity.checkpoints import FAMILIES, VOCAB, greedy, make
 from tests.parity.serving import Serving
 
 NEW = 64
@@ -47,17 +47,8 @@ def oracle(request, tmp_path_factory) -> Oracle:
     expected, logprobs = [], []
     with torch.inference_mode():
         for prompt in prompts:
-            ids = torch.tensor([prompt])
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NEW,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            expected.append(out[0, len(prompt) :].tolist())
-            logprobs.append(model(ids).logits[0].log_softmax(-1).numpy())
+            expected.append(greedy(model, prompt, NEW))
+            logprobs.append(model(torch.tensor([prompt])).logits[0].log_softmax(-1).numpy())
     return Oracle(path, prompts, expected, logprobs)
 
 

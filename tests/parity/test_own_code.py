@@ -18,7 +18,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import read_config
 from sylvan.runtime.models.registry import choose_path, load_config
 from sylvan.text.tokenizer import Tokenizer
-from tests.parity.checkpoints import write
+from tests.parity.checkpoints import greedy, write
 from tests.parity.rare import ALL
 from tests.parity.serving import Serving
 from tests.support.own_code import AUTO_MAP, VOCAB, write_own_code
@@ -41,26 +41,10 @@ def oracle(folder, tmp_path, monkeypatch):
     ).eval()
 
 
-def expected(model, prompts):
-    found = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        found.append(out[0, len(prompt) :].tolist())
-    return found
-
-
 def test_its_tokens_are_those_of_transformers(folder, oracle):
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, VOCAB, n).tolist() for n in (40, 3, 17)]
-    wanted = expected(oracle, prompts)
+    wanted = [greedy(oracle, prompt, NEW) for prompt in prompts]
     whole = Serving(folder, options={"trusted": True})
     chunked = Serving(folder, options={"trusted": True}, chunk_tokens=16, max_batch_tokens=19)
 
