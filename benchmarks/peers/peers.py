@@ -152,8 +152,9 @@ def _llama_cpp(job: Job) -> Generate:
     lc.llama_log_set(quiet, None)
     model = lc.llama_model_load_from_file(str(job.extra).encode(), lc.llama_model_default_params())
     settings = lc.llama_context_default_params()
-    settings.n_ctx, settings.n_batch, settings.n_ubatch = 16384, 2048, 512
-    settings.n_seq_max, settings.kv_unified = 32, True
+    # a cache for each sequence: in a unified one each request looks at the keys of all others
+    settings.n_seq_max, settings.kv_unified, settings.n_ctx = 32, False, 32 * 2560
+    settings.n_batch, settings.n_ubatch = 2048, 512
     settings.n_threads = settings.n_threads_batch = job.threads
     context = lc.llama_init_from_model(model, settings)
     assert context, "llama.cpp cannot load the model"
@@ -191,7 +192,7 @@ def _llama_cpp(job: Job) -> Generate:
 
 
 def _convert_llama_cpp(model: Path, form: str, out: Path) -> None:
-    from checkpoints import write_gguf
+    from gguf_file import write_gguf
 
     write_gguf(model, form, out)
 
