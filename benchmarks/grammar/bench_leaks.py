@@ -46,19 +46,21 @@ def resident_kib(pid: int) -> int:
     return next(int(x.split()[1]) for x in lines if x.startswith("VmRSS"))
 
 
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def state(compiler: GrammarCompiler) -> dict[str, int]:
     gc.collect()
-    life = compiler._life
-    assert life is not None
-    pid = life.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    pids = compiler._provers.pids
     return {
         "threads": threading.active_count(),
         "files": len(os.listdir("/proc/self/fd")),
-        "their_files": len(os.listdir(f"/proc/{pid}/fd")),
-        "children": len(children),
+        "processes": len(pids),
+        "their_files": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
+        "children": sum(len(children(pid)) for pid in pids),
         "kib": resident_kib(os.getpid()),
-        "their_kib": resident_kib(pid),
+        "their_kib": sum(map(resident_kib, pids)),
     }
 
 

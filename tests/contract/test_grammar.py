@@ -13,9 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.api import CompiledGrammar
+from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.libraries import installed_backends
+from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import ANY_JSON, GrammarSpec
+from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from tests.support.grammar import (
     CALL,
     END,
@@ -241,6 +246,47 @@ def test_masks_of_several_are_those_of_each(name, count) -> None:
     for matcher, row in zip(matchers, rows, strict=True):
         assert set(np.flatnonzero(found[row]).tolist()) - {END} == allowed(matcher)
     assert (bits[::2] == 5).all()
+
+
+TEXTS = ["[a-c]{3}", "zz(x|y)?", "(yes|no) the", "[0-9]+"]
+
+
+def masks_of_steps(name: str) -> list[list[bytes]]:
+    """Masks of a batch, step by step; each output goes on with the least id."""
+    grammars = {f"{i}": compiled(name, GrammarSpec("regex", t)) for i, t in enumerate(TEXTS)}
+    matchers = Matchers(grammars, vocabulary, len(TOKENS), jumps=False)
+    nothing = np.zeros(0, np.int32)
+    for slot, text in enumerate(TEXTS):
+        request = GenerateRequest(
+            rid=f"{slot}",
+            input_ids=np.zeros(2, np.int32),
+            output_ids=nothing,
+            sampling=SamplingParams(max_new_tokens=9, regex=text),
+            eos_ids=(END,),
+        )
+        matchers.join(slot, request, nothing)
+    slots = np.arange(len(TEXTS), dtype=np.int32)
+    params, steps = SamplingSlots(len(TEXTS), len(TOKENS)), []
+    for position in range(2, 5):
+        batch = SamplingBatch(slots, np.full(len(TEXTS), position), params)
+        assert matchers.prepare(batch.slots, batch.positions)
+        masks = matchers.masks(batch)
+        assert masks.rows.tolist() == slots.tolist()
+        bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+        steps.append([row.tobytes() for row in masks.bits])
+        matchers.advance(batch, bits.argmax(axis=1).astype(np.int32))
+    matchers.close()
+    return steps
+
+
+def test_masks_are_the_same_before_and_beside_the_forward_pass(name, monkeypatch) -> None:
+    ways = []
+    for beside in (False, True):
+        monkeypatch.setattr(Overlap, "beside", lambda self, num_masks, way=beside: way)
+        ways.append(masks_of_steps(name))
+
+    assert ways[0] == ways[1]
+    assert len({mask for step in ways[0] for mask in step}) > len(TEXTS)
 
 
 def test_tokens_are_accepted_up_to_the_first_that_is_not_allowed(name) -> None:

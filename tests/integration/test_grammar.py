@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.engine.engine import Engine
+from sylvan.runtime.features.grammar.overlap import Overlap
 from tests.support.tiny import write_model
 
 KEYS = ["the_first_of_the_long_keys", "the_second_of_the_long_keys", "and_one_more_long_key"]
@@ -101,6 +103,18 @@ def test_the_answer_does_not_depend_on_company_overlap_or_history(
 
     assert [ids(r) for r in alone] == [ids(r) for r in together]
     assert [ids(r) for r in without] == [ids(r) for r in together]  # jumps included
+
+
+@pytest.mark.parametrize("ways", [(True,), (False,), (True, False, False)], ids=str)
+def test_the_answer_does_not_depend_on_when_masks_are_filled(
+    engine: Engine, ways: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual: Any = engine.generate(["hello"] * len(PARAMS), PARAMS)
+    turns = itertools.cycle(ways)
+    monkeypatch.setattr(Overlap, "beside", lambda self, num_masks: next(turns))
+    forced: Any = engine.generate(["hello"] * len(PARAMS), PARAMS)
+
+    assert [ids(r) for r in forced] == [ids(r) for r in usual]
 
 
 EXTRAS: list[dict[str, Any]] = [

@@ -37,6 +37,7 @@ from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.recording import Recorder, Setup
 from sylvan.runtime.sched.scheduler import Scheduler
+from sylvan.utils.machine import inspect_machine
 
 
 def resolved(config: Config) -> Config:
@@ -70,7 +71,12 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
     path = model_dir(config.model)
     trusted = config.trust_remote_code
     vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
-    grammar = build_grammar(config.grammar, lambda: load_tokenizer(config), vocab_size)
+    grammar = build_grammar(
+        config.grammar,
+        lambda: load_tokenizer(config),
+        vocab_size,
+        free_core=_number(config.threads) < inspect_machine().cores,
+    )
     executor, model = build_executor(
         path,
         _options(config),

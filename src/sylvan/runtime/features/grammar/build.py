@@ -41,7 +41,11 @@ class Grammar:
 
 
 def build_grammar(
-    config: GrammarConfig, load_tokenizer: Callable[[], Tokenizer], vocab_size: int
+    config: GrammarConfig,
+    load_tokenizer: Callable[[], Tokenizer],
+    vocab_size: int,
+    *,
+    free_core: bool = False,
 ) -> Grammar:
     """Nothing is loaded or started before the first request with a grammar.
 
@@ -49,6 +53,7 @@ def build_grammar(
         config: Without `auto`.
         load_tokenizer: Reads the model's; called in another thread.
         vocab_size: How many ids the model has logits for.
+        free_core: There is a core that the forward pass does not use; see `overlap`.
     """
     name = config.backend
 
@@ -70,7 +75,8 @@ def build_grammar(
 
     compiler = GrammarCompiler(name, setup, Limits(timeout_s=config.compile_timeout_s))
     grammars: dict[str, CompiledGrammar] = {}
-    matchers = Matchers(grammars, vocabulary, vocab_size, jumps=config.jump_forward)
+    jumps = config.jump_forward
+    matchers = Matchers(grammars, vocabulary, vocab_size, jumps=jumps, free_core=free_core)
 
     def close() -> None:
         compiler.close()

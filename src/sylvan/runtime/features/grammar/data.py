@@ -15,6 +15,7 @@ from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.masks import MaskRows
 from sylvan.runtime.features.grammar.output import ANY, SOME, Output
+from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
@@ -22,10 +23,6 @@ from sylvan.runtime.sampling.constraints import Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _VOID = Outcome()
-# Masks that take less are filled before the forward pass, others beside it, where they take cores
-# from it, and its tokens have to be drawn by a call of their own.
-_AT_ONCE_S = 4e-3
-_FORGETTING = 0.9  # of what a mask took, with each step that says nothing of it
 
 
 class Matchers:
@@ -43,8 +40,12 @@ class Matchers:
         vocab_size: int,
         *,
         jumps: bool,
+        free_core: bool = False,
     ) -> None:
-        """`vocabulary` is called with the first request with a grammar; `jumps`: see `forced`."""
+        """`vocabulary` is called with the first request with a grammar; `jumps`: see `forced`.
+
+        `free_core`: there is a core that the forward pass does not use.
+        """
         self._grammars = grammars
         self._vocabulary_of = vocabulary
         self._jumps = jumps
@@ -54,7 +55,8 @@ class Matchers:
         self._thread: ThreadPoolExecutor | None = None
         self._filling: Future[None] | None = None
         self._bits = MaskRows(vocab_size)
-        self._mask_s = 0.0  # what a mask takes
+        self._overlap = Overlap(free_core=free_core)
+        self._prepared_s = 0.0  # when the forward pass could begin; 0: it has been measured
         self._slots: IntArray = np.zeros(0, np.int32)  # of the rows that were prepared
         self._rows: list[int] = []  # those of them that are masked, ascending
         self.certain_tokens = 0  # known without asking the model
@@ -110,11 +112,11 @@ class Matchers:
         """See `Constraints.prepare`."""
         self._wait()
         self._slots, self._rows = slots, []
-        todo: list[Output] = []
         outputs = self._outputs
         if not outputs:
             return False
-        asked = 0
+        todo: list[Output] = []
+        choices: list[int] = []
         rows = zip(slots.tolist(), positions.tolist(), strict=True)
         for row, (slot, position) in enumerate(rows):
             output = outputs.get(slot)
@@ -122,26 +124,20 @@ class Matchers:
                 continue
             choice = output.choice
             if choice != ANY:
-                asked += choice == SOME
                 self._rows.append(row)
                 todo.append(output)
+                choices.append(choice)
         if not todo:
             return False
         self._bits.first(len(todo))
-        if asked * self._mask_s < _AT_ONCE_S:
-            begun = time.perf_counter()
-            self._fill(todo)
-            if asked:
-                newest_s = (time.perf_counter() - begun) / asked
-                self._mask_s = (self._mask_s + newest_s) / 2
-        else:  # what it takes there is no measure: others run meanwhile
-            self._mask_s *= _FORGETTING
-            self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
-            self._filling = self._thread.submit(self._fill, todo)
+        self._begin(todo, choices)
+        self._prepared_s = time.perf_counter()
         return True
 
     def masks(self, batch: SamplingBatch) -> Masks | None:
         """See `Constraints.masks`."""
+        if self._filling is not None:
+            self._note_pass()
         self._wait()
         if not self._rows:
             return None
@@ -158,6 +154,7 @@ class Matchers:
 
     def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, Outcome]:
         """See `Constraints.advance`."""
+        self._note_pass()
         outcomes: dict[int, Outcome] = {}
         if not self._outputs:
             return outcomes
@@ -195,7 +192,7 @@ class Matchers:
             if output.error:
                 return Outcome(error=output.error)
             self._look_ahead(output)
-        more = self._take_due(output) if output.jumps else ()
+        more = self._take_due(output) if output.jumps and output.due else ()
         ended = output.over and not output.due
         return Outcome((token, *more), ended=ended) if ended or more else None
 
@@ -210,24 +207,40 @@ class Matchers:
 
         Once is enough: what is not settled now depends on the next token that is chosen.
         """
-        if output.due or output.over or output.error or output.matcher is None or output.thinks:
+        matcher, thinking = output.matcher, output.thinking
+        if output.due or output.over or output.error or matcher is None:
             return
-        if output.position >= output.limit:
+        if output.position >= output.limit or (thinking is not None and not thinking.over):
             return
         assert self._jumper is not None
-        output.due = self._jumper.advance(output.matcher)
+        output.due = self._jumper.advance(matcher)
         self.certain_tokens += len(output.due)
-        output.over = output.is_at_end()
+        output.over = matcher.is_terminated()
 
     # ---- masks
+
+    def _begin(self, todo: list[Output], choices: list[int]) -> None:
+        """Fill masks, or have them filled beside what comes next."""
+        asked = choices.count(SOME)
+        if self._overlap.beside(asked):
+            self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
+            self._filling = self._thread.submit(self._bits.fill, todo, choices, self._eos_ids)
+            return
+        begun_s = time.perf_counter()
+        self._bits.fill(todo, choices, self._eos_ids)
+        if asked:
+            self._overlap.filled(asked, time.perf_counter() - begun_s)
+
+    def _note_pass(self) -> None:
+        """The forward pass is over."""
+        if self._prepared_s:
+            self._overlap.passed(time.perf_counter() - self._prepared_s)
+            self._prepared_s = 0.0
 
     def _wait(self) -> None:
         if self._filling is not None:
             self._filling.result()
             self._filling = None
-
-    def _fill(self, todo: list[Output]) -> None:
-        self._bits.fill(todo, self._eos_ids)
 
 
 def _tracker(request: GenerateRequest, *, is_constrained: bool) -> ThoughtTracker | None:

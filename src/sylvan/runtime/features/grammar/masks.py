@@ -10,6 +10,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.grammar.api import GrammarMatcher
 from sylvan.runtime.features.grammar.output import SOME, Output
 
+_MOST_KNOWN = 1024  # kinds of ends: they come from requests
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
@@ -23,6 +24,7 @@ class MaskRows:
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
         self._bits: IntArray = np.zeros((0, self._words), np.int32)
+        self._places: dict[tuple[int, ...], list[tuple[int, np.int32]]] = {}  # see `_places_of`
 
     def first(self, count: int) -> IntArray:
         """The first rows, (count, words); they stay in place until more are asked for."""
@@ -30,60 +32,71 @@ class MaskRows:
             self._bits = np.zeros((2 * count, self._words), np.int32)
         return self._bits[:count]
 
-    def fill(self, outputs: Sequence[Output], eos_ids: Sequence[int]) -> None:
-        """Row i for `outputs[i]`, none of which may go on with any id.
+    def fill(
+        self, outputs: Sequence[Output], choices: Sequence[int], eos_ids: tuple[int, ...]
+    ) -> None:
+        """Row i for `outputs[i]`.
 
         An output that allows no id gets an error.
 
         Args:
             outputs: At most as many as `first` was asked for.
+            choices: Of each (`Output.choice`); none is ANY.
             eos_ids: Ids whose bits libraries set as they like.
         """
-        forced: list[tuple[int, int]] = []
-        free: list[tuple[int, GrammarMatcher]] = []
-        for row, output in enumerate(outputs):
-            token = output.choice
-            if token != SOME:
-                forced.append((row, token))
-                continue
-            assert output.matcher is not None
-            free.append((row, output.matcher))
         bits = self._bits[: len(outputs)]
+        free = [row for row, choice in enumerate(choices) if choice == SOME]
         if free:
-            self._ask(free)
-            self._finish(bits, outputs, [row for row, _ in free], eos_ids)
-        if forced:
+            matchers = [m for row in free if (m := outputs[row].matcher) is not None]
+            self._ask(matchers, free)
+            self._finish(bits, outputs, free, eos_ids)
+        if len(free) < len(choices):
+            forced = [(row, token) for row, token in enumerate(choices) if token != SOME]
             rows, ids = np.array(forced, np.int64).T
             bits[rows] = 0
             _set(bits, rows, ids)
 
-    def _ask(self, free: list[tuple[int, GrammarMatcher]]) -> None:
+    def _ask(self, matchers: list[GrammarMatcher], rows: list[int]) -> None:
         """One call for the matchers of each library."""
-        groups: dict[type[GrammarMatcher], list[tuple[int, GrammarMatcher]]] = {}
-        for row, matcher in free:
-            groups.setdefault(type(matcher), []).append((row, matcher))
-        for kind, group in groups.items():
-            kind.fill_masks([m for _, m in group], self._bits, [row for row, _ in group])
+        kinds = set(map(type, matchers))
+        if len(kinds) == 1:
+            kinds.pop().fill_masks(matchers, self._bits, rows)
+            return
+        for kind in kinds:
+            some = [i for i, matcher in enumerate(matchers) if type(matcher) is kind]
+            kind.fill_masks([matchers[i] for i in some], self._bits, [rows[i] for i in some])
 
     def _finish(
-        self, bits: IntArray, outputs: Sequence[Output], free: list[int], eos_ids: Sequence[int]
+        self,
+        bits: IntArray,
+        outputs: Sequence[Output],
+        free: list[int],
+        eos_ids: tuple[int, ...],
     ) -> None:
         """Say where an output may end. Rows that are not in `free` are written afterwards."""
-        for token in eos_ids:
-            if token >> 5 < self._words:
-                bits[:, token >> 5] &= ~_BITS[token & 31]
+        for word, bit in self._places_of(eos_ids):
+            bits[:, word] &= ~bit
         for row in free:
-            ends = outputs[row].ends
-            if ends and outputs[row].may_end:
-                for token in ends:
-                    if token >> 5 < self._words:
-                        bits[row, token >> 5] |= _BITS[token & 31]
-        dead = set(np.flatnonzero(~bits.any(axis=1)).tolist())
-        for row in free:
-            if row in dead:
-                output = outputs[row]
-                reason = output.matcher.error() if output.matcher is not None else ""
-                output.error = reason or "the grammar allows no token of the vocabulary here"
+            output = outputs[row]
+            assert output.matcher is not None
+            if output.ends and output.matcher.is_accepting():
+                for word, bit in self._places_of(output.ends):
+                    bits[row, word] |= bit
+        dead = np.flatnonzero(~bits.any(axis=1)).tolist()
+        for row in set(dead).intersection(free) if dead else ():
+            matcher = outputs[row].matcher
+            reason = matcher.error() if matcher is not None else ""
+            outputs[row].error = reason or "the grammar allows no token of the vocabulary here"
+
+    def _places_of(self, ids: tuple[int, ...]) -> list[tuple[int, np.int32]]:
+        """Word and bit of ids."""
+        found = self._places.get(ids)
+        if found is None:
+            if len(self._places) >= _MOST_KNOWN:
+                self._places.clear()
+            found = [(i >> 5, _BITS[i & 31]) for i in ids if i >> 5 < self._words]
+            self._places[ids] = found
+        return found
 
 
 def _set(bits: IntArray, rows: IntArray, ids: IntArray) -> None:

@@ -62,10 +62,6 @@ class Output:
             return False
         return self.matcher.is_accepting()
 
-    def is_at_end(self) -> bool:
-        """Whether the grammar leaves nothing after `due`."""
-        return not self.thinks and self.matcher is not None and self.matcher.is_terminated()
-
     def follow(self, token: int) -> bool:
         """Take in a token that was decided; whether that is news to the grammar."""
         self.position += 1

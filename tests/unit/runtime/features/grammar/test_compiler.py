@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sylvan.runtime.features.grammar.compiler import provers
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
 from sylvan.runtime.features.grammar.compiler.messages import Limits
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
@@ -123,25 +124,21 @@ def test_many_bad_grammars_leave_nothing_behind(compiler) -> None:
     assert set(threading.enumerate()) <= threads
     assert len(os.listdir("/proc/self/fd")) <= files
     assert not compiler._underway
-    assert compiler._life is not None
-    assert not compiler._life.owed
-    children = Path(
-        f"/proc/{compiler._life.process.pid}/task/{compiler._life.process.pid}/children"
-    )
-    assert children.read_text().split() == []
+    assert not compiler._owed
+    for pid in compiler._provers.pids:
+        assert Path(f"/proc/{pid}/task/{pid}/children").read_text().split() == []
 
 
 SLEEPY = '''
 """Stands in for a library: texts say what compiling them does."""
-import os, time
+import os, sys, time
 from sylvan.runtime.features.grammar.backends import llguidance
 
 
 class BACKEND(llguidance.LLGuidance):
     def compile(self, spec):
-        if spec.text == "hang":
-            while True:
-                time.sleep(60)
+        while spec.text == "hang" or (spec.text == "low only" and sys.argv[1] == "idle"):
+            time.sleep(60)
         if spec.text == "spin":
             while True:
                 pass
@@ -164,6 +161,7 @@ def make_sleepy(monkeypatch, tmp_path) -> Iterator[Callable[..., GrammarCompiler
         f"backends.__path__.append({str(folder)!r})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)  # a busy machine is no silent one
     words, made = vocabulary(), []
 
     def make_one(timeout_s: float, quick_s: float = 0.2) -> GrammarCompiler:
@@ -210,17 +208,58 @@ def test_compiling_makes_way_for_everything_else(make_sleepy) -> None:
     sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)
     wait(sleepy.request(GrammarSpec("regex", "warm")))
     hang = sleepy.request(GrammarSpec("regex", "hang"))
-    pid = sleepy._life.process.pid
+    (pid,) = sleepy._provers.pids
     children = Path(f"/proc/{pid}/task/{pid}/children")
     policies: list[int] = []
-    while os.SCHED_IDLE not in policies:
+    while not policies:
         with contextlib.suppress(ProcessLookupError):
             policies = [os.sched_getscheduler(int(p)) for p in children.read_text().split()]
         assert not hang.done
 
-    assert os.getpriority(os.PRIO_PROCESS, sleepy._thread.native_id) == 10
-    assert os.getpriority(os.PRIO_PROCESS, pid) == 10
+    assert policies == [os.SCHED_IDLE]
+    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+    assert os.getpriority(os.PRIO_PROCESS, sleepy._thread.native_id) >= 10
     sleepy.forget(hang)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the idle lane is Linux's")
+def test_where_no_core_is_ever_idle_a_second_process_compiles(make_sleepy, monkeypatch) -> None:
+    sleepy = make_sleepy(PATIENCE_S)
+    wait(sleepy.request(GrammarSpec("regex", "warm")))
+    (idle,) = sleepy._provers.pids
+    monkeypatch.setattr(provers, "SILENCE_S", 0.1)
+    os.kill(idle, signal.SIGSTOP)  # as if it never got a core
+    late = [sleepy.request(GrammarSpec("regex", f"late{i}")) for i in range(3)]
+    wait(*late)
+    first, low = sleepy._provers.pids
+    wait(sleepy.request(GrammarSpec("regex", "nobody waits for the idle one again")))
+
+    assert [t.error for t in late] == [None] * 3
+    assert first == idle
+    assert os.sched_getscheduler(low) == os.sched_getscheduler(0)
+    assert os.getpriority(os.PRIO_PROCESS, low) >= 10
+    assert 1 <= sleepy.stats.starved <= 3  # the others were not even tried
+
+    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)
+    monkeypatch.setattr(provers, "_SPARE_S", 0.0)
+    os.kill(idle, signal.SIGCONT)
+    number, starved = 0, sleepy.stats.starved
+    while len(sleepy._provers.pids) > 1:  # it says that it lives; the second one is not needed
+        number += 1
+        wait(sleepy.request(GrammarSpec("regex", f"after{number}")))
+    assert sleepy._provers.pids == [idle]
+    assert sleepy.stats.starved == starved
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the idle lane is Linux's")
+def test_what_gets_too_little_of_idle_cores_is_compiled_by_the_second_process(make_sleepy) -> None:
+    sleepy = make_sleepy(2.0)
+    ticket = sleepy.request(GrammarSpec("regex", "low only"))  # sleeps for ever on idle cores
+    wait(ticket)
+
+    assert ticket.error is None
+    assert sleepy.stats.starved == 1
+    assert sleepy.stats.compiled == 1
 
 
 def test_easy_grammars_do_not_wait_for_hard_ones(sleepy) -> None:
@@ -233,15 +272,16 @@ def test_easy_grammars_do_not_wait_for_hard_ones(sleepy) -> None:
     assert not hard[0].done
     sleepy.forget(hard[0])  # nobody waits for it: it is stopped
     wait(sleepy.request(GrammarSpec("regex", "another")))
-    assert not sleepy._life.owed
+    assert not sleepy._owed
 
 
-def test_a_lost_process_fails_those_who_wait_and_is_started_again(sleepy) -> None:
+def test_a_lost_process_fails_those_who_wait_and_is_started_again(make_sleepy) -> None:
+    sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)
     wait(sleepy.request(GrammarSpec("regex", "warm")))
     hang = sleepy.request(GrammarSpec("regex", "hang"))
-    while not sleepy._life.owed:
+    while not sleepy._owed:
         os.sched_yield()
-    os.kill(sleepy._life.process.pid, signal.SIGKILL)
+    os.kill(sleepy._provers.pids[0], signal.SIGKILL)
     wait(hang)
 
     assert hang.error.status == 503

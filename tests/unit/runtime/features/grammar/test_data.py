@@ -7,10 +7,10 @@ import pytest
 
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.features.grammar import data
 from sylvan.runtime.features.grammar.backends import llguidance
 from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.forced import Jumper
+from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.sampling.constraints import Outcome
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
@@ -324,8 +324,8 @@ def test_nothing_is_looked_for_where_the_output_ends(monkeypatch) -> None:
     assert len(looks) == 2  # of 50 tokens at most, the last has nothing after it
 
 
-def test_masks_that_take_long_are_filled_beside_the_forward_pass(monkeypatch) -> None:
-    monkeypatch.setattr(data, "_AT_ONCE_S", 0.0)
+def test_masks_are_filled_beside_the_forward_pass_where_that_is_wise(monkeypatch) -> None:
+    monkeypatch.setattr(Overlap, "beside", lambda self, num_masks: num_masks == 1)
     bench = Bench(sampling={"regex": "(a|b|yes)+"})
 
     batch = bench.batch(bench.position)
@@ -333,6 +333,17 @@ def test_masks_that_take_long_are_filled_beside_the_forward_pass(monkeypatch) ->
     assert bench.matchers._filling is not None
     assert {TOKENS[i] for i in bench.mask()} == {b"a", b"b", b"y", b"ye", b"yes"}
     assert bench.matchers.ready
+
+
+def test_passes_and_masks_are_measured(monkeypatch) -> None:
+    notes = []
+    monkeypatch.setattr(Overlap, "filled", lambda self, count, seconds: notes.append(count))
+    monkeypatch.setattr(Overlap, "passed", lambda self, seconds: notes.append("pass"))
+    monkeypatch.setattr(Overlap, "beside", lambda self, num_masks: len(notes) == 2)
+    bench = Bench(sampling={"regex": "[ab]+"})
+    bench.write(b"aab")
+
+    assert notes == [1, "pass", "pass", 1, "pass"]  # beside the second pass nothing is measured
 
 
 def test_masks_of_some_rows_are_told_apart() -> None:

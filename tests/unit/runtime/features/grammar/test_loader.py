@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -121,3 +122,20 @@ def test_only_other_processes_count(tmp_path) -> None:
 
     assert watch.busy_with_others() == 0
     assert CoreWatch(tmp_path / "none").busy_with_others() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are counted in /proc")
+def test_what_helpers_take_is_not_taken_by_others(tmp_path) -> None:
+    path = tmp_path / "stat"
+    path.write_text(TICKS.format(busy=0))
+    script = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as helper:
+        watch = CoreWatch(path, lambda: [helper.pid])
+        helper.stdout.readline()
+        taken = Path(f"/proc/{helper.pid}/stat").read_text().split()[13:15]
+        path.write_text(TICKS.format(busy=sum(map(int, taken))))
+        helped = watch.busy_with_others()
+        helper.communicate(b"\n")
+
+    assert helped < 0.1

@@ -141,6 +141,7 @@ class _Matcher:
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self.library = matcher
+        self.is_accepting = matcher.is_accepting  # asked for every mask
 
     def fill_mask(self, row: IntArray) -> bool:
         """See `GrammarMatcher.fill_mask`."""
@@ -174,10 +175,6 @@ class _Matcher:
     def forced(self) -> bytes:
         """See `GrammarMatcher.forced`."""
         return self.library.compute_ff_bytes().partition(_CONTROL)[0]
-
-    def is_accepting(self) -> bool:
-        """See `GrammarMatcher.is_accepting`."""
-        return self.library.is_accepting()
 
     def is_terminated(self) -> bool:
         """See `GrammarMatcher.is_terminated`."""

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-import msgspec
-
-from sylvan.config.env import without_settings
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarBackend
 from sylvan.runtime.features.grammar.cache import GrammarCache
+from sylvan.runtime.features.grammar.compiler.cores import CoreWatch
 from sylvan.runtime.features.grammar.compiler.loader import IdleLoader
-from sylvan.runtime.features.grammar.compiler.messages import (
-    Cancel,
-    Limits,
-    Order,
-    Prepare,
-    Proof,
-    Prove,
-    pack,
-    read_frame,
-)
+from sylvan.runtime.features.grammar.compiler.messages import Limits, Prepare, Proof, Prove
 from sylvan.runtime.features.grammar.compiler.priority import thread_steps_back
+from sylvan.runtime.features.grammar.compiler.provers import Answers, Provers
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_size
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
-logger = logging.getLogger(__name__)
-
-_ZYGOTE = "sylvan.runtime.features.grammar.compiler.zygote"
 _END_S = 5.0
 
 
@@ -69,7 +53,11 @@ class Setup:
 
 @dataclass(slots=True)
 class CompilerStats:
-    """Counts since the start; `idle_loads`: of `compiled`, those that took no busy core."""
+    """Counts since the start.
+
+    `restarts` are starts of the compiling process. `idle_loads`: of `compiled`, those that took no
+    busy core; `starved`: grammars for which idle cores were too few, so that others had to wait.
+    """
 
     compiled: int = 0
     refused: int = 0
@@ -78,26 +66,19 @@ class CompilerStats:
     disk_hits: int = 0
     restarts: int = 0
     idle_loads: int = 0
+    starved: int = 0
     compile_s: float = 0.0
     slowest_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Life:
-    """One compiling process and what it owes."""
-
-    process: subprocess.Popen[bytes]
-    owed: dict[int, Ticket] = field(default_factory=dict)
 
 
 class GrammarCompiler:
     """Compiles grammars off the thread that asks; each asker waits for its own grammar only.
 
-    `request` and `forget` never block. The process and the threads start with the first grammar
-    that is not cached.
+    `request` and `forget` never block. Processes and threads start with the first grammar that is
+    not cached.
 
     Args:
-        name: Of the backend, by which the process finds it.
+        name: Of the backend, by which processes find it.
         setup: Makes what loads grammars; called in the compiler's thread, with the first of them.
         limits: What compiling one grammar may take.
     """
@@ -110,9 +91,18 @@ class GrammarCompiler:
         self._underway: dict[str, Ticket] = {}  # by digest; of the asking thread
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._idle = IdleLoader(self._orders.put)
-        self._life: _Life | None = None
-        self.stats = CompilerStats()
+        self._owed: dict[int, Ticket] = {}  # by whoever proves
+        answers = Answers(self._finish, self._lose)
+        self._provers = Provers(self._preparation, self._orders.put, answers)
+        watch = CoreWatch(helpers=lambda: self._provers.pids)
+        self._idle = IdleLoader(self._orders.put, watch)
+        self._stats = CompilerStats()
+
+    @property
+    def stats(self) -> CompilerStats:
+        """Counts since the start."""
+        self._stats.restarts, self._stats.starved = self._provers.starts, self._provers.moved
+        return self._stats
 
     def request(self, spec: GrammarSpec) -> Ticket:
         """Ask for a grammar; the same ticket for all that ask for it meanwhile."""
@@ -143,7 +133,7 @@ class GrammarCompiler:
             self._orders.put(lambda: self._cancel(ticket))
 
     def close(self) -> None:
-        """End the process and the threads."""
+        """End the processes and the threads."""
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join(_END_S)
@@ -153,7 +143,7 @@ class GrammarCompiler:
         found = self._cache.get(ticket.digest)
         if found is None:
             return False
-        self.stats.cache_hits += 1
+        self._stats.cache_hits += 1
         if isinstance(found, str):
             ticket.fail(RequestError(found, param=ticket.spec.kind))
         else:
@@ -166,17 +156,26 @@ class GrammarCompiler:
         thread_steps_back()
         while True:
             try:
-                order = self._orders.get(timeout=self._idle.patience_s)
+                order = self._orders.get(timeout=self._patience_s())
             except Empty:
-                self._load_overdue()
+                self._look_after()
                 continue
             if order is None:
                 break
             order()
-            self._load_overdue()
+            self._look_after()
         self._idle.close()
-        if self._life is not None:
-            _end(self._life.process)
+        self._provers.close()
+
+    def _patience_s(self) -> float | None:
+        due_s = [s for s in (self._idle.patience_s, self._provers.patience_s) if s is not None]
+        return min(due_s, default=None)
+
+    def _look_after(self) -> None:
+        """See to what takes too long."""
+        for keep in self._idle.overdue():
+            keep(None)
+        self._provers.tend()
 
     def _begin(self, ticket: Ticket) -> None:
         if ticket.cancelled:
@@ -192,10 +191,8 @@ class GrammarCompiler:
             return
         if setup.store is not None and self._load_stored(ticket, setup.store):
             return
-        if self._life is None or self._life.process.poll() is not None:
-            self._life = self._start()
-        self._life.owed[ticket.id] = ticket
-        self._send(Prove(id=ticket.id, kind=ticket.spec.kind, text=ticket.spec.text))
+        self._owed[ticket.id] = ticket
+        self._provers.prove(Prove(id=ticket.id, kind=ticket.spec.kind, text=ticket.spec.text))
 
     def _ready(self) -> Setup:
         if self._setup is None:
@@ -210,54 +207,26 @@ class GrammarCompiler:
             self._keep(ticket, stored)
         except RequestError:  # it is compiled anew
             return False
-        self.stats.disk_hits += 1
+        self._stats.disk_hits += 1
         return True
 
     def _cancel(self, ticket: Ticket) -> None:
-        if self._life is not None and self._life.owed.pop(ticket.id, None):
-            self._send(Cancel(id=ticket.id))
+        if self._owed.pop(ticket.id, None):
+            self._provers.cancel(ticket.id)
 
-    def _start(self) -> _Life:
-        self.stats.restarts += 1
-        process = subprocess.Popen(
-            [sys.executable, "-m", _ZYGOTE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=without_settings(),
-            close_fds=True,
-        )
-        life = _Life(process)
-        threading.Thread(
-            target=self._read, args=(life,), name="sylvan-grammar-proofs", daemon=True
-        ).start()  # as low as this thread, which starts it
-        self._life = life
+    def _preparation(self) -> Prepare:
         words = self._ready().vocabulary
-        self._send(
-            Prepare(
-                backend=self._name,
-                tokens=list(words.tokens),
-                special=words.special,
-                eos_ids=words.eos_ids,
-                limits=self._limits,
-            )
+        return Prepare(
+            backend=self._name,
+            tokens=list(words.tokens),
+            special=words.special,
+            eos_ids=words.eos_ids,
+            limits=self._limits,
         )
-        return life
 
-    def _send(self, order: Order) -> None:
-        assert self._life is not None
-        stdin = self._life.process.stdin
-        assert stdin is not None
-        try:
-            stdin.write(pack(order))
-            stdin.flush()
-        except OSError:  # it has ended; the reader tells those who wait
-            logger.warning("the compiler of grammars does not listen")
-
-    def _finish(self, life: _Life, proof: Proof) -> None:
-        ticket = life.owed.pop(proof.id, None)
-        if ticket is None:
-            return  # cancelled
-        stats = self.stats
+    def _finish(self, proof: Proof) -> None:
+        ticket = self._owed.pop(proof.id)
+        stats = self._stats
         stats.compile_s += proof.seconds
         stats.slowest_s = max(stats.slowest_s, proof.seconds)
         if proof.reason:
@@ -277,56 +246,21 @@ class GrammarCompiler:
         if not self._idle.lend(setup.backend, proof, keep):
             keep(None)
 
-    def _load_overdue(self) -> None:
-        for keep in self._idle.overdue():
-            keep(None)
-
     def _keep(self, ticket: Ticket, proof: Proof, grammar: CompiledGrammar | None = None) -> None:
         """Hand out a grammar, loaded here unless it is given."""
-        self.stats.idle_loads += grammar is not None
+        self._stats.idle_loads += grammar is not None
         if grammar is None:
             grammar = self._ready().backend.load(proof.data)
         self._cache.put(ticket.digest, grammar, proof.memory_bytes)
-        self.stats.compiled += 1
+        self._stats.compiled += 1
         ticket.grammar, ticket.done = grammar, True
 
     def _refuse(self, ticket: Ticket, reason: str) -> None:
-        self.stats.refused += 1
+        self._stats.refused += 1
         self._cache.put(ticket.digest, reason, len(reason))
         ticket.fail(RequestError(reason, param=ticket.spec.kind))
 
-    # ---- in the reader's thread, which lives as long as a process
-
-    def _read(self, life: _Life) -> None:
-        stdout = life.process.stdout
-        assert stdout is not None
-        while (frame := read_frame(stdout)) is not None:
-            proof = msgspec.msgpack.decode(frame, type=Proof)
-            self._orders.put(lambda proof=proof: self._finish(life, proof))
-        self._orders.put(lambda: self._lose(life))
-
-    def _lose(self, life: _Life) -> None:
-        code = life.process.wait()
-        if life.owed:
-            logger.error("the compiler of grammars ended with code %s", code)
-        for ticket in life.owed.values():
+    def _lose(self, lost: set[int]) -> None:
+        for ticket in [self._owed.pop(i) for i in sorted(lost)]:
             message = "the compiler of grammars ended; try again"
             ticket.fail(RequestError(message, param=ticket.spec.kind, status=503))
-        life.owed.clear()
-        _end(life.process)
-        if self._life is life:
-            self._life = None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except OSError:
-                logger.debug("a pipe of the compiler was broken")
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

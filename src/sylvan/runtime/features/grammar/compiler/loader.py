@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -22,7 +21,8 @@ from sylvan.runtime.features.grammar.compiler.cores import CoreWatch
 from sylvan.runtime.features.grammar.compiler.messages import Proof
 from sylvan.runtime.features.grammar.compiler.priority import wait_for_idle_cores
 
-_PATIENCE_S = 0.25  # then it is loaded by who asked
+# Then it is loaded by who asked: after this, and so many times what the proof took on idle cores.
+_PATIENCE_S, _PROOFS, _MOST_PATIENCE_S = 0.25, 2.0, 5.0
 _MOST_BYTES = 1 << 16  # reading more takes the interpreter's lock for too long
 _MOST_FOREIGN = 0.35  # of all processor time
 _END_S = 2.0
@@ -52,14 +52,15 @@ class IdleLoader:
     ) -> None:
         self._post = post
         self._watch = watch or CoreWatch()
-        self._lent: deque[_Loan] = deque()  # by when they are due
+        self._lent: list[_Loan] = []
         self._queue: SimpleQueue[tuple[GrammarBackend, _Loan] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
     def patience_s(self) -> float | None:
         """Until `overdue` has something; None: nothing is under way."""
-        return max(0.0, self._lent[0].due_s - time.monotonic()) if self._lent else None
+        due_s = min((loan.due_s for loan in self._lent), default=None)
+        return None if due_s is None else max(0.0, due_s - time.monotonic())
 
     def lend(self, backend: GrammarBackend, proof: Proof, keep: Keep) -> bool:
         """Have it loaded, then `keep` called where `post` says; False: that would not be wise."""
@@ -72,7 +73,8 @@ class IdleLoader:
                 target=self._work, name="sylvan-grammar-idle", daemon=True
             )
             self._thread.start()
-        loan = _Loan(proof, keep, time.monotonic() + _PATIENCE_S)
+        patience_s = min(_MOST_PATIENCE_S, _PATIENCE_S + _PROOFS * proof.seconds)
+        loan = _Loan(proof, keep, time.monotonic() + patience_s)
         self._lent.append(loan)
         self._queue.put((backend, loan))
         return True
@@ -80,12 +82,11 @@ class IdleLoader:
     def overdue(self) -> list[Keep]:
         """Those that were not loaded in time; should they be yet, nobody is told."""
         now = time.monotonic()
-        late: list[Keep] = []
-        while self._lent and self._lent[0].due_s <= now:
-            loan = self._lent.popleft()
+        late = [loan for loan in self._lent if loan.due_s <= now]
+        self._lent = [loan for loan in self._lent if loan.due_s > now]
+        for loan in late:
             loan.void = True
-            late.append(loan.keep)
-        return late
+        return [loan.keep for loan in late]
 
     def close(self) -> None:
         """End the thread."""

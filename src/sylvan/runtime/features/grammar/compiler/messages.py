@@ -11,6 +11,9 @@ MAX_MESSAGE_BYTES = 1 << 30
 
 _LENGTH = struct.Struct("<I")
 
+SIGN_OF_LIFE = _LENGTH.pack(0)
+"""A frame that says nothing."""
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What compiling one grammar may take.
@@ -56,7 +59,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """What came of `Prove`.
 
     `data` is what `GrammarBackend.load` takes; with a `reason`, it cannot be compiled. `on_idle`:
-    it was proved on cores that had nothing else to do.
+    it was proved on cores that had nothing else to do. `starved`: such cores were too few to say.
     """
 
     id: int
@@ -65,6 +68,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     seconds: float = 0.0
     on_idle: bool = False
+    starved: bool = False
 
 
 Order = Prepare | Prove | Cancel

@@ -19,7 +19,9 @@ def step_back() -> None:
 def thread_steps_back() -> None:
     """This thread comes later than others, where threads have priorities of their own."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        thread = threading.get_native_id()
+        before = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, max(before, NICENESS))
 
 
 def wait_for_idle_cores() -> None:

@@ -2,13 +2,15 @@
 
 A child compiles under limits on time and memory, computes the first mask, sends what it got
 through a pipe and is gone: whatever a grammar does to a library is done to nobody else, and nothing
-is left behind. The scheduler talks on stdin and stdout; when they close, this process ends.
+is left behind. The scheduler talks on stdin and stdout; when they close, this process ends. It
+gives signs of life (empty frames) when it is ready, has cancelled something, and while it is busy.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import resource
 import selectors
@@ -28,6 +30,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar import backends
 from sylvan.runtime.features.grammar.api import GrammarBackend
 from sylvan.runtime.features.grammar.compiler.messages import (
+    SIGN_OF_LIFE,
     Cancel,
     Limits,
     Order,
@@ -37,19 +40,24 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     pack,
     read_frame,
 )
-from sylvan.runtime.features.grammar.compiler.priority import (
-    IDLE_LANE,
-    step_back,
-    wait_for_idle_cores,
-)
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
 from sylvan.utils import plugins
 
 _SLACK_S = 2
-# A child that waits for a core may take so many times its processor time. The first attempt runs on
-# idle cores only, and is soon given up where there are none.
-_QUICK_WALL, _SLOW_WALL = 2.0, 6.0
+_SIGN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """How many times its processor time a child may take that waits for a core, by lane."""
+
+    quick: float
+    slow: float
+
+
+IDLE, LOW = Walls(quick=2.0, slow=2.0), Walls(quick=6.0, slow=6.0)
+"""Where idle cores are too few, that is soon found out; low priority is the last chance."""
 
 
 @dataclass(slots=True)
@@ -64,13 +72,18 @@ class _Child:
     slow: bool
     data: bytearray = field(default_factory=bytearray)
     reason: str = ""  # set when it is killed
+    unwanted: bool = False
 
 
 class Zygote:
     """One thread, so that forking is safe; everything waits in one place."""
 
-    def __init__(self, backend: GrammarBackend, words: int, limits: Limits, out: int) -> None:
+    def __init__(
+        self, backend: GrammarBackend, words: int, limits: Limits, out: int, *, idle: bool
+    ) -> None:
         self._backend, self._words, self._limits, self._out = backend, words, limits, out
+        self._idle, self._walls = idle, IDLE if idle else LOW
+        self._sign_due_s = 0.0
         self._quick: deque[Prove] = deque()
         self._slow: deque[Prove] = deque()
         self._children: dict[int, _Child] = {}  # by pipe
@@ -80,6 +93,7 @@ class Zygote:
         """Serve until `orders` ends. It must be unbuffered."""
         decoder = msgspec.msgpack.Decoder(Order)
         self._selector.register(orders, selectors.EVENT_READ)
+        self._give_sign()
         while True:
             for key, _ in self._selector.select(self._patience_s()):
                 if key.fileobj is not orders:
@@ -92,6 +106,8 @@ class Zygote:
                 self._take(decoder.decode(frame))
             self._expire()
             self._start()
+            if self._children and self._sign_due_s <= time.monotonic():
+                self._give_sign()
 
     def _take(self, order: Order) -> None:
         if isinstance(order, Prove):
@@ -101,7 +117,9 @@ class Zygote:
             self._slow = deque(o for o in self._slow if o.id != order.id)
             for child in self._children.values():
                 if child.order.id == order.id:
+                    child.unwanted = True
                     self._kill(child, "nobody waits for it")
+            self._give_sign()
 
     def _start(self) -> None:
         for queue, slow, lanes in (
@@ -114,14 +132,14 @@ class Zygote:
 
     def _fork(self, order: Prove, slow: bool) -> None:
         reader, writer = os.pipe()
-        limits = self._limits
-        allowed_s, wall = (limits.timeout_s, _SLOW_WALL) if slow else (limits.quick_s, _QUICK_WALL)
+        limits, walls = self._limits, self._walls
+        allowed_s, wall = (limits.timeout_s, walls.slow) if slow else (limits.quick_s, walls.quick)
         pid = os.fork()
         if pid == 0:
             os.close(reader)
             os.close(self._out)  # who reads it is to see when this process ends
-            prove = functools.partial(_prove, self._backend, self._words, order, idle=not slow)
-            _compile(prove, order, limits, allowed_s, idle=not slow, out=writer)
+            prove = functools.partial(_prove, self._backend, self._words, order, idle=self._idle)
+            _compile(prove, order, limits, allowed_s, out=writer)
         os.close(writer)
         now = time.monotonic()
         self._children[reader] = _Child(order, pid, reader, now, now + allowed_s * wall, slow)
@@ -138,17 +156,21 @@ class Zygote:
         _, status = os.waitpid(child.pid, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             child.reason = child.reason or _TOO_SLOW
-        if child.reason == _TOO_SLOW and not child.slow:
-            self._slow.append(child.order)
+        if child.unwanted:  # by now it may be somebody else's to answer
             return
-        self._reply(child, status)
+        if child.reason == _NO_CORE and self._idle:
+            _write(self._out, pack(Proof(id=child.order.id, starved=True)))
+        elif child.reason in (_TOO_SLOW, _NO_CORE) and not child.slow:
+            self._slow.append(child.order)
+        else:
+            self._reply(child, status)
 
     def _reply(self, child: _Child, status: int) -> None:
         reason = child.reason
         if not reason and not (os.WIFEXITED(status) and child.data):
             mib = self._limits.memory_bytes >> 20
             reason = f"the grammar library ended on it; more than {mib} MiB or too deep nesting"
-        if reason == _TOO_SLOW:
+        if reason in (_TOO_SLOW, _NO_CORE):
             reason = f"not compiled within {self._limits.timeout_s:g} s"
         if reason:
             seconds = time.monotonic() - child.started_s
@@ -157,15 +179,21 @@ class Zygote:
             frame = bytes(child.data)
         _write(self._out, frame)
 
+    def _give_sign(self) -> None:
+        self._sign_due_s = time.monotonic() + _SIGN_S
+        _write(self._out, SIGN_OF_LIFE)
+
     def _patience_s(self) -> float | None:
+        if not self._children:
+            return None
         due_s = [child.deadline_s for child in self._children.values() if not child.reason]
-        return max(0.0, min(due_s) - time.monotonic()) if due_s else None
+        return max(0.0, min([self._sign_due_s, *due_s]) - time.monotonic())
 
     def _expire(self) -> None:
         now = time.monotonic()
         for child in self._children.values():
             if child.deadline_s <= now and not child.reason:
-                self._kill(child, _TOO_SLOW)
+                self._kill(child, _NO_CORE)
 
     def _kill(self, child: _Child, reason: str) -> None:
         child.reason = child.reason or reason
@@ -177,7 +205,8 @@ class Zygote:
             os.waitpid(child.pid, 0)
 
 
-_TOO_SLOW = "too slow"
+_TOO_SLOW = "too slow"  # its processor time is used up
+_NO_CORE = "no core"  # or it sleeps
 
 
 def _compile(
@@ -185,16 +214,12 @@ def _compile(
     order: Prove,
     limits: Limits,
     allowed_s: float,
-    *,
-    idle: bool,
     out: int,
 ) -> None:
     """What a child does; it never returns."""
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries shout when they die
-        if idle:
-            wait_for_idle_cores()
         _restrict(limits)
         signal.setitimer(signal.ITIMER_PROF, allowed_s)  # of processor time; it ends this process
         _write(out, pack(prove()))
@@ -230,7 +255,7 @@ def _prove(backend: GrammarBackend, words: int, order: Prove, *, idle: bool) -> 
         data=data,
         memory_bytes=max(len(data), grown << 10),
         seconds=time.monotonic() - before_s,
-        on_idle=idle and IDLE_LANE,
+        on_idle=idle,
     )
 
 
@@ -242,7 +267,7 @@ def _restrict(limits: Limits) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     seconds = int(limits.timeout_s) + _SLACK_S  # in case nobody is left to end it
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    signal.alarm(int(limits.timeout_s * _SLOW_WALL) + _SLACK_S)
+    signal.alarm(int(limits.timeout_s * LOW.slow) + _SLACK_S)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -260,13 +285,16 @@ def _write(out: int, data: bytes) -> None:
         view = view[os.write(out, view) :]
 
 
-def main() -> None:
-    """Take the library and the vocabulary from stdin, then serve."""
+def serve(*, idle: bool) -> None:
+    """Take the library and the vocabulary from stdin, then serve.
+
+    Args:
+        idle: This process runs on idle cores only, so what is late may be so for want of them.
+    """
     out = os.dup(1)
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)  # libraries print
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    step_back()
     with contextlib.closing(open(0, "rb", buffering=0)) as orders:
         frame = read_frame(orders)
         if frame is None:
@@ -277,8 +305,6 @@ def main() -> None:
         vocabulary = Vocabulary(prepare.tokens, prepare.special, prepare.eos_ids, encode)
         backend = plugins.load(backends, prepare.backend).BACKEND(vocabulary)
         sys.stdout.flush()
-        Zygote(backend, vocabulary.words, prepare.limits, out).run(orders)
-
-
-if __name__ == "__main__":
-    main()
+        gc.collect()
+        gc.freeze()  # a collection would write to pages that children share
+        Zygote(backend, vocabulary.words, prepare.limits, out, idle=idle).run(orders)
