@@ -1,22 +1,32 @@
 """Claims: native families are faster than the path through transformers, and that path is no
-slower than transformers' own generate: at least 0.9 of it alone, at least 3 times with 16 requests.
+slower than transformers' own generate: at least 0.9 of it alone, at least 3 times where it serves.
 
     python benchmarks/models/bench_families.py [--families NAME ...] [--all] [--output FILE]
 
 Each family is a random checkpoint of half a billion parameters in bfloat16. Three ways answer the
-same prompts greedily with equally many tokens: the native model, the same architecture with its
-native file hidden, and `generate` of transformers on a padded batch (all prompts have one length,
-so nothing is padded). A number is tokens of answers per second, prompts included, best of the
-repeats. Results are JSON lines; progress goes to stderr. The default takes about 8 minutes on two
-cores; `--tiny` only shows that everything runs.
+same prompts greedily: the native model, the same architecture with its native file hidden, and
+`generate` of transformers. Each runs in a process of its own, ours with the environment that a
+server gives its processes, transformers' with the one it was started in. A number is tokens of
+answers per second, prompts included. There are three rows of them:
+
+`1` and `16`: so many requests with equally long prompts and answers, as one batch. Nothing is
+padded and nobody waits for another: the best case of `generate`. Best of the repeats.
+
+`mixed`: what a server sees. Requests with prompts of 32 to 256 tokens and answers of 8 to 128, of
+a fixed seed. We run 16 at once and let the next one in where one ends; `generate` takes them as
+they come in left-padded batches of 16, each of which runs to its longest answer. Counted are the
+tokens that were asked for. Once, after the rows above.
+
+Results are JSON lines; progress goes to stderr. `--tiny` only shows that everything runs, and
+`--ways` leaves some ways out, with the ratios they are part of.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +39,7 @@ import numpy as np
 import torch
 import transformers
 
-from sylvan.config.env import for_compute, threads_are_calm
+from sylvan.config.env import for_compute
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
@@ -41,6 +51,9 @@ from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 
 BATCHES = 1, 16
+AT_ONCE = max(BATCHES)
+PROMPTS, ANSWERS = (32, 256), (8, 128)
+"""Fewest and most tokens of mixed requests."""
 PAGE = 16
 HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()) | {
     "bos_token_id": 1,
@@ -101,18 +114,25 @@ def main() -> int:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=BY_DEFAULT)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=tuple(WAYS))
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=32, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=48, help="mixed ones; 0: none")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.way:
+        print(json.dumps(time_way(args)), flush=True)
+        return 0
     names = tuple(FAMILIES) if args.all else args.families
     lines = []
     for number, name in enumerate(names, 1):
         say(f"[{number}/{len(names)}] {name}: writing the checkpoint")
         with tempfile.TemporaryDirectory() as folder:
             write(name, Path(folder), tiny=args.tiny)
-            row = {"family": name} | measure(Path(folder), args.prompt, args.new, args.repeats)
+            row = {"family": name} | measure(Path(folder), args)
         lines.append(json.dumps(row))
         print(lines[-1], flush=True)
         if args.output:
@@ -122,6 +142,7 @@ def main() -> int:
 
 def say(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stderr.flush()
 
 
 def write(name: str, path: Path, *, tiny: bool) -> None:
@@ -136,36 +157,61 @@ def write(name: str, path: Path, *, tiny: bool) -> None:
     model.save_pretrained(path)
 
 
-def measure(path: Path, prompt: int, new: int, repeats: int) -> dict[str, Any]:
-    """Tokens per second of all three ways for each batch, and what follows from them."""
-    architecture = json.loads((path / "config.json").read_text())["architectures"][0]
-    found: dict[str, Any] = {"architecture": architecture, "prompt": prompt, "new": new}
-    ways: Mapping[str, Callable[[], Way]] = {
-        "native": lambda: Served(path, prompt + new),
-        "fallback": lambda: hidden(architecture, lambda: Served(path, prompt + new)),
-        "transformers": lambda: Generate(path),
-    }
-    rng = np.random.default_rng(0)
-    for kind, build in ways.items():
-        way = build()
-        found[f"{kind}_runs"] = way.name
-        for batch in BATCHES:
-            speeds = []
-            for _ in range(repeats):
-                prompts = rng.integers(3, way.vocab_size, (batch, prompt))
-                start = time.perf_counter()
-                tokens = way.answer(prompts, new)
-                speeds.append(tokens / (time.perf_counter() - start))
-            found[f"{kind}_{batch}"] = round(max(speeds), 2)
-            say(f"  {kind}, {batch} at once: {max(speeds):.1f} tokens/s")
-        way.close()
-        del way
-        gc.collect()
-    for batch in BATCHES:
-        native, fallback, other = (found[f"{kind}_{batch}"] for kind in ways)
-        found[f"native_over_fallback_{batch}"] = round(native / fallback, 2)
-        found[f"fallback_over_transformers_{batch}"] = round(fallback / other, 2)
+def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second of all ways, each in a process of its own, and what follows from them."""
+    found: dict[str, Any] = {"architecture": architecture(path)}
+    found |= {"prompt": args.prompt, "new": args.new, "requests": args.requests}
+    for way in args.ways:
+        command = [sys.executable, __file__, "--way", way, "--checkpoint", str(path)]
+        for name in ("prompt", "new", "repeats", "requests"):
+            command += [f"--{name}", str(getattr(args, name))]
+        env = dict(os.environ) if way == "transformers" else for_compute()
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
+        found |= json.loads(done.stdout.splitlines()[-1])
+    for row in (*BATCHES, "mixed"):
+        for one, other in (("native", "fallback"), ("fallback", "transformers")):
+            mine, others = found.get(f"{one}_{row}"), found.get(f"{other}_{row}")
+            if mine and others:
+                found[f"{one}_over_{other}_{row}"] = round(mine / others, 2)
     return found
+
+
+def time_way(args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second of one way: each batch, then mixed requests."""
+    kind, path = args.way, args.checkpoint
+    rng = np.random.default_rng(0)  # the same requests for all
+    length = max(args.prompt + args.new, PROMPTS[1] + ANSWERS[1])
+    say(f"  {kind}: loading")
+    way = WAYS[kind](path, length)
+    found: dict[str, Any] = {f"{kind}_runs": way.name}
+    for batch in BATCHES:
+        speeds = []
+        for _ in range(args.repeats):
+            prompts = list(rng.integers(3, way.vocab_size, (batch, args.prompt)))
+            speeds.append(timed(way, prompts, [args.new] * batch))
+        found[f"{kind}_{batch}"] = max(speeds)
+        say(f"  {kind}, {batch} at once: {max(speeds)} tokens/s")
+    if args.requests:
+        rng = np.random.default_rng(1)
+        lengths = rng.integers(PROMPTS[0], PROMPTS[1] + 1, args.requests)
+        new = rng.integers(ANSWERS[0], ANSWERS[1] + 1, args.requests).tolist()
+        prompts = [rng.integers(3, way.vocab_size, n) for n in lengths]
+        say(f"  {kind}: {args.requests} mixed requests for {sum(new)} tokens")
+        found[f"{kind}_mixed"] = timed(way, prompts, new)
+        say(f"  {kind}, mixed: {found[f'{kind}_mixed']} tokens/s")
+    way.close()
+    return found
+
+
+def timed(way: Way, prompts: Sequence[np.ndarray], new: Sequence[int]) -> float:
+    """Tokens that were asked for in a second."""
+    start = time.perf_counter()
+    way.answer(prompts, new)
+    return round(sum(new) / (time.perf_counter() - start), 2)
+
+
+def architecture(path: Path) -> str:
+    return json.loads((path / "config.json").read_text())["architectures"][0]
 
 
 class Way:
@@ -174,8 +220,8 @@ class Way:
     name = ""
     vocab_size = 0
 
-    def answer(self, prompts: np.ndarray, new: int) -> int:
-        """Answer all prompts at once; returns how many tokens were generated."""
+    def answer(self, prompts: Sequence[np.ndarray], new: Sequence[int]) -> None:
+        """Answer each prompt with so many tokens."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -183,16 +229,16 @@ class Way:
 
 
 class Served(Way):
-    """Scheduler, cache and executor in this process."""
+    """Scheduler, cache and executor in this process; `AT_ONCE` requests run at a time."""
 
     def __init__(self, path: Path, length: int) -> None:
-        batch, pages = max(BATCHES), max(BATCHES) * (-(-length // PAGE) + 1) + 1
-        limits = Limits(max_running_reqs=batch, max_batch_tokens=2048, inflight=1)
+        pages = AT_ONCE * (-(-length // PAGE) + 1) + 1
+        limits = Limits(max_running_reqs=AT_ONCE, max_batch_tokens=2048, inflight=1)
         options = LocalOptions(
             page_size=PAGE,
             num_pages=pages,
             max_batch_tokens=limits.max_batch_tokens,
-            max_running_reqs=batch,
+            max_running_reqs=AT_ONCE,
             context_len=length + PAGE,
             dtype="bfloat16",
         )
@@ -209,12 +255,12 @@ class Served(Way):
             limits,
         )
 
-    def answer(self, prompts: np.ndarray, new: int) -> int:
+    def answer(self, prompts: Sequence[np.ndarray], new: Sequence[int]) -> None:
         self._tokens = 0
-        for ids in prompts:
+        for ids, count in zip(prompts, new, strict=True):
             self._count += 1
             sampling = SamplingParams(
-                temperature=0.0, max_new_tokens=new, ignore_eos=True, sampling_seed=0
+                temperature=0.0, max_new_tokens=count, ignore_eos=True, sampling_seed=0
             )
             self._scheduler.add(
                 GenerateRequest(
@@ -226,8 +272,7 @@ class Served(Way):
             )
         while self._scheduler.step() or not self._scheduler.idle:
             pass
-        assert self._tokens == prompts.shape[0] * new, "an answer is too short"
-        return self._tokens
+        assert self._tokens == sum(new), "an answer is too short"
 
     def close(self) -> None:
         self._executor.close()
@@ -237,46 +282,62 @@ class Served(Way):
 
 
 class Generate(Way):
-    """`generate` of transformers."""
+    """`generate` of transformers, on batches of at most `AT_ONCE` in the order of arrival."""
 
     name = "generate"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, length: int) -> None:
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.bfloat16
         )
+        assert length <= self._model.config.max_position_embeddings
         self.vocab_size = self._model.config.vocab_size
 
-    def answer(self, prompts: np.ndarray, new: int) -> int:
-        ids = torch.from_numpy(prompts)
+    def answer(self, prompts: Sequence[np.ndarray], new: Sequence[int]) -> None:
+        for first in range(0, len(prompts), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            self._batch(prompts[some], max(new[some]))
+
+    def _batch(self, prompts: Sequence[np.ndarray], new: int) -> None:
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+            mask[row, longest - len(prompt) :] = 1
         with torch.inference_mode():
             out = self._model.generate(
                 ids,
-                attention_mask=torch.ones_like(ids),
+                attention_mask=mask,
                 max_new_tokens=new,
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
             )
-        return out[:, ids.shape[1] :].numel()
+        assert out.shape == (len(prompts), longest + new), "an answer is too short"
 
 
-def hidden(architecture: str, build: Callable[[], Way]) -> Way:
+def hidden(path: Path, length: int) -> Way:
     """Build while nothing native serves the architecture."""
-    with _without(architecture):
-        return build()
+    with _without(architecture(path)):
+        return Served(path, length)
 
 
 @contextmanager
-def _without(architecture: str) -> Iterator[None]:
-    module = registry.MODELS.pop(architecture)
+def _without(name: str) -> Iterator[None]:
+    module = registry.MODELS.pop(name)
     try:
         yield
     finally:
-        registry.MODELS[architecture] = module
+        registry.MODELS[name] = module
+
+
+WAYS: Mapping[str, Callable[[Path, int], Way]] = {
+    "native": Served,
+    "fallback": hidden,
+    "transformers": Generate,
+}
 
 
 if __name__ == "__main__":
-    if not threads_are_calm():  # as in the processes of a server
-        os.execve(sys.executable, [sys.executable, *sys.argv], for_compute())
     sys.exit(main())

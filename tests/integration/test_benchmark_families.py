@@ -15,6 +15,7 @@ def test_all_three_ways_answer(tmp_path):
     out = tmp_path / "families.json"
     command = [sys.executable, str(ROOT / "benchmarks/models/bench_families.py"), "--tiny"]
     command += ["--families", "llama", "deepseek-v3", "--prompt", "9", "--new", "4"]
+    command += ["--requests", "18"]
 
     done = subprocess.run(
         [*command, "--repeats", "1", "--output", str(out)],
@@ -31,7 +32,7 @@ def test_all_three_ways_answer(tmp_path):
     assert done.stdout == out.read_text()
     for row in rows:
         assert row["fallback_runs"] == "eager"
-        for batch in (1, 16):
+        for batch in (1, 16, "mixed"):
             assert min(row[f"{way}_{batch}"] for way in ("native", "fallback", "transformers")) > 0
             assert row[f"native_over_fallback_{batch}"] > 0
             assert row[f"fallback_over_transformers_{batch}"] > 0

@@ -131,7 +131,8 @@ def _obstacle(folder: Path, name: str, bits: int) -> str:
         dll = ctypes.CDLL(str(_path(folder, name)))
         mirrors = (Run, Inputs, SampleSlots, Sample, Given)
         sizes = [OP.itemsize, *(ctypes.sizeof(m) for m in mirrors)]
-        if [dll.sylvan_size(i) for i in range(len(sizes))] != sizes:
+        found = [dll.sylvan_size(i) for i in range(len(sizes))]
+        if found != sizes or not hasattr(dll, "sylvan_program_bind"):
             return "compiled from other sources; run: python -m sylvan.kernels.build"
         return "the system refuses it the tile registers" if dll.sylvan_start() else ""
     except (OSError, AttributeError) as error:
@@ -144,6 +145,8 @@ def _open(folder: Path, name: str) -> Library:
     dll.sylvan_program_new.restype = ctypes.c_void_p
     dll.sylvan_program_new.argtypes = [ctypes.c_void_p, ctypes.c_int] * 2
     dll.sylvan_program_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    dll.sylvan_program_bind.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    dll.sylvan_program_bind.restype = None
     dll.sylvan_program_free.argtypes = [ctypes.c_void_p]
     dll.sylvan_program_free.restype = None
     dll.sylvan_threads.restype = None

@@ -141,6 +141,9 @@ SYLVAN_API void* sylvan_program_new(const Op* ops, int n_ops, void* const* buf, 
     return p;
 }
 
+// Entry `index` of the buffer table is at `memory` from now on; not while the program runs.
+SYLVAN_API void sylvan_program_bind(void* program, int index, void* memory) { static_cast<Program*>(program)->buf[index] = memory; }
+
 SYLVAN_API void sylvan_program_free(void* program) { delete static_cast<Program*>(program); }
 
 // The caller vouches that the buffers hold run->tokens and run->outputs rows. Returns how many rows no token was possible for.

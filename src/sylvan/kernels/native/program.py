@@ -26,6 +26,7 @@ class Program:
         self.ops = np.ascontiguousarray(placed.ops[first:stop])
         table = (ctypes.c_void_p * len(placed.memory))(*(m.ctypes.data for m in placed.memory))
         self._run = library.dll.sylvan_program_run
+        self._bind = library.dll.sylvan_program_bind
         self._handle = library.dll.sylvan_program_new(
             self.ops.ctypes.data, len(self.ops), ctypes.addressof(table), len(placed.memory)
         )
@@ -37,6 +38,18 @@ class Program:
         Returns how many of the rows that were sampled had no possible token.
         """
         return self._run(self._handle, ctypes.byref(step))
+
+    def number(self, value: Value) -> int:
+        """Of a value's memory, for `bind`."""
+        return self._placed.home[value.id]
+
+    def bind(self, number: int, address: int) -> None:
+        """Have all later runs find a buffer or constant at another address.
+
+        The caller vouches for what lies there: rows of `padded` columns, as many as are computed
+        (a product with matrix tiles reads whole tiles, see `TILE_ROWS`).
+        """
+        self._bind(self._handle, number, address)
 
     def read(self, value: Value, rows: int) -> torch.Tensor:
         """The first rows of a value, without copying; overwritten by the next run."""

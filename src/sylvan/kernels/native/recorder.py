@@ -31,7 +31,7 @@ from sylvan.kernels.native.plan import Draft, Ref
 from sylvan.kernels.native.sheet import WEIGHT_KINDS, RecorderLimits, Sheet, padded
 from sylvan.kernels.paged.cache import LayerPages, PageShape
 
-_PARTS_MIB = 8  # room for attention spread over threads
+PARTS_MIB = 8  # room for attention spread over threads
 _TEXT_PAGE = 64  # tokens of a page of texts that attend both ways
 _IDS, _POSITIONS, _SAMPLE_ROWS, _TOKEN_TYPES = -1, -2, -3, -4
 _LOOKED_UP = (_IDS, _POSITIONS, _TOKEN_TYPES)
@@ -82,6 +82,11 @@ class NativeRecorder:
     def pin(self, value: Value) -> None:
         """Keep a value to the end of the program."""
         self.draft.pinned.add(value.id)
+
+    def elsewhere(self, value: Value) -> None:
+        """A value gets no memory: whoever runs the program binds it (see `Program.bind`)."""
+        self.draft.sizes[value.id] = 0
+        self.draft.inputs.append(value.id)  # a number that no other value has
 
     # ---- ops
     def embedding(self, ids: Value, weight: LinearWeight, scale: float) -> Value:
@@ -175,10 +180,10 @@ class NativeRecorder:
         self._sheet.note(Kind.ROPE_STORE, qkv, store, sizes, (*eps,))
         out = self._sheet.new(layer.num_heads * layer.value_dim)
         if self._parts is None:
-            self._parts = self.draft.constant(allocate(_PARTS_MIB << 20))
+            self._parts = self.draft.constant(allocate(PARTS_MIB << 20))
         sinks = None if layer.sinks is None else self._sheet.vector(layer.sinks)
         buffers = (qkv.id, keys, values, out.id, self._parts, sinks)
-        sizes = (*dims, layer.window or 0, _PARTS_MIB, 0, 0, *how)
+        sizes = (*dims, layer.window or 0, PARTS_MIB, 0, 0, *how)
         for kind in (Kind.ATTENTION, Kind.ATTENTION_MERGE):
             self._sheet.note(kind, out, buffers, sizes, (layer.scale, layer.softcap or 0.0))
         return out

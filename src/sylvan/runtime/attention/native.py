@@ -1,19 +1,22 @@
-"""Attention inside step programs: C++ kernels over pages in their own order.
+"""Attention by C++ kernels over pages in their own order.
 
-A program does the work of `run` itself, so this backend only says what it can do.
+In a step program it is part of the program. A model that cannot be recorded calls it with tensors.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
+from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.binding import Run
 from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
 
 
 class NativeAttention:
-    """Stands in a program's batch; never asked to attend."""
+    """Stands in a program's batch, and says what its attention can do; never asked to attend."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu"}),
@@ -37,6 +40,52 @@ class NativeAttention:
     ) -> torch.Tensor:
         """Not offered on tensors."""
         raise NotImplementedError("native attention is part of step programs")
+
+
+class NativeCalls:
+    """The same kernels, called once a layer; the batch's pool is that of `attention`."""
+
+    caps: ClassVar = replace(
+        NativeAttention.caps, graph_capture=False, runners=frozenset({"eager"})
+    )
+
+    def __init__(self, attention: PagedAttention) -> None:
+        self._attention = attention
+        self._step = Run()
+        self._arrays: list[torch.Tensor] = []  # which the step points at
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Find out where requests lie."""
+        given = (
+            batch.out_slots_T,
+            batch.q_starts_R,
+            batch.kv_lens_R,
+            batch.req_slots_R,
+            batch.page_table_SP,
+        )
+        self._arrays = [array.to(torch.int32).contiguous() for array in given]
+        slots, starts, lens, rows, table = (array.data_ptr() for array in self._arrays)
+        self._step = Run(
+            tokens=batch.num_tokens,
+            seqs=batch.num_reqs,
+            table_stride=batch.page_table_SP.shape[1],
+            slots=slots,
+            row_start=starts,
+            kv_len=lens,
+            table_row=rows,
+            page_table=table,
+        )
+
+    def run(
+        self,
+        spec: AttentionLayer,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step)
 
 
 BACKEND = NativeAttention

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from sylvan.config.env import threads_are_calm
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
@@ -23,7 +22,7 @@ from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBa
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.device.build import DevicePlan, build_device
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
-from sylvan.runtime.executor.graphs.linears import use_native_linears
+from sylvan.runtime.executor.graphs.foreign import Native, use_kernels
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import LocalOptions, SamplingParts
@@ -283,17 +282,22 @@ def _with_tensors(plan: _Plan) -> _Made:
     if not plan.config.causal:
         attention = NullAttention()  # such layers attend by themselves
     model = _loaded(plan)
-    library = None
-    of_others = plan.config.path == "transformers" and plan.platform is None
-    if of_others and plan.options.runner != "eager":
-        if threads_are_calm():
-            threads = plan.options.threads or torch.get_num_threads()
-            library = use_native_linears(model.inner, plan.build.dtype, threads)
-        else:
-            logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
+    native = _with_kernels(plan, model)
+    name, library = (native.name, native.library) if native else ("eager", None)
+    if native and native.pool and native.attention:
+        return _Made(name, EagerRunner(model), native.pool, native.attention, library)
     pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
-    name = f"eager (native linears, {library.variant})" if library else "eager"
     return _Made(name, EagerRunner(model), pool, attention, library)
+
+
+def _with_kernels(plan: _Plan, model: Any) -> Native | None:
+    """Kernels within a model of transformers, where they can be had and are not declined."""
+    options, dtype = plan.options, plan.build.dtype
+    if plan.config.path != "transformers" or plan.platform or options.runner == "eager":
+        return None
+    attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
+    pages = (plan.config, plan.kv_shape) if attends else None
+    return use_kernels(model.inner, dtype, options.threads or torch.get_num_threads(), pages)
 
 
 def _loaded(plan: _Plan) -> Any:

@@ -36,7 +36,7 @@ _HARMLESS = frozenset(
 )
 _PROBE_TOKENS = 3
 NO_CACHE: Mapping[str, Any] = MappingProxyType({"use_cache": False})
-_UNTRACEABLE = (
+UNTRACEABLE = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -116,9 +116,7 @@ def paged_attention(
     if step.batch is None:
         step.calls.append(shape)
         return query.transpose(1, 2).new_zeros(*_rows(query).shape[:-1], shape.value_dim), None
-    q, k, v = (
-        F.pad(_rows(x).flatten(0, 1), (0, step.width - x.shape[-1])) for x in (query, key, value)
-    )
+    q, k, v = (_padded(_rows(x).flatten(0, 1), step.width) for x in (query, key, value))
     spec = AttentionLayer(
         index=step.done,
         num_heads=shape.num_heads,
@@ -137,6 +135,11 @@ def paged_attention(
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """(B, heads, L, H) -> (B, L, heads, H)."""
     return x.transpose(1, 2)
+
+
+def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
+    """With zeros behind the columns of each head; padding by nothing would copy."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _check_call(module: nn.Module, mask: torch.Tensor | None, options: dict[str, Any]) -> None:
@@ -182,7 +185,9 @@ def attach(model: Any, names: list[str]) -> Step:
     for name in names:
         setattr(model.get_submodule(name), _STATE, _Layer(name, step))
     base = called(model)
-    base.forward = _bypass(base.forward, step)
+    for part in (base, getattr(base, "decoder", None)):  # some heads call that part itself
+        if isinstance(part, nn.Module):
+            part.forward = _bypass(part.forward, step)
     if not _takes_positions(base) and hasattr(base, "embed_positions"):
         base.embed_positions.forward = _placed(base.embed_positions.forward, step)
     return step
@@ -247,10 +252,11 @@ def probe(model: Any, step: Step) -> Found:
     memory = {cache_name(model): cache, "use_cache": True} if recurrent else NO_CACHE
     try:
         out = called(model)(input_ids=ids, position_ids=positions, **memory)
-        step.hidden = out.last_hidden_state
+        step.hidden, attending = out.last_hidden_state, len(step.calls)
         logits = model(input_ids=ids, use_cache=False).logits
         assert logits.shape[:2] == ids.shape
-    except _UNTRACEABLE as error:
+        assert len(step.calls) == attending, "its head computes the layers again"
+    except UNTRACEABLE as error:
         reason = str(error).strip().split("\n")[0][:200]
         raise ConfigError(f"{type(model).__name__} cannot be traced: {reason}") from None
     if recurrent and not cache.places:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from sylvan.kernels.native.library import LibraryMissing, load
-from sylvan.runtime.executor.graphs.linears import NativeLinear, use_native_linears
+from sylvan.runtime.executor.graphs.linears import use_native_linears
+from sylvan.runtime.executor.graphs.standins import NativeEmbedding, NativeLinear, NativeRows
 
 try:
     load()
@@ -60,12 +63,81 @@ def test_rows_do_not_depend_on_each_other() -> None:
     assert torch.equal(whole, alone)
 
 
-def test_pytorchs_copies_are_let_go_but_for_a_shared_one() -> None:
+def test_pytorchs_copies_are_let_go_and_a_shared_one_is_packed_once() -> None:
     model = Foreign(torch.float32)
     assert use_native_linears(model, torch.float32, threads=1) is not None
-    assert model.blocks[0].weight.is_meta
-    assert model.head.weight.is_meta
-    assert not model.embed.weight.is_meta
+    assert isinstance(model.embed, NativeEmbedding)
+    held = [parameter for parameter in model.parameters() if not parameter.is_meta]
+    assert {tuple(parameter.shape) for parameter in held} == {(0,)}
+    assert held[0] is next(model.parameters()), "the model finds its device there"
+
+
+class Scaled(nn.Embedding):
+    """As many models have it."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) * 3.0
+
+
+class Counting(nn.Embedding):
+    """Goes by the ids themselves, so that it needs the whole table."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) + ids[..., None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_an_embedding_does_besides_looking_up_stays(dtype: torch.dtype) -> None:
+    model = Foreign(dtype)
+    model.embed = Scaled(77, 45, padding_idx=70, dtype=dtype)
+    model.head.weight = model.embed.weight
+    ids = torch.tensor([[0, 76, 70], [5, 5, 1]])
+    with torch.inference_mode():
+        expected = model.embed(ids)
+        assert use_native_linears(model, dtype, threads=1) is not None
+        assert torch.equal(model.embed(ids), expected)
+    assert isinstance(model.embed, NativeEmbedding)
+
+
+def test_an_embedding_that_needs_its_table_keeps_it_with_its_head() -> None:
+    model = Foreign(torch.float32)
+    model.embed = Counting(77, 45)
+    model.head.weight = model.embed.weight
+    assert use_native_linears(model, torch.float32, threads=1) is not None
+    assert type(model.embed) is Counting
+    assert type(model.head) is nn.Linear
+    assert model.head.weight is model.embed.weight
+    assert not model.head.weight.is_meta
+
+
+def test_a_module_of_two_names_and_a_weight_of_two_modules_are_packed_once() -> None:
+    model = Foreign(torch.float32)
+    model.blocks[1] = model.blocks[0]
+    model.second = nn.Linear(45, 77, bias=False)
+    model.second.weight = model.head.weight
+    ids = torch.randint(0, 77, (9,))
+    with torch.inference_mode():
+        expected, _ = model(ids)
+        assert use_native_linears(model, torch.float32, threads=1) is not None
+        found, _ = model(ids)
+        assert torch.equal(model.second(torch.ones(1, 45)), model.head(torch.ones(1, 45)))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert model.blocks[0] is model.blocks[1]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 48, 600, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_read_where_they_lie_or_copied(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(64, 96, dtype=dtype))
+    wide = torch.randn(rows, 128).to(dtype)
+    with torch.inference_mode():
+        expected = [model(wide[:, :64]), model(wide[:, :64].contiguous())]
+        assert use_native_linears(model, dtype, threads=2) is not None
+        strided, whole = model(wide[:, :64]), model(wide[:, :64].contiguous())
+    assert torch.equal(strided, whole)
+    torch.testing.assert_close(whole, expected[1], rtol=2e-2, atol=2e-2)
+    assert whole.is_contiguous()
 
 
 def test_other_dtypes_and_models_without_linears_are_left_alone() -> None:
@@ -73,3 +145,49 @@ def test_other_dtypes_and_models_without_linears_are_left_alone() -> None:
     assert use_native_linears(model, torch.float16, threads=1) is None
     assert type(model.head) is nn.Linear
     assert use_native_linears(nn.Embedding(3, 4), torch.float32, threads=1) is None
+
+
+class Gated(nn.Module):
+    """A gated product with biases, behind a norm."""
+
+    def __init__(self, dtype: torch.dtype, act: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        config = LlamaConfig(hidden_size=96, intermediate_size=80, hidden_act=act, mlp_bias=True)
+        self.norm = LlamaRMSNorm(96).to(dtype)
+        self.mlp = LlamaMLP(config).to(dtype)
+        for parameter in self.parameters():
+            parameter.data += torch.rand_like(parameter) * 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_norms_and_gated_products_are_replaced_as_a_whole(
+    dtype: torch.dtype, bound: float, act: str
+) -> None:
+    model = Gated(dtype, act)
+    x = torch.randn(2, 300, 96).to(dtype)  # in pieces, because rows are kept between the ops
+    with torch.inference_mode():
+        expected = model(x)
+        assert use_native_linears(model, dtype, threads=2) is not None
+        found = model(x)
+        alone = torch.cat([model(x[:1, i : i + 1]) for i in range(20)], 1)
+    assert type(model.mlp) is NativeRows
+    assert not list(model.mlp.children())
+    assert (found - expected).float().norm() <= bound * expected.float().norm()
+    assert torch.equal(found[:1, :20], alone)
+
+
+def test_a_norm_takes_other_types_and_answers_for_what_it_stands_for() -> None:
+    model = Gated(torch.bfloat16, "silu")
+    assert use_native_linears(model, torch.bfloat16, threads=1) is not None
+    x = torch.randn(3, 96)
+    with torch.inference_mode():
+        assert model.norm(x).dtype is torch.float32
+    assert model.norm.variance_epsilon == 1e-6
+    assert model.mlp.down_proj.weight.dtype is torch.bfloat16
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = model.mlp.nothing

@@ -1,0 +1,75 @@
+"""What native kernels compute of a model that is not ours: its matrix products and attention."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sylvan.config.env import threads_are_calm
+from sylvan.kernels.api import AttentionLayer, Unsupported
+from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.library import Library
+from sylvan.runtime.attention.native import NativeCalls
+from sylvan.runtime.executor.graphs.linears import use_native_linears
+from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.pool.mha import KVShape
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Kernels in use, and pages with the attention over them where that is native, too."""
+
+    library: Library
+    pool: NativePool | None = None
+    attention: NativeCalls | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the runner, for people."""
+        what = "linears and attention" if self.attention else "linears"
+        return f"eager (native {what}, {self.library.variant})"
+
+
+def use_kernels(
+    model: nn.Module, dtype: torch.dtype, threads: int, pages: tuple[ModelConfig, KVShape] | None
+) -> Native | None:
+    """Replace the matrix products of `model`, and make attention over native pages.
+
+    Args:
+        model: Has its weights.
+        dtype: Of its rows.
+        threads: Of the kernels.
+        pages: What attends, and the pages that are wanted; None: attention is not to be native.
+    """
+    if not threads_are_calm():
+        logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
+        return None
+    library = use_native_linears(model, dtype, threads)
+    if library is None or pages is None:
+        return Native(library) if library else None
+    try:
+        return _attending(library, dtype, *pages)
+    except Unsupported as why:
+        logger.warning("PyTorch computes attention: %s", why)
+        return Native(library)
+
+
+def _attending(library: Library, dtype: torch.dtype, config: ModelConfig, shape: KVShape) -> Native:
+    pool = NativePool(shape, dtype)
+    attention = PagedAttention(library, dtype, pool.layers)
+    attention.check(
+        AttentionLayer(
+            index=0,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            scale=1.0,
+        )
+    )
+    return Native(library, pool, NativeCalls(attention))
