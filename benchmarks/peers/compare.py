@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkpoints import SHAPES, write_checkpoint
-from environments import CommandFailedError, Environment
+from environments import CommandFailedError, Environment, end_with_processes
 from peers import PEERS
 from results import COLUMNS, Journal, Result, parsed, report, write_docs
 
@@ -238,6 +238,7 @@ def _parsed() -> argparse.Namespace:
 
 def main() -> int:
     options = _parsed()
+    end_with_processes()
     setting = Setting(
         options.cache,
         options.threads,

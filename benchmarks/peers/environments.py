@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 
 from peers import Peer
 
@@ -106,6 +107,15 @@ def run(
     if process.returncode:
         raise CommandFailedError(_reason(process.returncode, log, start, printed), printed)
     return printed
+
+
+def end_with_processes() -> None:
+    """From now on SIGTERM interrupts as Ctrl-C does, so that what `run` started ends, too."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def _end_group(leader: int) -> None:

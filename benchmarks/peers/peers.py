@@ -236,6 +236,13 @@ def _start_vllm(folder: Path, threads: int) -> dict[str, str]:
     }
 
 
+# For GCC 12 the tile configuration of AMX is 8 bytes long: it drops the stores to the rest as dead,
+# and products of quantised weights end in an illegal instruction.
+_LLAMA_CPP_BUILD = (
+    ("CMAKE_ARGS", "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release -DLLAVA_BUILD=OFF"),
+    ("CXXFLAGS", "-fno-tree-dse -fno-dse"),
+)
+
 PEERS: Mapping[str, Peer] = {
     "sylvan": Peer(
         _sylvan,
@@ -267,9 +274,7 @@ PEERS: Mapping[str, Peer] = {
         "llama-cpp-python",
         packages=("llama-cpp-python", "gguf"),
         convert=_convert_llama_cpp,
-        build_environment=(
-            ("CMAKE_ARGS", "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release -DLLAVA_BUILD=OFF"),
-        ),
+        build_environment=_LLAMA_CPP_BUILD,
     ),
     "vllm": Peer(
         _vllm,

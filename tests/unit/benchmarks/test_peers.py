@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -80,6 +81,25 @@ def test_processes_that_a_command_leaves_behind_end_with_it(tmp_path):
         "print(child.pid)\n"
     )
     assert gone(int(python(code, tmp_path / "x.log")))
+
+
+def test_processes_end_when_the_comparison_is_told_to(tmp_path):
+    child = "import os, time; open('pid', 'w').write(f'{os.getpid()} '); time.sleep(600)"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks' / 'peers')!r})\n"
+        "import environments, pathlib\n"
+        "environments.end_with_processes()\n"
+        f"environments.run([sys.executable, '-c', {child!r}], 600.0, pathlib.Path('x.log'))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE)
+    pid = tmp_path / "pid"
+    while not (pid.exists() and pid.read_text().endswith(" ")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
+    assert gone(int(pid.read_text()))
 
 
 def gone(process: int) -> bool:
