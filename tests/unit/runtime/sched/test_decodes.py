@@ -56,7 +56,8 @@ def test_a_step_in_flight_keeps_its_slices(inflight):
 
 
 def test_memory_that_is_short_is_found_request_by_request():
-    world = World(pages=8, page_size=4, conservativeness=0.0)  # less than three requests end up with
+    # less memory than three requests end up with
+    world = World(pages=8, page_size=4, conservativeness=0.0)
     for one in requests(3, new=15):
         world.scheduler.add(one)
     world.run()
