@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,8 @@ def test_an_interrupted_run_goes_on_exactly(tokenizer: Tokenizer, tmp_path: Path
         assert torch.equal(mine, theirs), name
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 def test_compiled_gradients_are_those_of_plain_torch(tokenizer: Tokenizer) -> None:
     torch.manual_seed(5)
     model = Sapling(ModelConfig(vocab_size=tokenizer.get_vocab_size(), num_layers=1))
