@@ -10,6 +10,8 @@ from sylvan.runtime.models import registry
 from tests.parity.checkpoints import SHAPE, write
 from tests.parity.compare import compare
 from tests.parity.families import DENSE, EXPERT, FALLBACK
+from tests.parity.rare import RARE
+from tests.parity.serving import Serving
 from tests.parity.test_families import TOLERANCE
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
@@ -20,6 +22,9 @@ WHAT = {
     "sinks": EXPERT["gpt-oss"],
     "norms of heads": FALLBACK["cohere-qk-norm"],
     "joined projections": FALLBACK["persimmon"],
+    "learned positions": DENSE["opt"],
+    "scaled embedding": RARE["bart"],
+    "heads twice as wide": RARE["diffllama"],
 }
 
 
@@ -39,3 +44,22 @@ def test_it_equals_transformers(what, tmp_path, monkeypatch):
     assert found.runner.startswith(KERNELS)
     assert not found.modes
     assert found.logprob < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("options", "runner"),
+    [
+        ({"attention": "torch"}, "eager (native linears,"),
+        ({"dtype": "bfloat16", "kv_dtype": "fp8_e4m3"}, "eager (native linears,"),
+        ({"dtype": "bfloat16"}, KERNELS),
+        ({"page_size": 8}, "eager (native linears,"),
+    ],
+)
+def test_native_attention_gives_way_to_what_was_chosen(options, runner, tmp_path):
+    write(FALLBACK["persimmon"](), 3, tmp_path)
+    page = options.pop("page_size", 16)
+
+    serving = Serving(tmp_path, runner="auto", page_size=page, options=options)
+
+    assert serving.facts.runner.startswith(runner)
+    assert serving.generate([[5, 6, 7]], max_new_tokens=4)
