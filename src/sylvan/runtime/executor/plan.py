@@ -238,7 +238,7 @@ class _Decoding:
         self._slices = slices
         self._reqs = [work.req for work in slices]
         self._occupants = [occupants[req] for req in self._reqs] if occupants else []
-        self._by_req = dict(zip(self._reqs, self._occupants, strict=False))
+        self._by_req = occupants or {}
         self._numbers: IntArray | None = None
 
     def goes_on(self, slices: Sequence[Slice]) -> bool:
