@@ -37,7 +37,7 @@ def train(config: TrainConfig, output: Path, folder: Path, resume: Path | None) 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train sapling from nothing.")
-    parser.add_argument("--steps", type=int, default=TrainConfig.steps, help="0.6 s each on two cores")
+    parser.add_argument("--steps", type=int, default=TrainConfig.steps, help="about 0.6 s each")
     parser.add_argument("--seed", type=int, default=TrainConfig.seed)
     parser.add_argument("--workers", type=int, default=TrainConfig.workers)
     parser.add_argument("--check-every", type=int, default=TrainConfig.check_every)
