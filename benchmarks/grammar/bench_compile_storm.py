@@ -1,10 +1,13 @@
-"""Latency between tokens of a plain stream, with and without a storm of new, hard grammars.
+"""Latency between tokens of a plain stream beside a storm of new, hard grammars, and without.
 
-    python benchmarks/grammar/bench_compile_storm.py [MODEL] [--seconds 40] [--pairs 8]
+    python benchmarks/grammar/bench_compile_storm.py [MODEL] [--seconds 40] [--rounds 8]
 
 MODEL is a directory, a built-in model, or the shape 0.5B with random weights.
-Quiet and stormy stretches take turns; the interval is a bootstrap over the pairs. The ratio of the
-two 99th percentiles should stay below 1.2. Run it on a quiet machine.
+Three kinds of stretches take turns: quiet; stormy, one new grammar after another; and busy, where
+requests without a grammar come as often as those of the storm did, which shows what any request
+costs the stream. Ratios of 99th percentiles, stormy over quiet (to stay below 1.2) and over busy,
+with bootstrap intervals over the rounds. Client, API and scheduler are one process here, on as many
+cores as there are. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ import json
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from shapes import progress, served
 
 import sylvan
+
+Round = dict[str, list[float]]
+"""Seconds between tokens, by kind of stretch."""
 
 
 def gaps(engine: Any, seconds: float) -> list[float]:
@@ -37,27 +44,38 @@ def gaps(engine: Any, seconds: float) -> list[float]:
     return found
 
 
-def storm(engine: Any, stop: threading.Event) -> None:
-    number = 0
-    while not stop.is_set():
-        number += 1
-        patterns = [{"type": "string", "pattern": f"^(a|b){{{i},99}}$"} for i in range(60)]
-        keys = {f"key_{number}_{i}": pattern for i, pattern in enumerate(patterns)}
-        schema = json.dumps({"type": "object", "properties": keys, "required": list(keys)})
-        with contextlib.suppress(Exception):  # refused ones count as well
-            engine.generate("x", {"max_new_tokens": 1, "json_schema": schema})
+def new_grammar(number: int) -> dict[str, Any]:
+    patterns = [{"type": "string", "pattern": f"^(a|b){{{i},99}}$"} for i in range(60)]
+    keys = {f"key_{number}_{i}": pattern for i, pattern in enumerate(patterns)}
+    schema = json.dumps({"type": "object", "properties": keys, "required": list(keys)})
+    return {"max_new_tokens": 1, "json_schema": schema}
 
 
-def stormy_gaps(engine: Any, seconds: float) -> list[float]:
-    """As `gaps`, in a storm."""
-    stop = threading.Event()
-    thread = threading.Thread(target=storm, args=(engine, stop))
-    thread.start()
-    try:
-        return gaps(engine, seconds)
-    finally:
-        stop.set()
-        thread.join()
+class Beside:
+    """Requests one after the other from a thread of their own, at most one each `pause_s`."""
+
+    def __init__(self, engine: Any, sampling: Callable[[int], dict[str, Any]]) -> None:
+        self._engine, self._sampling = engine, sampling
+        self.sent = 0
+
+    def gaps(self, seconds: float, pause_s: float = 0.0) -> list[float]:
+        """As `gaps`, beside these requests."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._send, args=(stop, pause_s))
+        thread.start()
+        try:
+            return gaps(self._engine, seconds)
+        finally:
+            stop.set()
+            thread.join()
+
+    def _send(self, stop: threading.Event, pause_s: float) -> None:
+        due = time.perf_counter()
+        while not stop.wait(max(0.0, due - time.perf_counter())):
+            due += pause_s
+            self.sent += 1
+            with contextlib.suppress(Exception):  # refused ones count as well
+                self._engine.generate("x", self._sampling(self.sent))
 
 
 def p99(parts: list[list[float]]) -> float:
@@ -68,32 +86,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="sapling")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each kind")
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
-    each_s = options.seconds / options.pairs
-    pairs: list[tuple[list[float], list[float]]] = []
+    each_s = options.seconds / options.rounds
+    rounds: list[Round] = []
     with served(options.model) as model, sylvan.Engine(**model) as engine:
         engine.generate("x", {"max_new_tokens": 1, "regex": "a"})
         gaps(engine, min(2.0, each_s))
-        for number in range(options.pairs):
-            pairs.append((gaps(engine, each_s), stormy_gaps(engine, each_s)))
-            both = ", ".join(f"{p99([part]) * 1e3:.2f} ms" for part in pairs[-1])
-            progress(f"pair {number + 1} of {options.pairs}: {both}")
+        storm = Beside(engine, new_grammar)
+        plain = Beside(engine, lambda number: {"max_new_tokens": 1})
+        for number in range(options.rounds):
+            before = storm.sent
+            found = {"quiet": gaps(engine, each_s), "stormy": storm.gaps(each_s)}
+            found["busy"] = plain.gaps(each_s, each_s / (storm.sent - before))
+            rounds.append(found)
+            each = ", ".join(f"{kind} {p99([part]) * 1e3:.2f} ms" for kind, part in found.items())
+            progress(f"round {number + 1} of {options.rounds}: {each}")
         stats = engine.get_server_info()["grammar"]
-    rng = random.Random(0)
-    ratios = []
-    for _ in range(1000):
-        quiet, stormy = zip(*rng.choices(pairs, k=len(pairs)), strict=True)
-        ratios.append(p99(list(stormy)) / p99(list(quiet)))
-    ratios.sort()
-    quiet, stormy = p99([q for q, _ in pairs]), p99([s for _, s in pairs])
     report = {
-        "p99_ms": {"quiet": round(quiet * 1e3, 3), "stormy": round(stormy * 1e3, 3)},
-        "ratio": round(stormy / quiet, 3),
-        "interval": [round(ratios[25], 3), round(ratios[-26], 3)],
+        "p99_ms": {kind: round(p99([r[kind] for r in rounds]) * 1e3, 3) for kind in rounds[0]},
+        "stormy_over_quiet": ratio(rounds, "quiet"),
+        "stormy_over_busy": ratio(rounds, "busy"),
+        "requests": {"stormy": storm.sent, "busy": plain.sent},
         "grammars": stats["compiled"] + stats["refused"],
     }
     print(json.dumps(report))
+
+
+def ratio(rounds: list[Round], base: str) -> dict[str, Any]:
+    """Of the 99th percentiles of stormy and other stretches, with a 95 % interval."""
+
+    def of(some: list[Round]) -> float:
+        return p99([r["stormy"] for r in some]) / p99([r[base] for r in some])
+
+    rng = random.Random(0)
+    drawn = sorted(of(rng.choices(rounds, k=len(rounds))) for _ in range(1000))
+    return {
+        "ratio": round(of(rounds), 3),
+        "interval": [round(drawn[25], 3), round(drawn[-26], 3)],
+    }
 
 
 if __name__ == "__main__":

@@ -44,6 +44,18 @@ def seconds(generate: Generate, prompts: Prompts, count: int) -> float:
     return time.perf_counter() - start
 
 
+def cpu_seconds(pid: int = os.getpid()) -> float:
+    """Processor time of this process and of all that it started."""
+    root = Path(f"/proc/{pid}")
+    try:
+        used = (root / "stat").read_text().rpartition(")")[2].split()[11:13]  # user, system
+        children = [c for t in root.glob("task/*/children") for c in t.read_text().split()]
+    except OSError:
+        return 0.0  # it has ended
+    ticks = os.sysconf("SC_CLK_TCK")
+    return sum(map(int, used)) / ticks + sum(cpu_seconds(int(child)) for child in children)
+
+
 def measure(generate: Generate, options: argparse.Namespace) -> None:
     seed = options.round * 1000
     for length in options.prefill:
@@ -55,9 +67,12 @@ def measure(generate: Generate, options: argparse.Namespace) -> None:
         # the prompts' own time, with the first token, is measured apart and taken off
         first = seconds(generate, random_prompts(size, options.prompt, seed + 4), 1)
         prompts = random_prompts(size, options.prompt, seed + 5)
+        used = cpu_seconds()
         whole = seconds(generate, prompts, options.new + 1)
+        used = cpu_seconds() - used
         if whole > first:
             report(f"decode {size}", size * options.new / (whole - first))
+            report(f"cores busy at decode {size}", used / whole)
 
 
 def measure_shared(generate: Generate, options: argparse.Namespace) -> None:

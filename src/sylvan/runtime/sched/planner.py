@@ -24,6 +24,9 @@ from sylvan.runtime.sched.shortage import StepSize
 
 _priority: Callable[[Req], int] = attrgetter("priority")
 MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
+MAX_STARTS_BESIDE = 12
+"""Requests started by a step that goes on with others, which wait for the tens of microseconds that
+each start takes. The rest follow in the next steps."""
 
 
 class Planner:
@@ -189,8 +192,9 @@ class Planner:
             return
         reserved = self.admission.reserved_tokens(self._running)
         leaders = [r for r in self._running if r.computed < r.prompt_len]
+        most = MAX_STARTS_BESIDE if self._slices else self._limits.max_running_reqs
         for req in self._waiting.candidates():
-            if self._budget <= 0 or self._chunk <= 0:
+            if self._budget <= 0 or self._chunk <= 0 or len(self.started) >= most:
                 return
             if req.pending or not self._may_run(req, self._gates):
                 continue
