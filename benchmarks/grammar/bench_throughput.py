@@ -1,7 +1,7 @@
 """Tokens per second of requests with a JSON schema over the same without: paired, interleaved.
 
     python benchmarks/grammar/bench_throughput.py [MODEL] [--batch 1 32] [--repeats 7]
-        [--backend llguidance] [--overlap auto on off]
+        [--backend llguidance] [--overlap auto on off] [--what masks jumps]
 
 MODEL is a directory, a built-in model, or the shape 0.5B with random weights. Ratios are by pair of
 runs; the interval is a bootstrap of their median. `masks` is without jumps and should stay above
@@ -35,6 +35,7 @@ SCHEMA = json.dumps(
     }
 )
 NEW_TOKENS = 128
+KINDS = ("masks", "jumps")
 
 
 class Rates:
@@ -91,6 +92,7 @@ def compare(engine: Any, options: argparse.Namespace, batch: int) -> dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="sapling")
+    parser.add_argument("--what", choices=KINDS, nargs="+", default=KINDS)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3, help="requests for each place in a batch")
@@ -98,16 +100,16 @@ def main() -> None:
     parser.add_argument("--overlap", choices=["auto", "on", "off"], nargs="+", default=["auto"])
     parser.add_argument("--tokens", type=int, default=NEW_TOKENS)
     options = parser.parse_args()
-    runs = itertools.product(options.overlap, (False, True), options.batch)
+    runs = itertools.product(options.overlap, options.what, options.batch)
     with served(options.model) as model:
-        for overlap, jumps, batch in runs:
+        for overlap, kind, batch in runs:
             settings = model | {
-                "grammar.jump_forward": jumps,
+                "grammar.jump_forward": kind == "jumps",
                 "grammar.backend": options.backend,
                 "scheduler.overlap": overlap,
                 "scheduler.max_running_reqs": batch,
             }
-            what = {"what": "jumps" if jumps else "masks", "overlap": overlap}
+            what = {"what": kind, "overlap": overlap}
             progress(f"{what}, batch {batch}")
             with sylvan.Engine(**settings) as engine:
                 print(json.dumps(what | compare(engine, options, batch)), flush=True)

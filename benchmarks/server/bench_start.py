@@ -112,7 +112,8 @@ def run(model: str, kv_tokens: int) -> dict[str, float]:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(PATIENCE_S)
-    needed = (info["weight_bytes"] + info["kv_bytes"]) / MB
+    memory = info["internal_states"][0]["memory_usage"]
+    needed = (memory["weight"] + memory["kvcache"]) * 1e9 / MB
     return {
         "first_token_s": first_s,
         "weights_and_kv_mb": needed,

@@ -100,7 +100,11 @@ def test_nothing_runs_afterwards(http):
     assert http.post("/flush_cache?timeout=10").status_code == 200
     info = http.get("/server_info").json()
     assert "secret" not in json.dumps(info)
-    assert info["internal_states"][0]["num_running_reqs"] == 0
+    state = info["internal_states"][0]
+    assert state["num_running_reqs"] == 0
+    assert 1e-4 < state["memory_usage"]["weight"] < 1e-2  # GB of a tiny model
+    assert state["memory_usage"]["kvcache"] > 0
+    assert state["memory_usage"]["token_capacity"] == state["max_total_num_tokens"]
 
 
 def test_cache_is_explained(http):

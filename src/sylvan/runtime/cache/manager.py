@@ -16,6 +16,9 @@ Copy = tuple[int, int, int]
 """(source page, destination page, tokens), as in `Batch.copies`."""
 
 
+_SLACK = 64  # pages evicted beyond need: a call costs as much as a leaf does, whatever its size
+
+
 class KVCacheManager:
     """Joins the prefix cache and the page allocator. Knows tokens, not requests.
 
@@ -34,7 +37,7 @@ class KVCacheManager:
         self._allocator = allocator
         self._tree = tree
         self._copies: list[Copy] = []
-        self._slack = min(64 // allocator.page_size, allocator.num_pages // 256)
+        self._slack = min(_SLACK, allocator.num_pages // 128)
 
     @property
     def total_tokens(self) -> int:

@@ -24,9 +24,14 @@ from sylvan.runtime.sched.shortage import StepSize
 
 _priority: Callable[[Req], int] = attrgetter("priority")
 MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
-MAX_STARTS_BESIDE = 12
-"""Requests started by a step that goes on with others, which wait for the tens of microseconds that
-each start takes. The rest follow in the next steps."""
+START_COST = 12  # decodes that take the scheduler as long as starting a request
+LIGHT_STEP = 400  # decodes that take it about 2 ms
+MIN_STARTS = 12
+
+
+def most_starts(num_others: int) -> int:
+    """How many requests a step starts beside others, which wait meanwhile. The rest follow."""
+    return max(MIN_STARTS, (LIGHT_STEP - num_others) // START_COST)
 
 
 class Planner:
@@ -192,7 +197,7 @@ class Planner:
             return
         reserved = self.admission.reserved_tokens(self._running)
         leaders = [r for r in self._running if r.computed < r.prompt_len]
-        most = MAX_STARTS_BESIDE if self._slices else self._limits.max_running_reqs
+        most = most_starts(len(self._slices)) if self._slices else self._limits.max_running_reqs
         for req in self._waiting.candidates():
             if self._budget <= 0 or self._chunk <= 0 or len(self.started) >= most:
                 return

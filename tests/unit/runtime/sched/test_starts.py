@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from sylvan.runtime.core.req import Batch
-from sylvan.runtime.sched.planner import MAX_STARTS_BESIDE
+from sylvan.runtime.sched.planner import LIGHT_STEP, MIN_STARTS, most_starts
 from tests.support.kv import World, alone, request
 
-CROWD = 3 * MAX_STARTS_BESIDE + 1
+CROWD = 100
 
 
 def crowd():
@@ -38,13 +36,14 @@ def test_a_crowd_holds_up_those_that_decode_by_a_few_starts_at_a_time(inflight):
     begun: set[str] = set()
     starts = []
     for batch in steps:
-        new = {piece.req.rid for piece in batch.slices} - begun
+        rids = [piece.req.rid for piece in batch.slices]
+        new = set(rids) - begun
         begun |= new
+        assert len(new) <= most_starts(len(rids) - len(new)) or not rids[len(new) :]
         starts.append(len(new))
-    assert max(starts) == MAX_STARTS_BESIDE
     assert sum(starts) == CROWD + 1
-    full = [i for i, count in enumerate(starts) if count == MAX_STARTS_BESIDE]
-    assert all(after == before + 1 for before, after in itertools.pairwise(full))
+    first_of_them = starts.index(most_starts(1))
+    assert 0 not in starts[first_of_them : first_of_them + 3]
     for one in (first, *crowd()):
         assert world.tokens[one.rid] == alone(one)
 
@@ -57,3 +56,10 @@ def test_where_nobody_decodes_all_that_fit_start_at_once():
         world.scheduler.add(one)
     world.run()
     assert len(steps[0].slices) == CROWD
+
+
+def test_the_more_go_on_the_fewer_start_but_always_some():
+    counts = [most_starts(others) for others in range(1, 2000)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == (LIGHT_STEP - 1) // 12
+    assert most_starts(256) == counts[-1] == MIN_STARTS

@@ -14,6 +14,7 @@ from sylvan.config.values import Secret
 from sylvan.protocol.messages import GetState
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+from sylvan.runtime.tokenizer.types import ModelFacts
 
 _HIDDEN = "key", "password", "secret", "token_file"
 
@@ -47,11 +48,21 @@ async def server_info(call: Call[None]) -> Response:
     context = call.context
     facts = context.engine.facts
     reply = await context.engine.control(GetState())
-    state = {**(reply.body or {}), **_load(context)}
+    state = {
+        **(reply.body or {}),
+        **_load(context),
+        "world_size": 1,
+        "startup_time": context.started,
+        "effective_max_running_requests_per_dp": facts.max_running_reqs,
+        "memory_usage": _memory(facts),
+        "disaggregation_mode": "null",
+    }
     return json_response(
         {
             **public(dict(context.settings.shown)),
             "model_path": facts.model_path,
+            "tokenizer_path": facts.model_path,
+            "dp_size": 1,
             "served_model_name": context.settings.served_model_name,
             "host": context.settings.host,
             "port": context.settings.port,
@@ -69,6 +80,16 @@ async def server_info(call: Call[None]) -> Response:
             "internal_states": [state],
         }
     )
+
+
+def _memory(facts: ModelFacts) -> dict[str, float]:
+    """GB of weights and of KV memory, and the tokens that this holds."""
+    gb = {name: float(facts.extra.get(f"{name}_bytes") or 0) / 1e9 for name in ("weight", "kv")}
+    return {
+        "weight": gb["weight"],
+        "kvcache": gb["kv"],
+        "token_capacity": facts.max_total_tokens,
+    }
 
 
 async def loads(call: Call[None]) -> Response:
