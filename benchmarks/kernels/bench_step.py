@@ -2,7 +2,10 @@
 
     python benchmarks/kernels/bench_step.py M --format bf16
 
-Prints medians of interleaved runs and the share of the floor. Run it on a quiet machine.
+Prints medians of interleaved runs and the share of the floor. The floor of a prompt is the time of
+its products at the rate of PyTorch's own, measured between the steps: linear layers at that of
+bfloat16 or, quantised, of int8 (`torch._int_mm`), and the triangle of attention at bfloat16's.
+Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -99,13 +102,14 @@ class Bench:
         self.flop_per_token = 2 * sum(
             p.shape.numel() for p in _weights(model).values() if p.shape[0] != vocab
         )
+        self.attention_flop_per_pair = 4 * layers * heads * config.head_dim
+        self.inputs, self.outputs = dim, 2 * inner  # of the widest layer
         self.vocab = vocab
         self._floor = allocate(self.runner.weight_bytes)
         self._floor[:] = 1
         rng = np.random.default_rng(0)
         pages = rng.permutation(64 * 32 - 1) + 1
-        self.batch.host.page_table[:31] = pages[: 31 * 64].reshape(31, 64)
-        self.batch.host.page_table[31:] = pages[:64]
+        self.batch.host.page_table[:32, :40] = pages[: 32 * 40].reshape(32, 40)
 
     def prepare(self, reqs: int, start: int, tokens: int) -> None:
         """`reqs` requests that have `start` tokens get `tokens` more."""
@@ -172,16 +176,32 @@ def median_ms(repeats: int, *actions: Callable[[], object]) -> list[float]:
     return [statistics.median(t) for t in times]
 
 
-def matmul_gflops(options: Options) -> Callable[[], float]:
-    """Rate of torch's own matrix product at a shape like gate-up."""
-    torch.set_num_threads(options.threads)
-    x, w = torch.randn(512, 1024).bfloat16(), torch.randn(8192, 1024).bfloat16()
+def products(bench: Bench, rows: int) -> tuple[float, Callable[[], object], Callable[[], object]]:
+    """PyTorch's own of the shape of gate-up: operations, then in bfloat16 and in int8."""
+    x, w = torch.randn(rows, bench.inputs).bfloat16(), torch.randn(bench.outputs, bench.inputs)
+    dense, levels = w.bfloat16(), (w * 30).to(torch.int8).t()
+    small = (x * 30).to(torch.int8)
+    flop = 2.0 * rows * bench.inputs * bench.outputs
+    return flop, lambda: torch.nn.functional.linear(x, dense), lambda: torch._int_mm(small, levels)
 
-    def rate() -> float:
-        (spent,) = median_ms(3, lambda: torch.nn.functional.linear(x, w))
-        return 2 * 512 * 1024 * 8192 / spent / 1e6
 
-    return rate
+def prefill(bench: Bench, tokens: int, repeats: int, *, quantised: bool) -> dict[str, float]:
+    """A prompt's step against the time of its products."""
+    bench.prepare(1, 0, tokens)
+    flop, *both = products(bench, tokens)
+    spent, *times = median_ms(repeats, bench.step, *both)
+    bf16, int8 = (flop / ms / 1e6 for ms in times)
+    linear = bench.flop_per_token * tokens
+    attention = bench.attention_flop_per_pair * tokens * (tokens + 1) / 2
+    floor = linear / (int8 if quantised else bf16) / 1e6 + attention / bf16 / 1e6
+    return {
+        "ms": spent,
+        "tokens_per_s": tokens / spent * 1e3,
+        "floor_ms": floor,
+        "share": floor / spent,
+        "torch_bf16_gflops": bf16,
+        "torch_int8_gops": int8,
+    }
 
 
 def main() -> None:
@@ -199,23 +219,16 @@ def main() -> None:
     options = Options(**raw)
     bench = Bench(options)
     results: dict[str, dict[str, float]] = {}
-    for reqs in (1, 8, 31):
+    torch.set_num_threads(options.threads)
+    for reqs in (1, 8, 32):
         bench.prepare(reqs, options.context, 1)
         spent, floor = median_ms(options.repeats, bench.step, bench.read_floor)
         results[f"decode {reqs}"] = {"ms": spent, "floor_ms": floor, "share": floor / spent}
         _profile(bench, profile)
-    rate = matmul_gflops(options)
     for tokens in (512, 2048):
-        bench.prepare(1, 0, tokens)
-        gflops = rate()
-        (spent,) = median_ms(max(3, options.repeats // 3), bench.step)
-        got = bench.flop_per_token * tokens / spent / 1e6
-        results[f"prefill {tokens}"] = {
-            "ms": spent,
-            "tokens_per_s": tokens / spent * 1e3,
-            "gflops": got,
-            "torch_gflops": gflops,
-        }
+        repeats = max(3, options.repeats // 3)
+        quantised = options.format != "bf16"
+        results[f"prefill {tokens}"] = prefill(bench, tokens, repeats, quantised=quantised)
         _profile(bench, profile)
     for name, values in results.items():
         print(name, {key: round(value, 3) for key, value in values.items()})

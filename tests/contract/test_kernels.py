@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from sylvan.kernels import ops
+from sylvan.kernels.api import LinearWeight
 from sylvan.kernels.matmul.weights import Int8Weight, quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library, load
-from tests.support.native import DTYPES, assert_close, native, random, variants
+from tests.support.native import DTYPES, NativeOp, assert_close, native, random, variants
 
 ROWS = [1, 7, 70]
 
@@ -81,6 +84,32 @@ def test_int4_linear_equals_reference(
     got = native(library, dtype, lambda r, v: ops.linear(v, weight, out_f32=True), [x])
 
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+
+
+LINEARS: dict[str, tuple[int, Callable[[torch.Tensor], LinearWeight]]] = {
+    "dense": (1000, lambda w: w),
+    "int8": (1000, quantise_int8),
+    "int4, groups of 32": (672, lambda w: quantise_int4(w, 32)),
+    "int4, groups of 64": (1088, lambda w: quantise_int4(w, 64)),
+    "int4, groups of 128": (640, lambda w: quantise_int4(w, 128)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", LINEARS)
+def test_a_row_times_a_weight_has_the_same_bits_in_any_company(
+    library: Library, dtype: torch.dtype, kind: str
+) -> None:
+    inputs, convert = LINEARS[kind]
+    x = random(300, inputs, dtype=dtype)
+    weight = convert(random(72, inputs, dtype=dtype, seed=1))
+    op = NativeOp(library, dtype, lambda r, v: ops.linear(v, weight, out_f32=True), [x])
+    op.write(x)
+    whole = op.run(Run(tokens=300))
+
+    for rows in (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 65, 129, 257):
+        op.write(x[-rows:])
+        assert torch.equal(op.run(Run(tokens=rows)), whole[-rows:]), rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -25,9 +25,11 @@ _AMX = f"{_AVX512} -mamx-tile -mamx-int8 -mamx-bf16"
 VARIANTS: Mapping[str, str] = {"portable": ""}
 if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS = {"portable": "", "avx2": "-march=x86-64-v3", "avx512": _AVX512, "amx": _AMX}
+# Peeling unrolls loops over a constant number of accumulators; else these would stay in memory.
 _FLAGS = (
-    "-O2 -std=c++20 -fPIC -pthread -ffp-contract=off -fno-math-errno -fvisibility=hidden "
-    "-fno-gnu-unique -Wall -Wextra -Wno-psabi -Wno-ignored-attributes -Wno-unknown-pragmas"
+    "-O2 -fpeel-loops -std=c++20 -fPIC -pthread -ffp-contract=off -fno-math-errno "
+    "-fvisibility=hidden -fno-gnu-unique -Wall -Wextra -Wno-psabi -Wno-ignored-attributes "
+    "-Wno-unknown-pragmas"
 )
 
 

@@ -48,48 +48,104 @@ template <class T> void few_rows(const Op& op, const Step& s, const Block& b) {
 }
 
 #if defined(__AMX_INT8__)
-typedef int8_t v64 __attribute__((vector_size(64)));
+constexpr float SIXTEENTH = 1.f / 16;
 
-// One group of 16 columns as B tiles of levels - 8; a group of 32 is half a tile, the rest zero.
-void unpack(const uint32_t* w, int group, uint32_t* tiles) {
-    for (int k = 0; k < group / 8; k++) {
-        vu v = load<vu>(w + k * LANES);
-        store(tiles + 2 * k * LANES, (v64)(v & LOW) - 8), store(tiles + (2 * k + 1) * LANES, (v64)((v >> 4) & LOW) - 8);
+// One group of 16 columns as B tiles of 16 * (level - 8): the nibble in the upper half of a byte, its first bit turned. The
+// sums stay below 2^24, so that the factor changes no bit. A group of 32 is half a tile, the rest zero.
+void unpack(const uint32_t* w, int group, char* tiles, int ahead) {
+    const vu turn = vu{} + 0x88888888u, high = LOW << 4;
+    for (int k = 0; k < group / 8; k++, tiles += 128) {
+        vu v = load<vu>(w + k * LANES) ^ turn;
+        if (ahead) __builtin_prefetch(w + k * LANES + ahead);
+        store(tiles, v << 4 & high), store(tiles + 64, v & high);
     }
-    for (int k = group / 4; k < TILE_WORDS; k++) store(tiles + k * LANES, vu{});
+    if (group == 32) memset(tiles, 0, 512);
 }
 
+// Adds the products of some groups, `step` apart, to the sums of 16 columns and the first ROWS rows of a tile.
+template <int ROWS> void add_groups(float* sums, const int32_t* raw, int step, const float* scales, int groups) {
+    vf total[ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) total[i] = load<vf>(sums + i * LANES);
+    for (int g = 0; g < groups; g++) {
+        vf scale = load<vf>(scales + g * LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++)
+            total[i] = fma(__builtin_convertvector(load<vi>(raw + g * step + i * LANES), vf), scale, total[i]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) store(sums + i * LANES, total[i]);
+}
+
+struct Blocks {  // of weights, from a column block on
+    const uint32_t* levels;
+    const float* scales;
+    int64_t words;
+    int group, groups, steps;
+
+    Blocks(const Op& op, const Step& s, int64_t block) : words(op.n[0]), group(op.n[3]) {
+        groups = int(words) * 8 / group, steps = std::max(1, group / 64);
+        levels = at<uint32_t>(op, s, WEIGHT) + block * words * LANES;
+        scales = at<float>(op, s, COL_SCALE) + block * groups * LANES;
+    }
+    int tile_bytes() const { return steps * 1024; }
+    const float* scale(int block, int g) const { return scales + (int64_t(block) * groups + g) * LANES; }
+    void unpack_to(char* tiles, int block, int g, int count, int ahead) const {
+        const uint32_t* from = levels + (block * words + g * group / 8) * LANES;
+        for (int i = 0; i < count; i++) unpack(from + i * group * 2, group, tiles + i * tile_bytes(), ahead);
+    }
+};
+
+// Up to 16 rows: weights are unpacked as they come from memory, one block after the other.
+template <int ROWS, class T> void one_tile(const Op& op, const Step& s, const Block& b) {
+    constexpr int BATCH = 4;  // groups
+    alignas(64) char tiles[BATCH * 2048];
+    alignas(64) int32_t raw[BATCH][TILE * TILE];
+    int64_t xs = op.n[4];
+    for (int n = b.n0; n < b.n1; n++) {
+        alignas(64) float sums[ROWS * LANES] = {};
+        Blocks w(op, s, n + b.shift);
+        for (int g = 0; g < w.groups; g += BATCH) {
+            int batch = std::min(BATCH, w.groups - g);
+            const char* x = at<char>(op, s, X) + b.m0 * xs + g * w.group;
+            w.unpack_to(tiles, 0, g, batch, b.ahead());
+            for (int i = 0; i < batch; i++)
+                tiles_1x1<TilesInt8>(raw[i], x + i * w.group, xs, tiles + i * w.tile_bytes(), w.steps);
+            add_groups<ROWS>(sums, raw[0], TILE * TILE, w.scale(0, g), batch);
+        }
+        for (int i = 0; i < b.count(); i++)
+            write_row<T>(op, s, {b.m0, n, n + b.shift}, i, 0, load<vf>(sums + i * LANES) * SIXTEENTH);
+    }
+}
+
+// More: tiles of 32 rows and two blocks, all rows for a batch of groups, so few that what is at hand fits the first cache.
 template <class T> void many_rows(const Op& op, const Step& s, const Block& b) {
-    alignas(64) static thread_local float total[LINEAR_ROWS][2 * LANES];
-    alignas(64) uint32_t tiles[2][2 * TILE_WORDS * LANES];
-    alignas(64) int32_t raw[2][TILE * TILE];
-    int64_t words = op.n[0], xs = op.n[4];
-    int group = op.n[3], groups = int(words) * 8 / group, steps = std::max(1, group / 64);
+    constexpr int BATCH = 2;
+    alignas(64) static thread_local float sums[LINEAR_ROWS / TILE][2][TILE * TILE];
+    alignas(64) char tiles[2][BATCH * 2048];
+    alignas(64) int32_t raw[BATCH][4][TILE * TILE];
+    int64_t xs = op.n[4];
     for (int n = b.n0; n < b.n1; n += 2) {
-        memset(total, 0, sizeof(total));
-        for (int g = 0; g < groups; g++) {
-            const uint32_t* w = at<uint32_t>(op, s, WEIGHT) + ((n + b.shift) * words + g * group / 8) * LANES;
-            const float* scales = at<float>(op, s, COL_SCALE) + ((n + b.shift) * groups + g) * LANES;
-            vf scale[2] = {load<vf>(scales), load<vf>(scales + int64_t(groups) * LANES)};
-            unpack(w, group, tiles[0]), unpack(w + words * LANES, group, tiles[1]);
-            for (int m = b.m0; m < b.m1; m += TILE) {
-                const char* x = at<char>(op, s, X) + m * xs + g * group;
-                tile_zero<0>(), tile_zero<1>();
-                for (int k = 0; k < steps; k++) {
-                    tile_load<4>(x + k * 64, xs), tile_load<6>(tiles[0] + k * 256, 64), tile_load<7>(tiles[1] + k * 256, 64);
-                    TilesInt8::dot<0, 4, 6>(), TilesInt8::dot<1, 4, 7>();
+        Blocks w(op, s, n + b.shift);
+        memset(sums, 0, sizeof(sums[0]) * ceil_div(b.count(), TILE));
+        for (int g = 0; g < w.groups; g += BATCH) {
+            int batch = std::min(BATCH, w.groups - g);
+            for (int j = 0; j < 2; j++) w.unpack_to(tiles[j], j, g, batch, b.ahead());
+            for (int m = b.m0; m < b.m1; m += 2 * TILE) {
+                int high = b.m1 - m > TILE ? 2 : 1;
+                for (int i = 0; i < batch; i++) {
+                    const char *x = at<char>(op, s, X) + m * xs + (g + i) * w.group, *tile = tiles[0] + i * w.tile_bytes();
+                    auto* out = reinterpret_cast<float*>(raw[i]);
+                    if (high == 2) tiles_2x2<TilesInt8>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
+                    else tiles_1x2<TilesInt8>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
                 }
-                tile_store<0>(raw[0], 64), tile_store<1>(raw[1], 64);
-                for (int i = 0, count = std::min(TILE, b.m1 - m); i < count; i++)
-                    for (int j = 0; j < 2; j++) {
-                        float* sum = total[m - b.m0 + i] + j * LANES;
-                        store(sum, fma(__builtin_convertvector(load<vi>(raw[j] + i * TILE), vf), scale[j], load<vf>(sum)));
-                    }
+                for (int c = 0; c < 2 * high; c++)
+                    add_groups<TILE>(sums[(m - b.m0) / TILE + c / 2][c % 2], raw[0][c], 4 * TILE * TILE, w.scale(c % 2, g), batch);
             }
         }
-        Spot spot{b.m0, n, n + b.shift};
         for (int i = 0; i < b.count(); i++)
-            for (int j = 0; j < 2; j++) write_row<T>(op, s, spot, i, j, load<vf>(total[i] + j * LANES));
+            for (int j = 0; j < 2; j++)
+                write_row<T>(op, s, {b.m0, n, n + b.shift}, i, j, load<vf>(sums[i / TILE][j] + i % TILE * LANES) * SIXTEENTH);
     }
 }
 #endif
@@ -97,7 +153,9 @@ template <class T> void many_rows(const Op& op, const Step& s, const Block& b) {
 template <class T> void linear_int4(const Op& op, const Step& s, int t, void*) {
     Block b = linear_block(op, s, t);
 #if defined(__AMX_INT8__)
-    if (b.count() > 4) return many_rows<T>(op, s, b);
+    if (b.count() > TILE) return many_rows<T>(op, s, b);
+    if (b.count() > TILE / 2) return one_tile<TILE, T>(op, s, b);
+    if (b.count() > 4) return one_tile<TILE / 2, T>(op, s, b);
 #endif
     few_rows<T>(op, s, b);
 }

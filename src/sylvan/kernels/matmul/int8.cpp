@@ -9,29 +9,43 @@ template <class T> void quantise(const Op& op, const Step& s, int64_t r) {
     quantise_row(op, s, r, at<T>(op, s, 0) + r * stride(op.n[0]));
 }
 
-template <class T> void finish(const Op& op, const Step& s, const Spot& spot, int i, int j, vi acc) {
+constexpr int BY_VECTORS_INT8 = 8;  // rows; so few wait less for memory than matrix tiles do
+
+// `zero`: what was added to the levels of x.
+template <class T> void finish(const Op& op, const Step& s, const Spot& spot, int i, int j, vi acc, int zero) {
     vf scale = load<vf>(at<float>(op, s, COL_SCALE) + (spot.w + j) * LANES) * at<float>(op, s, ROW_SCALE)[spot.m + i];
-    if (INT8_ZERO) acc -= load<vi>(at<int32_t>(op, s, SUMS) + (spot.w + j) * LANES) * INT8_ZERO;
+    if (zero) acc -= load<vi>(at<int32_t>(op, s, SUMS) + (spot.w + j) * LANES) * zero;
     write<T>(op, s, spot, i, j, __builtin_convertvector(acc, vf) * scale);
 }
 
-template <class T> void linear_int8(const Op& op, const Step& s, int t, void*) {
-#if defined(__AMX_INT8__)
-    by_amx<TilesInt8>(op, s, linear_block(op, s, t), [&](Spot spot, int count, int cols, const float* raw) {
-        for (int i = 0; i < count; i++)
-            for (int j = 0; j < cols; j++)
-                finish<T>(op, s, spot, i, j, load<vi>(raw + (i / TILE * cols + j) * 256 + i % TILE * 16));
-    });
-#else
-    int64_t words = op.n[0], xs = op.n[4] / 4;
-    Block b = linear_block(op, s, t);
+template <class T> void by_vectors(const Op& op, const Step& s, const Block& b, const uint32_t* x, int64_t xs, int zero) {
+    int64_t words = op.n[0];
     by_registers(b, [&](Spot spot, auto M, auto N) {
         vi acc[M][N] = {};
-        const uint32_t *x = at<uint32_t>(op, s, X) + spot.m * xs, *w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
-        multiply<Int8, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), b.ahead());
+        const uint32_t* w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
+        multiply<Int8, M, N>(acc, x + (spot.m - b.m0) * xs, xs, w, words * LANES, LANES, int(words), b.ahead());
         for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++) finish<T>(op, s, spot, i, j, acc[i][j]);
+            for (int j = 0; j < N; j++) finish<T>(op, s, spot, i, j, acc[i][j], zero);
     });
+}
+
+template <class T> void linear_int8(const Op& op, const Step& s, int t, [[maybe_unused]] void* scratch) {
+    Block b = linear_block(op, s, t);
+    int64_t xs = op.n[4] / 4;
+    const uint32_t* x = at<uint32_t>(op, s, X) + b.m0 * xs;
+#if defined(__AMX_INT8__)
+    if (b.count() <= BY_VECTORS_INT8 && b.count() * xs * 4 <= SCRATCH_BYTES) {  // vectors multiply unsigned levels
+        auto* turned = static_cast<uint32_t*>(scratch);
+        for (int64_t i = 0; i < b.count() * xs; i += LANES) store(turned + i, load<vu>(x + i) ^ 0x80808080u);
+        return by_vectors<T>(op, s, b, turned, xs, 128);
+    }
+    by_amx<TilesInt8>(op, s, b, [&](Spot spot, int count, int cols, const float* raw) {
+        for (int i = 0; i < count; i++)
+            for (int j = 0; j < cols; j++)
+                finish<T>(op, s, spot, i, j, load<vi>(raw + (i / TILE * cols + j) * 256 + i % TILE * 16), 0);
+    });
+#else
+    by_vectors<T>(op, s, b, x, xs, INT8_ZERO);
 #endif
 }
 

@@ -16,15 +16,16 @@ template <class T> static inline void quantise_row(const Op& op, const Step& s, 
     float m = largest(top);
     at<float>(op, s, LEVEL_SCALE)[r] = m / 127.f;
     vf inverse = splat(m > 0 ? 127.f / m : 0.f), magic = splat(12582912.f);
-    for (int i = 0; i < stride(cols); i += LANES) {
-        vi v = (vi)(get(x + i) * inverse + magic) - (vi)magic + zero;
-        store(q + i, __builtin_convertvector(v, vb));
+    int32_t* sums = at<int32_t>(op, s, LEVEL_SUMS);
+    int count = sums ? padded / group : 1, size = padded / count;
+    for (int g = 0; g < count; g++) {
+        vi total{};
+        for (int i = g * size, end = std::min(i + size, int(stride(cols))); i < end; i += LANES) {
+            vi v = (vi)(get(x + i) * inverse + magic) - (vi)magic;
+            store(q + i, __builtin_convertvector(v + zero, vb));
+            total += v;
+        }
+        if (sums) sums[r * count + g] = sum(total);
     }
     memset(q + stride(cols), zero, padded - stride(cols));
-    if (int32_t* sums = at<int32_t>(op, s, LEVEL_SUMS))
-        for (int g = 0; g < padded / group; g++) {
-            int32_t total = 0;
-            for (int i = 0; i < group; i++) total += int8_t(q[g * group + i]);
-            sums[r * (padded / group) + g] = total;
-        }
 }

@@ -9,20 +9,22 @@
 // of x from what one matrix of a stack reads to what the next does, 6 columns of out likewise, 7 columns of a row of out
 enum { X, WEIGHT, BIAS, OUT, ROW_SCALE, COL_SCALE, SUMS, GROUPS };
 
-constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;  // rows of a tile; neighbours in tile order share the weights
+constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;  // rows of a tile, at most; neighbours in tile order share them
+constexpr int TILE_BYTES = 1 << 20;                 // of these rows: they stay in the second cache
 constexpr int FEW_ROWS = HAS_TILES ? 16 : 4;        // so few are bound by reading weights: wider tiles
 
+static inline int linear_rows(const Op& op) { return std::clamp(TILE_BYTES / op.n[4] / 32 * 32, 64, LINEAR_ROWS); }
 static inline int linear_width(const Op& op, const Step& s) { return op.buf[GROUPS] >= 0 || rows(op, s) <= FEW_ROWS ? 4 : 2; }
 static inline int linear_tiles(const Op& op, const Step& s) {
     const int32_t* groups = at<int32_t>(op, s, GROUPS);
-    return ceil_div(op.n[1] / LANES, linear_width(op, s)) * (groups ? groups[0] : ceil_div(rows(op, s), LINEAR_ROWS));
+    return ceil_div(op.n[1] / LANES, linear_width(op, s)) * (groups ? groups[0] : ceil_div(rows(op, s), linear_rows(op)));
 }
 
 struct Block {  // rows m0 .. m1, column blocks n0 .. n1; column block n is block n + shift of the weights
     int m0, m1, n0, n1;
     int64_t shift, x, out;  // x: bytes into a row; out: columns into one
     int count() const { return m1 - m0; }
-    int ahead() const { return count() <= 4 ? 384 : 0; }  // words; hides memory's latency where weights are read once
+    int ahead() const { return count() <= 32 ? 384 : 0; }  // words; hides memory's latency where weights are read once
 };
 static inline Block linear_block(const Op& op, const Step& s, int t) {
     int width = linear_width(op, s), blocks = op.n[1] / LANES;
@@ -32,8 +34,8 @@ static inline Block linear_block(const Op& op, const Step& s, int t) {
         return {group[1], group[1] + group[2], n0, std::min(n0 + width, blocks), int64_t(group[0]) * blocks,
                 int64_t(group[0]) * op.n[5], int64_t(group[0]) * op.n[6]};
     }
-    int m_tiles = ceil_div(rows(op, s), LINEAR_ROWS), m0 = t % m_tiles * LINEAR_ROWS, n0 = t / m_tiles * width;
-    return {m0, std::min(m0 + LINEAR_ROWS, rows(op, s)), n0, std::min(n0 + width, blocks), 0, 0, 0};
+    int high = linear_rows(op), n_tiles = ceil_div(blocks, width), m0 = t / n_tiles * high, n0 = t % n_tiles * width;
+    return {m0, std::min(m0 + high, rows(op, s)), n0, std::min(n0 + width, blocks), 0, 0, 0};
 }
 
 struct Spot {  // first row and first column block of a product; the same block of the weights; columns of out before the first

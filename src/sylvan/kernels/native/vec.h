@@ -40,8 +40,13 @@ template <class V> static inline V load(const void* p) {
 }
 template <class V> static inline void store(void* p, V v) { memcpy(p, &v, sizeof(V)); }
 static inline vf splat(float x) { return vf{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+#if defined(__AVX512F__)  // one instruction for what the lines below say, where the compiler makes two
+static inline vf max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline vf min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 static inline vf max(vf a, vf b) { return a > b ? a : b; }
 static inline vf min(vf a, vf b) { return a < b ? a : b; }
+#endif
 static inline vf abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
 static inline vi lanes() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 static inline vf first(vf v, int n) { return lanes() < n ? v : vf{}; }  // the first n lanes, then zeros
@@ -161,6 +166,36 @@ static inline vf exp(vf x) {  // 1e-7 relative on [-87, 88], clamped outside
 }
 static inline float exp1(float x) { return exp(splat(x))[0]; }
 
+static inline vf exp2(vf x) {  // 1.5e-7 relative, 1 at 0; nothing or next to it below -126; x at most 126
+#if defined(__AVX512F__)
+    vf part = (vf)_mm512_reduce_ps((__m512)x, 0x09);  // x less the integer below it
+#else
+    const vf magic = splat(12582912.f);
+    x = max(x, splat(-126.f));
+    vf whole = x - .5f + magic;
+    vf part = x - (whole - magic);
+#endif
+    vf p = horner(part, splat(1.86713127e-3f), 9.01702775e-3f, 5.5799915e-2f, .24016445f, .693151312f, 1.f);
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+    return p * (vf)(((vi)whole - (vi)magic + 127) << 23);
+#endif
+}
+
+static inline vf reciprocal(vf x) {  // 1e-7 relative; x of 2^-120 .. 2^126
+#if defined(__AVX512F__)
+    vf r = (vf)_mm512_rcp14_ps((__m512)x);
+    return fma(r, fma(-x, r, splat(1.f)), r);
+#else
+    return 1.f / x;
+#endif
+}
+
+static inline vf sigmoid(vf x) {  // 1e-7 * (2 + |x|) relative; NaN stays NaN only in a product with x
+    return reciprocal(exp2(min(x * -1.44269504f, splat(125.f))) + 1.f);
+}
+
 static inline vf tanh(vf x) {  // 1 - 2 / (exp(2 |x|) + 1), odd; a short series where that would cancel
     vf a = abs(x), s = x * x;
     vf large = 1.f - 2.f / (exp(a + a) + 1.f);
@@ -176,15 +211,15 @@ static inline vf erf(vf x) {  // 1.5e-7 absolute (Abramowitz and Stegun 7.1.26)
     return (vf)((vi)y | ((vi)x & (int32_t)0x80000000));
 }
 
-template <class F> static inline float reduce(vf v, F f) {  // a fixed tree: lane i with lane i + 8, + 4, + 2, + 1
+template <class V, class F> static inline auto reduce(V v, F f) {  // a fixed tree: lane i with lane i + 8, + 4, + 2, + 1
     v = f(v, __builtin_shuffle(v, vi{8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15}));
     v = f(v, __builtin_shuffle(v, vi{4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7}));
     v = f(v, __builtin_shuffle(v, vi{2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3}));
     v = f(v, __builtin_shuffle(v, vi{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}));
     return v[0];
 }
-static inline float sum(vf v) {
-    return reduce(v, [](vf a, vf b) { return a + b; });
+template <class V> static inline auto sum(V v) {
+    return reduce(v, [](V a, V b) { return a + b; });
 }
 static inline float largest(vf v) {
     return reduce(v, [](vf a, vf b) { return max(a, b); });

@@ -6,51 +6,56 @@
 
 namespace {
 
-template <class T> vf total(const Op& op, const Step& s, int64_t r, int i) {  // columns i .. i + 16 of the sum, stored
-    int64_t row = r * stride(op.n[0]) + i;
-    float* residual = at<float>(op, s, 0);
-    const T* x = at<T>(op, s, 1);
-    if (!residual) return get(x + row);
-    const T* other = at<T>(op, s, 5);
-    vf v = other ? get(other + row) : load<vf>(residual + row);
-    if (x) store(residual + row, v = v + get(x + row));
-    return v;
-}
+template <class T> struct Stream {  // the row that is normed
+    float* residual;
+    const T *x, *other;
 
-template <class T> vf again(const Op& op, const Step& s, int64_t r, int i) {
-    int64_t row = r * stride(op.n[0]) + i;
-    return op.buf[0] < 0 ? get(at<T>(op, s, 1) + row) : load<vf>(at<float>(op, s, 0) + row);
-}
+    Stream(const Op& op, const Step& s, int64_t r)
+        : residual(at<float>(op, s, 0)), x(at<T>(op, s, 1)), other(at<T>(op, s, 5)) {
+        int64_t row = r * stride(op.n[0]);
+        if (residual) residual += row;
+        if (x) x += row;
+        if (other) other += row;
+    }
+    vf sum(int i) const {  // columns i .. i + 16, stored
+        if (!residual) return get(x + i);
+        vf v = other ? get(other + i) : load<vf>(residual + i);
+        if (x) store(residual + i, v = v + get(x + i));
+        return v;
+    }
+    vf again(int i) const { return residual ? load<vf>(residual + i) : get(x + i); }
+};
 
 template <class T> void rms_norm(const Op& op, const Step& s, int64_t r) {
-    int64_t padded = stride(op.n[0]);
+    int padded = int(stride(op.n[0]));
     const float* weight = at<float>(op, s, 2);
     T* out = at<T>(op, s, 3) + r * padded;
+    const Stream<T> stream(op, s, r);
     vf squares{};
     for (int i = 0; i < padded; i += LANES) {
-        vf v = total<T>(op, s, r, i);
+        vf v = stream.sum(i);
         squares = fma(v, v, squares);
     }
     vf scale = splat(1.f / std::sqrt(sum(squares) / float(op.n[0]) + op.f[0]));
-    for (int i = 0; i < padded; i += LANES) put(out + i, again<T>(op, s, r, i) * scale * load<vf>(weight + i));
+    for (int i = 0; i < padded; i += LANES) put(out + i, stream.again(i) * scale * load<vf>(weight + i));
     quantise_row(op, s, r, out);
 }
 
 template <class T> void layer_norm(const Op& op, const Step& s, int64_t r) {
-    int cols = op.n[0];
-    int64_t padded = stride(cols);
+    int cols = op.n[0], padded = int(stride(cols));
     const float *weight = at<float>(op, s, 2), *bias = at<float>(op, s, 4);
     T* out = at<T>(op, s, 3) + r * padded;
+    const Stream<T> stream(op, s, r);
     vf totals{}, squares{};
-    for (int i = 0; i < padded; i += LANES) totals += total<T>(op, s, r, i);
+    for (int i = 0; i < padded; i += LANES) totals += stream.sum(i);
     float mean = sum(totals) / float(cols);
     for (int i = 0; i < padded; i += LANES) {
-        vf v = first(again<T>(op, s, r, i) - mean, cols - i);
+        vf v = first(stream.again(i) - mean, cols - i);
         squares = fma(v, v, squares);
     }
     vf scale = splat(1.f / std::sqrt(sum(squares) / float(cols) + op.f[0]));
     for (int i = 0; i < padded; i += LANES) {
-        vf v = (again<T>(op, s, r, i) - mean) * scale * load<vf>(weight + i);
+        vf v = (stream.again(i) - mean) * scale * load<vf>(weight + i);
         put(out + i, bias ? v + load<vf>(bias + i) : v);
     }
     quantise_row(op, s, r, out);

@@ -11,31 +11,43 @@
 
 namespace {
 
+constexpr float LOG2_E = 1.44269504f;
+
+// Weights are powers of two, and a score is the power over `unit`. Where nothing but a positive factor stands between the
+// products and the powers, the products are the scores, and the factor is the unit.
+template <class E> bool raw_scores(const Op& op, const Room<E>& room) { return !room.k_scale && !(op.f[1] > 0) && op.f[0] > 0; }
+template <class E> float unit(const Op& op, const Room<E>& room) { return raw_scores(op, room) ? op.f[0] * LOG2_E : 1.f; }
+
+template <class E> void finish_scores(const Op& op, const Room<E>& room, float* score, int begin, int end) {
+    vf scale = splat(op.f[0]);
+    float cap = op.f[1];
+    for (int t = begin; t < end; t += LANES) {
+        vf v = load<vf>(score + t) * scale;
+        if (room.k_scale) v *= load<vf>(room.k_scale + t);
+        if (cap > 0) v = tanh(v / cap) * cap;
+        store(score + t, v * LOG2_E);
+    }
+}
+
 // Scores to weights of one vector, which sees tokens low .. high of the chunk. Blocks outside give zeros, and only the
 // blocks at the two ends need masks.
 template <class E> void soften(const Op& op, Room<E>& room, int i, Span span, int low, int high, float* part) {
-    float *score = room.score[i], scale = op.f[0], cap = op.f[1];
+    float* score = room.score[i];
     auto* weight = room.weight[i];
-    const float *k_scale = room.k_scale, *v_scale = room.v_scale;
-    vf top = splat(NOTHING), total{}, scales = splat(scale);
+    const float* v_scale = room.v_scale;
     int begin = std::clamp(low / LANES * LANES, span.begin, round_up(span.end, LANES)), end = std::min(span.end, high);
     auto cut = [&](vf v, int t, vf other) {
         if (t >= low && t + LANES <= high) return v;
         vi token = lanes() + t;
         return (token >= low) & (token < high) ? v : other;
     };
-    for (int t = begin; t < end; t += LANES) {
-        vf v = load<vf>(score + t) * scales;
-        if (k_scale) v *= load<vf>(k_scale + t);
-        if (cap > 0) v = tanh(v / cap) * cap;
-        v = cut(v, t, splat(NOTHING));
-        store(score + t, v);
-        top = max(top, v);
-    }
+    if (!raw_scores(op, room)) finish_scores(op, room, score, begin, end);
+    vf top = splat(NOTHING), total{}, power = splat(unit(op, room));
+    for (int t = begin; t < end; t += LANES) top = max(top, cut(load<vf>(score + t), t, splat(NOTHING)));
     float m = largest(top);
     vf ms = splat(m);
     for (int t = begin; t < end; t += LANES) {
-        vf p = cut(exp(load<vf>(score + t) - ms), t, vf{});
+        vf p = cut(exp2((load<vf>(score + t) - ms) * power), t, vf{});
         total += p;
         put(weight + t, v_scale ? cut(p * load<vf>(v_scale + t), t, vf{}) : p);  // a stale scale may be anything
     }
@@ -57,8 +69,10 @@ template <class E> void attend(const Op& op, const Step& s, const Query& q, int 
     values(pages, q, span, room, part);
 }
 
-void merge(float* to, const float* from, int64_t cols) {
-    float m = std::max(to[0], from[0]), a = exp1(to[0] - m), b = exp1(from[0] - m);
+void merge(float* to, const float* from, int64_t cols, float unit) {
+    float m = std::max(to[0], from[0]);
+    vf e = exp2(vf{(to[0] - m) * unit, (from[0] - m) * unit});
+    float a = e[0], b = e[1];
     to[0] = m, to[1] = to[1] * a + from[1] * b;
     for (int64_t d = PART_HEAD; d < PART_HEAD + cols; d += LANES)
         store(to + d, fma(load<vf>(to + d), splat(a), load<vf>(from + d) * b));
@@ -69,22 +83,24 @@ template <class E, class F> void finish(const Op& op, const Step& s, const Query
     typedef typename E::row T;
     Heads h(op);
     const float* sinks = at<float>(op, s, 5);
+    float power = unit(op, room);
     for (int c = q.first_chunk(); c <= q.last_chunk(); c++) {
         Part* part = chunk_parts(c);
         for (int i = 0; i < q.count; i++) {
             float *to = room.all->of(i, room.stride), *from = part->of(i, room.stride);
             if (!q.sees(i, c)) continue;
             if (c == q.low[i] / KV_CHUNK) memcpy(to, from, room.stride * sizeof(float));
-            else merge(to, from, h.v_pad);
+            else merge(to, from, h.v_pad, power);
         }
     }
     int64_t width = int64_t(h.hq) * h.v_dim, out_stride = stride(int(width));
     for (int i = 0; i < q.count; i++) {
         float *all = room.all->of(i, room.stride), total = all[1], scale = 1.f;
         if (sinks) {
-            float m = std::max(all[0], sinks[q.head[i]]);
-            scale = exp1(all[0] - m);
-            total = total * scale + exp1(sinks[q.head[i]] - m);
+            float seen = all[0] * power, sink = sinks[q.head[i]] * LOG2_E, m = std::max(seen, sink);
+            vf e = exp2(vf{seen - m, sink - m});
+            scale = e[0];
+            total = total * scale + e[1];
         }
         T* out = at<T>(op, s, 3) + q.row[i] * out_stride;
         for (int d = 0; d < h.v_pad; d += LANES) {  // + 0: one sign of zero, however many masked zeros were added

@@ -35,6 +35,25 @@ template <class E> void store_levels(const Op& op, const Step& s, const Heads& h
     for (int d = 0; d < h.v_pad; d++) v[d * e] = d < h.v_dim ? levels[d] : 0;
 }
 
+// A key is words that are LANES words apart.
+template <class E> void store_key(typename E::row* to, int lane, const typename E::row* key, int cols) {
+    for (int d = 0; d < cols; d += E::ELEMENTS) memcpy(to + d * LANES + lane * E::ELEMENTS, key + d, 4);
+}
+
+// Values of E::ELEMENTS tokens share words; another thread may be writing the other ones.
+template <class E> void store_value(typename E::row* to, int token, const typename E::row* value, int cols, int padded) {
+    constexpr int e = E::ELEMENTS;
+    int d = 0;
+#if defined(__AVX512BW__)
+    if constexpr (e == 2)
+        for (__mmask32 mine = 0x55555555u << token; d + LANES <= cols; d += LANES) {
+            vu words = __builtin_convertvector(load<vh>(value + d), vu) << 16 * token;
+            _mm512_mask_storeu_epi16(to + d * 2, mine, (__m512i)words);
+        }
+#endif
+    for (; d < padded; d++) to[d * e + token] = d < cols ? value[d] : 0;
+}
+
 template <class E> void rope_store(const Op& op, const Step& s, int64_t r) {
     typedef typename E::row T;
     constexpr int e = E::ELEMENTS;
@@ -63,11 +82,10 @@ template <class E> void rope_store(const Op& op, const Step& s, int64_t r) {
             store_levels<E>(op, s, h, slot, i, head, value);
             continue;
         }
-        T* k = at<T>(op, s, 1) + h.k_head(page, i) + off / LANES * LANES * h.k_dim + off % LANES * e;
-        for (int d = 0; d < h.k_dim; d++) k[d / e * LANES * e + d % e] = head[d];
+        store_key<E>(at<T>(op, s, 1) + h.k_head(page, i) + off / LANES * LANES * h.k_dim, off % LANES, head, int(h.k_dim));
         if (h.shared) continue;
-        T* v = at<T>(op, s, 2) + h.v_head(page, i) + off / e * e * h.v_pad + off % e;
-        for (int d = 0; d < h.v_pad; d++) v[d * e] = d < h.v_dim ? value[d] : T(0);
+        T* v = at<T>(op, s, 2) + h.v_head(page, i) + off / e * e * h.v_pad;
+        store_value<E>(v, off % e, value, h.v_dim, int(h.v_pad));
         if (newest)
             for (int d = 0; d < h.v_pad; d++) v[d * e + e - 1] = 0;
     }

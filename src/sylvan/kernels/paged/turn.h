@@ -41,10 +41,16 @@ static inline void rotate(float* head, const Turn& turn) {
         for (int i = 0; i < half; i += LANES) {
             vf a = load<vf>(head + i), b = load<vf>(head + half + i), c = load<vf>(turn.cos + i), z = load<vf>(turn.sin + i);
             vf x = fma(a, c, -(b * z)), y = fma(b, c, a * z);
-            size_t bytes = std::min(LANES, half - i) * sizeof(float);
+            if (i + LANES <= half) {
+                store(turned + i, x), store(turned + half + i, y);
+                continue;
+            }
+            size_t bytes = (half - i) * sizeof(float);
             memcpy(turned + i, &x, bytes), memcpy(turned + half + i, &y, bytes);
         }
-    memcpy(head, turned, turn.dim * sizeof(float));
+    int i = 0;
+    for (; i + LANES <= turn.dim; i += LANES) store(head + i, load<vf>(turned + i));
+    for (; i < turn.dim; i++) head[i] = turned[i];
 }
 
 // Reads a head, works on it in float32 and rounds once; `out` is padded with zeros to a multiple of 32.
