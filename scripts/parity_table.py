@@ -25,8 +25,9 @@ Each line is a tiny random checkpoint, written by transformers and compared with
 greedy tokens alone, batched, chunked (always by the eager runner), from the prefix cache and after
 preemption, and all log probabilities of the answers. *program* means that native step programs
 run it; *eager* that PyTorch computes each op. On the path *transformers* the model's own Python
-runs with our attention, pages, cache and scheduler. The bytes are of the tiny checkpoint; layers
-that keep a recurrent state instead of keys and values count none.
+runs with our attention, pages, cache and scheduler; on CPUs its matrix products, norms, gated
+products and experts are native where trying them shows that they are just that. The bytes are of
+the tiny checkpoint; layers that keep a recurrent state instead of keys and values count none.
 
 `sylvan check model DIR` says which path a checkpoint takes, and why.
 """

@@ -33,7 +33,18 @@ class _Kind:
     keys: int
     values: int
     out: int
+    shape: tuple[int, ...]  # of a row of results: heads and their columns, or columns with padding
     sinks: torch.Tensor | None  # kept, so that its address stays its own
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory for the rows of heads of such shapes, as the part of each, and as one where it can."""
+
+    shape: tuple[torch.Size, ...]
+    parts: list[torch.Tensor]
+    joined: torch.Tensor | None
+    address: int
 
 
 class PagedAttention:
@@ -58,6 +69,8 @@ class PagedAttention:
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._parts = allocate(PARTS_MIB << 20)
         self._rows = torch.empty(0, dtype=dtype)
+        self._room = _Room((), [], None, 0)
+        self._recent: dict[int, tuple[AttentionLayer, _Kind]] = {}
         self._recorder()  # refuses the dtype
 
     def check(self, layer: AttentionLayer) -> None:
@@ -83,38 +96,59 @@ class PagedAttention:
 
         Returns: (T, N, V) in the dtype of the queries, owned by the caller.
         """
-        kind = self._kind(layer)
-        count, width = len(heads[0]), layer.num_heads * layer.value_dim
+        kind, count = self._kind(layer), len(heads[0])
         if count != step.tokens:
             raise RuntimeError(f"attention of {count} rows in a step of {step.tokens}")
-        rows_TC = self._gather(heads)
-        out_TC = torch.empty(count, padded(width), dtype=self._dtype)
+        rows = self._gather(heads)
+        out = torch.empty((count, *kind.shape), dtype=self._dtype)
         keys, values = self._places[layer.index]
-        bind = kind.program.bind
-        bind(kind.rows, rows_TC.data_ptr())
-        bind(kind.keys, keys)
-        bind(kind.values, values)
-        bind(kind.out, out_TC.data_ptr())
-        kind.program.run(step)
-        out_TNV = out_TC[:, :width].unflatten(1, (layer.num_heads, layer.value_dim))
-        return out_TNV.to(heads[0].dtype)
+        kind.program.run_at(
+            step,
+            (kind.rows, rows),
+            (kind.keys, keys),
+            (kind.values, values),
+            (kind.out, out.data_ptr()),
+        )
+        if len(kind.shape) == 1:  # with columns behind those of the heads
+            width = layer.num_heads * layer.value_dim
+            out = out[:, :width].unflatten(1, (layer.num_heads, layer.value_dim))
+        return out if out.dtype == heads[0].dtype else out.to(heads[0].dtype)
 
-    def _gather(self, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Rows of query heads, then key heads, then value heads, in memory that is used again."""
-        count = len(heads[0])
-        stride = padded(sum(x.shape[1] * x.shape[2] for x in heads))
-        if len(self._rows) < count * stride + _SLACK:
-            with torch.inference_mode(mode=False):  # written in that mode and outside of it
+    def _gather(self, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> int:
+        """Where rows of query heads, then key heads, then value heads lie from now on."""
+        query, key, value = heads
+        shape = query.shape, key.shape, value.shape
+        if shape != self._room.shape:
+            self._room = self._made_room(shape)
+        room = self._room
+        if room.joined is not None and query.dtype == key.dtype == value.dtype == self._dtype:
+            torch.cat(heads, 1, out=room.joined)
+        else:
+            for part, x in zip(room.parts, heads, strict=True):
+                part.copy_(x)
+        return room.address
+
+    def _made_room(self, shape: tuple[torch.Size, ...]) -> _Room:
+        """Views of the memory that is used again for rows of such heads."""
+        count, cols = shape[0][0], [heads * width for _, heads, width in shape]
+        stride = padded(sum(cols))
+        with torch.inference_mode(mode=False):  # written in that mode and outside of it
+            if len(self._rows) < count * stride + _SLACK:
                 self._rows = torch.zeros(count * stride + _SLACK, dtype=self._dtype)
-        rows_TC = self._rows[: count * stride].view(count, stride)
-        start = 0
-        for x in heads:
-            stop = start + x.shape[1] * x.shape[2]
-            rows_TC[:, start:stop].unflatten(1, x.shape[1:]).copy_(x)
-            start = stop
-        return rows_TC
+            rows_TC = self._rows[: count * stride].view(count, stride)[:, : sum(cols)]
+            parts = rows_TC.split(cols, 1)
+            parts = [part.unflatten(1, x[1:]) for part, x in zip(parts, shape, strict=True)]
+            same = len({x[2] for x in shape}) == 1
+            joined = rows_TC.unflatten(1, (-1, shape[0][2])) if same else None
+        return _Room(shape, parts, joined, self._rows.data_ptr())
 
     def _kind(self, layer: AttentionLayer) -> _Kind:
+        recent = self._recent.get(layer.index)
+        if recent is None or recent[0] is not layer:
+            recent = self._recent[layer.index] = layer, self._kind_of(layer)
+        return recent[1]
+
+    def _kind_of(self, layer: AttentionLayer) -> _Kind:
         sinks = layer.sinks
         about_sinks = None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
         shape = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
@@ -137,7 +171,9 @@ class PagedAttention:
         program = Program(self._library, placed)
         qkv, keys, values, out, parts, _ = program.ops[-1]["buf"][:6].tolist()
         program.bind(parts, self._parts.ctypes.data)
-        return _Kind(program, qkv, keys, values, out, layer.sinks)
+        width = layer.num_heads * layer.value_dim
+        shape = (layer.num_heads, layer.value_dim) if padded(width) == width else (padded(width),)
+        return _Kind(program, qkv, keys, values, out, shape, layer.sinks)
 
     def _recorder(self) -> NativeRecorder:
         # Rows and results lie where each call says: a program needs no memory of its own.

@@ -1,6 +1,11 @@
-"""Notes a layer of experts as native ops: route, align, gather, two grouped products, sum."""
+"""Notes a layer of experts as native ops: route, align, gather, two grouped products, sum.
+
+Where the caller chooses the experts of each row, routing is left out.
+"""
 
 from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
@@ -24,16 +29,52 @@ def record_experts(
 ) -> Value:
     """What `experts` does with rows x and their logits."""
     x, logits = rows
-    num_experts, top_k = weights.down.shape[0], routing.top_k
-    _check(sheet, rows, num_experts, routing)
-    ids, shares = _route(sheet, logits, num_experts, routing)
+    _check(sheet, rows, weights, routing)
+    chosen = _route(sheet, logits, weights.down.shape[0], routing)
+    counts = _counts(load, weights.down.shape[0])
+    visits = _Visits(*chosen, routing.top_k, counts, scale_inputs=routing.scale_inputs)
+    return _visit(sheet, x, visits, weights)
+
+
+def record_chosen(
+    sheet: Sheet, x: Value, top_k: int, weights: ExpertWeights
+) -> tuple[Value, Value, Value]:
+    """The same for rows whose experts the caller knows.
+
+    Returns: their numbers (rows, top_k) as int32 and their shares (rows, top_k) as float32, both
+        without gaps between rows and without memory until they are bound; and the weighted sums.
+        Numbers that are no expert's write to memory of others: the caller checks them.
+    """
+    _check_sizes(sheet, x, weights, top_k)
+    ids = sheet.repeated(top_k, "i32", x.rows, x.times)
+    shares = sheet.repeated(top_k, "f32", x.rows, x.times)
+    counts = _counts(None, weights.down.shape[0])
+    visits = _Visits(ids.id, shares.id, top_k, counts, scale_inputs=False)
+    return ids, shares, _visit(sheet, x, visits, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class _Visits:
+    """Experts and shares of all rows, `top_k` of each; `counts` grows by each expert's rows."""
+
+    ids: Ref
+    shares: Ref
+    top_k: int
+    counts: Bytes
+    _: KW_ONLY
+    scale_inputs: bool
+
+
+def _visit(sheet: Sheet, x: Value, visits: _Visits, weights: ExpertWeights) -> Value:
+    """Sums of what the chosen experts make of rows of x, by their shares."""
+    num_experts, top_k = weights.down.shape[0], visits.top_k
     pairs = sheet.num_rows(x.rows, top_k)
     pair, place = (sheet.draft.buffer(pairs * 4) for _ in range(2))
     most_groups = num_experts + pairs // _GROUP_ROWS + 1
     groups = sheet.draft.buffer((1 + 3 * most_groups) * 4)
-    counts = sheet.draft.constant(_counts(load, num_experts))
-    sheet.note(Kind.ALIGN, x, (ids, counts, pair, place, groups), (num_experts, top_k))
-    before = shares if routing.scale_inputs else None
+    counts = sheet.draft.constant(visits.counts)
+    sheet.note(Kind.ALIGN, x, (visits.ids, counts, pair, place, groups), (num_experts, top_k))
+    before = visits.shares if visits.scale_inputs else None
     read = _gather(sheet, x, (pair, before), top_k, weights.gate_up)
     gate_up = _product(sheet, read, weights.gate_up, weights.gate_up_bias, groups)
     inner = sheet.new(gate_up.cols // 2, None, gate_up)
@@ -43,7 +84,7 @@ def record_experts(
     sheet.note(Kind.GLU, inner, (gate_up.id, inner.id), sizes, scalars)
     written = _product(sheet, inner, weights.down, weights.down_bias, groups)
     out = sheet.new(written.cols, None, x)
-    after = None if routing.scale_inputs else shares
+    after = None if visits.scale_inputs else visits.shares
     buffers = written.id, place, out.id, after
     sheet.note(Kind.EXPERT_SUM, out, buffers, (out.cols, top_k))
     return out
@@ -63,17 +104,25 @@ def _gather(
     return read
 
 
-def _check(sheet: Sheet, rows: tuple[Value, Value], num_experts: int, routing: Routing) -> None:
+def _check(
+    sheet: Sheet, rows: tuple[Value, Value], weights: ExpertWeights, routing: Routing
+) -> None:
     x, logits = rows
+    _check_sizes(sheet, x, weights, max(routing.top_k, routing.groups))
+    if logits.dtype != "f32" or logits.cols != weights.down.shape[0]:
+        raise Unsupported("experts by logits that are not float32, one for each")
+
+
+def _check_sizes(sheet: Sheet, x: Value, weights: ExpertWeights, most_chosen: int) -> None:
     sheet.expect(x, "experts")
-    most = sheet.constants.max_experts, sheet.constants.max_chosen
-    if num_experts > most[0] or max(routing.top_k, routing.groups) > most[1]:
+    num_experts, most = weights.down.shape[0], sheet.constants
+    if num_experts > most.max_experts or most_chosen > most.max_chosen:
         raise Unsupported(
-            f"{num_experts} experts in {routing.groups} groups of which a row visits "
-            f"{routing.top_k}; at most {most[0]}, {most[1]} and {most[1]}"
+            f"{num_experts} experts of which a row visits {most_chosen}, or groups of them; "
+            f"at most {most.max_experts} and {most.max_chosen}"
         )
-    if logits.dtype != "f32" or logits.cols != num_experts or (x.times, x.rows) != (1, "tokens"):
-        raise Unsupported("experts of other rows than the step's, or logits that are not float32")
+    if (x.times, x.rows) != (1, "tokens"):
+        raise Unsupported("experts of other rows than the step's")
 
 
 def _route(sheet: Sheet, logits: Value, num_experts: int, routing: Routing) -> tuple[Ref, Ref]:

@@ -63,6 +63,12 @@ class Program:
         rows[:, : value.cols] = matrix
         rows[:, value.cols :] = 0
 
+    def run_at(self, step: Run, *places: tuple[int, int]) -> int:
+        """`bind` each number to its address, then `run`."""
+        for number, address in places:
+            self._bind(self._handle, number, address)
+        return self._run(self._handle, ctypes.byref(step))
+
     def profile(self, step: Run) -> list[tuple[Kind, int]]:
         """Run once and return each op's kind and nanoseconds."""
         spent = np.zeros(len(self.ops), np.int64)

@@ -25,7 +25,7 @@ from sylvan.kernels.api import (
 from sylvan.kernels.matmul.pack import as_bytes
 from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import FUNCTIONS, Constants, Kind
-from sylvan.kernels.native.experts import record_experts
+from sylvan.kernels.native.experts import record_chosen, record_experts
 from sylvan.kernels.native.latent import record_latent
 from sylvan.kernels.native.plan import Draft, Ref
 from sylvan.kernels.native.sheet import WEIGHT_KINDS, RecorderLimits, Sheet, padded
@@ -253,6 +253,15 @@ class NativeRecorder:
     ) -> Value:
         """See `Recorder.experts`."""
         return record_experts(self._sheet, (x, logits), routing, weights, load)
+
+    def chosen_experts(
+        self, x: Value, top_k: int, weights: ExpertWeights
+    ) -> tuple[Value, Value, Value]:
+        """Experts that the caller chooses: their numbers and shares, to be bound, and the result.
+
+        See `record_chosen`.
+        """
+        return record_chosen(self._sheet, x, top_k, weights)
 
     # ---- parts
     def _scalar(self, kind: Kind, x: Value, scalar: float) -> Value:

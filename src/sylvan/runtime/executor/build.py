@@ -297,7 +297,7 @@ def _with_kernels(plan: _Plan, model: Any) -> Native | None:
         return None
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
     pages = (plan.config, plan.kv_shape) if attends else None
-    return use_kernels(model.inner, dtype, options.threads or torch.get_num_threads(), pages)
+    return use_kernels(model, dtype, options.threads or torch.get_num_threads(), pages)
 
 
 def _loaded(plan: _Plan) -> Any:

@@ -109,6 +109,8 @@ class TransformersModel(nn.Module):
         self._sizes, self._build = config, build
         self._places: dict[Place, int] = {}
         self._first = 0
+        # Modules of `inner` that are told which experts each row visits, and how many of them.
+        self.chosen: Mapping[str, int] = {}
         self._source = find_source(config.raw, Path(config.code) if config.code else None)
         self.inner, self._step = skeleton(self._source.model, self._source.config, build.dtype)
 
@@ -146,6 +148,7 @@ class TransformersModel(nn.Module):
         self._step.width = self._sizes.head_dim
         self._first = first_position(self.inner)
         self._places = {place: index for index, place in enumerate(found.places)}
+        self.chosen = found.chosen
         if found.places:
             self._check_resumes(tuple(found.places.values()))
 

@@ -9,7 +9,8 @@ Shapes: B requests, L tokens of each, T rows of all, N query heads, K key/value 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +35,9 @@ _MEMORYLESS = frozenset({"mlp", "moe", "sparse", "dense"})
 _HARMLESS = frozenset(
     {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "is_causal"}
 )
+_KNOWN = _HARMLESS | {"sliding_window", "softcap", "s_aux"}
 _PROBE_TOKENS = 3
+_STACKED = 3  # dimensions of a stack of matrices
 NO_CACHE: Mapping[str, Any] = MappingProxyType({"use_cache": False})
 UNTRACEABLE = (
     ArithmeticError,
@@ -67,6 +70,8 @@ class Step:
 
     batch: ForwardBatch | None = None
     calls: list[Call] = field(default_factory=list)
+    # What each call of a pass was given, and what that means.
+    specs: dict[int, tuple[tuple[Any, ...], AttentionLayer]] = field(default_factory=dict)
     done: int = 0  # calls of this pass: the same module may be called several times
     width: int = 0  # of a head in the pool
     hidden: torch.Tensor | None = None  # set: the base model is to return just this
@@ -93,10 +98,15 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a probe found: calls of attention in order, and states that recurrent layers keep."""
+    """What a probe found: calls of attention in order, and states that recurrent layers keep.
+
+    `chosen`: of modules that hold stacks of matrices and are told which of them each row visits,
+    by name: how many that is.
+    """
 
     calls: list[Call]
     places: Mapping[Place, StatePart]
+    chosen: Mapping[str, int]
 
 
 def paged_attention(
@@ -110,26 +120,42 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it: (B, heads, L, H) in, (B, L, N, V) out."""
     layer: _Layer = getattr(module, _STATE)
-    step = layer.step
+    step, about = layer.step, (query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
     _check_call(module, attention_mask, options)
-    shape = Call(layer.name, query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
     if step.batch is None:
-        step.calls.append(shape)
-        return query.transpose(1, 2).new_zeros(*_rows(query).shape[:-1], shape.value_dim), None
-    q, k, v = (_padded(_rows(x).flatten(0, 1), step.width) for x in (query, key, value))
-    spec = AttentionLayer(
-        index=step.done,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=step.width,
-        scale=shape.head_dim**-0.5 if scaling is None else float(scaling),
-        window=options.get("sliding_window"),
-        softcap=options.get("softcap"),
-        sinks=options.get("s_aux"),
-    )
+        step.calls.append(Call(layer.name, *about))
+        return query.transpose(1, 2).new_zeros(*_rows(query).shape[:-1], about[-1]), None
+    q, k, v = _rows(query).flatten(0, 1), _rows(key).flatten(0, 1), _rows(value).flatten(0, 1)
+    if not about[-2] == about[-1] == step.width:
+        q, k, v = (_padded(x, step.width) for x in (q, k, v))
+    spec = _spec(step, about, scaling, options)
     step.done += 1
     out_TNH = step.batch.attention.run(spec, q, k, v, step.batch)
-    return out_TNH[:, :, : shape.value_dim].view(*_rows(query).shape[:-1], -1), None
+    if about[-1] != step.width:
+        out_TNH = out_TNH[:, :, : about[-1]]
+    return out_TNH.view(query.shape[0], query.shape[2], about[0], about[-1]), None
+
+
+def _spec(
+    step: Step, about: tuple[int, int, int, int], scaling: float | None, options: dict[str, Any]
+) -> AttentionLayer:
+    """Of the next call of this pass: the one of the pass before, unless something has changed."""
+    given = (*about, scaling, options.get("sliding_window"), options.get("softcap"))
+    sinks = options.get("s_aux")
+    known = step.specs.get(step.done)
+    if known is None or known[0] != given or known[1].sinks is not sinks:
+        spec = AttentionLayer(
+            index=step.done,
+            num_heads=about[0],
+            num_kv_heads=about[1],
+            head_dim=step.width,
+            scale=about[2] ** -0.5 if scaling is None else float(scaling),
+            window=options.get("sliding_window"),
+            softcap=options.get("softcap"),
+            sinks=sinks,
+        )
+        known = step.specs[step.done] = given, spec
+    return known[1]
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -147,9 +173,8 @@ def _check_call(module: nn.Module, mask: torch.Tensor | None, options: dict[str,
         raise ConfigError("it masks or biases attention in a way of its own")
     if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
         raise ConfigError("its attention is not causal")
-    known = _HARMLESS | {"sliding_window", "softcap", "s_aux"}
-    for name, option in options.items():
-        if name not in known and isinstance(option, torch.Tensor):
+    for name in options.keys() - _KNOWN:
+        if isinstance(options[name], torch.Tensor):
             raise ConfigError(f"its attention takes {name!r}, which paged attention does not know")
 
 
@@ -251,7 +276,8 @@ def probe(model: Any, step: Step) -> Found:
     recurrent = is_stateful(model) or _kinds(model.config.get_text_config()) & _RECURRENT
     memory = {cache_name(model): cache, "use_cache": True} if recurrent else NO_CACHE
     try:
-        out = called(model)(input_ids=ids, position_ids=positions, **memory)
+        with _choices(model) as chosen:
+            out = called(model)(input_ids=ids, position_ids=positions, **memory)
         step.hidden, attending = out.last_hidden_state, len(step.calls)
         logits = model(input_ids=ids, use_cache=False).logits
         assert logits.shape[:2] == ids.shape
@@ -266,7 +292,32 @@ def probe(model: Any, step: Step) -> Found:
     base = called(model)
     if not (cache.places or _takes_positions(base) or hasattr(base, "embed_positions")):
         raise ConfigError(f"{type(model).__name__} counts positions by itself")
-    return Found(step.calls, cache.places)
+    return Found(step.calls, cache.places, chosen)
+
+
+@contextmanager
+def _choices(model: Any) -> Iterator[dict[str, int]]:
+    """Notes what is asked of modules with stacks of matrices; see `Found.chosen`."""
+    found: dict[str, int] = {}
+    hooks = [
+        module.register_forward_pre_hook(_noting(name, found), with_kwargs=True)
+        for name, module in model.named_modules()
+        if any(parameter.dim() == _STACKED for parameter in module.parameters(recurse=False))
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _noting(name: str, found: dict[str, int]) -> Callable[..., None]:
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, torch.Tensor) and given.dtype in (torch.int64, torch.int32):
+                found[name] = given.shape[-1]
+
+    return note
 
 
 def is_stateful(model: Any) -> bool:

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from sylvan.config.env import threads_are_calm
 from sylvan.kernels.api import AttentionLayer, Unsupported
@@ -16,6 +15,7 @@ from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.executor.graphs.linears import use_native_linears
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.fallback import TransformersModel
 from sylvan.runtime.pool.mha import KVShape
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,10 @@ class Native:
 
 
 def use_kernels(
-    model: nn.Module, dtype: torch.dtype, threads: int, pages: tuple[ModelConfig, KVShape] | None
+    model: TransformersModel,
+    dtype: torch.dtype,
+    threads: int,
+    pages: tuple[ModelConfig, KVShape] | None,
 ) -> Native | None:
     """Replace the matrix products of `model`, and make attention over native pages.
 
@@ -50,7 +53,7 @@ def use_kernels(
     if not threads_are_calm():
         logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
         return None
-    library = use_native_linears(model, dtype, threads)
+    library = use_native_linears(model.inner, dtype, threads, model.chosen)
     if library is None or pages is None:
         return Native(library) if library else None
     try:

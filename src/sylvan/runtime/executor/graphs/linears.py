@@ -1,45 +1,66 @@
 """Native matrix products inside a model that computes everything else through PyTorch.
 
 A model of transformers cannot be recorded: its forward is anybody's Python. But most of its time
-goes into `nn.Linear`, and each of these is a program of one op. So is a norm, and a gated product
-of three matrices is one of three ops, where trying them shows that they are just that. An
-embedding that shares the weight of a matrix reads the packed one.
+goes into `nn.Linear`, and each of these is a program of one op. So is a norm; a gated product of
+three matrices is one of three ops, and experts of which each row visits some are one of six, where
+trying them shows that they are just that. An embedding that shares the weight of a matrix reads the
+packed one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import Unsupported, Value
+from sylvan.kernels.api import ExpertWeights, Unsupported, Value
 from sylvan.kernels.native.library import Library, LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
-from sylvan.runtime.executor.graphs.recognise import Gated, Norm, gated_of, norm_of
+from sylvan.runtime.executor.graphs.recognise import (
+    Experts,
+    Gated,
+    Norm,
+    experts_of,
+    gated_of,
+    norm_of,
+)
+from sylvan.runtime.executor.graphs.routers import use_native_routers
 from sylvan.runtime.executor.graphs.standins import (
     MOST_ROWS,
     Native,
     NativeEmbedding,
+    NativeExperts,
     NativeLinear,
     NativeNorm,
     NativeRows,
     only_looks_up,
+    tile_rows,
 )
 
-_TILE_ROWS = 16  # that a matrix tile reads, also where there are fewer
+_NO_CHOICES: Mapping[str, int] = MappingProxyType({})
 
 
-def use_native_linears(model: nn.Module, dtype: torch.dtype, threads: int) -> Library | None:
+def use_native_linears(
+    model: nn.Module, dtype: torch.dtype, threads: int, chosen: Mapping[str, int] = _NO_CHOICES
+) -> Library | None:
     """Replace each `nn.Linear` whose weight is of `dtype`, if there are kernels for it here.
 
-    With them go norms and gated products, and embeddings that share a weight. The weights are
-    packed one at a time, and PyTorch's copy is let go. An embedding that goes by more than rows
+    With them go norms, gated products and experts, and embeddings that share a weight. The weights
+    are packed one at a time, and PyTorch's copy is let go. An embedding that goes by more than rows
     keeps its weight, and PyTorch its head.
+
+    Args:
+        model: Has its weights.
+        dtype: Of its rows.
+        threads: Of the kernels.
+        chosen: Modules, by name, that are told which experts each row visits, and how many.
 
     Returns:
         The library in use; None: nothing has been replaced.
@@ -53,7 +74,8 @@ def use_native_linears(model: nn.Module, dtype: torch.dtype, threads: int) -> Li
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    recording = _Recording(recorder, dtype)
+    visits = {model.get_submodule(name): count for name, count in chosen.items()}
+    recording = _Recording(recorder, dtype, visits)
     recording.tables(list(names))
     for module in names:
         recording.take(module)
@@ -61,15 +83,27 @@ def use_native_linears(model: nn.Module, dtype: torch.dtype, threads: int) -> Li
         return None
     library.dll.sylvan_threads(threads)
     placed = place(recorder.draft)
-    tile = _TILE_ROWS if library.variant == "amx" and dtype == torch.bfloat16 else 1
+    tile = tile_rows(library, dtype)
     for one in recording.found:
         program = Program(library, placed, one.start, one.stop)
         single = one.stop - one.start == 1
-        rows = 1 if isinstance(one.what, Norm) else tile
+        rows = 1 if isinstance(one.what, Norm | _Choice) else tile
         made = _made(one, Native(program, one.x, one.out, dtype, rows, single=single))
         for name in names[one.module]:
             model.set_submodule(name, made)
+    use_native_routers(model, library, dtype, chosen)
     return library
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Experts as recorded; `both`: which of them rows visit, and with what shares."""
+
+    both: tuple[Value, Value]
+    num_experts: int
+
+
+_What = nn.Linear | nn.Embedding | Gated | Norm | _Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +111,7 @@ class _Found:
     """A module to be replaced, what it is, and its ops from `start` to `stop`."""
 
     module: nn.Module
-    what: nn.Linear | nn.Embedding | Gated | Norm
+    what: _What
     x: Value
     out: Value
     start: int
@@ -91,6 +125,8 @@ def _made(one: _Found, native: Native) -> nn.Module:
         return NativeEmbedding(one.what, native)
     if isinstance(one.what, Norm):
         return NativeNorm(one.module, native)
+    if isinstance(one.what, _Choice):
+        return NativeExperts(one.module, native, one.what.both, one.what.num_experts)
     return NativeRows(one.module, native)
 
 
@@ -100,6 +136,7 @@ class _Recording:
 
     recorder: NativeRecorder
     dtype: torch.dtype
+    visits: Mapping[nn.Module, int]
     found: list[_Found] = field(default_factory=list["_Found"])
     _inputs: dict[int, Value] = field(default_factory=dict[int, Value])
     # By the identity of a weight: embeddings that have it, and its packed copy, without contents.
@@ -121,6 +158,8 @@ class _Recording:
             self._gated(module, gated)
         elif (norm := norm_of(module, self.dtype)) is not None:
             self._norm(module, norm)
+        elif module in self.visits:
+            self._experts(module, self.visits[module])
 
     def _linear(self, linear: nn.Linear) -> None:
         key = id(linear.weight)
@@ -160,6 +199,29 @@ class _Recording:
         out, _ = ops.rms_norm(x, norm.weight, norm.eps, weight_offset=norm.offset)
         self._note(module, norm, x, out, start)
 
+    def _experts(self, module: nn.Module, top_k: int) -> None:
+        experts = experts_of(module, self.dtype, top_k)
+        if experts is None:
+            return
+        start = self._now
+        weights = ExpertWeights(
+            gate_up=_stack(experts.gate_up, experts),
+            down=_stack(experts.down, experts),
+            act=experts.act,
+        )
+        x = self._input(weights.gate_up.shape[2])
+        try:
+            ids, shares, out = self.recorder.chosen_experts(x, top_k, weights)
+        except Unsupported:  # so many of them; nothing has been noted or packed
+            return
+        self.recorder.elsewhere(ids)
+        self.recorder.elsewhere(shares)
+        choice = _Choice((ids, shares), len(experts.down))
+        for name, parameter in list(module.named_parameters()):
+            nothing = torch.empty_like(parameter, device="meta")
+            module.register_parameter(name, nn.Parameter(nothing, requires_grad=False))
+        self._note(module, choice, x, out, start)
+
     @property
     def _now(self) -> int:
         return len(self.recorder.draft.calls)
@@ -167,7 +229,7 @@ class _Recording:
     def _note(
         self,
         module: nn.Module,
-        what: nn.Linear | nn.Embedding | Gated | Norm,
+        what: _What,
         x: Value,
         out: object,
         start: int,
@@ -181,6 +243,12 @@ class _Recording:
             name = "bf16" if self.dtype == torch.bfloat16 else "f32"
             self._inputs[cols] = self.recorder.input(cols, name)
         return self._inputs[cols]
+
+
+def _stack(stack: nn.Parameter, experts: Experts) -> torch.Tensor:
+    """A copy with outputs before inputs, for the recorder to free."""
+    values = stack.detach()
+    return values.transpose(1, 2).contiguous() if experts.turned else values.clone()
 
 
 def _let_go(linear: nn.Linear) -> None:

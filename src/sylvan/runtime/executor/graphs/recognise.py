@@ -1,6 +1,6 @@
 """What modules of other people compute, found by trying them: names say nothing that binds.
 
-Shapes: D columns of a row, F columns between two matrices.
+Shapes: T rows, D columns of a row, F columns between two matrices, E experts, C chosen of a row.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from sylvan.kernels.api import ActivationKind
@@ -32,6 +34,8 @@ _ACTS: Mapping[ActivationKind, Callable[[torch.Tensor], torch.Tensor]] = Mapping
 _OFFSETS = 0.0, 1.0  # Gemma's norms multiply by one more than their weight
 _NORM_BOUND = 1e-5  # in float32, of rows of order 1
 _LARGEST_EPS = 1e-2
+_EXPERTS_BOUND = 2e-5  # in float32, of whole rows
+_SIZES = 1.0, 0.1, 30.0, 1e4  # of rows that experts are tried on: limits show in large ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,27 @@ class Gated:
     act: ActivationKind
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Gated products, of which each row is told to visit some, and with what shares.
+
+    `gate_up` is (E, 2 F, D), gate then up, and `down` (E, D, F); `turned`: (E, D, 2 F) and
+    (E, F, D).
+    """
+
+    gate_up: nn.Parameter
+    down: nn.Parameter
+    act: ActivationKind
+    turned: bool
+
+
 def norm_of(module: nn.Module, dtype: torch.dtype) -> Norm | None:
     """The norm that a module is, if it is one: tried in float32 on rows of several sizes."""
     weights = dict(module.named_parameters())
     weight = weights.get("weight")
     if len(weights) != 1 or weight is None or weight.dim() != 1 or weight.dtype != dtype:
         return None
-    if not _of_one_tensor(module) or any(True for _ in module.buffers()):
+    if not takes(module, 1) or any(True for _ in module.buffers()):
         return None
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor([1.0, 1e-3, 30.0, 1e-2])[:, None]
@@ -81,7 +99,7 @@ def gated_of(module: nn.Module, dtype: torch.dtype) -> Gated | None:
     if len(linears) != 3 or any(x.weight.dtype != dtype or x.weight.is_meta for x in linears):
         return None
     own = {id(parameter) for linear in linears for parameter in linear.parameters()}
-    if {id(p) for p in module.parameters()} != own or not _of_one_tensor(module):
+    if {id(p) for p in module.parameters()} != own or not takes(module, 1):
         return None
     for gate, up, down in itertools.permutations(linears):
         shapes = gate.weight.shape, up.weight.shape, down.weight.shape[::-1]
@@ -109,22 +127,120 @@ def _gate(
     return None
 
 
+def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> Experts | None:
+    """The experts that a module holds, if that is all: tried in float32 on weights of our own.
+
+    Args:
+        module: Called with rows (T, D), numbers of experts (T, C) and their shares (T, C).
+        dtype: Of its weights.
+        chosen: How many experts a row visits.
+    """
+    stacks = _stacks(module, dtype)
+    if len(stacks) != 2 or not takes(module, 3):
+        return None
+    trial = _Trial.of(module, chosen)
+    for (gate_up, down), turned in itertools.product(itertools.permutations(stacks), (False, True)):
+        inner, dim = gate_up.shape[1:][::-1] if turned else gate_up.shape[1:]
+        wanted = (inner // 2, dim) if turned else (dim, inner // 2)
+        if inner % 2 or tuple(down.shape) != (len(gate_up), *wanted):
+            continue
+        one = Experts(gate_up, down, "silu", turned)
+        if (act := trial.act_of(module, one)) is not None:
+            return replace(one, act=act)
+    return None
+
+
+def _stacks(module: nn.Module, dtype: torch.dtype) -> list[nn.Parameter]:
+    """The stacks of matrices that a module has, if it has nothing else."""
+    own = list(module.parameters(recurse=False))
+    alone = len(own) == len(list(module.parameters())) and not any(True for _ in module.buffers())
+    fit = all(x.dim() == 3 and x.dtype == dtype and not x.is_meta for x in own)
+    return own if alone and fit else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Weights for a module's stacks, by their names, that are zeros but for a few experts.
+
+    `ids` (T, C) are of these few, `shares` (T, C) anything.
+    """
+
+    stacks: Mapping[str, torch.Tensor]
+    ids: torch.Tensor
+    shares: torch.Tensor
+
+    @classmethod
+    def of(cls, module: nn.Module, chosen: int) -> _Trial:
+        """For a module that has nothing but stacks."""
+        generator = torch.Generator().manual_seed(0)
+        stacks: dict[str, torch.Tensor] = {}
+        count = min(len(stack) for stack in module.parameters())
+        few = sorted({0, count // 2, count - 1})
+        for name, stack in module.named_parameters():
+            values = torch.from_numpy(np.zeros(tuple(stack.shape), np.float32))  # not touched yet
+            for expert in few:
+                drawn = torch.randn(*stack.shape[1:], generator=generator)
+                values[expert] = drawn / min(stack.shape[1:]) ** 0.5
+            stacks[name] = values
+        places = torch.arange(len(_SIZES))[:, None] + torch.arange(chosen)
+        shares = torch.randn(len(_SIZES), chosen, generator=generator)
+        return cls(stacks, torch.tensor(few)[places % len(few)], shares)
+
+    def act_of(self, module: nn.Module, experts: Experts) -> ActivationKind | None:
+        """By which function a module gates, if its stacks are what `experts` says."""
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        gate_up, down = (self.stacks[names[id(x)]] for x in (experts.gate_up, experts.down))
+        if experts.turned:
+            gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(len(_SIZES), gate_up.shape[2], generator=generator)
+        x *= torch.tensor(_SIZES)[:, None]
+        given = x, self.ids, self.shares
+        found = _tried(
+            lambda rows: functional_call(module, dict(self.stacks), (rows, *given[1:])), x
+        )
+        low = x.to(experts.down.dtype)
+        if found is None or _tried(lambda rows: module(rows, *given[1:]), low) is None:
+            return None
+        for name, act in _ACTS.items():
+            expected = _visited((gate_up, down), given, act)
+            apart = (found - expected).norm(dim=1)
+            if bool((apart <= _EXPERTS_BOUND * expected.norm(dim=1)).all()):
+                return name
+        return None
+
+
+def _visited(
+    stacks: tuple[torch.Tensor, torch.Tensor],
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    act: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """What experts make of rows, one by one."""
+    (gate_up, down), (x, ids, shares) = stacks, given
+    out = torch.zeros_like(x)
+    for row, (numbers, parts) in enumerate(zip(ids.tolist(), shares, strict=True)):
+        for expert, share in zip(numbers, parts, strict=True):
+            gate, up = (gate_up[expert] @ x[row]).chunk(2)
+            out[row] += share * (down[expert] @ (act(gate) * up))
+    return out
+
+
 def _normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
     return x * inverse * (norm.weight.detach().float() + norm.offset)
 
 
-def _of_one_tensor(module: nn.Module) -> bool:
-    """Whether a module is called with one argument and nothing else."""
+def takes(module: nn.Module, count: int) -> bool:
+    """Whether a module is called with so many arguments and nothing else."""
     taken = inspect.signature(module.forward).parameters.values()
-    return [p.kind for p in taken] == [inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return [p.kind for p in taken] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * count
 
 
-def _tried(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+def _tried(run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> torch.Tensor | None:
     """What a module makes of x, if that is a tensor of the same kind."""
     try:
         with torch.inference_mode():
-            found: Any = module(x)
+            found: Any = run(x)
     except UNTRACEABLE:
         return None
     same = isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (x.shape, x.dtype)

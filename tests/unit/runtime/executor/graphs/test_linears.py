@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3MoeConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.runtime.executor.graphs.linears import use_native_linears
-from sylvan.runtime.executor.graphs.standins import NativeEmbedding, NativeLinear, NativeRows
+from sylvan.runtime.executor.graphs.standins import (
+    MOST_ROWS,
+    NativeEmbedding,
+    NativeExperts,
+    NativeLinear,
+    NativeRows,
+)
 
 try:
     load()
@@ -40,7 +47,7 @@ class Foreign(nn.Module):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_they_give_what_pytorch_gives(dtype: torch.dtype, bound: float) -> None:
     model = Foreign(dtype)
-    ids = torch.randint(0, 77, (3, 401))  # more rows than one call takes
+    ids = torch.randint(0, 77, (3, MOST_ROWS // 2))  # more rows than one call takes
     with torch.inference_mode():
         logits, routes = model(ids)
         assert use_native_linears(model, dtype, threads=2) is not None
@@ -125,7 +132,7 @@ def test_a_module_of_two_names_and_a_weight_of_two_modules_are_packed_once() -> 
     assert model.blocks[0] is model.blocks[1]
 
 
-@pytest.mark.parametrize("rows", [1, 5, 16, 48, 600, 1024])
+@pytest.mark.parametrize("rows", [1, 5, 16, 48, MOST_ROWS + 88, 2 * MOST_ROWS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_read_where_they_lie_or_copied(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
@@ -169,7 +176,9 @@ def test_norms_and_gated_products_are_replaced_as_a_whole(
     dtype: torch.dtype, bound: float, act: str
 ) -> None:
     model = Gated(dtype, act)
-    x = torch.randn(2, 300, 96).to(dtype)  # in pieces, because rows are kept between the ops
+    x = torch.randn(2, MOST_ROWS - 9, 96).to(
+        dtype
+    )  # in pieces, because rows are kept between the ops
     with torch.inference_mode():
         expected = model(x)
         assert use_native_linears(model, dtype, threads=2) is not None
@@ -191,3 +200,66 @@ def test_a_norm_takes_other_types_and_answers_for_what_it_stands_for() -> None:
     assert model.mlp.down_proj.weight.dtype is torch.bfloat16
     with pytest.raises(AttributeError, match="nothing"):
         _ = model.mlp.nothing
+
+
+class Visited(nn.Module):
+    """Experts by whatever names, and columns that are no multiple of anything."""
+
+    def __init__(self, dtype: torch.dtype, dim: int = 45) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        config = Qwen3MoeConfig(hidden_size=dim, moe_intermediate_size=40, num_experts=7)
+        config._experts_implementation = "eager"
+        self.experts = Qwen3MoeExperts(config)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        return self.experts(x, top_k_weights=shares, top_k_index=ids)
+
+
+def visits(rows: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.rand(rows, 7, generator=generator).argsort(1)[:, :3]
+    x = torch.randn(rows, dim, generator=generator).to(dtype)
+    return x, ids, torch.rand(rows, 3, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dim", [45, 64])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_experts_are_replaced_and_rows_do_not_depend_on_each_other(
+    dtype: torch.dtype, bound: float, dim: int
+) -> None:
+    model, given = Visited(dtype, dim), visits(2 * MOST_ROWS + 9, dim, dtype)
+    with torch.inference_mode():
+        expected = model(*given)
+        assert use_native_linears(model, dtype, 2, {"experts": 3}) is not None
+        found = model(*given)
+        few = [*range(5), MOST_ROWS - 1, MOST_ROWS, 2 * MOST_ROWS + 8]
+        alone = torch.cat([model(*(part[i : i + 1] for part in given)) for i in few])
+    assert type(model.experts) is NativeExperts
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert (found - expected).float().norm() <= bound * expected.float().norm()
+    assert torch.equal(found[few], alone)
+    assert not list(model.parameters()), "PyTorch's copies are let go"
+    assert model.experts.gate_up_proj.is_meta
+
+
+def test_a_choice_that_is_no_experts_number_never_reaches_the_kernels() -> None:
+    model = Visited(torch.float32)
+    assert use_native_linears(model, torch.float32, 1, {"experts": 3}) is not None
+    x, ids, shares = visits(2, 45, torch.float32)
+    for wrong in (7, -1):
+        ids[1, 2] = wrong
+        with pytest.raises(IndexError, match="not among 7"):
+            model(x, ids, shares)
+    with pytest.raises(IndexError, match="choices"):
+        model(x, ids[:, :2], shares[:, :2])
+
+
+def test_experts_of_which_nobody_knows_how_many_are_visited_stay() -> None:
+    model = Visited(torch.float32)
+    model.other = nn.Linear(3, 3)
+    assert use_native_linears(model, torch.float32, 1) is not None
+    assert type(model.experts) is Qwen3MoeExperts

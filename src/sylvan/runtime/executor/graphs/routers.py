@@ -1,0 +1,212 @@
+"""Native products of the routers that choose experts, in a model that is not ours.
+
+PyTorch's product of a few rows may differ in its last bits from that of many. Then the experts of a
+row, or their shares, would depend on the rows beside it. What a router makes of its product stays
+with PyTorch, which gets whole blocks of rows: it computes the last elements of a tensor otherwise.
+
+Shapes: T rows, D columns, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import Value
+from sylvan.kernels.native.library import Library
+from sylvan.kernels.native.plan import place
+from sylvan.kernels.native.program import Program
+from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.runtime.executor.graphs.recognise import takes
+from sylvan.runtime.executor.graphs.standins import MOST_ROWS, Native, NativeRows, tile_rows
+from sylvan.runtime.models.skeleton import UNTRACEABLE
+
+_TRIED_ROWS = 19  # in two blocks
+_BLOCK = 16  # rows
+
+
+def use_native_routers(
+    model: nn.Module, library: Library, dtype: torch.dtype, names: Iterable[str]
+) -> None:
+    """Replace routers whose rows do not depend on each other once one product of theirs is native.
+
+    Args:
+        model: Has its weights.
+        library: In use.
+        dtype: Of the model's rows.
+        names: Of modules of experts; routers are beside them.
+    """
+    drafts: dict[torch.dtype, _Draft] = {}
+    for name, router, weight in _beside(model, names):
+        multiplied = _multiplied(router, weight, dtype)
+        if multiplied in (torch.float32, torch.bfloat16):
+            if multiplied not in drafts:
+                limits = RecorderLimits(max_tokens=MOST_ROWS, max_outputs=1)
+                drafts[multiplied] = _Draft(
+                    NativeRecorder(multiplied, limits, {}, library.constants), multiplied
+                )
+            drafts[multiplied].take(name, router, weight)
+    for draft in drafts.values():
+        placed = place(draft.recorder.draft)
+        for index, one in enumerate(draft.found):
+            program = Program(library, placed, index, index + 1)
+            tile = tile_rows(library, draft.dtype)
+            rows = NativeRows(one.router, Native(program, one.x, one.out, draft.dtype, tile))
+            made = NativeRouter(one.router, rows, one.weight.shape)
+            if _by_rows(made, _some_rows(one.weight, dtype)):
+                model.set_submodule(one.name, made)
+
+
+class NativeRouter(nn.Module):
+    """A router whose product with its weight is native. What else is asked of it, it answers."""
+
+    def __init__(self, router: nn.Module, rows: NativeRows, shape: torch.Size) -> None:
+        super().__init__()
+        self.router = router
+        self._cols = shape[1]
+        self._product = _Product(shape, rows)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_modules" not in self.__dict__ or name == "router":
+                raise
+            return getattr(self.router, name)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """As the router: rows of any shape -> tensors whose first dimension are all rows."""
+        rows_TD = x.reshape(-1, self._cols)
+        count = len(rows_TD)
+        if count % _BLOCK:
+            rows_TD = F.pad(rows_TD, (0, 0, 0, -count % _BLOCK))
+        with self._product:
+            found = self.router(rows_TD)
+        if count == len(rows_TD):
+            return found
+        if isinstance(found, torch.Tensor):
+            return found[:count]
+        return tuple(part[:count] for part in found)
+
+
+class _Product(TorchFunctionMode):
+    """Within it `F.linear(rows, weight)` is computed by `rows`, for a weight of one shape."""
+
+    def __init__(self, shape: torch.Size, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._shape, self._rows = shape, rows
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See `TorchFunctionMode`."""
+        if func is F.linear and len(args) == 2 and not kwargs and args[1].shape == self._shape:
+            return self._rows(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Products(TorchFunctionMode):
+    """Notes the arguments of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.Tensor, ...]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See `TorchFunctionMode`."""
+        if func is F.linear:
+            self.seen.append((*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    router: nn.Module
+    weight: nn.Parameter
+    x: Value
+    out: Value
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One product for each router, of rows of one type."""
+
+    recorder: NativeRecorder
+    dtype: torch.dtype
+    found: list[_Found] = field(default_factory=list[_Found])
+    _inputs: dict[int, Value] = field(default_factory=dict[int, Value])
+
+    def take(self, name: str, router: nn.Module, weight: nn.Parameter) -> None:
+        """Note the product of a router."""
+        cols = weight.shape[1]
+        if cols not in self._inputs:
+            kind = "bf16" if self.dtype == torch.bfloat16 else "f32"
+            self._inputs[cols] = self.recorder.input(cols, kind)
+        x = self._inputs[cols]
+        out = ops.linear(x, weight.detach().clone(), None)
+        assert isinstance(out, Value)
+        self.recorder.elsewhere(out)
+        self.found.append(_Found(name, router, weight, x, out))
+
+
+def _beside(
+    model: nn.Module, names: Iterable[str]
+) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """Modules that have one matrix, beside those of these names, and that matrix."""
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        for child, module in model.get_submodule(parent).named_children():
+            matrices = [x for x in module.parameters() if x.dim() == 2 and not x.is_meta]
+            if len(matrices) == 1 and takes(module, 1):
+                yield f"{parent}.{child}".lstrip("."), module, matrices[0]
+
+
+def _some_rows(weight: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(_TRIED_ROWS, weight.shape[1], generator=generator).to(dtype)
+
+
+def _multiplied(router: nn.Module, weight: nn.Parameter, dtype: torch.dtype) -> torch.dtype | None:
+    """Of which type the rows are that a router multiplies with its weight, if it just does that."""
+    products = _Products()
+    try:
+        with torch.inference_mode(), products:
+            router(_some_rows(weight, dtype))
+    except UNTRACEABLE:
+        return None
+    if len(products.seen) != 1 or len(products.seen[0]) != 2:
+        return None
+    x, matrix = products.seen[0]
+    same = matrix.shape == weight.shape and torch.equal(matrix.float(), weight.float())
+    return x.dtype if same and x.dtype == matrix.dtype else None
+
+
+def _by_rows(made: NativeRouter, x: torch.Tensor) -> bool:
+    """Whether a router makes the same of each row by itself as of all together.
+
+    And it must take rows of more dimensions for the same rows.
+    """
+    with torch.inference_mode():
+        if (together := _outputs(made(x))) is None:
+            return False
+        deeper = _outputs(made.router(x[None]))
+        alone = [_outputs(made(x[i : i + 1])) or () for i in range(len(x))]
+    if deeper is None or [part.shape for part in deeper] != [part.shape for part in together]:
+        return False
+    joined = [torch.cat(parts) for parts in zip(*alone, strict=True)]
+    return all(map(torch.equal, together, joined))
+
+
+def _outputs(given: Any) -> tuple[torch.Tensor, ...] | None:
+    """What a router returns, if that is nothing but tensors."""
+    parts = given if isinstance(given, tuple) else (given,)
+    return parts if all(isinstance(part, torch.Tensor) for part in parts) else None
