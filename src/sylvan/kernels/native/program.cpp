@@ -62,14 +62,18 @@ void plan(Program& p, const Run& run, int threads) {  // the attention work of a
     int chunks = ceil_div(longest, KV_CHUNK);
     for (size_t g = 0; g < p.groups.size(); g++) {
         auto& items = p.items[g];
-        items.clear();
-        for (int s = run.seqs - 1; s >= 0; s--) {
-            int n = (run.row_start[s + 1] - run.row_start[s]) * p.groups[g];
-            for (int v = (ceil_div(n, QUERY_TILE) - 1) * QUERY_TILE; v >= 0; v -= QUERY_TILE)  // long ones first
-                items.push_back({s, v, std::min(QUERY_TILE, n - v)});
-        }
-        int count = int(items.size());
-        p.work[g] = {items.data(), count, chunks, chunks > 1 && count < 4 * threads};
+        auto cut = [&](int tile) {
+            items.clear();
+            for (int s = run.seqs - 1; s >= 0; s--) {
+                int n = (run.row_start[s + 1] - run.row_start[s]) * p.groups[g];
+                for (int v = (ceil_div(n, tile) - 1) * tile; v >= 0; v -= tile)  // long ones first
+                    items.push_back({s, v, std::min(tile, n - v)});
+            }
+        };
+        cut(QUERY_TILE);
+        bool split = chunks > 1 && int(items.size()) < 4 * threads;
+        if (split && QUERY_TILE > SPLIT_TILE) cut(SPLIT_TILE);
+        p.work[g] = {items.data(), int(items.size()), chunks, split};
     }
 }
 

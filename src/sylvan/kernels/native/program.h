@@ -76,7 +76,12 @@ struct Kernel {  // tiles are independent and write disjoint outputs: any thread
 };
 
 constexpr int KV_CHUNK = 256;  // tokens; the fixed unit of the softmax's reduction order
+#if defined(__AMX_BF16__)
+constexpr int QUERY_TILE = 32;  // query vectors that share the loads of keys and values: two matrix tiles
+#else
 constexpr int QUERY_TILE = 16;
+#endif
+constexpr int SPLIT_TILE = 16;  // so many where chunks are spread over threads
 constexpr int ROW_PAD = 32;                  // rows are padded to so many columns, with zeros by whoever writes them
 constexpr int MAX_HEAD = 576;                // columns of a head
 constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // of a layer, of a row

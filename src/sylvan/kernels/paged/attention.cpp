@@ -116,7 +116,7 @@ template <class E, class F> void finish(const Op& op, const Step& s, const Query
 const Work& work(const Op& op, const Step& s) { return s.work[op.n[11]]; }
 bool split(const Op& op, const Step& s) {
     const Work& w = work(op, s);
-    return w.split && int64_t(w.count) * op.n[1] * w.chunks * part_floats(Heads(op)) * QUERY_TILE * 4 <= int64_t(op.n[6]) << 20;
+    return w.split && int64_t(w.count) * op.n[1] * w.chunks * part_floats(Heads(op)) * SPLIT_TILE * 4 <= int64_t(op.n[6]) << 20;
 }
 int attention_tiles(const Op& op, const Step& s) {
     return work(op, s).count * op.n[1] * (split(op, s) ? work(op, s).chunks : 1);

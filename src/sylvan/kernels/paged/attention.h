@@ -11,7 +11,7 @@ inline int64_t part_floats(const Heads& h) { return PART_HEAD + h.v_pad; }
 struct Part {
     float first;
     float* of(int vector, int64_t floats) { return &first + vector * floats; }
-    Part* tile(int64_t index, int64_t floats) { return reinterpret_cast<Part*>(&first + index * QUERY_TILE * floats); }
+    Part* tile(int64_t index, int64_t floats) { return reinterpret_cast<Part*>(&first + index * SPLIT_TILE * floats); }
 };
 
 struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i] of its request
@@ -69,6 +69,9 @@ template <class E> struct Room {  // scratch memory of a thread
         wide = (T*)p;
     }
 };
+
+static_assert(QUERY_TILE * (KV_CHUNK * 8 + MAX_HEAD * 4 + 2 * (PART_HEAD + MAX_HEAD) * 4) + 16 * MAX_HEAD * 4 +
+                  KV_CHUNK * (8 + MAX_HEAD * 4) <= SCRATCH_BYTES);
 
 template <class E> struct Pages {  // the pages of one head in one chunk
     typedef typename E::row T;
@@ -149,8 +152,27 @@ template <class E> void gather(const Op& op, const Step& s, const Query& q, Room
 }
 
 #if defined(__AMX_BF16__)
+constexpr int Q_STRIDE = MAX_HEAD * 2, SCORE_STRIDE = KV_CHUNK * 4;
+
+static inline void scores_of_two(const Pages<Bf16>& pages, const Query& q, Span span, Room<Bf16>& room) {
+    int steps = int(pages.h.k_dim / 32);
+    for (int t = span.begin; t < span.end; t += 32) {  // a missing second block repeats the first
+        if ((t - span.begin) % 64 == 0) pages.fetch(q, span, t);
+        const bf16 *k0 = pages.keys(t), *k1 = t + 16 < span.end ? pages.keys(t + 16) : k0;
+        zero_four();
+        for (int d = 0; d < steps; d++) {
+            tile_load<4>(room.q[0] + d * 32, Q_STRIDE), tile_load<6>(k0 + d * 512, 64);
+            tile_load<7>(k1 + d * 512, 64), tile_load<5>(room.q[TILE] + d * 32, Q_STRIDE);
+            TilesBf16::dot<0, 4, 6>(), TilesBf16::dot<1, 4, 7>(), TilesBf16::dot<2, 5, 6>(), TilesBf16::dot<3, 5, 7>();
+        }
+        float *out = room.score[0] + t, *lower = room.score[TILE] + t;
+        tile_store<0>(out, SCORE_STRIDE), tile_store<1>(out + 16, SCORE_STRIDE);
+        tile_store<2>(lower, SCORE_STRIDE), tile_store<3>(lower + 16, SCORE_STRIDE);
+    }
+}
+
 static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span, Room<Bf16>& room) {
-    constexpr int QS = MAX_HEAD * 2, OUT = KV_CHUNK * 4;
+    if (q.count > TILE) return scores_of_two(pages, q, span, room);
     int steps = int(pages.h.k_dim / 32);
     for (int t = span.begin; t < span.end; t += 64) {  // a missing block repeats the one before it
         pages.fetch(q, span, t);
@@ -158,14 +180,15 @@ static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span, R
         for (int i = 0; i < 4; i++) k[i] = t + 16 * i < span.end ? pages.keys(t + 16 * i) : k[i - 1];
         zero_four();
         for (int d = 0; d < steps; d++) {
-            tile_load<4>(room.q[0] + d * 32, QS);
+            tile_load<4>(room.q[0] + d * 32, Q_STRIDE);
             tile_load<5>(k[0] + d * 512, 64), tile_load<6>(k[1] + d * 512, 64);
             TilesBf16::dot<0, 4, 5>(), TilesBf16::dot<1, 4, 6>();
             tile_load<5>(k[2] + d * 512, 64), tile_load<6>(k[3] + d * 512, 64);
             TilesBf16::dot<2, 4, 5>(), TilesBf16::dot<3, 4, 6>();
         }
         float* out = room.score[0] + t;
-        tile_store<0>(out, OUT), tile_store<1>(out + 16, OUT), tile_store<2>(out + 32, OUT), tile_store<3>(out + 48, OUT);
+        tile_store<0>(out, SCORE_STRIDE), tile_store<1>(out + 16, SCORE_STRIDE);
+        tile_store<2>(out + 32, SCORE_STRIDE), tile_store<3>(out + 48, SCORE_STRIDE);
     }
 }
 
@@ -182,7 +205,25 @@ static inline const bf16* value_block(const Pages<Bf16>& pages, Span span, int t
     return copy;
 }
 
-static inline void values(const Pages<Bf16>& pages, const Query&, Span span, Room<Bf16>& room, Part* part) {
+static inline void values_of_two(const Pages<Bf16>& pages, Span span, Room<Bf16>& room, Part* part) {
+    int64_t row = pages.h.v_pad * 4, out = room.stride * 4;
+    float *o = part->of(0, room.stride) + PART_HEAD, *lower = part->of(TILE, room.stride) + PART_HEAD;
+    for (int64_t d = 0; d < pages.h.v_pad; d += 32) {
+        bool both = d + 16 < pages.h.v_pad;
+        zero_four();
+        for (int t = span.begin; t < span.end; t += 32) {
+            const bf16* v = value_block(pages, span, t, room) + d * 2;
+            tile_load<4>(room.weight[0] + t, KV_CHUNK * 2), tile_load<6>(v, row), tile_load<5>(room.weight[TILE] + t, KV_CHUNK * 2);
+            TilesBf16::dot<0, 4, 6>(), TilesBf16::dot<2, 5, 6>();
+            if (both) tile_load<7>(v + 32, row), TilesBf16::dot<1, 4, 7>(), TilesBf16::dot<3, 5, 7>();
+        }
+        tile_store<0>(o + d, out), tile_store<2>(lower + d, out);
+        if (both) tile_store<1>(o + d + 16, out), tile_store<3>(lower + d + 16, out);
+    }
+}
+
+static inline void values(const Pages<Bf16>& pages, const Query& q, Span span, Room<Bf16>& room, Part* part) {
+    if (q.count > TILE) return values_of_two(pages, span, room, part);
     int64_t row = pages.h.v_pad * 4, out = room.stride * 4;
     float* o = part->of(0, room.stride) + PART_HEAD;
     for (int64_t d = 0; d < pages.h.v_pad; d += 64) {
