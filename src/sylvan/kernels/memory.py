@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,11 @@ def allocate(num_bytes: int) -> Bytes:
         raw = np.zeros(num_bytes + _ALIGN + SLACK, np.uint8)
         start = -raw.ctypes.data % _ALIGN
         return raw[start : start + num_bytes]
-    region = mmap.mmap(-1, num_bytes + SLACK)
+    if sys.platform == "win32":
+        region = mmap.mmap(-1, num_bytes + SLACK)
+    else:  # shared memory, which is the default, gets no huge pages on most systems
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        region = mmap.mmap(-1, num_bytes + SLACK, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             region.madvise(mmap.MADV_HUGEPAGE)
