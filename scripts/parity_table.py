@@ -26,8 +26,9 @@ greedy tokens alone, batched, chunked (always by the eager runner), from the pre
 preemption, and all log probabilities of the answers. *program* means that native step programs
 run it; *eager* that PyTorch computes each op. On the path *transformers* the model's own Python
 runs with our attention, pages, cache and scheduler; on CPUs its matrix products, norms, gated
-products and experts are native where trying them shows that they are just that. The bytes are of
-the tiny checkpoint; layers that keep a recurrent state instead of keys and values count none.
+products, experts and rotary positions are native where trying them shows that they are just that.
+The bytes are of the tiny checkpoint; layers that keep a recurrent state instead of keys and values
+count none.
 
 `sylvan check model DIR` says which path a checkpoint takes, and why.
 """

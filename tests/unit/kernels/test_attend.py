@@ -14,6 +14,7 @@ from sylvan.kernels.paged.cache import LayerPages, PageShape
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.graphs.rotary import turned
 from sylvan.runtime.pool.mha import KVShape
 
 try:
@@ -105,6 +106,23 @@ def test_it_is_as_defined_and_the_same_bits_however_it_is_computed(spec, dtype):
         last = chunked.step(what, {r: (n - back, n - back + 1) for r, n in enumerate(LENGTHS)})
         for out, whole in zip(last, together, strict=True):
             assert torch.equal(out[0], whole[-back])
+
+
+@pytest.mark.parametrize("columns", [H, 8])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+def test_heads_turn_by_their_rows_of_a_table(dtype, columns):
+    scene, what = Scene(dtype), layer()
+    scene.step(what, {r: (0, n) for r, n in enumerate(LENGTHS)})
+    q, k, v = (torch.cat(some) for some in zip(*scene.heads, strict=True))
+    angles = torch.randn(len(q), columns // 2)
+    table = torch.cat((angles.cos(), angles.sin()), 1)
+
+    found = scene.backend.run_turned(what, q, k, v, scene.batch, table)
+
+    heads = [turned(x, table).to(dtype) for x in (q, k)]
+    expected = scene.backend.run(what, *heads, v, scene.batch)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert not torch.equal(scene.backend.run(what, q, k, v, scene.batch), expected)
 
 
 def test_layers_do_not_mix_and_kinds_are_recorded_once():

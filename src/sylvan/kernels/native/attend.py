@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.api import AttentionLayer, Rope
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library
@@ -33,6 +33,8 @@ class _Kind:
     keys: int
     values: int
     out: int
+    table: int  # of turning, if `turning` columns of a head turn
+    turning: int
     shape: tuple[int, ...]  # of a row of results: heads and their columns, or columns with padding
     sinks: torch.Tensor | None  # kept, so that its address stays its own
 
@@ -86,6 +88,7 @@ class PagedAttention:
         layer: AttentionLayer,
         heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         step: Run,
+        table_TR: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend; `step` says where the rows of each request lie and go.
 
@@ -93,22 +96,26 @@ class PagedAttention:
             layer: Constant over the life of a model; each kind of layer is recorded once.
             heads: Queries (T, N, H), keys (T, K, H) and values (T, K, V) of any strides.
             step: Its `tokens`, `seqs`, `slots`, `row_start`, `kv_len` and page table.
+            table_TR: By what queries and keys are to turn, at `step.positions`; see `Rope`.
 
         Returns: (T, N, V) in the dtype of the queries, owned by the caller.
         """
-        kind, count = self._kind(layer), len(heads[0])
+        turning = 0 if table_TR is None else table_TR.shape[1]
+        kind, count = self._kind(layer, turning), len(heads[0])
         if count != step.tokens:
             raise RuntimeError(f"attention of {count} rows in a step of {step.tokens}")
         rows = self._gather(heads)
         out = torch.empty((count, *kind.shape), dtype=self._dtype)
         keys, values = self._places[layer.index]
-        kind.program.run_at(
-            step,
+        places = (
             (kind.rows, rows),
             (kind.keys, keys),
             (kind.values, values),
             (kind.out, out.data_ptr()),
         )
+        if table_TR is not None:
+            places += ((kind.table, table_TR.data_ptr()),)
+        kind.program.run_at(step, *places)
         if len(kind.shape) == 1:  # with columns behind those of the heads
             width = layer.num_heads * layer.value_dim
             out = out[:, :width].unflatten(1, (layer.num_heads, layer.value_dim))
@@ -142,30 +149,31 @@ class PagedAttention:
             joined = rows_TC.unflatten(1, (-1, shape[0][2])) if same else None
         return _Room(shape, parts, joined, self._rows.data_ptr())
 
-    def _kind(self, layer: AttentionLayer) -> _Kind:
+    def _kind(self, layer: AttentionLayer, turning: int = 0) -> _Kind:
         recent = self._recent.get(layer.index)
-        if recent is None or recent[0] is not layer:
-            recent = self._recent[layer.index] = layer, self._kind_of(layer)
+        if recent is None or recent[0] is not layer or recent[1].turning != turning:
+            recent = self._recent[layer.index] = layer, self._kind_of(layer, turning)
         return recent[1]
 
-    def _kind_of(self, layer: AttentionLayer) -> _Kind:
+    def _kind_of(self, layer: AttentionLayer, turning: int) -> _Kind:
         sinks = layer.sinks
         about_sinks = None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
         shape = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
-        key = (*shape, layer.scale, layer.window, layer.softcap, layer.causal, about_sinks)
+        key = (*shape, turning, layer.scale, layer.window, layer.softcap, layer.causal, about_sinks)
         if key not in self._kinds:
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
-            self._kinds[key] = self._record(layer)
+            self._kinds[key] = self._record(layer, turning)
         return self._kinds[key]
 
-    def _record(self, layer: AttentionLayer) -> _Kind:
+    def _record(self, layer: AttentionLayer, turning: int) -> _Kind:
         recorder = self._recorder()
         width = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
         cols = width + layer.num_kv_heads * layer.value_dim
         dtype = "bf16" if self._dtype == torch.bfloat16 else "f32"
         rows = recorder.input(cols, dtype)
-        found = recorder.attention(rows, replace(layer, index=0), None, None, None)
+        rope = Rope(torch.zeros(1, turning)) if turning else None
+        found = recorder.attention(rows, replace(layer, index=0), rope, None, None)
         recorder.elsewhere(found)
         placed = place(recorder.draft)
         program = Program(self._library, placed)
@@ -173,7 +181,8 @@ class PagedAttention:
         program.bind(parts, self._parts.ctypes.data)
         width = layer.num_heads * layer.value_dim
         shape = (layer.num_heads, layer.value_dim) if padded(width) == width else (padded(width),)
-        return _Kind(program, qkv, keys, values, out, shape, layer.sinks)
+        table = int(program.ops[0]["buf"][3])
+        return _Kind(program, qkv, keys, values, out, table, turning, shape, layer.sinks)
 
     def _recorder(self) -> NativeRecorder:
         # Rows and results lie where each call says: a program needs no memory of its own.

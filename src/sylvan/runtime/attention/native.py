@@ -53,6 +53,7 @@ class NativeCalls:
         self._attention = attention
         self._step = Run()
         self._arrays: list[torch.Tensor] = []  # which the step points at
+        self._rows = torch.zeros(0, dtype=torch.int32)  # their own numbers
 
     def plan(self, batch: ForwardBatch) -> None:
         """Find out where requests lie."""
@@ -65,10 +66,13 @@ class NativeCalls:
         )
         self._arrays = [array.to(torch.int32).contiguous() for array in given]
         slots, starts, lens, rows, table = (array.data_ptr() for array in self._arrays)
+        if len(self._rows) < batch.num_tokens:
+            self._rows = torch.arange(batch.num_tokens, dtype=torch.int32)
         self._step = Run(
             tokens=batch.num_tokens,
             seqs=batch.num_reqs,
             table_stride=batch.page_table_SP.shape[1],
+            positions=self._rows.data_ptr(),
             slots=slots,
             row_start=starts,
             kv_len=lens,
@@ -86,6 +90,18 @@ class NativeCalls:
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
         return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step)
+
+    def run_turned(
+        self,
+        spec: AttentionLayer,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        batch: ForwardBatch,
+        table_TR: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `TurningAttention.run_turned`."""
+        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step, table_TR)
 
 
 BACKEND = NativeAttention

@@ -108,6 +108,25 @@ class FusedAttention(AttentionBackend, Protocol):
         ...
 
 
+class TurningAttention(AttentionBackend, Protocol):
+    """A backend that also turns heads by itself."""
+
+    def run_turned(
+        self,
+        spec: AttentionLayer,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        batch: ForwardBatch,
+        table_TR: torch.Tensor,
+    ) -> torch.Tensor:
+        """`run`, for queries and keys that are to be turned by their row of a float32 table.
+
+        Cosines are its first half, sines the other; see `Rope`.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
     """Largest step that the persistent buffers hold."""

@@ -112,7 +112,7 @@ class TransformersModel(nn.Module):
         # Modules of `inner` that are told which experts each row visits, and how many of them.
         self.chosen: Mapping[str, int] = {}
         self._source = find_source(config.raw, Path(config.code) if config.code else None)
-        self.inner, self._step = skeleton(self._source.model, self._source.config, build.dtype)
+        self.inner, self.step = skeleton(self._source.model, self._source.config, build.dtype)
 
     def load(self, model_dir: Path, *, pickled: bool = False) -> None:
         """Let transformers read the weights, safetensors unless `pickled`.
@@ -144,8 +144,8 @@ class TransformersModel(nn.Module):
             raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {error}") from None
         self.inner = loaded.to(self._build.device).eval()
         found = probe(*skeleton_of(self.inner))
-        self._step = attach(self.inner, [call.name for call in found.calls])
-        self._step.width = self._sizes.head_dim
+        self.step = attach(self.inner, [call.name for call in found.calls])
+        self.step.width = self._sizes.head_dim
         self._first = first_position(self.inner)
         self._places = {place: index for index, place in enumerate(found.places)}
         self.chosen = found.chosen
@@ -186,7 +186,7 @@ class TransformersModel(nn.Module):
 
     def forward(self, x_T: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Hidden vectors after the final norm. Shape: (T, D)."""
-        self._step.hidden = None
+        self.step.hidden = None
         if batch.state_work is None or batch.states is None:
             return self._run(batch, x_T[None], None)[0]
         starts = batch.q_starts_R.tolist()
@@ -209,7 +209,7 @@ class TransformersModel(nn.Module):
 
     def _run(self, batch: ForwardBatch, ids_BL: torch.Tensor, cache: Any) -> torch.Tensor:
         """Hidden vectors of the rows of `batch`, as (B, L, D)."""
-        self._step.batch, self._step.done = batch, 0
+        self.step.begin(batch)
         memory = {cache_name(self.inner): cache, "use_cache": True} if cache else NO_CACHE
         positions = batch.positions_T.long().view(ids_BL.shape) + self._first
         out = called(self.inner)(input_ids=ids_BL.long(), position_ids=positions, **memory)
@@ -217,7 +217,7 @@ class TransformersModel(nn.Module):
 
     def head(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Logits as the model makes them, with its own scales and caps. Shape: (R, V)."""
-        self._step.hidden = hidden_RD[None]
+        self.step.hidden = hidden_RD[None]
         ids = torch.zeros(1, len(hidden_RD), dtype=torch.long, device=hidden_RD.device)
         return self.inner(input_ids=ids, use_cache=False).logits[0].float()
 

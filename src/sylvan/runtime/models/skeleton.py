@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import AttentionLayer
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.forward import ForwardBatch, TurningAttention
 from sylvan.runtime.models.config import StatePart
 from sylvan.runtime.models.recurrent import Place, ProbeCache
 
@@ -64,6 +64,15 @@ class Call:
     value_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Heads that attention is to turn, by `table_TR`: cosines, then sines, of each row."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    table_TR: torch.Tensor
+
+
 @dataclass(slots=True)
 class Step:
     """What attention modules share: the batch being computed, or the calls that a probe notes."""
@@ -75,6 +84,16 @@ class Step:
     done: int = 0  # calls of this pass: the same module may be called several times
     width: int = 0  # of a head in the pool
     hidden: torch.Tensor | None = None  # set: the base model is to return just this
+    turn: Turn | None = None  # of the next call
+    # Of this pass, by the identity of cosines: these, sines, and what `Turn` says of them.
+    tables: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = field(
+        default_factory=dict
+    )
+
+    def begin(self, batch: ForwardBatch | None) -> None:
+        """The next pass is over these rows; None: there is none."""
+        self.batch, self.done, self.turn = batch, 0, None
+        self.tables.clear()
 
 
 class _Known:
@@ -130,10 +149,29 @@ def paged_attention(
         q, k, v = (_padded(x, step.width) for x in (q, k, v))
     spec = _spec(step, about, scaling, options)
     step.done += 1
-    out_TNH = step.batch.attention.run(spec, q, k, v, step.batch)
+    if step.turn is None:
+        out_TNH = step.batch.attention.run(spec, q, k, v, step.batch)
+    else:
+        out_TNH = _turned(step, spec, (q, k, v), (query, key))
     if about[-1] != step.width:
         out_TNH = out_TNH[:, :, : about[-1]]
     return out_TNH.view(query.shape[0], query.shape[2], about[0], about[-1]), None
+
+
+def _turned(
+    step: Step,
+    spec: AttentionLayer,
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    given: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Attention over queries and keys that are still to be turned."""
+    turn, step.turn = step.turn, None
+    assert turn is not None
+    assert step.batch is not None
+    if turn.query is not given[0] or turn.key is not given[1]:
+        raise RuntimeError("queries or keys have changed since they were to be turned")
+    attention = cast("TurningAttention", step.batch.attention)
+    return attention.run_turned(spec, *heads, step.batch, turn.table_TR)
 
 
 def _spec(

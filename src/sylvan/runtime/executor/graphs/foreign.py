@@ -14,6 +14,7 @@ from sylvan.kernels.native.library import Library
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.executor.graphs.linears import use_native_linears
 from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.graphs.rotary import turn_natively
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.fallback import TransformersModel
 from sylvan.runtime.pool.mha import KVShape
@@ -57,10 +58,13 @@ def use_kernels(
     if library is None or pages is None:
         return Native(library) if library else None
     try:
-        return _attending(library, dtype, *pages)
+        native = _attending(library, dtype, *pages)
     except Unsupported as why:
         logger.warning("PyTorch computes attention: %s", why)
         return Native(library)
+    if not pages[0].states:
+        turn_natively(model.inner, model.step, dtype)
+    return native
 
 
 def _attending(library: Library, dtype: torch.dtype, config: ModelConfig, shape: KVShape) -> Native:

@@ -1,0 +1,167 @@
+"""Rotary positions of a model that is not ours, applied by the native attention that follows.
+
+A model turns queries and keys right before it attends, by a function of its module. Where trying
+the whole model shows that nothing else sees them, its layers get a copy of their forward in which
+that function only says by how much is to be turned. Whether attention is given what was said is
+checked at every call.
+
+Shapes: B requests, L tokens of each, T rows of all, N heads, H columns of a head, R of which turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from sylvan.runtime.models.skeleton import NO_CACHE, UNTRACEABLE, Step, Turn, called
+
+_NAME = "apply_rotary_pos_emb"
+_TOKENS = 5
+_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+def turn_natively(model: Any, step: Step, dtype: torch.dtype) -> bool:
+    """Have attention turn queries and keys by itself; False: nothing has changed.
+
+    Args:
+        model: Attends through `step`, and keeps no states.
+        step: What its attention shares.
+        dtype: Of its rows.
+    """
+    layers = [module for module in model.modules() if _turns(module)]
+    if not layers:
+        return False
+    expected = _tried(model, step)
+    copies: dict[FunctionType, FunctionType] = {}
+    for module in layers:
+        forward = type(module).forward
+        if forward not in copies:
+            copies[forward] = _copied(forward, step)
+        module.forward = MethodType(copies[forward], module)
+    found = _tried(model, step)
+    if expected and found and found.turned and _alike(expected, found, _BOUNDS[dtype]):
+        return True
+    for module in layers:
+        del module.forward
+    return False
+
+
+def _turns(module: nn.Module) -> bool:
+    """Whether the forward of a module calls the function by its name."""
+    forward = type(module).forward
+    return (
+        isinstance(forward, FunctionType)
+        and _NAME in forward.__code__.co_names
+        and callable(forward.__globals__.get(_NAME))
+        and "forward" not in vars(module)
+    )
+
+
+def _copied(forward: FunctionType, step: Step) -> FunctionType:
+    """The same code, for which the function of that name is another one."""
+    turn = forward.__globals__[_NAME]
+
+    def noted(
+        q: torch.Tensor, k: torch.Tensor, cos: Any, sin: Any, *rest: Any, **options: Any
+    ) -> Any:
+        plain = rest or options or step.batch is None
+        table_TR = None if plain else _table(step, q, cos, sin)
+        if table_TR is None:
+            return turn(q, k, cos, sin, *rest, **options)
+        step.turn = Turn(q, k, table_TR)
+        return q, k
+
+    known = {**forward.__globals__, _NAME: noted}
+    made = FunctionType(
+        forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made
+
+
+def _table(step: Step, q: torch.Tensor, cos: Any, sin: Any) -> torch.Tensor | None:
+    """Cosines, then sines, of each row, if the halves of a head turn together."""
+    kept = step.tables.get(id(cos))
+    if kept is not None and kept[0] is cos and kept[1] is sin:
+        return kept[2]
+    table_TR = None
+    if q.dim() == 4 and cos.shape == sin.shape == (q.shape[0], q.shape[2], cos.shape[-1]):
+        half = cos.shape[-1] // 2
+        firsts = [x[..., :half] for x in (cos, sin)]
+        seconds = [x[..., half:] for x in (cos, sin)]
+        if 0 < 2 * half <= q.shape[-1] and all(map(torch.equal, firsts, seconds)):
+            table_TR = torch.cat(firsts, -1).flatten(0, 1).float().contiguous()
+    step.tables[id(cos)] = cos, sin, table_TR
+    return table_TR
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Stands for attention, and notes what it is given; each query gets the value of its row."""
+
+    given: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    hidden: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    turned: int = 0
+
+    def run(
+        self, spec: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Any
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        self.given += [q.float(), k.float(), v.float()]
+        return v.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
+
+    def run_turned(
+        self,
+        spec: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        batch: Any,
+        table_TR: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `TurningAttention.run_turned`."""
+        self.turned += 1
+        return self.run(spec, turned(q, table_TR), turned(k, table_TR), v, batch)
+
+
+def turned(x_TNH: torch.Tensor, table_TR: torch.Tensor) -> torch.Tensor:
+    """Heads, in float32, after their first R columns have turned."""
+    half = table_TR.shape[1] // 2
+    cos, sin = table_TR[:, None].split(half, -1)
+    a, b, rest = x_TNH.float().tensor_split((half, 2 * half), -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Stands for a batch."""
+
+    attention: _Seen
+    positions_T: torch.Tensor
+
+
+def _tried(model: Any, step: Step) -> _Seen | None:
+    """What attention is given when a model computes a few tokens, and what comes of it."""
+    seen, positions = _Seen(), torch.arange(7, 7 + _TOKENS)
+    batch: Any = _Trial(seen, positions)
+    step.begin(batch)
+    ids = torch.arange(_TOKENS)[None]
+    try:
+        with torch.inference_mode():
+            out = called(model)(input_ids=ids, position_ids=positions[None], **NO_CACHE)
+    except UNTRACEABLE:
+        return None
+    finally:
+        step.begin(None)
+    seen.hidden = out.last_hidden_state.float()
+    return seen
+
+
+def _alike(one: _Seen, other: _Seen, bound: float) -> bool:
+    pairs = zip([*one.given, one.hidden], [*other.given, other.hidden], strict=False)
+    close = all((a - b).norm() <= bound * a.norm() for a, b in pairs)
+    return close and len(one.given) == len(other.given)
