@@ -2,7 +2,7 @@
 one; the scheduler process peaks at most 400 MB above weights and KV memory, all processes together
 at most 700 MB above.
 
-    python benchmarks/server/bench_start.py [MODEL ...] [--runs 3] [--kv-tokens 65536]
+    python benchmarks/server/bench_start.py [MODEL ...] [--runs 3] [--kv-tokens 17024]
 
 MODEL is the built-in `sapling`, a directory, or the shape 0.5B with random weights (a checkpoint on
 disk). Each run starts `sylvan serve`, asks until a first token comes, then sends 32 requests of 500
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["sapling", "0.5B"], metavar="MODEL")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--kv-tokens", type=int, default=1 << 16)
+    parser.add_argument("--kv-tokens", type=int, default=CROWD * (PROMPT + 2 * ANSWER))
     args = parser.parse_args()
     for model in args.models:
         with directory(model) as path:

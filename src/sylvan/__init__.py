@@ -7,6 +7,7 @@ imported when first used, so that `import sylvan` stays instant.
 from __future__ import annotations
 
 import importlib
+import os.path
 
 __version__ = "0.1.0"
 
@@ -14,8 +15,8 @@ _ENGINE = {"Engine": "sylvan.runtime.engine.engine"}
 
 
 def __getattr__(name: str) -> object:
-    if name.startswith("_"):
-        raise AttributeError(name)
+    if name.startswith("_") or os.path.isdir(os.path.join(__path__[0], name)):
+        raise AttributeError(name)  # of a package it is asked whether it has been imported
     module = importlib.import_module(_ENGINE.get(name, "sylvan.lang"))
     try:
         value = getattr(module, name)

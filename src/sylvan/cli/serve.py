@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import socket
 import sys
@@ -30,6 +31,10 @@ SPEC = Spec(
 )
 
 logger = logging.getLogger(__name__)
+
+_FACE = "sylvan.runtime.server.app"
+"""Takes a second to import, while the scheduler process imports PyTorch."""
+_HEAD_START_S = 0.01  # of the other processes
 
 
 def run(args: Parsed) -> int:
@@ -64,17 +69,24 @@ async def _serve(job: Job) -> None:
     """Start, serve until told to stop, drain, close."""
     from sylvan.cli.http import HttpServer, Stop
     from sylvan.runtime.engine.runtime import Runtime
-    from sylvan.runtime.server.app import create_app
-    from sylvan.runtime.server.settings import ServerSettings
 
     config = job.settings.resolved.config
     with Stop(at_eof=job.until_eof) as stop:
         with starting(f"loading {config.model}", quiet=job.quiet) as progress:
-            runtime = await stop.unless_stopped(Runtime.start(config, progress=progress))
+            start = asyncio.ensure_future(
+                stop.unless_stopped(Runtime.start(config, progress=progress))
+            )
+            await asyncio.sleep(_HEAD_START_S)
+            imports = asyncio.create_task(asyncio.to_thread(importlib.import_module, _FACE))
+            runtime = await start
         if runtime is None:
             return
         stop.before_exit(runtime.kill)
         try:
+            await imports
+            from sylvan.runtime.server.app import create_app
+            from sylvan.runtime.server.settings import ServerSettings
+
             face = ServerSettings.from_config(config, shown=dump(config))
             async with HttpServer(
                 create_app(runtime.manager, face), config.server, job.sock

@@ -20,7 +20,6 @@ from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
-from sylvan.runtime.executor.device.build import DevicePlan, build_device
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.graphs.foreign import Native, use_kernels
 from sylvan.runtime.executor.graphs.program import ProgramRunner
@@ -322,6 +321,8 @@ def _on_device(
     plan: _Plan, platform: Platform, parts: SamplingParts, facts: ModelFacts
 ) -> tuple[Executor, ModelFacts]:
     """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
+    from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
+
     options, shape = plan.options, plan.kv_shape
     attention = _attention(plan, platform)
     platform.trim()

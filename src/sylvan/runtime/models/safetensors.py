@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import struct
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +38,15 @@ _DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
 """How a header spells a type."""
 _MAX_HEADER_BYTES = 100_000_000
+_AT_HAND = 8  # tensors whose pages stay resident: more than are converted at a time
 
 
 class Checkpoint:
-    """The tensors of a model directory, by name; each is mapped when asked for."""
+    """The tensors of a model directory, by name; each is mapped when asked for.
+
+    Most are converted and never looked at again, so pages of those asked for earlier are let go:
+    who still reads one finds it in the page cache or in the file.
+    """
 
     def __init__(self, model_dir: Path) -> None:
         """Read the headers of all files.
@@ -48,7 +55,8 @@ class Checkpoint:
             ConfigError: no weights, a missing shard, or a broken file.
         """
         self.tensors: dict[str, StoredTensor] = {}
-        self._data: dict[Path, np.ndarray] = {}
+        self._regions: dict[Path, tuple[mmap.mmap, int]] = {}  # and where the data begins
+        self._at_hand: deque[StoredTensor] = deque()
         for file in weight_files(
             model_dir, SAFETENSORS_INDEX, "model.safetensors", "*.safetensors"
         ):
@@ -63,13 +71,25 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor over the mapped file; copy before writing to it."""
         stored = self.tensors[name]
-        raw = self._data[stored.file][stored.start : stored.stop]
-        if raw.size == 0:
+        if stored.start == stored.stop:
             return torch.empty(stored.shape, dtype=stored.dtype)
+        region, begin = self._regions[stored.file]
+        raw = np.frombuffer(region, np.uint8, stored.stop - stored.start, begin + stored.start)
+        self._at_hand.append(stored)
+        if len(self._at_hand) > _AT_HAND:
+            self._let_go(self._at_hand.popleft())
         flat = torch.from_numpy(raw)
         if raw.ctypes.data % stored.dtype.itemsize:
             flat = flat.clone()
         return flat.view(stored.dtype).view(stored.shape)
+
+    def _let_go(self, stored: StoredTensor) -> None:
+        """Have the whole pages of a tensor not be resident."""
+        region, begin = self._regions[stored.file]
+        start = -(-(begin + stored.start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (begin + stored.stop) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop and hasattr(mmap, "MADV_DONTNEED"):
+            region.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def _read_header(self, file: Path) -> None:
         size = file.stat().st_size
@@ -79,11 +99,11 @@ class Checkpoint:
             if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
                 raise ConfigError(f"{str(file)!r} is no safetensors file, or its header is cut off")
             header = _parse(file, stream.read(length))
-        data = np.memmap(file, np.uint8, mode="c", offset=8 + length, shape=(size - 8 - length,))
-        self._data[file] = np.asarray(data)
+            region = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY)
+        self._regions[file] = region, 8 + length
         for name, entry in header.items():
             if name != "__metadata__":
-                self._add(_stored(name, file, entry), len(data))
+                self._add(_stored(name, file, entry), size - 8 - length)
 
     def _add(self, tensor: StoredTensor, data_bytes: int) -> None:
         if tensor.stop > data_bytes:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -249,3 +251,21 @@ def test_dummy_weights_depend_on_seed_only(tmp_path):
     assert a.lm_head.weight.equal(b.lm_head.weight)
     assert not a.lm_head.weight.equal(c.lm_head.weight)
     assert a.norm.weight.eq(1).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_tensors_asked_for_earlier_are_not_kept_resident(tmp_path):
+    written = {f"t{i:02}": torch.full((256, 1024), float(i)) for i in range(32)}  # 1 MiB each
+    save_file(written, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    first = checkpoint.tensor("t00")
+    for name, tensor in written.items():
+        assert torch.equal(checkpoint.tensor(name), tensor)
+    assert resident_kib(tmp_path / "model.safetensors") < 12 * 1024
+    assert torch.equal(first, written["t00"])  # who kept one still reads it
+
+
+def resident_kib(file: Path) -> int:
+    """How much of a mapped file is in the memory of this process."""
+    regions = Path("/proc/self/smaps").read_text().split(str(file))[1:]
+    return sum(int(region.split("Rss:")[1].split()[0]) for region in regions)
