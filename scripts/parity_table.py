@@ -73,6 +73,9 @@ def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
     They are kept after each family, so that a run that is broken off is not lost.
     """
     sys.path.insert(0, str(ROOT))
+    from sylvan.config.env import calm_threads
+
+    calm_threads()  # as in a server, so that native kernels serve foreign models too
     import torch
 
     from tests.parity.checkpoints import FAMILIES as BASE
