@@ -69,7 +69,6 @@ class NativeRows(nn.Module):
         self._room_TK = program.read(x, MOST_ROWS)  # zeros behind its columns
         self._in, self._cols, self._padded = x.cols, out.cols, padded(out.cols)
         self._unpadded = padded(x.cols) == x.cols
-        self._straight = self._unpadded and self._padded == self._cols
         self._most = sys.maxsize if native.single else MOST_ROWS  # rows of one call
         self._step = Run()
 
@@ -87,22 +86,23 @@ class NativeRows(nn.Module):
 
     def _computed(self, x: torch.Tensor, *beside: tuple[int, torch.Tensor]) -> torch.Tensor:
         """The result; `beside`: what else the program reads of each row, and by which number."""
-        if self._straight and x.dtype == self._dtype and x.is_contiguous():
-            count = x.numel() // self._in
-            if count <= self._most and not count % self._tile:
-                out = torch.empty((*x.shape[:-1], self._cols), dtype=self._dtype)
-                self._step.tokens = count
-                places = (self._x, x.data_ptr()), (self._out, out.data_ptr())
-                if beside:
-                    places += tuple((number, rows.data_ptr()) for number, rows in beside)
-                self._program.run_at(self._step, *places)
-                return out
-        return self._in_parts(x, beside)
+        count, given = x.numel() // self._in, x.dtype == self._dtype
+        in_place = self._unpadded and given and not count % self._tile and x.is_contiguous()
+        if self._padded != self._cols or count > (self._most if in_place else MOST_ROWS):
+            return self._in_parts(x, beside)
+        rows = x if in_place else self._room_TK[:count].copy_(x.reshape(-1, self._in))
+        out = torch.empty((*x.shape[:-1], self._cols), dtype=self._dtype)
+        self._step.tokens = count
+        places = (self._x, rows.data_ptr()), (self._out, out.data_ptr())
+        if beside:
+            places += tuple((number, others.data_ptr()) for number, others in beside)
+        self._program.run_at(self._step, *places)
+        return out if given else out.to(x.dtype)
 
     def _in_parts(
         self, x: torch.Tensor, beside: Sequence[tuple[int, torch.Tensor]]
     ) -> torch.Tensor:
-        """The same for rows of which some or all must be copied, or that are too many."""
+        """The same for rows that are too many at once, or whose results are to be cut."""
         rows_TK = x.reshape(-1, self._in)
         count = len(rows_TK)
         out_TN = torch.empty(count, self._padded, dtype=self._dtype)
