@@ -3,9 +3,10 @@
     python benchmarks/kernels/bench_step.py M --format bf16
 
 Prints medians of interleaved runs and the share of the floor. The floor of a prompt is the time of
-its products at the rate of PyTorch's own, measured between the steps: linear layers at that of
-bfloat16 or, quantised, of int8 (`torch._int_mm`), and the triangle of attention at bfloat16's.
-Run it on a quiet machine.
+its products at the rate of PyTorch's own, measured between the steps: the triangle of attention at
+that of bfloat16, linear layers at it too or, quantised, at that of int8 (`torch._int_mm`) if it is
+higher. `share_own` puts our own rate of linear layers in place of PyTorch's. Run it on a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -191,14 +192,18 @@ def prefill(bench: Bench, tokens: int, repeats: int, *, quantised: bool) -> dict
     flop, *both = products(bench, tokens)
     spent, *times = median_ms(repeats, bench.step, *both)
     bf16, int8 = (flop / ms / 1e6 for ms in times)
-    linear = bench.flop_per_token * tokens
-    attention = bench.attention_flop_per_pair * tokens * (tokens + 1) / 2
-    floor = linear / (int8 if quantised else bf16) / 1e6 + attention / bf16 / 1e6
+    linear = bench.flop_per_token * tokens / 1e6
+    attention = bench.attention_flop_per_pair * tokens * (tokens + 1) / 2e6 / bf16
+    floor = linear / (max(bf16, int8) if quantised else bf16) + attention
+    ops = bench.runner.profile(bench.batch)
+    own = sum(ns for kind, ns in ops if kind.name.startswith("LINEAR")) / 1e6
     return {
         "ms": spent,
         "tokens_per_s": tokens / spent * 1e3,
         "floor_ms": floor,
         "share": floor / spent,
+        "share_own": (own + attention) / (sum(ns for _, ns in ops) / 1e6),
+        "own_gops": linear / own,
         "torch_bf16_gflops": bf16,
         "torch_int8_gops": int8,
     }

@@ -112,6 +112,21 @@ def test_a_row_times_a_weight_has_the_same_bits_in_any_company(
         assert torch.equal(op.run(Run(tokens=rows)), whole[-rows:]), rows
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["dense", "int8", "int4, groups of 64"])
+def test_tiles_of_wide_layers_change_no_bit(library: Library, kind: str, threads: int) -> None:
+    x = random(40, 128, dtype=torch.bfloat16)
+    weight = LINEARS[kind][1](random(8232, 128, dtype=torch.bfloat16, seed=1))
+    library.dll.sylvan_threads(threads)
+    op = NativeOp(library, torch.bfloat16, lambda r, v: ops.linear(v, weight), [x])
+    op.write(x)
+    whole = op.run(Run(tokens=40))
+
+    for rows in (1, 3, 8, 16, 32):
+        op.write(x[-rows:])
+        assert torch.equal(op.run(Run(tokens=rows)), whole[-rows:]), rows
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["dense", "int8", "int4"])
 def test_embedding_reads_rows_of_the_packed_head(

@@ -11,10 +11,16 @@ enum { X, WEIGHT, BIAS, OUT, ROW_SCALE, COL_SCALE, SUMS, GROUPS };
 
 constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;  // rows of a tile, at most; neighbours in tile order share them
 constexpr int TILE_BYTES = 1 << 20;                 // of these rows: they stay in the second cache
-constexpr int FEW_ROWS = HAS_TILES ? 16 : 4;        // so few are bound by reading weights: wider tiles
+constexpr int FEW_ROWS = HAS_TILES ? 32 : 4;        // so few are bound by reading weights: wider tiles
 
 static inline int linear_rows(const Op& op) { return std::clamp(TILE_BYTES / op.n[4] / 32 * 32, 64, LINEAR_ROWS); }
-static inline int linear_width(const Op& op, const Step& s) { return op.buf[GROUPS] >= 0 || rows(op, s) <= FEW_ROWS ? 4 : 2; }
+static inline int linear_width(const Op& op, const Step& s) {  // column blocks of a tile
+    if (op.buf[GROUPS] >= 0) return 4;
+    if (rows(op, s) > FEW_ROWS) return 2;
+    int width = 16;  // memory likes long runs, but all threads need tiles
+    while (width > 4 && op.n[1] / LANES < 16 * s.threads * width) width /= 2;
+    return width;
+}
 static inline int linear_tiles(const Op& op, const Step& s) {
     const int32_t* groups = at<int32_t>(op, s, GROUPS);
     return ceil_div(op.n[1] / LANES, linear_width(op, s)) * (groups ? groups[0] : ceil_div(rows(op, s), linear_rows(op)));
