@@ -34,10 +34,10 @@ WHAT = {
     "experts": EXPERT["qwen3-moe"],
     "experts, all of them chosen from": EXPERT["olmoe"],
     "experts beside a shared one": EXPERT["deepseek-v3"],
-    "experts of a family of its own": RARE["hyv3"],
+    "experts that nothing else serves": RARE["laguna"],
 }
 EXPERTS = [name for name in WHAT if name.startswith("experts")]
-ROUTED = EXPERTS[:-1]  # the last one's router is told more than rows, and stays with PyTorch
+ROUTED = EXPERTS[:-1]  # of the last one PyTorch computes more, such as its gates of attention
 
 
 @pytest.fixture(autouse=True)
