@@ -117,15 +117,14 @@ def build_executor(
         _pooler(plan, made.runner),
         constraints=parts.constraints,
     )
-    num_states = states.num_slots if states else 0
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
-        num_states=num_states,
+        num_states=states.num_slots if states else 0,
         both_ways=not config.causal,
         pools_all=pooling is not None and pooling.reads_all,
     )
-    facts = replace(facts, runner=made.name, num_states=num_states)
+    facts = replace(facts, runner=made.name, num_states=caps.num_states)
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
