@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,17 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker loads. `extra` is the converted model, where a peer needs one."""
+    """What a worker loads. `extra` is the converted model, where a peer needs one.
+
+    What has to be ended by itself goes to `endings`.
+    """
 
     model: Path
     format: str
     threads: int
     extra: Path
     prefix_cache: bool
+    endings: list[Callable[[], None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,9 @@ class Peer:
 
 
 def _sylvan(job: Job) -> Generate:
+    """In this process; the workload with a shared prefix, over HTTP."""
+    if job.prefix_cache:
+        return _sylvan_served(job)
     from sylvan import Engine
 
     engine = Engine(
@@ -58,10 +65,10 @@ def _sylvan(job: Job) -> Generate:
         threads=job.threads,
         quantization=None if job.format == "bf16" else job.format,
         context_len=LONGEST,
-        cache__prefix="radix" if job.prefix_cache else "none",
+        cache__prefix="none",
         cache__max_tokens=32 * 2048,
         scheduler__max_batch_tokens=2048,
-        scheduler__max_running_reqs=IN_FLIGHT if job.prefix_cache else 32,
+        scheduler__max_running_reqs=32,
     )
 
     def generate(prompts: Prompts, count: int) -> list[list[int]]:
@@ -70,6 +77,20 @@ def _sylvan(job: Job) -> Generate:
         return [list(reply["output_ids"]) for reply in replies]
 
     return generate
+
+
+def _sylvan_served(job: Job) -> Generate:
+    from served import Served
+
+    words = [str(job.model), "--dtype", "bfloat16", "--threads", str(job.threads)]
+    words += ["--context-len", str(LONGEST), "--cache.max-tokens", str(32 * 2048)]
+    words += ["--scheduler.max-batch-tokens", "2048"]
+    words += ["--scheduler.max-running-reqs", str(IN_FLIGHT)]
+    if job.format != "bf16":
+        words += ["--quantization", job.format]
+    server = Served(words, IN_FLIGHT)
+    job.endings.append(server.close)
+    return server.generate
 
 
 def _transformers(job: Job) -> Generate:

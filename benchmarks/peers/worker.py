@@ -129,6 +129,8 @@ def main() -> None:
         generate(random_prompts(1, 32, 5), 1)
         report("start to first token", time.perf_counter() - start)
         measure(generate, options)
+    for end in job.endings:
+        end()
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def test_nothing_runs_afterwards(http):
     assert 1e-4 < state["memory_usage"]["weight"] < 1e-2  # GB of a tiny model
     assert state["memory_usage"]["kvcache"] > 0
     assert state["memory_usage"]["token_capacity"] == state["max_total_num_tokens"]
+    assert state["last_gen_throughput"] > 0
 
 
 def test_cache_is_explained(http):

@@ -136,8 +136,8 @@ template <class T> void many_rows(const Op& op, const Step& s, const Block& b) {
                 for (int i = 0; i < batch; i++) {
                     const char *x = at<char>(op, s, X) + m * xs + (g + i) * w.group, *tile = tiles[0] + i * w.tile_bytes();
                     auto* out = reinterpret_cast<float*>(raw[i]);
-                    if (high == 2) tiles_2x2<TilesInt8>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
-                    else tiles_1x2<TilesInt8>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
+                    if (high == 2) tiles_2x2<TilesInt8, false>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
+                    else tiles_1x2<TilesInt8, false>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
                 }
                 for (int c = 0; c < 2 * high; c++)
                     add_groups<TILE>(sums[(m - b.m0) / TILE + c / 2][c % 2], raw[0][c], 4 * TILE * TILE, w.scale(c % 2, g), batch);

@@ -9,7 +9,7 @@ template <class T> void quantise(const Op& op, const Step& s, int64_t r) {
     quantise_row(op, s, r, at<T>(op, s, 0) + r * stride(op.n[0]));
 }
 
-constexpr int BY_VECTORS_INT8 = 8;  // rows; so few wait less for memory than matrix tiles do
+constexpr int BY_VECTORS_INT8 = 4;  // rows; so few wait less for memory than matrix tiles do
 
 // `zero`: what was added to the levels of x.
 template <class T> void finish(const Op& op, const Step& s, const Spot& spot, int i, int j, vi acc, int zero) {

@@ -75,7 +75,7 @@ template <class T> static inline void write(const Op& op, const Step& s, const S
 #if defined(__AMX_BF16__)
 // Calls f(spot, rows, blocks, raw tiles) for every product of 16 rows with 2 or 4 blocks, or of 32 rows
 // with 2. Rows beyond the last are computed from whatever lies there, and dropped: buffers are long enough.
-template <class D, class F> void by_amx(const Op& op, const Step& s, const Block& b, F&& f) {
+template <class D, bool STREAM, class F> void by_tiles(const Op& op, const Step& s, const Block& b, F&& f) {
     alignas(64) float raw[4 * TILE * TILE];
     int64_t xs = op.n[4], ws = int64_t(op.n[0]) * 64;
     const char *x = at<char>(op, s, X) + b.x, *w = at<char>(op, s, WEIGHT) + b.shift * ws;
@@ -84,13 +84,17 @@ template <class D, class F> void by_amx(const Op& op, const Step& s, const Block
         int cols = b.m1 - b.m0 <= TILE && b.n1 - n >= 4 ? 4 : 2;
         for (int m = b.m0; m < b.m1;) {
             int count = std::min(b.m1 - m, cols == 4 ? TILE : 2 * TILE);
-            if (cols == 4) tiles_1x4<D>(raw, x + m * xs, xs, w + n * ws, ws, steps);
-            else if (count <= TILE) tiles_1x2<D>(raw, x + m * xs, xs, w + n * ws, ws, steps);
-            else tiles_2x2<D>(raw, x + m * xs, xs, w + n * ws, ws, steps);
+            if (cols == 4) tiles_1x4<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
+            else if (count <= TILE) tiles_1x2<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
+            else tiles_2x2<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
             f(Spot{m, n, n + b.shift, b.out}, count, cols, raw);
             m += count;
         }
         n += cols;
     }
+}
+template <class D, class F> void by_amx(const Op& op, const Step& s, const Block& b, F&& f) {
+    if (b.ahead()) by_tiles<D, true>(op, s, b, f);
+    else by_tiles<D, false>(op, s, b, f);
 }
 #endif

@@ -36,31 +36,40 @@ static inline void store_four(float* out) {
     tile_store<0>(out, 64), tile_store<1>(out + 256, 64), tile_store<2>(out + 512, 64), tile_store<3>(out + 768, 64);
 }
 
+// Tile loads wait for memory one after the other, unless what they will read is on its way already.
+constexpr int BYTES_AHEAD = 2048;
+template <int T, bool STREAM> static inline void tile_stream(const char* p) {
+    if constexpr (STREAM)
+        for (int line = 0; line < TILE; line++) __builtin_prefetch(p + BYTES_AHEAD + line * 64);
+    tile_load<T>(p, 64);
+}
+
 // out = x . w over `steps` tiles of K; rows of x are `xs` bytes apart, blocks of 16 columns of w are `ws` apart.
-template <class D> static inline void tiles_2x2(float* out, const char* x, int64_t xs, const char* w, int64_t ws, int steps) {
+// STREAM: w comes from memory.
+template <class D, bool STREAM> static inline void tiles_2x2(float* out, const char* x, int64_t xs, const char* w, int64_t ws, int steps) {
     zero_four();
     for (int k = 0; k < steps; k++) {
-        tile_load<4>(x + k * 64, xs), tile_load<6>(w + k * 1024, 64);
-        tile_load<7>(w + ws + k * 1024, 64), tile_load<5>(x + 16 * xs + k * 64, xs);
+        tile_load<4>(x + k * 64, xs), tile_stream<6, STREAM>(w + k * 1024);
+        tile_stream<7, STREAM>(w + ws + k * 1024), tile_load<5>(x + 16 * xs + k * 64, xs);
         D::template dot<0, 4, 6>(), D::template dot<1, 4, 7>(), D::template dot<2, 5, 6>(), D::template dot<3, 5, 7>();
     }
     store_four(out);
 }
-template <class D> static inline void tiles_1x4(float* out, const char* x, int64_t xs, const char* w, int64_t ws, int steps) {
+template <class D, bool STREAM> static inline void tiles_1x4(float* out, const char* x, int64_t xs, const char* w, int64_t ws, int steps) {
     zero_four();
     for (int k = 0; k < steps; k++) {
         const char* p = w + k * 1024;
-        tile_load<4>(x + k * 64, xs), tile_load<5>(p, 64), tile_load<6>(p + ws, 64);
+        tile_load<4>(x + k * 64, xs), tile_stream<5, STREAM>(p), tile_stream<6, STREAM>(p + ws);
         D::template dot<0, 4, 5>(), D::template dot<1, 4, 6>();
-        tile_load<5>(p + 2 * ws, 64), tile_load<6>(p + 3 * ws, 64);
+        tile_stream<5, STREAM>(p + 2 * ws), tile_stream<6, STREAM>(p + 3 * ws);
         D::template dot<2, 4, 5>(), D::template dot<3, 4, 6>();
     }
     store_four(out);
 }
-template <class D> static inline void tiles_1x2(float* out, const char* x, int64_t xs, const char* w, int64_t ws, int steps) {
+template <class D, bool STREAM> static inline void tiles_1x2(float* out, const char* x, int64_t xs, const char* w, int64_t ws, int steps) {
     tile_zero<0>(), tile_zero<1>();
     for (int k = 0; k < steps; k++) {
-        tile_load<4>(x + k * 64, xs), tile_load<6>(w + k * 1024, 64), tile_load<7>(w + ws + k * 1024, 64);
+        tile_load<4>(x + k * 64, xs), tile_stream<6, STREAM>(w + k * 1024), tile_stream<7, STREAM>(w + ws + k * 1024);
         D::template dot<0, 4, 6>(), D::template dot<1, 4, 7>();
     }
     tile_store<0>(out, 64), tile_store<1>(out + 256, 64);

@@ -17,7 +17,7 @@ from sylvan.runtime.cache.types import CacheKey, KVHandle
 class TokenBuffer:
     """Token ids of one request in one growing array, so that prefixes are views, not copies."""
 
-    __slots__ = ("_ids", "_room", "last", "length")
+    __slots__ = ("_cells", "_ids", "_room", "last", "length")
 
     def __init__(self, ids: IntArray, room: int) -> None:
         # read only; attributes because they are read at every step
@@ -26,6 +26,7 @@ class TokenBuffer:
         self._room = len(ids) + room
         self._ids = np.empty(self._room, np.int32)
         self._ids[: len(ids)] = ids
+        self._cells = self._ids.data  # which writes one number in half the time
 
     def __len__(self) -> int:
         return self.length
@@ -35,7 +36,8 @@ class TokenBuffer:
         if self.length == self._room:
             self._ids = np.concatenate([self._ids, np.empty(max(64, self._room), np.int32)])
             self._room = len(self._ids)
-        self._ids[self.length] = self.last = token
+            self._cells = self._ids.data
+        self._cells[self.length] = self.last = token
         self.length += 1
 
     def view(self, start: int, stop: int) -> IntArray:

@@ -35,6 +35,7 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.runtime.engine.composition import Inspect
+from sylvan.runtime.engine.throughput import Throughput
 from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.transport.api import MessageError, Receiver, Sender
@@ -103,6 +104,7 @@ class SchedulerLoop:
         self._at_rest = at_rest
         self._rests_at_s: float | None = None  # unless work comes; None: nothing was done since
         self._beat_due_s = 0.0
+        self._throughput = Throughput(clock())
         self._audit_due_s = clock() + AUDIT_S
         self._wait_s = 0.0
         self._failed_steps = 0
@@ -141,7 +143,8 @@ class SchedulerLoop:
         now = self._clock()
         if now >= self._beat_due_s:
             self._beat_due_s = now + HEARTBEAT_S
-            self._ports.replies.send(Heartbeat(load=self._scheduler.load()))
+            load = self._throughput.told(self._scheduler.load(), now)
+            self._ports.replies.send(Heartbeat(load=load))
 
     def _take_messages(self, timeout_s: float) -> None:
         controls: list[Control] = []

@@ -293,7 +293,7 @@ class Worker:
 def _within(request: GenerateRequest, vocab_size: int) -> bool:
     """Whether a kernel may look up the ids; the edge has refused others already."""
     parts = (request.input_ids, request.output_ids)
-    return all(not len(p) or (p.min() >= 0 and p.max() < vocab_size) for p in parts)
+    return all(not len(ids) or ids.view(np.uint32).max() < vocab_size for ids in parts)
 
 
 def _by_slice(plan: StepPlan, tokens: list[int], others: dict[int, SliceOutput]) -> StepResult:

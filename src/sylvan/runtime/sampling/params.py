@@ -6,6 +6,7 @@ slots, R rows to sample in this step, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,10 +66,7 @@ class SamplingSlots:
         self.sample[slot] = request.sample
         self.min_position[slot] = len(request.input_ids) + sampling.min_new_tokens
         self.stops.put(slot, self._known((*request.eos_ids, *sampling.stop_token_ids)))
-        self.bias[slot] = ids, values = self._bias(sampling.logit_bias)
-        self.bias_ids.put(slot, ids)
-        self.bias_values.put(slot, values)
-        self.has_bias[slot] = len(ids) > 0
+        self._add(slot, sampling.logit_bias)
         self._want(slot, request.logprobs)
         neutral = (0.0, 0.0, 1.0)
         self.has_penalty[slot] = neutral != (
@@ -113,6 +111,8 @@ class SamplingSlots:
         return plain | lengths | addresses | counts
 
     def _want(self, slot: int, options: LogprobOptions | None) -> None:
+        if options is self.logprobs[slot]:
+            return
         self.num_logprobs += (options is not None) - (self.logprobs[slot] is not None)
         self.logprobs[slot] = options
         self.has_logprobs[slot] = options is not None
@@ -120,14 +120,15 @@ class SamplingSlots:
         self.chosen_ids.put(slot, np.array(options.token_ids if options else (), np.int32))
 
     def _known(self, ids: tuple[int, ...]) -> IntArray:
-        found = np.unique(np.array(ids, np.int64))
-        return found[(found >= 0) & (found < self.vocab_size)].astype(np.int32)
+        return np.array(sorted({i for i in ids if 0 <= i < self.vocab_size}), np.int32)
 
-    def _bias(self, bias: dict[str, float]) -> tuple[IntArray, NDArray[np.float32]]:
-        ids = np.array([int(token) for token in bias], np.int64)
-        values = np.array(list(bias.values()), np.float32)
-        inside = (ids >= 0) & (ids < self.vocab_size)
-        return ids[inside].astype(np.int32), values[inside]
+    def _add(self, slot: int, bias: Mapping[str, float]) -> None:
+        known = {int(i): value for i, value in bias.items() if 0 <= int(i) < self.vocab_size}
+        ids, values = np.array([*known], np.int32), np.array([*known.values()], np.float32)
+        self.bias[slot] = ids, values
+        self.bias_ids.put(slot, ids)
+        self.bias_values.put(slot, values)
+        self.has_bias[slot] = len(ids) > 0
 
 
 class SlotLists:
@@ -144,8 +145,11 @@ class SlotLists:
 
     def put(self, slot: int, array: NDArray[Any]) -> None:
         """Keep `array`, which must not be changed."""
-        self._arrays[slot] = np.ascontiguousarray(array, self._empty.dtype)
-        self.addresses[slot] = self._arrays[slot].ctypes.data
+        if not len(array):
+            self.drop(slot)
+            return
+        kept = self._arrays[slot] = np.ascontiguousarray(array, self._empty.dtype)
+        self.addresses[slot], _ = kept.__array_interface__["data"]
         self.lengths[slot] = len(array)
 
     def drop(self, slot: int) -> None:

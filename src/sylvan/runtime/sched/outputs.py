@@ -84,7 +84,7 @@ def accept_plain(
     Returns those to which there is more, unchanged, with what the step brought for them.
     """
     left: list[tuple[Slice, SliceOutput]] = []
-    others = result.others
+    others, tell = result.others, outbox.append
     for index, (piece, token) in enumerate(zip(pieces, result.tokens or (), strict=True)):
         req = piece.req
         known = req.tokens
@@ -107,7 +107,7 @@ def accept_plain(
             cached_tokens=req.cached_tokens,
             retractions=req.retractions,
         )
-        outbox.append(TokenOutput(rid=req.rid, token_ids=(token,), usage=counts))
+        tell(TokenOutput(rid=req.rid, token_ids=(token,), usage=counts))
     return left
 
 

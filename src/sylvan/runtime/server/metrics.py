@@ -159,6 +159,7 @@ class _LoadGauges(Collector):
             "max_total_num_tokens": capacity,
             "token_usage": load.num_used_tokens / capacity if capacity else 0.0,
             "cache_hit_rate": load.cached_prompt_tokens / seen if seen else 0.0,
+            "gen_throughput": load.gen_throughput,
             "context_len": facts.context_len,
             "num_retracted_reqs": load.retractions,
             "generated_tokens": load.generated_tokens,

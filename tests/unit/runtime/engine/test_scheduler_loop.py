@@ -16,6 +16,7 @@ from sylvan.protocol.messages import (
     FlushCache,
     GetState,
     Heartbeat,
+    Load,
     OpenText,
     Pause,
     Resume,
@@ -33,6 +34,7 @@ from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.engine.scheduler_loop import AUDIT_S, HEARTBEAT_S, Ports, SchedulerLoop
+from sylvan.runtime.engine.throughput import Throughput
 from sylvan.runtime.executor.sim import SimExecutor
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
@@ -254,6 +256,23 @@ def test_heartbeats_come_when_idle_and_when_busy() -> None:
     beats = [m for m in fix.replies.sent if isinstance(m, Heartbeat)]
     assert len(beats) == 10
     assert fix.inbox.waits == pytest.approx([HEARTBEAT_S] * 10)
+
+
+def test_heartbeats_tell_tokens_a_second() -> None:
+    meter = Throughput(10.0)
+    told = [
+        meter.told(Load(generated_tokens=tokens), now)
+        for tokens, now in ((0, 10.0), (0, 10.5), (60, 12.5), (61, 12.5), (71, 13.0), (71, 13.5))
+    ]
+
+    assert [load.gen_throughput for load in told] == [0, 0, 30, 30, 22, 0]
+    assert [load.last_gen_throughput for load in told] == [0, 0, 30, 30, 22, 22]
+    fix = Fixture()
+    fix.send(submit("a"))
+    fix.run()
+    last = [m for m in fix.replies.sent if isinstance(m, Heartbeat)][-1].load
+    assert last.gen_throughput == 0
+    assert last.last_gen_throughput > 0
 
 
 def test_an_idle_loop_does_not_spin() -> None:

@@ -149,6 +149,8 @@ def _load(context: Context) -> dict[str, Any]:
         "utilization": (
             load.num_running_reqs / facts.max_running_reqs if facts.max_running_reqs else 0.0
         ),
+        "gen_throughput": load.gen_throughput,
+        "last_gen_throughput": load.last_gen_throughput,
         "steps": load.steps,
         "computed_tokens": load.computed_tokens,
         "cached_prompt_tokens": load.cached_prompt_tokens,
