@@ -272,7 +272,8 @@ def _about(options: argparse.Namespace) -> str:
     return (
         "Tokens a second (requests a second for the shared prefix, seconds for the start), "
         f"{'one round' if options.rounds == 1 else rounds}, "
-        f"{options.threads} threads, {_processor()}{words}."
+        f"{options.threads} threads, {_processor()}{words}. Requests that share a prefix reach "
+        "Sylvan over HTTP and the others in their own process."
     )
 
 

@@ -90,6 +90,7 @@ def _sylvan_served(job: Job) -> Generate:
         words += ["--quantization", job.format]
     server = Served(words, IN_FLIGHT)
     job.endings.append(server.close)
+    server.wait()
     return server.generate
 
 

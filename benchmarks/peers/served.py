@@ -16,7 +16,7 @@ class Served:
     """A server on this machine and its clients, as many as requests run at a time."""
 
     def __init__(self, words: Sequence[str], clients: int) -> None:
-        """`words` follow `sylvan serve`; returns once it is ready."""
+        """`words` follow `sylvan serve`."""
         import httpx
 
         with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -28,6 +28,9 @@ class Served:
         self._http = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits, trust_env=False
         )
+
+    def wait(self) -> None:
+        """Return once it is ready."""
         until = time.monotonic() + _PATIENCE_S
         while not self._ready():
             if self._server.poll() is not None:
@@ -60,4 +63,7 @@ class Served:
         self._crowd.shutdown()
         self._http.close()
         self._server.terminate()
-        self._server.wait(_PATIENCE_S)
+        try:
+            self._server.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._server.kill()

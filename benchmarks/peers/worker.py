@@ -120,17 +120,23 @@ def main() -> None:
     start = time.perf_counter()
     shared = options.job == "shared"
     job = Job(options.model, options.format, options.threads, options.extra, shared)
-    generate = counted(peer.load(job))
+    try:
+        work(counted(peer.load(job)), options, start)
+    finally:
+        for end in job.endings:
+            end()
+
+
+def work(generate: Generate, options: argparse.Namespace, start: float) -> None:
+    """The job itself; loading began at `start`."""
     if options.job == "check":
         say(tokens=generate(random_prompts(16, 32, 5), 8))
-    elif shared:
+    elif options.job == "shared":
         measure_shared(generate, options)
     else:
         generate(random_prompts(1, 32, 5), 1)
         report("start to first token", time.perf_counter() - start)
         measure(generate, options)
-    for end in job.endings:
-        end()
 
 
 if __name__ == "__main__":

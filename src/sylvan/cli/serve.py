@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 _FACE = "sylvan.runtime.server.app"
 """Takes a second to import, while the scheduler process imports PyTorch."""
-_HEAD_START_S = 0.01  # of the other processes
 
 
 def run(args: Parsed) -> int:
@@ -73,17 +72,13 @@ async def _serve(job: Job) -> None:
     config = job.settings.resolved.config
     with Stop(at_eof=job.until_eof) as stop:
         with starting(f"loading {config.model}", quiet=job.quiet) as progress:
-            start = asyncio.ensure_future(
-                stop.unless_stopped(Runtime.start(config, progress=progress))
+            runtime = await stop.unless_stopped(
+                Runtime.start(config, progress=progress, meanwhile=_import_face)
             )
-            await asyncio.sleep(_HEAD_START_S)
-            imports = asyncio.create_task(asyncio.to_thread(importlib.import_module, _FACE))
-            runtime = await start
         if runtime is None:
             return
         stop.before_exit(runtime.kill)
         try:
-            await imports
             from sylvan.runtime.server.app import create_app
             from sylvan.runtime.server.settings import ServerSettings
 
@@ -97,6 +92,10 @@ async def _serve(job: Job) -> None:
                 await runtime.drain(config.server.drain_s)
         finally:
             await runtime.close()
+
+
+async def _import_face() -> None:
+    await asyncio.to_thread(importlib.import_module, _FACE)
 
 
 def _greet(job: Job, port: int) -> None:

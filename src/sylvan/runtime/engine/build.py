@@ -21,13 +21,13 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
-from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.facts import ModelFacts, read_facts
 from sylvan.runtime.executor.options import LocalOptions, SamplingParts
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.models.pooling import PoolingWish
@@ -73,7 +73,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
     vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
     grammar = build_grammar(
         config.grammar,
-        lambda: load_tokenizer(config),
+        lambda: _vocabulary(config, vocab_size),
         vocab_size,
         free_core=_number(config.threads) < inspect_machine().cores,
     )
@@ -167,6 +167,14 @@ def compose_scheduler(
         recorder = Recorder(Path(config.observe.record), setup)
         scheduler = RecordedScheduler(parts, limits, recorder)
     return scheduler, explain.answer if explain else _no_answer
+
+
+def _vocabulary(config: Config, vocab_size: int) -> Vocabulary:
+    """Of the tokenizer, whose library is imported for requests with a grammar only."""
+    from sylvan.runtime.engine.text import load_tokenizer
+    from sylvan.runtime.features.grammar.text import vocabulary_of
+
+    return vocabulary_of(load_tokenizer(config), vocab_size)
 
 
 def _no_answer(command: Inspection) -> None:

@@ -10,10 +10,11 @@ from typing import Protocol
 from sylvan.config import Config
 from sylvan.config.checkpoint import model_dir
 from sylvan.protocol.messages import Finish
-from sylvan.runtime.engine.composition import Build, Scalar, served_facts
+from sylvan.runtime.engine.composition import Build, Scalar
 from sylvan.runtime.engine.local import LocalEngine
 from sylvan.runtime.engine.progress import Progress
-from sylvan.runtime.engine.supervisor import Programs, Supervisor
+from sylvan.runtime.engine.served import served_facts
+from sylvan.runtime.engine.supervisor import Meanwhile, Programs, Supervisor
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
@@ -50,6 +51,7 @@ class Runtime:
         programs: Programs | None = None,
         build: Build | None = None,
         progress: Progress | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> Runtime:
         """Start the processes (or, with `processes: one`, a thread) and wait until all are ready.
 
@@ -58,13 +60,17 @@ class Runtime:
             programs: Command lines of the processes, if not the usual ones.
             build: Makes the scheduler of `processes: one`, if not the usual way.
             progress: Told of the bytes that are loaded; None: lines of the log tell of them.
+            meanwhile: What the caller has to do in this process; done while others start, if there
+                are others.
 
         Raises:
             ConfigError: something cannot start; one sentence for the operator.
         """
-        if config.processes == "one":
-            return await _start_one(config, build, progress)
-        return await _start_many(config, programs, progress)
+        if config.processes == "many":
+            return await _start_many(config, programs, progress, meanwhile)
+        if meanwhile is not None:
+            await meanwhile()
+        return await _start_one(config, build, progress)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -122,11 +128,14 @@ async def _start_one(config: Config, build: Build | None, progress: Progress | N
 
 
 async def _start_many(
-    config: Config, programs: Programs | None, progress: Progress | None
+    config: Config,
+    programs: Programs | None,
+    progress: Progress | None,
+    meanwhile: Meanwhile | None,
 ) -> Runtime:
     supervisor = Supervisor(config, programs, progress=progress)
     try:
-        supervisor.spawn()
+        await supervisor.spawn(meanwhile)
         tokenizer = await asyncio.to_thread(load_tokenizer, config)
         manager = _manager(config, tokenizer)
         await supervisor.run(manager, _facts_of(config, tokenizer))

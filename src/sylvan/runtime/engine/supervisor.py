@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +33,9 @@ from sylvan.transport.workspace import Workspace
 from sylvan.transport.zmq import AsyncPullReceiver, AsyncPushSender
 
 logger = logging.getLogger(__name__)
+
+Meanwhile = Callable[[], Awaitable[object]]
+"""What a process does while others start."""
 
 HANG_S = 300.0
 """A scheduler without a sign of life for so long is ended and started anew."""
@@ -90,10 +93,17 @@ class Supervisor:
         """Directory of sockets and shared arrays."""
         return self._workspace.path
 
-    def spawn(self) -> None:
-        """Start both children; `run` waits for them."""
-        self._spawn_detokenizer()
+    async def spawn(self, meanwhile: Meanwhile | None = None) -> None:
+        """Start both children; `run` waits for them.
+
+        Args:
+            meanwhile: What this process has to do. The scheduler, whose imports take longest, has a
+                core for itself where there are two; this and the detokenizer share the other.
+        """
         self._scheduler_sender = self._spawn_scheduler()
+        if meanwhile is not None:
+            await meanwhile()
+        self._spawn_detokenizer()
 
     async def run(
         self, manager: TokenizerManager, facts_of: Callable[[Mapping[str, Scalar]], ModelFacts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +12,37 @@ import torch
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
-from sylvan.kernels.native.library import Library, LibraryMissing
+from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.attention.null import NullAttention
-from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
+from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
-from sylvan.runtime.executor.graphs.foreign import Native, use_kernels
+from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import LocalOptions, SamplingParts
+from sylvan.runtime.executor.parts import Made, ModelPlan
 from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.pools import program_pool, tensor_pool
 from sylvan.runtime.executor.runner import EagerRunner, GraphRunner
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.moe import expert_load
 from sylvan.runtime.models.checkpoint import (
     Progress,
     defer_weights,
     dummy_weights,
     load_weights,
 )
-from sylvan.runtime.models.compressed import Formats, choose
-from sylvan.runtime.models.config import ModelConfig
-from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish, read_pooling
-from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.models.pooling import PoolingWish, read_pooling
+from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
-from sylvan.runtime.pool.mha import KVShape, bytes_of
-from sylvan.runtime.pool.states import TensorStates
+from sylvan.runtime.pool.mha import bytes_of
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
@@ -82,7 +79,7 @@ def build_executor(
     context = options.context_len or facts.context_len
     if platform is None and options.device != "cpu":
         platform = _open(options.device)
-    plan = _Plan(
+    plan = ModelPlan(
         model_dir=model_dir,
         config=config,
         options=options,
@@ -130,98 +127,14 @@ def build_executor(
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
 
 
-def _sampler(made: _Made, parts: SamplingParts) -> TokenSampler:
+def _sampler(made: Made, parts: SamplingParts) -> TokenSampler:
     """Custom processors are Python over tensors; so is everything where nothing is compiled."""
     if parts.custom or made.library is None:
         return Sampler(parts.custom)
     return NativeSampler(made.library)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
-    """What both ways of running a model are made from."""
-
-    model_dir: Path
-    config: ModelConfig
-    options: LocalOptions
-    build: Build
-    limits: BatchLimits
-    progress: Progress | None
-    pooling: PoolingSpec | None = None
-    platform: Platform | None = None
-    loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-
-    def model(self) -> Any:
-        """A new model without contents; its counts are those that `loads` shows."""
-        model = family_of(self.config).model(self.config, self.build)
-        self.loads.clear()
-        self.loads.update(expert_load(model))
-        return model
-
-    @property
-    def suits_device(self) -> bool:
-        """Whether steps can be launched without waiting for them: plain generation."""
-        config = self.config
-        others = self.pooling is not None or bool(config.states) or not config.causal
-        return not others and config.path != "transformers"
-
-    @property
-    def kv_type(self) -> torch.dtype:
-        """Of keys and values in the pool."""
-        if self.options.kv_dtype == "model":
-            return self.build.dtype
-        small = self.options.kv_dtype == "int8"
-        if (platform := self.platform) is None:
-            return torch.int8 if small else torch.float8_e4m3fn
-        name = platform.facts.float8_of(platform.chip)
-        if name is None or small:
-            raise ConfigError(
-                f"cache.dtype={self.options.kv_dtype}: {platform.facts.name} ({platform.chip}) "
-                "does not compute with such numbers; leave cache.dtype at model"
-            )
-        return getattr(torch, name)
-
-    @property
-    def formats(self) -> Formats:
-        """How matrices are quantised."""
-        on_cpu = self.platform is None
-        return choose(self.config, self.options.quantization, on_cpu=on_cpu)
-
-    @property
-    def kv_shape(self) -> KVShape:
-        """What the pool holds."""
-        config, latent = self.config, self.config.latent
-        return KVShape(
-            num_layers=config.kv_layers,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=latent.latent + latent.turning if latent else config.head_dim,
-            num_pages=self.options.num_pages,
-            page_size=self.options.page_size,
-        )
-
-    @property
-    def states(self) -> TensorStates | None:
-        """Memory for recurrent states, if the model has any."""
-        if not self.config.states:
-            return None
-        parts = [
-            (part.shape, torch.float32 if part.exact else self.build.dtype)
-            for part in self.config.states
-        ]
-        count = self.options.num_states or 2 * self.options.max_running_reqs + 1
-        return TensorStates(parts, count, self.build.device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    name: str
-    runner: GraphRunner
-    pool: KVCachePool
-    attention: AttentionBackend
-    library: Library | None = None  # of kernels that compute on the CPU
-
-
-def _with_program(plan: _Plan) -> _Made | None:
+def _with_program(plan: ModelPlan) -> Made | None:
     """A recorded step program; None where it cannot be had and was not asked for by name."""
     if plan.options.runner == "eager":
         return None
@@ -236,7 +149,7 @@ def _with_program(plan: _Plan) -> _Made | None:
         return None
 
 
-def _record(plan: _Plan) -> _Made:
+def _record(plan: ModelPlan) -> Made:
     if plan.platform is not None:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
     if plan.options.kv_dtype not in ("model", "int8"):
@@ -262,18 +175,18 @@ def _record(plan: _Plan) -> _Made:
         pool,
         library,
         dtype=plan.build.dtype,
-        threads=plan.options.threads or torch.get_num_threads(),
+        threads=plan.threads,
     )
-    return _Made(f"program ({library.variant})", runner, pool, NativeAttention(), library)
+    return Made(f"program ({library.variant})", runner, pool, NativeAttention(), library)
 
 
-def _pooler(plan: _Plan, runner: GraphRunner) -> Pooler | None:
+def _pooler(plan: ModelPlan, runner: GraphRunner) -> Pooler | None:
     if plan.pooling is None:
         return None
     return Pooler(plan.pooling, labels=plan.config.num_labels > 0, head=runner.head)
 
 
-def _with_tensors(plan: _Plan) -> _Made:
+def _with_tensors(plan: ModelPlan) -> Made:
     if plan.kv_type == torch.int8:
         raise ConfigError("cache.dtype=int8 needs a step program on the CPU; leave it at model")
     attention = _attention(plan, plan.platform)
@@ -283,22 +196,24 @@ def _with_tensors(plan: _Plan) -> _Made:
     native = _with_kernels(plan, model)
     name, library = (native.name, native.library) if native else ("eager", None)
     if native and native.pool and native.attention:
-        return _Made(name, EagerRunner(model), native.pool, native.attention, library)
+        return Made(name, EagerRunner(model), native.pool, native.attention, library)
     pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
-    return _Made(name, EagerRunner(model), pool, attention, library)
+    return Made(name, EagerRunner(model), pool, attention, library)
 
 
-def _with_kernels(plan: _Plan, model: Any) -> Native | None:
+def _with_kernels(plan: ModelPlan, model: Any) -> Native | None:
     """Kernels within a model of transformers, where they can be had and are not declined."""
     options, dtype = plan.options, plan.build.dtype
     if plan.config.path != "transformers" or plan.platform or options.runner == "eager":
         return None
+    from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
+
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
     pages = (plan.config, plan.kv_shape) if attends else None
-    return use_kernels(model, dtype, options.threads or torch.get_num_threads(), pages)
+    return use_kernels(model, dtype, plan.threads, pages)
 
 
-def _loaded(plan: _Plan) -> Any:
+def _loaded(plan: ModelPlan) -> Any:
     model = plan.model()
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
@@ -317,7 +232,7 @@ def _open(device: str) -> Platform:
 
 
 def _on_device(
-    plan: _Plan, platform: Platform, parts: SamplingParts, facts: ModelFacts
+    plan: ModelPlan, platform: Platform, parts: SamplingParts, facts: ModelFacts
 ) -> tuple[Executor, ModelFacts]:
     """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
@@ -363,12 +278,12 @@ def _on_device(
     return executor, replace(facts, runner=runner, num_pages=report.num_pages)
 
 
-def _page_bytes(plan: _Plan) -> int:
+def _page_bytes(plan: ModelPlan) -> int:
     whole = plan.kv_shape.bytes_per_page(plan.kv_type)
     return whole // 2 if plan.config.latent else whole  # values are part of latent keys
 
 
-def _attention(plan: _Plan, platform: Platform | None) -> Any:
+def _attention(plan: ModelPlan, platform: Platform | None) -> Any:
     name = plan.options.attention
     if name == "auto" and platform is not None:
         order = platform.facts.attention
@@ -377,7 +292,7 @@ def _attention(plan: _Plan, platform: Platform | None) -> Any:
     return load_attention(name, platform.facts if platform else plan.build.device)
 
 
-def _load_by_transformers(model: Any, plan: _Plan) -> None:
+def _load_by_transformers(model: Any, plan: ModelPlan) -> None:
     if plan.options.load_format == "dummy":
         raise ConfigError("load_format dummy serves native families only")
     model.load(plan.model_dir, pickled=plan.options.load_format == "pt")

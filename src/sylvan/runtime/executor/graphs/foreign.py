@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +12,7 @@ from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.library import Library
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.executor.graphs.linears import use_native_linears
+from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.rotary import turn_natively
 from sylvan.runtime.models.config import ModelConfig
@@ -20,21 +20,6 @@ from sylvan.runtime.models.fallback import TransformersModel
 from sylvan.runtime.pool.mha import KVShape
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Native:
-    """Kernels in use, and pages with the attention over them where that is native, too."""
-
-    library: Library
-    pool: NativePool | None = None
-    attention: NativeCalls | None = None
-
-    @property
-    def name(self) -> str:
-        """Of the runner, for people."""
-        what = "linears and attention" if self.attention else "linears"
-        return f"eager (native {what}, {self.library.variant})"
 
 
 def use_kernels(

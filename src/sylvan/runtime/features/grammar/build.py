@@ -23,10 +23,8 @@ from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.libraries import library_version
 from sylvan.runtime.features.grammar.spec import spec_of
-from sylvan.runtime.features.grammar.text import vocabulary_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.sched.feature import Feature, Verdict
-from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils import plugins
 
 
@@ -42,7 +40,7 @@ class Grammar:
 
 def build_grammar(
     config: GrammarConfig,
-    load_tokenizer: Callable[[], Tokenizer],
+    read_vocabulary: Callable[[], Vocabulary],
     vocab_size: int,
     *,
     free_core: bool = False,
@@ -51,7 +49,7 @@ def build_grammar(
 
     Args:
         config: Without `auto`.
-        load_tokenizer: Reads the model's; called in another thread.
+        read_vocabulary: Reads the model's; called in another thread.
         vocab_size: How many ids the model has logits for.
         free_core: There is a core that the forward pass does not use; see `overlap`.
     """
@@ -59,7 +57,7 @@ def build_grammar(
 
     @functools.cache
     def vocabulary() -> Vocabulary:
-        found = vocabulary_of(load_tokenizer(), vocab_size)
+        found = read_vocabulary()
         if not found.eos_ids:
             raise ConfigError("the tokenizer has no token that ends an output; grammars need one")
         return found

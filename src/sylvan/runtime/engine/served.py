@@ -1,0 +1,38 @@
+"""What the API process knows of the model that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from sylvan.config import Config
+from sylvan.runtime.engine.composition import Scalar
+from sylvan.runtime.tokenizer.types import ModelFacts, Task
+from sylvan.text.tokenizer import Tokenizer
+
+
+def served_facts(
+    config: Config, facts: Mapping[str, Scalar], tokenizer: Tokenizer, path: str
+) -> ModelFacts:
+    """What the API process knows of the model, from what the scheduler reported."""
+    known: dict[str, Scalar] = dict(facts)
+
+    def number(name: str, default: int) -> int:
+        value: Scalar = known.pop(name, None)
+        return int(value) if value else default
+
+    return ModelFacts(
+        model_path=path,
+        served_name=config.served_model_name or config.model.rstrip("/").rpartition("/")[2],
+        context_len=number("context_len", 1),
+        vocab_size=number("vocab_size", tokenizer.vocab_size),
+        eos_ids=tokenizer.eos_ids,
+        max_total_tokens=number("max_total_tokens", 0),
+        page_size=number("page_size", 1),
+        max_running_reqs=number("max_running_reqs", 0),
+        architecture=str(known.pop("architecture", None) or tokenizer.files.architecture),
+        model_type=str(known.pop("model_type", None) or tokenizer.files.model_type),
+        task=cast("Task", known.pop("task", None) or "generate"),
+        vector_size=number("vector_size", 0),
+        extra=known,
+    )

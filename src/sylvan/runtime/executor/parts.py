@@ -1,0 +1,116 @@
+"""What an executor is made from: everything known of a model before it is loaded, and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sylvan.kernels.native.library import Library
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
+from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.runner import GraphRunner
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.moe import expert_load
+from sylvan.runtime.models.checkpoint import Progress
+from sylvan.runtime.models.compressed import Formats, choose
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.pooling import PoolingSpec
+from sylvan.runtime.models.registry import family_of
+from sylvan.runtime.platform.api import Platform
+from sylvan.runtime.pool.mha import KVShape
+from sylvan.runtime.pool.states import TensorStates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelPlan:
+    """What both ways of running a model are made from."""
+
+    model_dir: Path
+    config: ModelConfig
+    options: LocalOptions
+    build: Build
+    limits: BatchLimits
+    progress: Progress | None
+    pooling: PoolingSpec | None = None
+    platform: Platform | None = None
+    loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+
+    def model(self) -> Any:
+        """A new model without contents; its counts are those that `loads` shows."""
+        model = family_of(self.config).model(self.config, self.build)
+        self.loads.clear()
+        self.loads.update(expert_load(model))
+        return model
+
+    @property
+    def threads(self) -> int:
+        """Of native kernels."""
+        return self.options.threads or torch.get_num_threads()
+
+    @property
+    def suits_device(self) -> bool:
+        """Whether steps can be launched without waiting for them: plain generation."""
+        config = self.config
+        others = self.pooling is not None or bool(config.states) or not config.causal
+        return not others and config.path != "transformers"
+
+    @property
+    def kv_type(self) -> torch.dtype:
+        """Of keys and values in the pool."""
+        if self.options.kv_dtype == "model":
+            return self.build.dtype
+        small = self.options.kv_dtype == "int8"
+        if (platform := self.platform) is None:
+            return torch.int8 if small else torch.float8_e4m3fn
+        name = platform.facts.float8_of(platform.chip)
+        if name is None or small:
+            raise ConfigError(
+                f"cache.dtype={self.options.kv_dtype}: {platform.facts.name} ({platform.chip}) "
+                "does not compute with such numbers; leave cache.dtype at model"
+            )
+        return getattr(torch, name)
+
+    @property
+    def formats(self) -> Formats:
+        """How matrices are quantised."""
+        on_cpu = self.platform is None
+        return choose(self.config, self.options.quantization, on_cpu=on_cpu)
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What the pool holds."""
+        config, latent = self.config, self.config.latent
+        return KVShape(
+            num_layers=config.kv_layers,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=latent.latent + latent.turning if latent else config.head_dim,
+            num_pages=self.options.num_pages,
+            page_size=self.options.page_size,
+        )
+
+    @property
+    def states(self) -> TensorStates | None:
+        """Memory for recurrent states, if the model has any."""
+        if not self.config.states:
+            return None
+        parts = [
+            (part.shape, torch.float32 if part.exact else self.build.dtype)
+            for part in self.config.states
+        ]
+        count = self.options.num_states or 2 * self.options.max_running_reqs + 1
+        return TensorStates(parts, count, self.build.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A model that is ready to run, and what its steps need."""
+
+    name: str
+    runner: GraphRunner
+    pool: KVCachePool
+    attention: AttentionBackend
+    library: Library | None = None  # of kernels that compute on the CPU
