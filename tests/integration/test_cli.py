@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from sylvan.cli.client import ApiClient, ServerError
@@ -181,3 +182,40 @@ def test_recorded_server_replays_without_a_model(model, tmp_path):
     done = run("replay", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 requests, 10 tokens" in done.stdout
+
+
+def test_server_goes_on_recording_after_its_scheduler_died(model, tmp_path):
+    folder = tmp_path / "flight"
+    options = {"temperature": 0, "ignore_eos": True}
+    with served(model, "--record", folder) as (process, url):
+        with ApiClient(url) as client:
+            whole = "".join(client.complete("abc", max_tokens=400, **options))
+            stream = client.complete("abc", max_tokens=400, **options)
+            said = next(stream)
+            os.kill(scheduler_of(process), signal.SIGKILL)
+            assert said + "".join(stream) == whole
+            assert "".join(client.complete("abd", max_tokens=5, **options))
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+
+    assert sorted(os.listdir(folder)) == ["life-1", "life-2"]
+    done = run("replay", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = done.stdout.splitlines()
+    assert re.match(r"life-1 \(started .*\): the same decisions: .* 2 requests", first)
+    assert re.match(r"life-2 \(started .*\): the same decisions: ", second)
+    for life, line in (("1", first), ("2", second)):
+        assert run("replay", folder, "--life", life).stdout.splitlines() == [line]
+    until = run("replay", folder, "--until", 2).stdout
+    assert until.count("the same decisions: 2 steps") == 2
+    none = run("replay", folder, "--life", 3)
+    assert none.returncode != 0
+    assert "holds life-1, life-2" in none.stderr
+
+
+def scheduler_of(process):
+    """The pid of a server's scheduler."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if any("scheduler_process" in word for word in child.cmdline()):
+            return child.pid
+    raise AssertionError("the server has no scheduler process")

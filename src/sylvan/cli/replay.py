@@ -9,27 +9,43 @@ from sylvan.config.flags import Option, Parsed
 from sylvan.protocol.errors import ConfigError
 
 SPEC = Spec(
-    usage="replay FOLDER [--until STEP]",
+    usage="replay FOLDER [--life N] [--until STEP]",
     doc="Feed what `sylvan serve --record FOLDER` wrote down to a new scheduler and compare its "
-    "decisions with those recorded. Exit code 1, and the first difference, if they differ.",
-    options=(Option("until", "Stop after so many steps.", metavar="STEP"),),
+    "decisions with those recorded; each life of a scheduler that was started again is replayed "
+    "by itself. Exit code 1, and the first difference, if they differ.",
+    options=(
+        Option("life", "Replay only this life of the scheduler; the first is 1.", metavar="N"),
+        Option("until", "Stop each life after so many steps.", metavar="STEP"),
+    ),
     tree=False,
 )
 
 
 def run(args: Parsed) -> int:
     """See `SPEC`."""
-    from sylvan.runtime.sched.replay import replay  # help does not need numpy
+    from sylvan.runtime.sched.recording import LIFE, lives  # help does not need numpy
+    from sylvan.runtime.sched.replay import replay
 
     if not args.positions:
         raise ConfigError(f"FOLDER is missing; usage: sylvan {SPEC.usage}")
-    until = args.options.get("until")
-    if until is not None and not until.isdigit():
-        raise ConfigError(f"--until is {until!r}; it is a number of steps")
-    outcome = replay(Path(args.positions[0]), int(until) if until else None)
-    counts = f"{outcome.steps} steps, {outcome.requests} requests, {outcome.tokens} tokens"
-    if outcome.difference:
-        print(f"differs after {counts}\n{outcome.difference}")
-        return FAILED
-    print(f"the same decisions: {counts}")
-    return DONE
+    life, until = _number(args, "life"), _number(args, "until")
+    found = lives(Path(args.positions[0]))
+    chosen = [folder for folder in found if life is None or folder.name == f"{LIFE}{life}"]
+    if not chosen:
+        names = ", ".join(folder.name for folder in found)
+        raise ConfigError(f"--life is {life}; {args.positions[0]} holds {names}")
+    same = True
+    for folder in chosen:
+        outcome = replay(folder, until)
+        print(f"{folder.name}{outcome}")
+        same = same and not outcome.difference
+    return DONE if same else FAILED
+
+
+def _number(args: Parsed, name: str) -> int | None:
+    text = args.options.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"--{name} is {text!r}; it is a number from 1")
+    return int(text)

@@ -247,7 +247,8 @@ class ObserveConfig(Section, frozen=True):
     log_format: Literal["text", "json"] = "text"
     """One line of text, or one JSON object, per message."""
     record: str | None = None
-    """Folder for a flight recording of the scheduler; `sylvan replay FOLDER` plays it back."""
+    """Folder for flight recordings of the scheduler, one for each time it starts; `sylvan replay
+    FOLDER` plays them back."""
 
 
 class Config(Section, frozen=True):

@@ -1,15 +1,17 @@
 """Flight recorder: every input and decision of a scheduler, and their replay without a model.
 
-A recording is a folder: `setup.json` says how the scheduler was made, `events.msgpack` holds what
-happened, in order: what came in, what the clock, the features and the executor answered, and what
-was decided. The scheduler is a function of the former; a replay feeds them to a real scheduler and
-compares the latter.
+A recording is a folder with one folder for each life of the scheduler, `life-1`, `life-2` and so
+on: one that crashed is started again, and neither writes over the other. In it, `setup.json` says
+how the scheduler was made, `events.msgpack` holds what happened, in order: what came in, what the
+clock, the features and the executor answered, and what was decided. The scheduler is a function of
+the former; a replay feeds them to a real scheduler and compares the latter.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -26,11 +28,15 @@ from sylvan.utils.clock import Clock
 
 FORMAT = 2
 SETUP, EVENTS = "setup.json", "events.msgpack"
+LIFE = "life-"  # and its number
 MAX_EVENT_BYTES = 64 << 20
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to make the same scheduler again. `limits` are the fields of `Limits`."""
+    """What is needed to make the same scheduler again. `limits` are the fields of `Limits`.
+
+    `started`: when that was, in UTC; the recorder fills it in.
+    """
 
     format: int = FORMAT
     page_size: int
@@ -44,6 +50,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     lockstep: bool = False
     num_states: int = 0
     tenant_weights: dict[str, float] = {}
+    started: str = ""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -105,18 +112,26 @@ Event = Begin | End | Now | Added | Called | Asked | Decided | Brought
 
 
 class Recorder:
-    """Appends events to a recording. Not thread-safe, as the scheduler is not."""
+    """Appends events to the record of one life. Not thread-safe, as the scheduler is not.
+
+    Attributes:
+        folder: Of this life.
+    """
 
     def __init__(self, folder: Path, setup: Setup) -> None:
-        """Start a recording in `folder`, which is made if need be.
+        """Start the next life in `folder`, which is made if need be; earlier ones stay.
 
         Raises:
-            ConfigError: there is a recording already, or the folder cannot be written.
+            ConfigError: `folder` is itself a life of a recording, or cannot be written.
         """
+        if (folder / SETUP).exists():
+            raise ConfigError(f"cannot record to {folder}: it holds one life of a recording")
+        setup = msgspec.structs.replace(setup, started=datetime.now(UTC).isoformat(" ", "seconds"))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = (folder / EVENTS).open("xb")
-            (folder / SETUP).write_bytes(msgspec.json.format(msgspec.json.encode(setup)))
+            self.folder = _next_life(folder)
+            (self.folder / SETUP).write_bytes(msgspec.json.format(msgspec.json.encode(setup)))
+            self._file: BinaryIO = (self.folder / EVENTS).open("xb")
         except OSError as error:
             raise ConfigError(f"cannot record to {folder}: {error.strerror}") from error
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
@@ -241,8 +256,42 @@ def decision(batch: Batch) -> Decided:
     return Decided(tuple(slices), batch.copies, batch.ended)
 
 
+def lives(folder: Path) -> list[Path]:
+    """The folders of all lives in a recording, oldest first; `folder` itself if it is one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if (folder / SETUP).exists():
+        return [folder]
+    found = {number: path for number, path in _numbered(folder) if (path / SETUP).exists()}
+    if not found:
+        raise ConfigError(f"{folder} holds no recording: no {SETUP} in it, nor in a {LIFE}1")
+    return [found[number] for number in sorted(found)]
+
+
+def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in folder.glob(f"{LIFE}*"):
+        number = path.name.removeprefix(LIFE)
+        if number.isdecimal():
+            yield int(number), path
+
+
+def _next_life(folder: Path) -> Path:
+    """Make the folder of a new life, which nobody else has even if two start at once."""
+    number = max((number for number, _ in _numbered(folder)), default=0)
+    while True:
+        number += 1
+        path = folder / f"{LIFE}{number}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+
+
 def read(folder: Path) -> tuple[Setup, Iterator[Event]]:
-    """Open a recording; its events are read as they are asked for.
+    """Open the record of one life; its events are read as they are asked for.
 
     Raises:
         ConfigError: there is none, or it is of another format.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sylvan.protocol.errors import (
     CapacityError,
+    ConfigError,
     DeviceMemoryError,
     ExecutorError,
     RequestError,
@@ -32,6 +33,7 @@ from sylvan.runtime.sched.recording import (
     Now,
     Setup,
     decision,
+    lives,
     read,
 )
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -41,53 +43,90 @@ class DivergedError(Exception):
     """The scheduler asked for, or decided, something else than what was recorded."""
 
 
+class ExhaustedError(DivergedError):
+    """The scheduler asked for more than was recorded; so it must where a crash cut the record."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How far a replay got. `difference` is empty if all decisions were the same."""
+    """How far a replay got. `difference` is empty if all decisions were the same.
+
+    `started`: when the recorded scheduler did. `cut`: the record ends inside a step.
+    """
 
     steps: int
     requests: int
     tokens: int
     difference: str = ""
+    started: str = ""
+    cut: bool = False
+
+    def __str__(self) -> str:
+        """What follows the name of a life in a line for people."""
+        since = f" (started {self.started})" if self.started else ""
+        counts = f"{self.steps} steps, {self.requests} requests, {self.tokens} tokens"
+        if self.difference:
+            return f"{since}: differs after {counts}\n{self.difference}"
+        end = "; its record ends inside the last of them" if self.cut else ""
+        return f"{since}: the same decisions: {counts}{end}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A step or call, with all that happened within it; `whole` unless the record ends there."""
+
+    first: Event
+    within: Sequence[Event]
+    whole: bool
 
 
 def replay(folder: Path, until_step: int | None = None) -> Outcome:
-    """Run the recorded inputs through a new scheduler, at most `until_step` steps.
+    """Run the recorded inputs of one life through a new scheduler, at most `until_step` steps.
+
+    Args:
+        folder: Of that life, or of a recording with only one.
+        until_step: None: all there are.
 
     Raises:
-        ConfigError: there is no recording in `folder`.
+        ConfigError: there is no recording in `folder`, or one of several lives.
     """
-    setup, events = read(folder)
+    found = lives(folder)
+    if len(found) > 1:
+        names = ", ".join(life.name for life in found)
+        raise ConfigError(f"{folder} holds several lives, to be replayed one by one: {names}")
+    setup, events = read(found[0])
     tape = _Tape()
     scheduler = _scheduler(setup, tape)
     steps = requests = 0
+    difference, cut = "", False
     for moment in _moments(events):
-        tape.load(moment)
-        first = moment[0]
-        steps += isinstance(first, Begin)
-        requests += isinstance(first, Added)
+        steps += isinstance(moment.first, Begin)
+        requests += isinstance(moment.first, Added)
         try:
-            _apply(scheduler, first)
+            tape.load(moment.within)
+            _apply(scheduler, moment.first)
             tape.finish()
         except DivergedError as error:
-            difference = f"step {steps}: {error}"
-            return Outcome(steps, requests, tape.tokens, difference)
+            cut = isinstance(error, ExhaustedError) and not moment.whole
+            difference = "" if cut else f"step {steps}: {error}"
+            break
         if until_step is not None and steps >= until_step:
             break
-    return Outcome(steps, requests, tape.tokens)
+    return Outcome(steps, requests, tape.tokens, difference, setup.started, cut)
 
 
-def _moments(events: Iterator[Event]) -> Iterator[list[Event]]:
-    """Group events: a step or call, with all that happened within it."""
+def _moments(events: Iterator[Event]) -> Iterator[_Moment]:
     moment: list[Event] = []
+    ended = False
     for event in events:
         if isinstance(event, Begin | Added | Called) and moment:
-            yield moment
+            yield _Moment(moment[0], moment[1:], whole=True)
             moment = []
-        if not isinstance(event, End):
+        ended = isinstance(event, End)
+        if not ended:
             moment.append(event)
     if moment:
-        yield moment
+        yield _Moment(moment[0], moment[1:], whole=ended)
 
 
 def _apply(scheduler: Scheduler, event: Event) -> None:
@@ -131,8 +170,8 @@ class _Tape:
         self._decided: deque[Decided] = deque()
         self._brought: deque[Brought] = deque()
 
-    def load(self, moment: Sequence[Event]) -> None:
-        for event in moment[1:]:
+    def load(self, within: Sequence[Event]) -> None:
+        for event in within:
             match event:
                 case Now(seconds=seconds):
                     self._times.append(seconds)
@@ -147,25 +186,27 @@ class _Tape:
 
     def now(self) -> float:
         if not self._times:
-            raise DivergedError("the clock is asked more often than it was")
+            raise ExhaustedError("the clock is asked more often than it was")
         return self._times.popleft()
 
     def asked(self, feature: int) -> Asked:
-        if not self._asked or self._asked[0].feature != feature:
+        if not self._asked:
+            raise ExhaustedError(f"feature {feature} is asked more often than it was")
+        if self._asked[0].feature != feature:
             raise DivergedError(f"feature {feature} is asked where it was not")
         return self._asked.popleft()
 
     def launched(self, batch: Batch) -> None:
         got = decision(batch)
         if not self._decided:
-            raise DivergedError(f"a batch is launched that was not: {_brief(got)}")
+            raise ExhaustedError(f"a batch is launched that was not: {_brief(got)}")
         want = self._decided.popleft()
         if got != want:
             raise DivergedError(f"decided {_brief(got)}, recorded {_brief(want)}")
 
     def result(self) -> StepResult:
         if not self._brought:
-            raise DivergedError("a result is awaited that was not")
+            raise ExhaustedError("a result is awaited that was not")
         brought = self._brought.popleft()
         if brought.failure is not None:
             raise (DeviceMemoryError if brought.short else ExecutorError)(brought.failure)

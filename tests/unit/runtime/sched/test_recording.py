@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import asdict, replace
 
@@ -14,7 +15,7 @@ from sylvan.runtime.sched.feature import Feature, Verdict
 from sylvan.runtime.sched.limits import Limits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.recorded import RecordedScheduler
-from sylvan.runtime.sched.recording import Decided, Recorder, Setup, read
+from sylvan.runtime.sched.recording import Brought, Decided, Recorder, Setup, lives, read
 from sylvan.runtime.sched.replay import replay
 from tests.support.kv import World, alone, request
 
@@ -75,6 +76,10 @@ def record(folder, *, policy="lpm", pages=16, features=(), inflight=2, weights=N
     return world
 
 
+def replace_limits(setup: Setup, **changed) -> Setup:
+    return msgspec.structs.replace(setup, limits=setup.limits | changed)
+
+
 def test_replay_knows_the_weights_of_tenants(tmp_path):
     record(tmp_path, policy="vtc", weights={"0": 8.0})
 
@@ -99,9 +104,9 @@ def test_replay_repeats_what_features_said(tmp_path):
 
 def test_replay_shows_the_first_difference(tmp_path):
     record(tmp_path)
-    setup = msgspec.json.decode((tmp_path / "setup.json").read_bytes(), type=Setup)
-    other = msgspec.structs.replace(setup, limits=setup.limits | {"chunk_tokens": 3})
-    (tmp_path / "setup.json").write_bytes(msgspec.json.encode(other))
+    setup = msgspec.json.decode((tmp_path / "life-1" / "setup.json").read_bytes(), type=Setup)
+    other = replace_limits(setup, chunk_tokens=3)
+    (tmp_path / "life-1" / "setup.json").write_bytes(msgspec.json.encode(other))
 
     outcome = replay(tmp_path)
     assert outcome.difference.startswith("step 1: decided 0[0:3]")
@@ -113,18 +118,74 @@ def test_replay_stops_where_told(tmp_path):
     assert replay(tmp_path, until_step=5).steps == 5
 
 
-def test_recording_cut_off_by_a_crash_is_readable(tmp_path):
+@pytest.mark.parametrize("inflight", [1, 2])
+def test_recording_cut_off_anywhere_by_a_crash_replays(tmp_path, inflight):
+    record(tmp_path, inflight=inflight)
+    events = tmp_path / "life-1" / "events.msgpack"
+    whole = events.read_bytes()
+    outcomes = []
+    for size in range(len(whole), 0, -97):
+        events.write_bytes(whole[:size])
+        outcomes.append(replay(tmp_path))
+
+    assert {outcome.difference for outcome in outcomes} == {""}
+    assert not outcomes[0].cut
+    assert any(outcome.cut for outcome in outcomes)
+    assert sum(isinstance(e, Decided) for e in read(tmp_path / "life-1")[1]) == 0
+    assert outcomes[len(outcomes) // 2].steps > 10
+
+
+def test_difference_in_a_step_that_was_cut_off_is_shown(tmp_path):
     record(tmp_path)
-    whole = (tmp_path / "events.msgpack").read_bytes()
-    (tmp_path / "events.msgpack").write_bytes(whole[: len(whole) * 2 // 3])
+    events = tmp_path / "life-1" / "events.msgpack"
+    setup, written = read(tmp_path / "life-1")
+    first = [*itertools.takewhile(lambda e: not isinstance(e, Brought), written)]
+    events.unlink()
+    again = Recorder(tmp_path, setup)
+    for event in first:
+        again.write(event)
+    again.close()
 
-    _, events = read(tmp_path)
-    assert sum(isinstance(e, Decided) for e in events) > 10
+    whole = replay(tmp_path / "life-2")
+    assert (whole.difference, whole.cut, whole.steps) == ("", True, 3)
+
+    other = replace_limits(setup, chunk_tokens=3)
+    (tmp_path / "life-2" / "setup.json").write_bytes(msgspec.json.encode(other))
+    assert replay(tmp_path / "life-2").difference.startswith("step 1: decided 0[0:3]")
 
 
-def test_folder_with_a_recording_is_refused(tmp_path):
+def test_next_life_is_recorded_beside_the_first(tmp_path):
     record(tmp_path)
-    with pytest.raises(ConfigError, match="cannot record"):
-        record(tmp_path)
+    before = (tmp_path / "life-1" / "events.msgpack").read_bytes()
+    record(tmp_path, policy="fcfs")
+    record(tmp_path)
+
+    assert (tmp_path / "life-1" / "events.msgpack").read_bytes() == before
+    assert [life.name for life in lives(tmp_path)] == ["life-1", "life-2", "life-3"]
+    for life in lives(tmp_path):
+        outcome = replay(life)
+        assert (outcome.difference, outcome.requests) == ("", 30)
+        assert outcome.started.endswith("+00:00")
+    with pytest.raises(ConfigError, match=r"several lives.*life-1, life-2, life-3"):
+        replay(tmp_path)
+
+
+def test_tenth_life_comes_after_the_ninth(tmp_path):
+    (tmp_path / "life-9").mkdir()
+    record(tmp_path)
+
+    assert [life.name for life in lives(tmp_path)] == ["life-10"]  # the ninth never started
+
+
+def test_life_is_no_place_for_another_recording(tmp_path):
+    record(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot record.*one life of a recording"):
+        record(tmp_path / "life-1")
     with pytest.raises(ConfigError, match="holds no recording"):
         replay(tmp_path / "none")
+
+
+def test_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot record to .*file"):
+        record(tmp_path / "file")
