@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) after each tensor."""
 
 _PREFIXES = ("model.", "transformer.", "gpt_neox.", "decoder.", "backbone.")
-_DERIVED = (
+DERIVED = (
     ".rotary_emb.inv_freq",
     ".attn.masked_bias",
     ".attn.bias",
@@ -99,17 +99,14 @@ class WeightReader:
         wanted = {part for parts in self._parts.values() for part in parts}
         missing = sorted(wanted - self._names.keys())
         if missing:
-            raise ConfigError(
-                f"the checkpoint lacks the tensor {missing[0]!r}"
-                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            )
+            raise ConfigError(missing_tensors(missing))
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         idle = tuple(getattr(model, "unused", ()))
         extra = sorted(
             name
             for canonical, name in self._names.items()
             if canonical not in wanted | tied
-            and not canonical.endswith(_DERIVED)
+            and not canonical.endswith(DERIVED)
             and not canonical.startswith(idle)
         )
         if extra:
@@ -130,7 +127,7 @@ class WeightReader:
             target = flat[row : row + rows]
             target.copy_(self._part(slot, source, target.shape))
             row += rows
-        _check_finite(name, out)
+        check_finite(name, out)
         return convert(name, out, self._bits[name]) if name in self._bits else out
 
     def stored_name(self, source: str) -> str:
@@ -308,8 +305,18 @@ def _rows(slot: Slot) -> tuple[int, ...]:
     return (slot.shape[0],)
 
 
-def _check_finite(name: str, tensor: torch.Tensor) -> None:
-    """A sum shows NaN and infinity in one pass; only then is each element looked at."""
+def missing_tensors(names: Sequence[str]) -> str:
+    """The sentence about tensors that a checkpoint should have; at least one."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the checkpoint lacks the tensor {names[0]!r}{more}"
+
+
+def check_finite(name: str, tensor: torch.Tensor) -> None:
+    """A sum shows NaN and infinity in one pass; only then is each element looked at.
+
+    Raises:
+        ConfigError: there is one.
+    """
     if tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all():
         return
     raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity) as {tensor.dtype}")

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from sylvan.checkpoints.formats import PICKLED, weight_format
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -30,7 +30,6 @@ from sylvan.runtime.models.config import (
     make_config,
     plain_fields,
 )
-from sylvan.runtime.models.pickled import PickledWeights
 from sylvan.runtime.models.recurrent import Place, SlotCache, groups
 from sylvan.runtime.models.rope import RopeParams
 from sylvan.runtime.models.skeleton import (
@@ -46,6 +45,7 @@ from sylvan.runtime.models.skeleton import (
     skeleton_of,
 )
 from sylvan.runtime.models.source import find_source
+from sylvan.runtime.models.transformed import read_model
 from sylvan.runtime.pool.states import TensorStates
 
 _CHECKED_TOKENS = 9
@@ -118,30 +118,31 @@ class TransformersModel(nn.Module):
         """Let transformers read the weights, safetensors unless `pickled`.
 
         Raises:
-            ConfigError: they do not fit the config, or are pickles that were not asked for.
+            ConfigError: they do not fit the config (names the tensor), or are pickles that were
+                not asked for.
         """
         import transformers
 
-        if weight_format(model_dir) == "pt" and not pickled:
-            raise ConfigError(f"{str(model_dir)!r} {PICKLED}")
-        if pickled:
-            PickledWeights(model_dir)  # refuses what is not just tensors, in a sentence
-        own = self._source.own
-        reader = self._source.model if own else transformers.AutoModelForCausalLM
+        own, raw = self._source.own, self._sizes.raw
+        reader: Any = self._source.model if own else transformers.AutoModelForCausalLM
         given: dict[str, Any] = {"config": self._source.config} if own else {}
-        try:
-            loaded: Any = reader.from_pretrained(
-                model_dir,
-                dtype=self._build.dtype,
-                attn_implementation=NAME,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=not pickled,
-                weights_only=True,
-                **given,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {error}") from None
+        read = partial(
+            reader.from_pretrained,
+            dtype=self._build.dtype,
+            attn_implementation=NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=not pickled,
+            weights_only=True,
+            **given,
+        )
+        loaded = read_model(
+            read,
+            model_dir,
+            pickled=pickled,
+            headless=self._sizes.head == "none",
+            quantised=bool(raw.get("quantization_config") or raw.get("compression_config")),
+        )
         self.inner = loaded.to(self._build.device).eval()
         found = probe(*skeleton_of(self.inner))
         self.step = attach(self.inner, [call.name for call in found.calls])

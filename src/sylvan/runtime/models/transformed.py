@@ -1,0 +1,134 @@
+"""Weights that transformers reads, held to what our own loading demands of a checkpoint.
+
+transformers makes up what is missing, drops what it does not know and takes any number; such a
+model would answer nonsense. So the files are looked at before, and what came of them after.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sylvan.checkpoints.formats import PICKLED, weight_format
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.checkpoint import DERIVED, check_finite, missing_tensors
+from sylvan.runtime.models.pickled import PickledWeights
+from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.runtime.models.stored import WeightFiles
+
+_REPORTS = "transformers.modeling_utils"  # the logger that tells of tensors that do not fit
+
+
+def read_model(
+    read: Callable[..., tuple[Any, Mapping[str, Any]]],
+    model_dir: Path,
+    *,
+    pickled: bool,
+    headless: bool,
+    quantised: bool,
+) -> Any:
+    """A model of transformers with all of the weights in `model_dir`, and no others.
+
+    Args:
+        read: `from_pretrained` of a class, with all arguments but the directory and
+            `output_loading_info`.
+        model_dir: The checkpoint.
+        pickled: It is PyTorch's own files that are read.
+        headless: The matrix of the head is never used, so it may be missing.
+        quantised: Numbers other than floats are what the checkpoint is meant to hold.
+
+    Raises:
+        ConfigError: the files are broken or cut off; a tensor is missing, unexpected, of another
+            shape than config.json implies, not finite or not of floats. Names the tensor.
+    """
+    if weight_format(model_dir) == "pt" and not pickled:
+        raise ConfigError(f"{str(model_dir)!r} {PICKLED}")
+    files: WeightFiles = PickledWeights(model_dir) if pickled else Checkpoint(model_dir)
+    with _reports() as reports:
+        try:
+            model, info = read(model_dir, output_loading_info=True, ignore_mismatched_sizes=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = _unconverted(reports) or str(error)
+            raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {reason}") from None
+    _check_names(model, info, headless=headless)
+    if not quantised:
+        _check_types(model, files)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and tensor.itemsize > 1 and not name.endswith(DERIVED):
+            check_finite(name, tensor)
+    return model
+
+
+def _check_names(model: Any, info: Mapping[str, Any], *, headless: bool) -> None:
+    idle = _head_names(model) if headless else frozenset[str]()
+    if missing := sorted(set(info["missing_keys"]) - idle):
+        raise ConfigError(missing_tensors(missing))
+    if wrong := sorted(info["mismatched_keys"]):
+        name, stored, wanted = wrong[0]
+        raise ConfigError(
+            f"tensor {name!r} has shape {list(stored)}, but config.json implies {list(wanted)}"
+        )
+    extra = sorted(name for name in info["unexpected_keys"] if not name.endswith(DERIVED))
+    if extra:
+        raise ConfigError(
+            f"the checkpoint has the tensor {extra[0]!r}, which this architecture does not use"
+            + (f" ({len(extra)} such tensors)" if len(extra) > 1 else "")
+        )
+
+
+def _head_names(model: Any) -> frozenset[str]:
+    """Parameters of the output embedding."""
+    head = model.get_output_embeddings()
+    return frozenset(
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if module is head
+        for name, _ in module.named_parameters()
+    )
+
+
+def _check_types(model: Any, files: WeightFiles) -> None:
+    """Integers in the place of a float parameter would be taken for its values."""
+    ends = {
+        name.rpartition(".")[2]
+        for name, part in model.named_parameters()
+        if part.is_floating_point()
+    }
+    for name, tensor in files.tensors.items():
+        parameter = name.rpartition(".")[2] in ends and not name.endswith(DERIVED)
+        if parameter and not tensor.dtype.is_floating_point:
+            raise ConfigError(
+                f"tensor {name!r} is stored as {tensor.dtype}; only plain float weights can be read"
+            )
+
+
+@contextmanager
+def _reports() -> Iterator[Sequence[str]]:
+    """Keeps the tables of transformers out of the log: what they say becomes one sentence."""
+    kept: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if "LOAD REPORT" not in text:
+            return True
+        kept.append(text)
+        return False
+
+    logger = logging.getLogger(_REPORTS)
+    logger.addFilter(keep)
+    try:
+        yield kept
+    finally:
+        logger.removeFilter(keep)
+
+
+def _unconverted(reports: Sequence[str]) -> str:
+    """The tensor that transformers could not join from those of the files; "": there is none."""
+    for line in "\n".join(reports).splitlines():
+        name, _, rest = line.partition("|")
+        if "CONVERSION" in rest:
+            return f"the tensors that make up {name.strip()!r} do not fit together"
+    return ""
