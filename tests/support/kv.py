@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.eviction import eviction_policy
 from sylvan.runtime.cache.manager import KVCacheManager
@@ -144,6 +144,8 @@ class CheckingExecutor:
         for position, token in enumerate(self._history(piece)):
             history = digest(history, token, salt_at(req, position))
             assert self.memory[self._slot(req, position)] == history, "a slot holds other KV"
+        if isinstance(req.request, EmbedRequest):
+            return SliceOutput(vector=np.array([history]))
         token = next_token(history, req.request.sampling.sampling_seed)
         self.sampled[req.rid, piece.stop] = token
         return SliceOutput((token,))

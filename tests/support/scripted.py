@@ -104,6 +104,10 @@ class Behaviour:
     given: int = 0
 
 
+NO_CACHE = {"nodes": [], "divergence": {"ours": [], "theirs": []}}
+"""Answer to all questions about the prefix cache."""
+
+
 class ScriptedScheduler:
     """Answers `Submit` with the text of a script, a token at a time, on the event loop."""
 
@@ -143,7 +147,7 @@ class ScriptedScheduler:
 
     def _reply(self, message: Control) -> None:
         good = not (isinstance(message.command, FlushCache) and self.control.busy)
-        reply = ControlReply(id=message.id, ok=good, message="" if good else "busy", body={})
+        reply = ControlReply(id=message.id, ok=good, message="" if good else "busy", body=NO_CACHE)
         self.manager.line.on_reply(reply)
 
     def _embed(self, request: EmbedRequest) -> None:

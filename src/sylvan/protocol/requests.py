@@ -26,11 +26,13 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
 
     `ends` are the markers that end thinking, as token ids; the first is forced after `budget`
     tokens of thinking. With `inside` the prompt ended in thinking; else the output thinks if it
-    begins with one of `starts`.
+    begins with one of `starts`. One of `headers` may stand before the answer, at the beginning of
+    the output and after the thinking; a grammar waits for its end, too.
     """
 
     ends: tuple[tuple[int, ...], ...]
     starts: tuple[tuple[int, ...], ...] = ()
+    headers: tuple[tuple[int, ...], ...] = ()
     inside: bool = True
     budget: int | None = None
 
@@ -73,6 +75,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     dimensions: int | None = None
     normalize: bool = True
     tenant: str = ""
+    cache_salt: str = ""  # isolates the prefix cache; derived from tenant
     priority: int = 0
     deadline_s: float | None = None
 

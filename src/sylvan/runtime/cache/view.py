@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import TENANT, CacheKey, MediaSpan, Node, digests
 
 HEAD_TOKENS = 16
+MAX_HIDDEN = 10_000  # nodes of nobody that are passed on the way to those of a tenant
 MAX_NAMESPACES = 1000
 
 Reason = Literal["all_cached", "never_seen", "evicted", "other_namespace"]
@@ -37,16 +38,18 @@ def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> 
     the counts over all.
     """
     nodes: list[Mapping[str, Any]] = []
-    roots = tree.roots()
-    level = [(node, -1) for root in roots.values() for node in root.children.values()]
-    while level and len(nodes) < max_nodes:
+    roots, hidden = tree.roots(), 0
+    tops = [root for name, root in roots.items() if _may_own(name, owner)]
+    level = [(node, -1) for root in tops for node in _ways(root, owner)]
+    while level and len(nodes) < max_nodes and hidden < MAX_HIDDEN:
         level.sort(key=lambda pair: -len(pair[0].tokens))
         below: list[tuple[Node, int]] = []
         for node, parent in level:
-            if len(nodes) == max_nodes:
+            if len(nodes) == max_nodes or hidden == MAX_HIDDEN:
                 break
-            shown = owned(node.namespace, node.media, owner)
-            below.extend((child, len(nodes) if shown else -1) for child in node.children.values())
+            shown = _owned(node, owner)
+            below.extend((child, len(nodes) if shown else -1) for child in _ways(node, owner))
+            hidden += not shown
             if shown:
                 nodes.append(_node_view(node, len(nodes), parent))
         level = below
@@ -71,6 +74,20 @@ def owned(namespace: str, media: tuple[MediaSpan, ...], owner: str | None) -> bo
     return any(span.digest.startswith(TENANT + owner.encode()) for span in media)
 
 
+def _may_own(namespace: str, owner: str | None) -> bool:
+    """Whether something of a tenant may be in a namespace: its own, or one without a salt."""
+    salt = namespace.partition(":")[2]
+    return owner is None or not salt or salt.startswith(owner)
+
+
+def _ways(node: Node, owner: str | None) -> Iterable[Node]:
+    """The children that may lead to something of `owner`; nothing below another tenant's does."""
+    children = node.children.values()
+    if owner is None:
+        return children
+    return [child for child in children if not _of_tenant(child) or _owned(child, owner)]
+
+
 def why_missed(tree: RadixCache, key: CacheKey, cached: int, limit: int) -> Reason:
     """Why `key` found only `cached` tokens, of at most `limit` it could have found."""
     if cached >= limit:
@@ -88,8 +105,13 @@ def why_missed(tree: RadixCache, key: CacheKey, cached: int, limit: int) -> Reas
     return "never_seen"
 
 
-def divergence(tree: RadixCache, key: CacheKey, cached: int) -> Divergence:
-    """Where `key` leaves the tree after `cached` tokens, and what is cached there instead."""
+def divergence(
+    tree: RadixCache, key: CacheKey, cached: int, owner: str | None = None
+) -> Divergence:
+    """Where `key` leaves the tree after `cached` tokens, and what is cached there instead.
+
+    An `owner` (see `owned`) is told of its own branches only.
+    """
     ours = tuple(key.tokens[cached : cached + HEAD_TOKENS].tolist())
     node, pos = tree.roots().get(key.namespace), 0
     while node is not None:
@@ -99,6 +121,8 @@ def divergence(tree: RadixCache, key: CacheKey, cached: int) -> Divergence:
         node, pos = below, pos + len(below.tokens)
     theirs: tuple[int, ...] = ()
     for child in _nearest(node, key, pos, tree.page_size) if node else ():
+        if not _owned(child, owner):
+            continue
         tokens = child.tokens[cached - pos : cached - pos + HEAD_TOKENS].tolist()
         if tokens and tuple(tokens)[:1] != ours[:1]:
             theirs = tuple(tokens)
@@ -122,6 +146,15 @@ def _name(key: CacheKey, pos: int, page_size: int) -> bytes:
 def _of_another(node: Node, key: CacheKey) -> bool:
     """Whether `node` holds what another tenant added to a shared start."""
     return any(s.digest.startswith(TENANT) and s not in key.media for s in node.media)
+
+
+def _of_tenant(node: Node) -> bool:
+    """Whether `node` holds what some tenant added to a shared start."""
+    return any(span.digest.startswith(TENANT) for span in node.media)
+
+
+def _owned(node: Node, owner: str | None) -> bool:
+    return owned(node.namespace, node.media, owner)
 
 
 def _node_view(node: Node, number: int, parent: int) -> Mapping[str, Any]:

@@ -67,7 +67,7 @@ def _key(req: Req) -> CacheKey:
     request = req.request
     tokens = req.tokens.view(0, len(req.tokens))
     if isinstance(request, EmbedRequest):
-        return CacheKey(tokens, f"embed:{request.tenant}")
+        return CacheKey(tokens, f"embed:{request.cache_salt}")
     if request.cache_salt and request.shared_tokens:
         apart = (tenant_span(request.shared_tokens, request.cache_salt),)
         return CacheKey(tokens, f"{request.lora or ''}:", apart)

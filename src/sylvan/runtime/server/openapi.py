@@ -67,6 +67,9 @@ def describe(table: tuple[Endpoint, ...]) -> dict[str, Any]:
     }
 
 
+_SCHEMES = {Level.NORMAL: ("key",), Level.OWN_OR_ADMIN: ("key", "admin")}
+
+
 def _models(table: Iterable[Endpoint]) -> list[type[BaseModel]]:
     models: dict[type[BaseModel], None] = dict.fromkeys(ERROR_MODELS.values())
     for endpoint in table:
@@ -97,8 +100,8 @@ def _operation(endpoint: Endpoint, method: str) -> dict[str, Any]:
     if endpoint.form:
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": _FORM}}
     if endpoint.level is not Level.OPEN:
-        scheme = "key" if endpoint.level is Level.NORMAL else "admin"
-        operation["security"] = [{}, {scheme: []}]
+        schemes = _SCHEMES.get(endpoint.level, ("admin",))
+        operation["security"] = [{}, *({scheme: []} for scheme in schemes)]
     return operation
 
 

@@ -14,6 +14,7 @@ from sylvan.runtime.server.security import Level
 _LEVELS = {
     Level.OPEN: "open",
     Level.NORMAL: "API key",
+    Level.OWN_OR_ADMIN: "tenant or admin",
     Level.ADMIN_OPTIONAL: "admin",
     Level.ADMIN_FORCE: "admin key",
 }
@@ -24,7 +25,8 @@ people) and `/openapi.json` (for programs). How clients are set up: [clients](..
 
 Credentials: *open* routes never ask for any. *API key* routes want one of the configured keys, if
 there are any. *admin* routes want the admin key if one is configured, else an API key if one is
-configured, else they are open to programs of the same machine only.
+configured, else they are open to programs of the same machine only; keys of tenants do not open
+them. *tenant or admin* routes take those keys too, and then show what is that tenant's own.
 
 ## What there is
 

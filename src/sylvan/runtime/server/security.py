@@ -19,6 +19,7 @@ class Level(Enum):
 
     OPEN = "open"  # everyone: liveness, metrics, pages without content of their own
     NORMAL = "normal"  # clients: an API key, if any is configured
+    OWN_OR_ADMIN = "own_or_admin"  # as ADMIN_OPTIONAL; a tenant too, for what is its own
     ADMIN_OPTIONAL = "admin_optional"  # the operator; clients too where no admin key is configured
     ADMIN_FORCE = "admin_force"  # the operator only
 
@@ -47,6 +48,16 @@ class Gate:
         presented = _credential(headers)
         if level is Level.NORMAL:
             return self._check_client(presented)
+        if level is Level.OWN_OR_ADMIN:
+            tenant = self._keyring.find(presented) if presented is not None else None
+            if tenant is not None and tenant.name:
+                return tenant
+            level = Level.ADMIN_OPTIONAL
+        return self._check_operator(level, presented, headers)
+
+    def _check_operator(
+        self, level: Level, presented: str | None, headers: Headers
+    ) -> Tenant | Refusal:
         if self._admin:
             good = presented is not None and self._admin.matches(presented)
             return Tenant(admin=True) if good else _refusal(presented)

@@ -109,6 +109,8 @@ class TokenizerManager:
             self._reserved -= 1
         self._check_admission(inp.rid, 1)
         request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
+        owner = self.isolation.owner(inp.tenant)
+        request = msgspec.structs.replace(request, cache_salt=owner)
         live = LiveRequest(request.rid, [Sample(request, "")], None, self._clock())
         self.line.open(live)
         try:

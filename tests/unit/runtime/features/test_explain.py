@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sylvan.protocol.requests import EmbedRequest
+from sylvan.runtime.cache import view
 from sylvan.runtime.cache.curve import BLOCK_TOKENS, block_hashes, hit_curve
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -135,6 +137,45 @@ def test_what_another_lost_below_a_shared_start_reads_as_never_seen():
     run(world, "b", [*public, *range(16)], cache_salt="two", shared_tokens=8)
 
     assert explain.explain("b", owner="two")["reason"] == "never_seen"
+
+
+def test_a_tenant_does_not_see_what_calls_without_one_cached():
+    world, explain = start(pages=60)
+    run(world, "a", [*range(100, 112), *range(8)])
+    run(world, "b", [*range(100, 132)], cache_salt="two", shared_tokens=24)
+
+    assert explain.explain("b")["divergence"]["theirs"] == (0, 1, 2, 3)
+    assert explain.explain("b", owner="two")["divergence"]["theirs"] == ()
+    assert explain.explain("a", owner="two") is None
+    heads = [n["head"][0] for n in explain.tree(100, owner="two")["nodes"]]
+    assert heads == [112, 128]  # what it added, in the two steps that computed it
+
+
+def test_the_tree_of_a_tenant_looks_at_few_nodes_of_others(monkeypatch):
+    world, explain = start(pages=400)
+    for number in range(30):
+        run(world, f"a{number}", [number] * 8, cache_salt="one")
+        below = [*range(100, 108), *[number] * 8]
+        run(world, f"b{number}", below, cache_salt="one", shared_tokens=8)
+    run(world, "c", [*range(100, 108), 7, 7, 7, 7], cache_salt="two", shared_tokens=8)
+    looked = []
+    kept = view.owned
+    monkeypatch.setattr(view, "owned", lambda *args: looked.append(args) or kept(*args))
+
+    assert len(explain.tree(100, owner="two")["nodes"]) == 1
+    assert not any(namespace == ":one" for namespace, _, _ in looked)
+    assert len(looked) < 40  # the shared start, and once each way from it
+
+
+def test_embeddings_of_a_tenant_are_its_own():
+    world, explain = start(pages=40)
+    world.scheduler.add(
+        EmbedRequest(rid="e", input_ids=np.arange(8, dtype=np.int32), cache_salt="one/")
+    )
+    world.run()
+
+    assert explain.explain("e", owner="one/")["prompt_tokens"] == 8
+    assert explain.explain("e", owner="two/") is None
 
 
 def test_curve_equals_a_simulated_lru_cache():

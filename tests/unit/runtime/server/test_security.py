@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 
 import pytest
 
+from sylvan.config.values import Secret
+from sylvan.runtime.server.routes import ENDPOINTS
+from sylvan.runtime.server.security import Level
 from tests.support.http import Client
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -105,13 +109,13 @@ async def test_texts_of_clients_forge_no_control_tokens(client, path):
     assert request.input_ids.tolist().count(special[0]) == 1  # that of the template
 
 
-def two_tenants(engine, tmp_path):
+def two_tenants(engine, tmp_path, **settings):
     entries = [
         {"sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name}
         for name in ("red", "blue")
     ]
     (tmp_path / "keys.json").write_text(json.dumps({"keys": entries}))
-    return Client(engine, api_key_file=str(tmp_path / "keys.json"))
+    return Client(engine, api_key_file=str(tmp_path / "keys.json"), **settings)
 
 
 @pytest.mark.parametrize("salt", [None, "shared", "blue", ""])
@@ -146,14 +150,71 @@ async def test_tenants_cannot_end_each_others_requests(engine, tmp_path):
     await client.http.aclose()
 
 
-@pytest.mark.parametrize("path", ["/server_info", "/cache/tree"])
-async def test_keys_of_tenants_open_nothing_of_the_operator(engine, tmp_path, path):
+OPERATOR = [e for e in ENDPOINTS if e.level in (Level.ADMIN_OPTIONAL, Level.ADMIN_FORCE)]
+
+
+@pytest.mark.parametrize("admin", [None, Secret("a")], ids=["", "admin key"])
+@pytest.mark.parametrize("endpoint", OPERATOR, ids=lambda e: e.path)
+async def test_keys_of_tenants_open_nothing_of_the_operator(engine, tmp_path, endpoint, admin):
+    client = two_tenants(engine, tmp_path, admin_api_key=admin)
+    path = re.sub(r"\{[^}]*\}", "x", endpoint.path)
+    headers = {"authorization": "Bearer red"}
+
+    for method in endpoint.methods:
+        answer = await client.http.request(method, path, headers=headers)
+        assert answer.status_code == 403
+    assert client.engine.control.commands == []
+    await client.http.aclose()
+
+
+def test_the_operators_routes_are_those_that_steer():
+    assert {"/server_info", "/cache/curve", "/flush_cache"} <= {e.path for e in OPERATOR}
+
+
+async def test_keys_of_tenants_end_only_their_own(engine, tmp_path):
     client = two_tenants(engine, tmp_path)
     headers = {"authorization": "Bearer red"}
 
-    assert (await client.get(path, headers=headers)).status_code == 403
     everything = await client.post("/abort_request", {"abort_all": True}, headers=headers)
     assert everything.status_code == 403
+    await client.http.aclose()
+
+
+@pytest.mark.parametrize("path", ["/cache/tree", "/cache/explain?rid=x"])
+async def test_the_cache_is_shown_to_each_as_far_as_it_is_theirs(engine, tmp_path, path):
+    keys = {"admin_api_key": Secret("a"), "api_keys": (Secret("plain"),)}
+    client = two_tenants(engine, tmp_path, **keys)
+
+    async def asked(key):
+        answer = await client.get(path, headers={"authorization": f"Bearer {key}"})
+        commands, engine.control.commands = engine.control.commands, []
+        return answer.status_code, [command.owner for command in commands]
+
+    isolation = engine.manager.isolation
+    for tenant in ("red", "blue"):
+        assert (await asked(tenant))[1] == [isolation.owner(tenant)]
+    assert (await asked("a"))[1] == [None]
+    assert await asked("plain") == (403, [])  # of no tenant, and the operator has another
+    assert await asked("wrong") == (403, [])
+    assert (await client.get(path)).status_code == 401
+    await client.http.aclose()
+
+    client = two_tenants(engine, tmp_path, api_keys=(Secret("plain"),))
+    assert (await asked("plain"))[1] == [None]  # without an admin key it is the operator's
+    assert (await asked("red"))[1] == [isolation.owner("red")]
+    await client.http.aclose()
+
+
+async def test_questions_about_the_cache_count_against_the_budget(engine, tmp_path):
+    entry = {"sha256": hashlib.sha256(b"red").hexdigest(), "tenant": "red"}
+    entries = {"keys": [{**entry, "requests_per_minute": 2}]}
+    (tmp_path / "keys.json").write_text(json.dumps(entries))
+    client = Client(engine, api_key_file=str(tmp_path / "keys.json"))
+    headers = {"authorization": "Bearer red"}
+
+    statuses = [(await client.get("/cache/tree", headers=headers)).status_code for _ in range(3)]
+    assert statuses[:2].count(429) == 0
+    assert statuses[2] == 429
     await client.http.aclose()
 
 

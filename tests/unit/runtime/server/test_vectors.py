@@ -14,6 +14,7 @@ import tokenizers
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.protocol.messages import Finish
 from sylvan.runtime.engine.prompts import FILE, read_prompts
+from sylvan.runtime.tokenizer.types import EmbedInput
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.http import Client
 from tests.support.scripted import make_engine
@@ -358,3 +359,13 @@ async def test_a_refusal_of_the_scheduler_keeps_its_status(embedder):
 async def test_model_info_says_that_it_does_not_generate(embedder, client):
     assert (await embedder.get("/model_info")).json()["is_generation"] is False
     assert (await client.get("/model_info")).json()["is_generation"] is True
+
+
+async def test_tenants_share_no_cache_of_texts(embedder):
+    manager = embedder.engine.manager
+    for tenant in ("red", "blue", ""):
+        await manager.embed(EmbedInput(text="a b", tenant=tenant))
+
+    salts = [request.cache_salt for request in embedder.engine.control.embeds]
+    assert salts == [manager.isolation.owner(tenant) for tenant in ("red", "blue", "")]
+    assert len(set(salts)) == 3

@@ -62,7 +62,7 @@ class CacheExplain(Feature):
         record = self._records.get(rid) or self._by_sample(rid)
         if record is None or not owned(record.key.namespace, record.key.media, owner):
             return None
-        found = divergence(self._tree, record.key, record.cached)
+        found = divergence(self._tree, record.key, record.cached, owner)
         hidden = owner is not None and record.reason == "other_namespace"
         return {
             "rid": rid,

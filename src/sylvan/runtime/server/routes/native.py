@@ -32,7 +32,7 @@ from sylvan.runtime.server.native import (
     tokens,
 )
 from sylvan.runtime.server.openai import vectors
-from sylvan.runtime.server.routes.build import GET, GET_POST, SSE, admin, aliases, opened
+from sylvan.runtime.server.routes.build import GET, GET_POST, SSE, admin, aliases, opened, own
 from sylvan.runtime.server.security import Level
 
 _GENERATION = (
@@ -148,8 +148,8 @@ _SESSIONS = (
 )
 
 _CACHE = (
-    admin("/cache/tree", handler=cache.cache_tree, methods=GET, query=TreeQuery, statuses=(404,)),
-    admin(
+    own("/cache/tree", handler=cache.cache_tree, methods=GET, query=TreeQuery, statuses=(404,)),
+    own(
         "/cache/explain",
         handler=cache.cache_explain,
         methods=GET,
