@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.types import CacheKey
 
 BLOCK_TOKENS = 64
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -15,14 +16,21 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 Hashes = NDArray[np.uint64]
 
 
-def block_hashes(tokens: IntArray) -> Hashes:
-    """One number per whole block of `BLOCK_TOKENS` that stands for the prefix up to its end."""
-    count = len(tokens) // BLOCK_TOKENS
-    blocks = tokens[: count * BLOCK_TOKENS].reshape(count, BLOCK_TOKENS).astype(np.uint64)
+def block_hashes(key: CacheKey) -> Hashes:
+    """One number per whole block of `BLOCK_TOKENS` that stands for the prefix up to its end.
+
+    Keys that never share KV, because of their namespaces or media, have no number in common.
+    """
+    count = len(key.tokens) // BLOCK_TOKENS
+    blocks = key.tokens[: count * BLOCK_TOKENS].reshape(count, BLOCK_TOKENS).astype(np.uint64)
     weights = np.power(_MIX, np.arange(1, BLOCK_TOKENS + 1, dtype=np.uint64))
     own = (blocks + np.uint64(1)) @ weights
+    for span in key.media:
+        first, stop = span.start // BLOCK_TOKENS, -(-span.stop // BLOCK_TOKENS)
+        own[first:stop] += _number(b"%d:" % span.start + span.digest)
     place = np.power(_MIX, np.arange(1, count + 1, dtype=np.uint64))
-    return np.cumsum((own ^ (own >> np.uint64(31))) * place, dtype=np.uint64)
+    mixed = (own ^ (own >> np.uint64(31))) * place
+    return np.cumsum(mixed, dtype=np.uint64) + _number(key.namespace.encode())
 
 
 def hit_curve(prompts: Iterable[Hashes], sizes_tokens: Sequence[int]) -> list[tuple[int, float]]:
@@ -48,6 +56,10 @@ def hit_curve(prompts: Iterable[Hashes], sizes_tokens: Sequence[int]) -> list[tu
         (size, float(np.searchsorted(found, size // BLOCK_TOKENS, "left")) / max(1, total))
         for size in sizes_tokens
     ]
+
+
+def _number(name: bytes) -> np.uint64:
+    return np.frombuffer(blake2b(name, digest_size=8).digest(), np.uint64)[0]
 
 
 def _add(counts: NDArray[np.int64], at: int, value: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.cache import view
 from sylvan.runtime.cache.curve import BLOCK_TOKENS, block_hashes, hit_curve
+from sylvan.runtime.cache.types import CacheKey, MediaSpan, tenant_span
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.sched.scheduler import Scheduler
 from tests.support.kv import World, request
@@ -184,7 +185,7 @@ def test_curve_equals_a_simulated_lru_cache():
     prompts = []
     for _ in range(60):
         own = rng.integers(0, 99, BLOCK_TOKENS, np.int32)
-        prompts.append(block_hashes(np.concatenate([shared[rng.integers(6)], own])))
+        prompts.append(block_hashes(CacheKey(np.concatenate([shared[rng.integers(6)], own]))))
 
     sizes = [n * BLOCK_TOKENS for n in (1, 5, 10, 20, 30, 100)]
     for size, rate in hit_curve(prompts, sizes):
@@ -206,7 +207,57 @@ def test_block_hash_stands_for_the_whole_prefix():
     a = np.arange(3 * BLOCK_TOKENS, dtype=np.int32)
     b = a.copy()
     b[0] = 7
-    one, other = block_hashes(a), block_hashes(b)
+    one, other = block_hashes(CacheKey(a)), block_hashes(CacheKey(b))
     assert len(one) == 3
     assert not set(one.tolist()) & set(other.tolist())
-    assert block_hashes(a[: 2 * BLOCK_TOKENS + 5]).tolist() == one[:2].tolist()
+    assert block_hashes(CacheKey(a[: 2 * BLOCK_TOKENS + 5])).tolist() == one[:2].tolist()
+
+
+LONG = np.arange(4 * BLOCK_TOKENS, dtype=np.int32) % 50
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [
+        (CacheKey(LONG, ":a"), CacheKey(LONG, ":a"), 4),
+        (CacheKey(LONG, ":a"), CacheKey(LONG, ":b"), 0),
+        (CacheKey(LONG, "adapter:"), CacheKey(LONG, ":"), 0),
+        (CacheKey(LONG, ":", (MediaSpan(70, 80, b"cat"),)), CacheKey(LONG, ":"), 1),
+        (
+            CacheKey(LONG, ":", (MediaSpan(130, 140, b"cat"),)),
+            CacheKey(LONG, ":", (MediaSpan(130, 140, b"dog"),)),
+            2,
+        ),
+        (
+            CacheKey(LONG, ":", (MediaSpan(0, 9, b"cat"), MediaSpan(9, 18, b"dog"))),
+            CacheKey(LONG, ":", (MediaSpan(0, 9, b"dog"), MediaSpan(9, 18, b"cat"))),
+            0,
+        ),
+        (
+            CacheKey(LONG, ":", (tenant_span(3 * BLOCK_TOKENS, "a"),)),
+            CacheKey(LONG, ":", (tenant_span(3 * BLOCK_TOKENS, "b"),)),
+            3,
+        ),
+    ],
+)
+def test_block_hashes_agree_where_kv_may_be_shared(one, other, common):
+    a, b = block_hashes(one), block_hashes(other)
+
+    assert a[:common].tolist() == b[:common].tolist()
+    assert not set(a[common:].tolist()) & set(b[common:].tolist())
+
+
+def test_the_curve_counts_hits_that_can_happen_only():
+    world, explain = start(pages=400)
+    for number, salt in enumerate(["one", "two", "one", "one"]):
+        run(world, str(number), LONG, cache_salt=salt)
+    run(world, "adapted", LONG, cache_salt="one", lora="adapter")
+    for rid, salt in (("public", "three"), ("public too", "four")):
+        run(world, rid, LONG, cache_salt=salt, shared_tokens=2 * BLOCK_TOKENS)
+
+    [(_, rate)] = hit_curve(explain.prompts(), [1600])
+    blocks = 4 * 7
+    assert rate == (4 * 2 + 2) / blocks
+    cached = sum(explain.explain(rid)["cached_tokens"] + 1 for rid in ("2", "3"))
+    cached += explain.explain("public too")["cached_tokens"]
+    assert rate == cached / (blocks * BLOCK_TOKENS)  # the scheduler found those very tokens

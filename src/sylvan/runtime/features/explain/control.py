@@ -93,7 +93,7 @@ class CacheExplain(Feature):
         self._records[req.rid] = Record(
             key, cached, why_missed(self._tree, key, cached, len(tokens) - 1)
         )
-        self._prompts.append(block_hashes(tokens))
+        self._prompts.append(block_hashes(key))
         self._kept_tokens += len(tokens)
         while len(self._records) > MAX_REQUESTS or self._kept_tokens > MAX_KEPT_TOKENS:
             _, old = self._records.popitem(last=False)
