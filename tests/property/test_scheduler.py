@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.sched import policies
+from sylvan.utils import plugins
 from tests.support.kv import World, alone, request
 
-POLICIES = ["fcfs", "lpm", "lof", "random", "shortest_prefill", "hrrn", "dfs_weight"]
+POLICIES = plugins.options(policies)
 
 
 def workload(rng: random.Random, count: int, longest: int):
@@ -32,6 +34,9 @@ def workload(rng: random.Random, count: int, longest: int):
             eos_ids=(7,),
             priority=rng.choice([0, 0, 0, 20]),
             cache_salt=rng.choice(["", "", "tenant"]),
+            tenant=rng.choice("ab"),
+            ttft_ms=rng.choice([None, 50.0]),
+            tpot_ms=rng.choice([None, 1.0, 20.0]),
         )
 
 

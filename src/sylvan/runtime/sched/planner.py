@@ -19,6 +19,7 @@ from sylvan.runtime.sched.decodes import Decodes
 from sylvan.runtime.sched.feature import Feature, Verdict, overriding
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.lookup import Lookup
+from sylvan.runtime.sched.policies.api import PacingPolicy
 from sylvan.runtime.sched.queue import WaitingQueue
 from sylvan.runtime.sched.shortage import StepSize
 
@@ -27,6 +28,7 @@ MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
 START_COST = 12  # decodes that take the scheduler as long as starting a request
 LIGHT_STEP = 400  # decodes that take it about 2 ms
 MIN_STARTS = 12
+AGED_TOKENS = 64  # of prompts in a step, whatever the pace, while a request has waited too long
 
 
 def most_starts(num_others: int) -> int:
@@ -56,6 +58,7 @@ class Planner:
         self.started: list[Slice] = []  # by the step being planned: of requests that waited
         self.planned_tokens = 0
         features = parts.features
+        self._pacing = waiting.pacing
         self._gates = overriding(features, "gate")  # of waiting requests
         self._running_gates = tuple(f for f in self._gates if f.gates_running)
         self._drafters = overriding(features, "draft")
@@ -76,6 +79,8 @@ class Planner:
         if self.started:
             self.started = []
         self._budget, self._chunk = self.step_size.tokens, self._limits.chunk_tokens
+        if self._pacing is not None:
+            self._chunk = min(self._chunk, self._pace(self._pacing))
         self.planned_tokens, self._decoded, self.grown = 0, 0, None
         self._make_way()
         retractions = self.retractions
@@ -94,6 +99,25 @@ class Planner:
         if self._decodes.repeats:
             self.grown = self._decodes.grown
         return slices
+
+    def _pace(self, policy: PacingPolicy) -> int:
+        """How much of prompts this step may compute.
+
+        Never nothing while a request, waiting or not, is aged: the bound on starvation.
+        """
+        prompts = [r for r in self._running if r.lacking > 1]
+        urgent = max(map(_priority, prompts), default=None)
+        if len(self._waiting):
+            highest = self._waiting.highest_priority
+            urgent = highest if urgent is None else max(urgent, highest)
+        if urgent is None:
+            return self._chunk
+        tokens = policy.prompt_tokens(self._running, urgent)
+        if tokens < AGED_TOKENS and (
+            self._waiting.any_aged or any(map(self._waiting.is_aged, prompts))
+        ):
+            return AGED_TOKENS
+        return tokens
 
     def _decode_at_once(self) -> list[Req] | None:
         """Give all that decode their slices; returns the others, or None, having done nothing."""
@@ -213,7 +237,7 @@ class Planner:
 
     def _make_way(self) -> None:
         """Retract for the most urgent request that waits, before anybody gets a slice."""
-        if not len(self._waiting) or not self._running:
+        if not len(self._waiting) or not self._running or self._chunk <= 0:
             return
         if not self._may_preempt(self._waiting.highest_priority):
             return

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.sched.policies.api import SchedulePolicy
+from sylvan.runtime.sched.policies.api import PacingPolicy, SchedulePolicy
 from sylvan.utils.clock import Clock
 
 
@@ -52,6 +52,19 @@ class WaitingQueue:
     def highest_priority(self) -> int:
         """The most urgent; at least one must wait."""
         return max(self._priorities)
+
+    @property
+    def pacing(self) -> PacingPolicy | None:
+        """The policy, if it also paces prompts."""
+        return self._policy if isinstance(self._policy, PacingPolicy) else None
+
+    @property
+    def any_aged(self) -> bool:
+        """Whether any request goes before the policy's choice."""
+        if self._num_retracted:
+            return True
+        oldest = next(iter(self._reqs.values()), None)  # they are in order without those
+        return oldest is not None and self.is_aged(oldest)
 
     def candidates(self) -> Iterable[Req]:
         """All waiting requests, most urgent first."""

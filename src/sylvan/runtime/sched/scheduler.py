@@ -61,6 +61,7 @@ class Scheduler:
                 likely_hits=lookup.likely_hits,
                 clock=parts.clock,
                 seed=parts.seed,
+                inflight=limits.inflight,
                 tenant_weights=parts.tenant_weights,
             )
         )

@@ -57,7 +57,13 @@ def record(folder, *, policy="lpm", pages=16, features=(), inflight=2, weights=N
     world.scheduler = RecordedScheduler(parts, limits, recorder)
     rng = random.Random(1)
     todo = [
-        request(str(i), [i % 3] * 6 + [i], new=rng.randrange(1, 9), tenant=str(i % 2))
+        request(
+            str(i),
+            [i % 3] * 6 + [i],
+            new=rng.randrange(1, 9),
+            tenant=str(i % 2),
+            tpot_ms=25.0 if i % 4 else None,
+        )
         for i in range(30)
     ]
     for number, req in enumerate(todo):

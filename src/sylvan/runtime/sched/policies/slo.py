@@ -1,32 +1,47 @@
-"""Least slack first among requests that can still meet their target for the first token."""
+"""Latency targets: least slack first, and prompts only as fast as running requests can bear."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections import deque
+from collections.abc import Sequence
+from math import inf
 
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.sched.feature import Feature
 from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
-from sylvan.utils.clock import Clock
 
 DEFAULT_TTFT_MS = 10_000.0
 FIRST_RATE = 1000.0  # prompt tokens per second until the first measurement
 SMOOTHING = 0.1
+HOPE = 0.5  # steps may become so much shorter, as other requests end
 
 
 class LeastSlack(Feature):
-    """Maximises goodput: requests that meet their `ttft_ms`.
+    """Maximises goodput: requests that meet their `ttft_ms` and `tpot_ms`.
 
-    Slack is the time left to a request's target less the time its uncached prompt takes, at the
-    rate measured lately. Those that cannot meet the target any more go after those that can.
+    Waiting requests: slack is the time left to a request's target for the first token less the
+    time its uncached prompt takes. The least goes first; those that cannot meet the target any
+    more go after those that can.
+
+    Running requests: each token has a deadline, `tpot_ms` after the one before, counted from the
+    first, so that tokens which came early may be waited for later. A step computes only so much of
+    prompts that nobody's next token is late, and starts none while all the time is needed. Those
+    that would miss their target even if steps were `HOPE` times as long hold nobody up.
+
+    Both guards are those of Scorpio (arXiv:2505.23022: least deadline first for first tokens,
+    credits for later ones); that prompts are cut to the time between tokens is from Sarathi-Serve
+    (arXiv:2403.02310 s4), here with what steps took lately in place of a profile.
     """
 
-    def __init__(self, cached_tokens: Callable[[Req], int], clock: Clock) -> None:
-        self._cached_tokens = cached_tokens
-        self._clock = clock
-        self._rate = FIRST_RATE
-        self._last: tuple[float, int] | None = None  # when a step began, and its tokens
+    def __init__(self, context: PolicyContext) -> None:
+        self._cached_tokens = context.cached_tokens
+        self._clock = context.clock
+        self._decode_s = 0.0  # of a step without prompts
+        self._prompts = 1.0, FIRST_RATE  # seconds beyond that, and for how many tokens
+        self._began_s: float | None = None  # when the newest step was launched
+        self._under_way: deque[int] = deque(maxlen=context.inflight)  # their prompt tokens
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         """See `SchedulePolicy.order`."""
@@ -35,21 +50,65 @@ class LeastSlack(Feature):
         ranked = sorted(waiting[:WINDOW], key=lambda r: (slack[r.order] < 0, slack[r.order]))
         return [*ranked, *waiting[WINDOW:]]
 
-    def on_batch(self, batch: Batch) -> None:
-        """Measure how many tokens a second are computed while there is work."""
+    def prompt_tokens(self, running: Sequence[Req], priority: int) -> int:
+        """See `PacingPolicy.prompt_tokens`."""
         now = self._clock()
-        if self._last and now > self._last[0]:
-            rate = self._last[1] / (now - self._last[0])
-            self._rate += SMOOTHING * (rate - self._rate)
-        self._last = (now, batch.num_tokens) if batch.slices else None
+        spare = min((self._spare(r, now) for r in running if r.priority >= priority), default=inf)
+        return sys.maxsize if spare == inf else max(0, int(spare / self._token_s))
+
+    def on_batch(self, batch: Batch) -> None:
+        """Measure how long steps take, with and without prompts, while there is work."""
+        now = self._clock()
+        if not batch.slices:
+            self._under_way.clear()
+            self._began_s = None
+            return
+        if self._began_s is not None and len(self._under_way) == self._under_way.maxlen:
+            self._measure(self._under_way[0], now - self._began_s)
+        sizes = [] if batch.decodes else [s.stop - s.start for s in batch.slices]
+        self._under_way.append(sum(size for size in sizes if size > 1))
+        self._began_s = now
+
+    def _measure(self, prompt_tokens: int, seconds: float) -> None:
+        """A step took so long."""
+        if prompt_tokens:
+            spent, tokens = self._prompts
+            keep = 1 - SMOOTHING
+            beyond = max(0.0, seconds - self._decode_s)
+            self._prompts = keep * spent + beyond, keep * tokens + prompt_tokens
+        elif self._decode_s:
+            self._decode_s += SMOOTHING * (seconds - self._decode_s)
+        else:
+            self._decode_s = seconds
+
+    @property
+    def _token_s(self) -> float:
+        seconds, tokens = self._prompts
+        return max(seconds / tokens, 1e-9)
 
     def _slack(self, req: Req, now: float) -> float:
         request = req.request
         target = request.ttft_ms if isinstance(request, GenerateRequest) else None
         due = req.arrived_s + (DEFAULT_TTFT_MS if target is None else target) / 1e3
-        return due - now - (req.num_tokens - self._cached_tokens(req)) / max(self._rate, 1.0)
+        return due - now - (req.num_tokens - self._cached_tokens(req)) * self._token_s
+
+    def _spare(self, req: Req, now: float) -> float:
+        """Seconds that the next step may take beyond a decode for `req` to keep its target."""
+        request, left = req.request, req.max_tokens - req.num_tokens
+        if not isinstance(request, GenerateRequest) or request.tpot_ms is None:
+            return inf
+        if not req.first_token_s or left <= 0:
+            return inf
+        # ---- tokens of this life: [0, done) known or in flight | [done, done + left) to come
+        done = req.num_tokens - req.prompt_len - len(request.output_ids)
+        next_due = req.first_token_s + done * request.tpot_ms / 1e3
+        last_due = next_due + (left - 1) * request.tpot_ms / 1e3
+        to_last = (req.pending + left) * self._decode_s
+        if now + HOPE * to_last > last_due:
+            return inf  # lost
+        return min(next_due - (req.pending + 1) * self._decode_s, last_due - to_last) - now
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
     """See `schedule_policy`."""
-    return LeastSlack(context.cached_tokens, context.clock)
+    return LeastSlack(context)
