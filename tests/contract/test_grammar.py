@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -432,6 +433,185 @@ def test_a_keyword_is_enforced_or_refused(name, schema, bad) -> None:
     assert not (accept(matcher, bad.encode()) and matcher.is_accepting())
 
 
+def in_tag(schema: object, *, old: bool) -> GrammarSpec:
+    if old:
+        tag = {"begin": "<t>", "schema": schema, "end": "</t>"}
+        value = {"structures": [tag], "triggers": ["<t>"], "at_least_one": True}
+    else:
+        content = {"type": "json_schema", "json_schema": schema}
+        value = {"format": {"type": "tag", "begin": "<t>", "content": content, "end": "</t>"}}
+    return GrammarSpec("structural_tag", json.dumps(value))
+
+
+def refusal(name: str, spec: GrammarSpec) -> RequestError | None:
+    try:
+        backend(name).compile(spec)
+    except RequestError as caught:
+        error = caught
+    else:
+        return None
+    assert (error.param, error.status) == (spec.kind, 400)
+    return error
+
+
+KEYWORDS = [
+    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "[1,2]", "[1,1]"),
+    ({"type": "integer", "not": {"const": 3}}, "4", "3"),
+    ({"type": "array", "contains": {"const": 1}}, "[1]", "[2]"),
+    ({"allOf": [{"type": "integer"}, {"minimum": 5}]}, "5", "4"),
+    ({"type": "integer", "multipleOf": 3}, "6", "4"),
+    ({"minimum": 5}, "5", "4"),
+    ({"type": "string", "minLength": 2, "pattern": "^a*$"}, '"aa"', '"a"'),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "1.5", "1"),
+    ({"type": "object", "properties": {"a": {"format": "zzz"}}}, '{"a":1}', '{"a":01}'),
+    ({"type": "object", "minProperties": 2}, '{"a":1,"b":1}', '{"a":1}'),
+    ({"type": "object", "properties": {"a": {"type": "null"}}}, '{"b":1}', '{"a":1}'),
+    ({"type": "array", "prefixItems": [{"type": "null"}]}, "[null,1]", "[1]"),
+    ({"$defs": {"n": {"minimum": 2, "type": "integer"}}, "$ref": "#/$defs/n"}, "2", "1"),
+    (PERSON, '{ "name" : "x", "age" : 1 }', '{"age":1,"name":"x"}'),
+    (True, '[{"a": 1}]', "[1"),
+]
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+@pytest.mark.parametrize(("schema", "good", "bad"), KEYWORDS, ids=lambda x: json.dumps(x)[:50])
+def test_a_schema_in_a_tag_is_held_or_refused_like_one_alone(name, schema, good, bad, old) -> None:
+    if name == "outlines_core":
+        pytest.skip("it has no structural tags")
+    spec = in_tag(schema, old=old)
+    alone = refusal(name, GrammarSpec("json_schema", json.dumps(schema)))
+
+    if alone is not None:
+        place = "#/structures/0/schema" if old else "#/format/content/json_schema"
+        wanted = str(alone).replace("json_schema: #", f"structural_tag: {place}", 1)
+        assert str(refusal(name, spec)) == wanted
+        return
+    grammar = backend(name).compile(spec)
+    matcher = grammar.matcher()
+    assert accept(matcher, f"<t>{good}</t>".encode())
+    assert matcher.is_accepting()
+    assert not accept(grammar.matcher(), f"<t>{bad}</t>".encode())
+
+
+def test_some_schemas_in_tags_are_held_and_some_refused(name) -> None:
+    if name == "outlines_core":
+        pytest.skip("it has no structural tags")
+    refused = [refusal(name, in_tag(schema, old=False)) is not None for schema, _, _ in KEYWORDS]
+
+    assert 5 <= sum(refused) <= len(refused) - 5
+
+
+def test_no_schema_in_a_tag_fills_with_white_space(name) -> None:
+    if name == "outlines_core":
+        pytest.skip("it has no structural tags")
+    matcher = compiled(name, in_tag(PERSON, old=False)).matcher()
+
+    assert accept(matcher, b"<t>{")
+    written = 0
+    while matcher.accept(ord("\n")) or matcher.accept(ord(" ")):
+        written += 1
+        assert written < 100
+
+
+@pytest.mark.skipif("xgrammar" not in NAMES, reason="xgrammar is not installed")
+def test_what_the_other_styles_of_tags_would_ignore_is_refused() -> None:
+    def styled(of_k: object, **extra: object) -> GrammarSpec:
+        schema = {"type": "object", "properties": {"k": of_k}, "required": ["k"]}
+        content = {"type": "json_schema", "json_schema": schema, "style": "qwen_xml", **extra}
+        tag = {"type": "tag", "begin": "<t>", "content": content, "end": "</t>"}
+        return GrammarSpec("structural_tag", json.dumps({"format": tag}))
+
+    grammar = backend("xgrammar").compile(styled({"type": "integer", "minimum": 5}))
+    good, bad = (b"<t><parameter=k>%d</parameter></t>" % n for n in (7, 4))
+    assert accept(grammar.matcher(), good)
+    assert not accept(grammar.matcher(), bad)
+    places = [
+        (styled({"type": "string", "minLength": 2}), "/json_schema/properties/k/minLength"),
+        (styled({"type": "null"}, any_order=True), "/any_order"),
+        (styled({"type": "null"}, excludes=["x"]), "/excludes"),
+    ]
+    for spec, place in places:
+        assert f"structural_tag: #/format/content{place} is" in str(refusal("xgrammar", spec))
+        assert "llguidance" in str(refusal("llguidance", spec))  # it has no such styles
+
+
+def test_what_lark_has_no_words_for_is_refused() -> None:
+    text = {"type": "any_text", "max_tokens": 3}
+    spec = GrammarSpec(
+        "structural_tag", json.dumps({"format": {"type": "optional", "content": text}})
+    )
+
+    message = "structural_tag: #/format/content/max_tokens is not supported by grammar.backend"
+    assert str(refusal("llguidance", spec)) == f"{message} llguidance"
+
+
+def of_a(schema: object) -> dict[str, object]:
+    return {"type": "object", "properties": {"x": {"type": "null"}, "a": schema}}
+
+
+PLACES = [
+    (of_a({"type": "nope"}), "#/properties/a/type", "nope"),
+    (of_a({"type": "array", "uniqueItems": True}), "#/properties/a/uniqueItems", "uniqueItems"),
+    (of_a({"$ref": "#/nowhere"}), "#/properties/a/$ref", ""),
+    (of_a({"type": "string", "pattern": "(a"}), "#/properties/a/pattern", ""),
+    (of_a({"not": {}}), "#/properties/a/not", ""),
+    (of_a(7), "#/properties/a", ""),
+    ({"type": "object", "properties": 5}, "#/properties", "object"),
+    ({"type": "array", "items": of_a({"type": "a/b"})}, "#/items/properties/a/type", "a/b"),
+    (of_a({"anyOf": [{"type": "null"}, {"type": "x"}]}), "#/properties/a/anyOf/1/type", "x"),
+    ({"$defs": {"n": {"type": "y"}}, **of_a({"$ref": "#/$defs/n"})}, "#/$defs/n/type", "y"),
+    ({"type": "object", "properties": {"a/b~": {"type": "z"}}}, "#/properties/a~1b~0/type", "z"),
+    (of_a({"type": "string", "format": "zzz"}), "#/properties/a/format", "zzz"),
+    ({"$ref": "#"}, "#/$ref", "matches no text"),
+    (
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        "#/$defs/b/$ref",
+        "matches no text",
+    ),
+    (of_a({}) | {"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "#/properties/a/$ref", ""),
+]
+
+
+@pytest.mark.parametrize("place", ["alone", "in a tag"])
+@pytest.mark.parametrize(("schema", "at", "reason"), PLACES, ids=lambda x: json.dumps(x)[:60])
+def test_a_refusal_says_where_in_the_schema(name, schema, at, reason, place) -> None:
+    if place == "alone":
+        found = refusal(name, GrammarSpec("json_schema", json.dumps(schema)))
+        assert str(found).startswith(f"json_schema: {at}")
+    elif name == "outlines_core":
+        pytest.skip("it has no structural tags")
+    else:
+        found = refusal(name, in_tag(schema, old=True))
+        assert str(found).startswith(f"structural_tag: #/structures/0/schema{at[1:]}")
+    assert reason in str(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "places"),
+    [
+        ("regex", "ab(a", r"position [345]"),
+        ("regex", "a/b/[b-a]", r"position [67]|lower bound"),
+        ("ebnf", 'root ::= "a"\nb ::= [0-9]\nc ::= (b |\nd ::= "x', r"line [34]"),
+        ("ebnf", 'root ::= "a" b\n\nb ::= [z-a]', r"line 3"),
+        ("ebnf", 'root ::= "a"\nb-c ::= )', r"line 2"),
+        ("ebnf", 'root ::= "a" |\n  b', r"line [12]"),
+    ],
+)
+def test_a_refusal_says_where_in_the_text(name, kind, text, places) -> None:
+    if name == "outlines_core" and kind == "ebnf":
+        pytest.skip("it has no EBNF")
+    key = {"regex": "pattern", "ebnf": "grammar"}[kind]
+    tag = {"type": {"ebnf": "grammar"}.get(kind, kind), key: text}
+    tags = {"format": {"type": "sequence", "elements": [{"type": "any_text"}, tag]}}
+
+    found = str(refusal(name, GrammarSpec(kind, text)))
+    assert re.search(places, found), found
+    assert "start:" not in found  # nothing of what was made of it
+    if name != "outlines_core":
+        inner = str(refusal(name, GrammarSpec("structural_tag", json.dumps(tags))))
+        assert inner == found.replace(kind, f"structural_tag: #/format/elements/1/{key}", 1)
+
+
 @pytest.mark.skipif("xgrammar" not in NAMES, reason="xgrammar is not installed")
 def test_what_the_first_library_cannot_do_the_second_does() -> None:
     both = make_backend("combined")
@@ -439,6 +619,7 @@ def test_what_the_first_library_cannot_do_the_second_does() -> None:
         (SCHEMA, '{"name":"x","age":1}'),
         (GrammarSpec("json_schema", '{"allOf": [{"type": "integer"}, {"minimum": 5}]}'), "7"),
         (GrammarSpec("structural_tag", json.dumps(SEQUENCE)), "Az<t></t>"),
+        (in_tag({"allOf": [{"type": "integer"}, {"minimum": 5}]}, old=True), "<t>7</t>"),
     ]
     marks = []
     for spec, text in cases:
@@ -447,7 +628,7 @@ def test_what_the_first_library_cannot_do_the_second_does() -> None:
         marks.append(made.dump()[:1])
         assert all(accept(grammar.matcher(), text.encode()) for grammar in (made, again))
 
-    assert marks == [b"x", b"l", b"x"]
+    assert marks == [b"x", b"l", b"x", b"l"]
     with pytest.raises(RequestError, match="nope"):  # not valid: nobody else is asked
         both.compile(GrammarSpec("json_schema", '{"type": "nope"}'))
     with pytest.raises(RequestError, match="another library"):

@@ -18,6 +18,7 @@ from sylvan.runtime.features.grammar.schema import (
     Schema,
     are_disjoint,
     counts_on_names,
+    pointer,
     resolve,
     types_of_value,
 )
@@ -111,7 +112,7 @@ class _Walk:
 
     def __init__(self, dialect: Dialect, root: Schema) -> None:
         self._dialect, self._root = dialect, root
-        self._todo: list[tuple[str, Any, str | None]] = [("json_schema", root, None)]
+        self._todo: list[tuple[str, Any, str | None]] = [("#", root, None)]
         self._seen: set[int] = set()
 
     def run(self) -> None:
@@ -124,15 +125,15 @@ class _Walk:
 
     def _node(self, at: str, node: Schema, kind: str | None) -> None:
         for keyword in sorted(_NEVER & node.keys()):
-            raise self._refusal(f"{at}.{keyword}")
+            raise self._refusal(f"{at}/{keyword}")
         if "$id" in node and node is not self._root:
-            raise self._refusal(f"{at}.$id")
+            raise self._refusal(f"{at}/$id")
         said = {k for k in node if k in _TYPED and not _says_nothing(node, k)}
         first = [k for k in _FIRST if k in node]
         if first:
             beside = sorted({*first[1:], *said})
             if beside:
-                raise self._refusal(f"{at}.{beside[0]}", f"beside {first[0]}")
+                raise self._refusal(f"{at}/{beside[0]}", f"beside {first[0]}")
             self._applicator(at, node, first[0])
             return
         kinds = self._kinds(at, node, said, kind)
@@ -148,7 +149,7 @@ class _Walk:
         if len(inferred) == 1:
             return list(inferred)
         if said:
-            raise self._refusal(f"{at}.{min(said)}", "without type")
+            raise self._refusal(f"{at}/{min(said)}", "without type")
         return []
 
     def _applicator(self, at: str, node: Schema, keyword: str) -> None:
@@ -156,18 +157,18 @@ class _Walk:
         if keyword == "$ref":
             target = resolve(self._root, value)
             if target is None or "type" in node:
-                raise self._refusal(f"{at}.$ref", "to elsewhere" if target is None else "and type")
-            self._todo.append((f"{at}.$ref", target, None))
+                raise self._refusal(f"{at}/$ref", "to elsewhere" if target is None else "and type")
+            self._todo.append((value, target, None))
         elif keyword in ("const", "enum"):
             self._values(at, node, [value] if keyword == "const" else value)
         elif "type" in node:
-            raise self._refusal(f"{at}.type", f"beside {keyword}")
+            raise self._refusal(f"{at}/type", f"beside {keyword}")
         elif isinstance(value, list):
             if keyword == "allOf" and len(value) > 1:
-                raise self._refusal(f"{at}.allOf", "of several")
+                raise self._refusal(f"{at}/allOf", "of several")
             if keyword == "oneOf" and not are_disjoint(value, self._root):
-                raise self._refusal(f"{at}.oneOf", "of schemas that may overlap")
-            self._todo += [(f"{at}.{keyword}[{i}]", part, None) for i, part in enumerate(value)]
+                raise self._refusal(f"{at}/oneOf", "of schemas that may overlap")
+            self._todo += [(pointer(at, keyword, i), part, None) for i, part in enumerate(value)]
 
     def _values(self, at: str, node: Schema, values: Any) -> None:
         named = node.get("type")
@@ -175,33 +176,33 @@ class _Walk:
             return
         kinds = {named} if isinstance(named, str) else set(named)
         if not all(kinds & types_of_value(value) for value in values):
-            raise self._refusal(f"{at}.type", "that some of the values do not have")
+            raise self._refusal(f"{at}/type", "that some of the values do not have")
 
     def _typed(self, at: str, node: Schema, kind: str, said: Set[str]) -> None:
         dialect = self._dialect
         for keyword in sorted(said - dialect.typed.get(kind, frozenset())):
-            raise self._refusal(f"{at}.{keyword}")
+            raise self._refusal(f"{at}/{keyword}")
         for group in dialect.exclusive:
             both = sorted(said & group)
             if len(both) > 1:
-                raise self._refusal(f"{at}.{both[1]}", f"beside {both[0]}")
+                raise self._refusal(f"{at}/{both[1]}", f"beside {both[0]}")
         if kind == "string":
             self._string(at, node)
         elif kind == "integer":
             if "multipleOf" in node and not isinstance(node["multipleOf"], int):
-                raise self._refusal(f"{at}.multipleOf", "that is no integer")
+                raise self._refusal(f"{at}/multipleOf", "that is no integer")
         elif kind == "object":
             self._object(at, node)
         elif kind == "array":
-            self._todo.append((f"{at}.items", node.get("items"), None))
+            self._todo.append((f"{at}/items", node.get("items"), None))
             for i, part in enumerate(_list(node, "prefixItems")):
-                self._todo.append((f"{at}.prefixItems[{i}]", part, None))
+                self._todo.append((pointer(at, "prefixItems", i), part, None))
 
     def _string(self, at: str, node: Schema) -> None:
         if "format" in node and node["format"] not in self._dialect.formats:
-            raise self._refusal(f"{at}.format", repr(node["format"]))
+            raise self._refusal(f"{at}/format", repr(node["format"]))
         if "pattern" in node:
-            self._pattern(f"{at}.pattern", node["pattern"])
+            self._pattern(f"{at}/pattern", node["pattern"])
 
     def _pattern(self, at: str, pattern: Any) -> None:
         if not isinstance(pattern, str) or not self._dialect.patterns.fullmatch(pattern):
@@ -210,24 +211,26 @@ class _Walk:
     def _object(self, at: str, node: Schema) -> None:
         properties, patterns = _map(node, "properties"), _map(node, "patternProperties")
         if counts_on_names(node):
-            raise self._refusal(f"{at}.minProperties", "of names that are not given")
+            raise self._refusal(f"{at}/minProperties", "of names that are not given")
         unnamed = [r for r in _list(node, "required") if r not in properties]
         if unnamed:
-            raise self._refusal(f"{at}.required", f"of {unnamed[0]!r}, which is no property,")
+            raise self._refusal(f"{at}/required", f"of {unnamed[0]!r}, which is no property,")
         if len(patterns) > 1:
-            raise self._refusal(f"{at}.patternProperties", "of several patterns")
+            raise self._refusal(f"{at}/patternProperties", "of several patterns")
         for name in properties:
             if json.dumps(name, ensure_ascii=False) != f'"{name}"':
-                raise self._refusal(f"{at}.properties.{name!r}", "a name with escapes,")
+                raise self._refusal(pointer(at, "properties", name), "a name with escapes,")
         for pattern, part in patterns.items():
-            self._pattern(f"{at}.patternProperties.{pattern}", pattern)
-            self._todo.append((f"{at}.patternProperties.{pattern}", part, None))
-        self._todo += [(f"{at}.properties.{name}", part, None) for name, part in properties.items()]
-        self._todo.append((f"{at}.additionalProperties", node.get("additionalProperties"), None))
-        self._todo.append((f"{at}.propertyNames", node.get("propertyNames"), "string"))
+            self._pattern(pointer(at, "patternProperties", pattern), pattern)
+            self._todo.append((pointer(at, "patternProperties", pattern), part, None))
+        self._todo += [
+            (pointer(at, "properties", name), part, None) for name, part in properties.items()
+        ]
+        self._todo.append((f"{at}/additionalProperties", node.get("additionalProperties"), None))
+        self._todo.append((f"{at}/propertyNames", node.get("propertyNames"), "string"))
 
     def _refusal(self, at: str, how: str = "") -> NotSupportedError:
-        message = f"{at} {how}".rstrip() + " is not supported by grammar.backend"
+        message = f"json_schema: {at} {how}".rstrip() + " is not supported by grammar.backend"
         return NotSupportedError(f"{message} {self._dialect.backend}", param="json_schema")
 
 

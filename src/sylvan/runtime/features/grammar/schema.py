@@ -13,9 +13,25 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec
 
 Schema = Mapping[str, Any]
 
-_ONE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_ONE = (
+    "items",
+    "additionalProperties",
+    "propertyNames",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
+_MAPS = (
+    "properties",
+    "patternProperties",
+    "dependentSchemas",
+    *(DEFINITIONS := ("$defs", "definitions")),
+)
 _MAX_REFS = 8  # followed in a row
 _MAX_DEPTH = 8  # of properties that tell schemas apart
 
@@ -24,33 +40,98 @@ def object_schema(spec: GrammarSpec) -> Schema:
     """The schema of a spec as an object: `true` allows what the empty one does.
 
     Raises:
-        RequestError: it is no schema, or allows no value.
+        RequestError: it is no schema, or allows no value; names the place.
     """
     schema = spec.json()
     if schema is True:
         return {}
     if schema is False:
-        raise RequestError("json_schema matches no text at all", param="json_schema")
+        raise RequestError("json_schema: # matches no text at all", param="json_schema")
     if not isinstance(schema, dict):
         raise RequestError("json_schema must be an object", param="json_schema")
+    at = endless(schema)
+    if at is not None:
+        message = f"json_schema: {at} refers back to itself without end: it matches no text at all"
+        raise RequestError(message, param="json_schema")
     return schema
 
 
-def walk(schema: Any, path: str = "json_schema") -> Iterator[tuple[str, Schema]]:
+def pointer(at: str, *parts: str | int) -> str:
+    """A JSON pointer, some steps further down (RFC 6901, section 3)."""
+    return "/".join([at, *(str(p).replace("~", "~0").replace("/", "~1") for p in parts)])
+
+
+def children(node: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """What stands where schemas of a schema stand, with the steps to it; definitions last."""
+    yield from (((key,), node[key]) for key in _ONE if key in node)
+    for key in _LISTS:
+        if isinstance(node.get(key), list):
+            yield from (((key, i), part) for i, part in enumerate(node[key]))
+    for key in _MAPS:
+        if isinstance(node.get(key), dict):
+            yield from (((key, name), part) for name, part in node[key].items())
+
+
+def walk(schema: Any, at: str = "#") -> Iterator[tuple[str, Schema]]:
     """All schemas in a schema that are objects, with their places; itself first."""
-    stack = [(path, schema)]
+    stack = [(at, schema)]
     while stack:
-        at, node = stack.pop()
-        if not isinstance(node, dict):
-            continue
-        yield at, node
-        stack += [(f"{at}.{key}", node[key]) for key in _ONE if key in node]
-        for key in _LISTS:
-            if isinstance(node.get(key), list):
-                stack += [(f"{at}.{key}[{i}]", part) for i, part in enumerate(node[key])]
-        for key in _MAPS:
-            if isinstance(node.get(key), dict):
-                stack += [(f"{at}.{key}.{name}", part) for name, part in node[key].items()]
+        here, node = stack.pop()
+        if isinstance(node, dict):
+            yield here, node
+            stack += [(pointer(here, *steps), part) for steps, part in children(node)]
+
+
+def endless(root: Schema) -> str | None:
+    """Where a schema asks for itself in a value, in that value again, and so on; None: nowhere.
+
+    Only what every value must have is followed, so that what is found matches nothing for certain.
+    """
+    under_way: set[int] = {id(root)}
+    done: set[int] = set()
+    stack = [(root, _musts(root, "#", root))]
+    while stack:
+        node, rest = stack[-1]
+        at, base, part = next(rest, ("", "", None))
+        if part is None:
+            under_way.discard(id(node))
+            done.add(id(node))
+            stack.pop()
+        elif id(part) in under_way:
+            return at
+        elif id(part) not in done:
+            under_way.add(id(part))
+            stack.append((part, _musts(root, base, part)))
+    return None
+
+
+def _musts(root: Schema, at: str, node: Schema) -> Iterator[tuple[str, str, Schema]]:
+    """Schemas that a value by `node` has to satisfy, itself or with something in it.
+
+    With who asks for them, and where they stand.
+    """
+    found: list[tuple[tuple[str | int, ...], Any]] = []
+    target = resolve(root, node.get("$ref"))
+    if isinstance(target, dict):
+        yield pointer(at, "$ref"), node["$ref"], target
+    for key in ("allOf", "anyOf", "oneOf"):
+        parts = node.get(key)
+        if isinstance(parts, list) and (key == "allOf" or len(parts) == 1):
+            found += [((key, i), part) for i, part in enumerate(parts)]
+    if node.get("type") == "object" and isinstance(node.get("properties"), dict):
+        required, properties = _strings(node.get("required")), node["properties"]
+        found += [(("properties", n), properties[n]) for n in required if n in properties]
+    least = node.get("minItems")
+    if node.get("type") == "array" and isinstance(least, int) and least > 0:
+        first = node.get("prefixItems")
+        first = first[:least] if isinstance(first, list) else []
+        found += [(("prefixItems", i), part) for i, part in enumerate(first)]
+        if len(first) < least:
+            found.append((("items",), node.get("items")))
+    for steps, part in found:
+        if isinstance(part, dict):
+            here = pointer(at, *steps)
+            yield here, here, part
 
 
 def counts_on_names(node: Schema) -> bool:

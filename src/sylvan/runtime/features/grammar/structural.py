@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.schema import pointer
+from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 
 Node = Mapping[str, Any]
 
 _ANY_TEXT = r"(.|\n)*"
 _SLASHES = re.compile(r"\\.|/|\n", re.DOTALL)
+_LEAVES = {
+    "json_schema": ("json_schema", "json_schema"),
+    "qwen_xml_parameter": ("json_schema", "json_schema"),
+    "regex": ("pattern", "regex"),
+    "grammar": ("grammar", "ebnf"),
+}
+"""What holds a grammar of its own: under which key, and of which kind."""
+_BEYOND = {"any_order": False, "max_chars": None, "max_tokens": None, "max_whitespace_cnt": None}
+"""Keys that Lark grammars have nothing for, with the values that ask for nothing."""
+_TAG = re.compile(r"#/format/tags/(\d+)(/content/json_schema)?")
 
 
 def tree_of(spec: GrammarSpec) -> Node:
@@ -28,15 +39,15 @@ def tree_of(spec: GrammarSpec) -> Node:
     """
     value = spec.json()
     if not isinstance(value, dict):
-        raise _wrong("structural_tag", "must be an object")
+        raise RequestError("structural_tag must be an object", param="structural_tag")
     if isinstance(value.get("format"), dict):
         return value["format"]
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
-        raise _wrong("structural_tag", "needs `format`, or `structures` and `triggers`")
-    tags = [_old_tag(tag, f"structures[{i}]") for i, tag in enumerate(structures)]
+        raise _wrong("#", "needs `format`, or `structures` and `triggers`")
+    tags = [_old_tag(tag, pointer("#/structures", i)) for i, tag in enumerate(structures)]
     if not tags or not triggers:
-        raise _wrong("structural_tag", "needs at least one structure and one trigger")
+        raise _wrong("#", "needs at least one structure and one trigger")
     return {
         "type": "triggered_tags",
         "triggers": triggers,
@@ -44,6 +55,55 @@ def tree_of(spec: GrammarSpec) -> Node:
         "at_least_one": bool(value.get("at_least_one", False)),
         "stop_after_first": bool(value.get("stop_after_first", False)),
     }
+
+
+def leaves(node: Any, at: str = "#/format") -> Iterator[tuple[str, GrammarSpec]]:
+    """The grammars in a tree, with the places where they stand in it."""
+    if isinstance(node, list):
+        for i, part in enumerate(node):
+            yield from leaves(part, pointer(at, i))
+    elif isinstance(node, dict):
+        known = _LEAVES.get(str(node.get("type")))
+        if known is None:
+            for key, part in node.items():
+                yield from leaves(part, pointer(at, key))
+            return
+        value = node.get(known[0])
+        text = value if isinstance(value, str) and known[1] != "json_schema" else json.dumps(value)
+        yield pointer(at, known[0]), GrammarSpec(known[1], text)
+
+
+def with_leaves(node: Any, change: Callable[[Node, str], Node], at: str = "#/format") -> Any:
+    """The tree with other nodes for those that hold a grammar; `change` gets them and places."""
+    if isinstance(node, list):
+        return [with_leaves(part, change, pointer(at, i)) for i, part in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    if str(node.get("type")) in _LEAVES:
+        return change(node, at)
+    return {key: with_leaves(part, change, pointer(at, key)) for key, part in node.items()}
+
+
+def within(tags: GrammarSpec, at: str, kind: str, message: str) -> str:
+    """What is said of a grammar in structural tags, as said of the tags the way they are written.
+
+    Args:
+        tags: The structural tags.
+        at: Where the grammar stands in their tree.
+        kind: The grammar's.
+        message: Begins with `kind`, and then the place, if any.
+    """
+    rest = message.removeprefix(kind)
+    joined = at + rest.removeprefix(": #") if rest.startswith(": #") else at + rest
+    return f"structural_tag: {as_written(tags, joined)}"
+
+
+def as_written(tags: GrammarSpec, message: str) -> str:
+    """A message with the places of the old form, where tags are written so."""
+    value = tags.json()
+    if isinstance(value, dict) and isinstance(value.get("format"), dict):
+        return message
+    return _TAG.sub(lambda m: f"#/structures/{m[1]}" + ("/schema" if m[2] else ""), message)
 
 
 def literal(text: str, special: Mapping[str, int]) -> str:
@@ -87,11 +147,18 @@ class LarkWriter:
     Args:
         special: Control tokens by name.
         ebnf: Turns an EBNF grammar into a Lark grammar; raises RequestError.
+        schema: Checks a JSON schema, and adds how it is to be compiled; raises RequestError.
     """
 
-    def __init__(self, special: Mapping[str, int], ebnf: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        special: Mapping[str, int],
+        ebnf: Callable[[str], str],
+        schema: Callable[[GrammarSpec], str],
+    ) -> None:
         self._special = special
-        self._ebnf = ebnf
+        self._ebnf, self._schema = ebnf, schema
+        self._spec = GrammarSpec("structural_tag", "{}")
         self._rules: list[str] = [f"TEXT: /{_ANY_TEXT}/"]
         self._others: list[str] = []
         self._kinds: Mapping[str, Callable[[Node, str], str]] = {
@@ -112,9 +179,17 @@ class LarkWriter:
             "repeat": self._repeat,
         }
 
-    def write(self, tree: Node) -> str:
-        """The grammar of a whole output."""
-        start = self._expression(tree, "format")
+    def write(self, spec: GrammarSpec) -> str:
+        """The grammar of a whole output.
+
+        Raises:
+            RequestError: names the place.
+        """
+        self._spec = spec
+        try:
+            start = self._expression(tree_of(spec), "#/format")
+        except RequestError as error:
+            raise type(error)(as_written(spec, str(error)), param="structural_tag") from None
         main = "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
         if not self._others:
             return main
@@ -125,9 +200,12 @@ class LarkWriter:
     def _expression(self, node: object, at: str) -> str:
         if not isinstance(node, dict):
             raise _wrong(at, "must be an object")
-        write = self._kinds.get(node.get("type", ""))
+        write = self._kinds.get(str(node.get("type")))
         if write is None:
-            raise _wrong(f"{at}.type", f"{node.get('type')!r} is not supported by this backend")
+            raise _unable(pointer(at, "type"), repr(node.get("type")))
+        for key, usual in _BEYOND.items():
+            if node.get(key, usual) != usual:
+                raise _unable(pointer(at, key))
         return write(node, at)
 
     def _rule(self, expression: str, attributes: str = "") -> str:
@@ -139,22 +217,30 @@ class LarkWriter:
         return literal(text, self._special)
 
     def _json_schema(self, node: Node, at: str) -> str:
-        if node.get("style", "json") != "json":
-            raise _wrong(f"{at}.style", f"{node['style']!r} is not supported by this backend")
-        schema = node.get("json_schema")
-        if not isinstance(schema, dict | bool):
-            raise _wrong(f"{at}.json_schema", "must be a JSON schema")
-        return self._rule(f"%json {json.dumps({} if schema is True else schema)}")
+        for key, usual in (("style", "json"), ("excludes", [])):
+            if node.get(key, usual) != usual:
+                raise _unable(pointer(at, key), repr(node[key]))
+        if not isinstance(node.get("json_schema"), dict | bool):
+            raise _wrong(pointer(at, "json_schema"), "must be a JSON schema")
+        return self._rule(f"%json {self._leaf(node, at, self._schema)}")
 
     def _regex(self, node: Node, at: str) -> str:
         return self._rule(f"/{escape_slashes(_string(node, 'pattern', at))}/")
 
     def _grammar(self, node: Node, at: str) -> str:
-        self._others.append(self._ebnf(_string(node, "grammar", at)))
+        _string(node, "grammar", at)
+        self._others.append(self._leaf(node, at, lambda spec: self._ebnf(spec.text)))
         return f"@g{len(self._others) - 1}"
 
+    def _leaf(self, node: Node, at: str, read: Callable[[GrammarSpec], str]) -> str:
+        place, leaf = next(leaves(node, at))
+        try:
+            return read(leaf)
+        except RequestError as error:
+            raise type(error)(within(self._spec, place, leaf.kind, str(error))) from None
+
     def _any_text(self, node: Node, at: str) -> str:
-        excludes = _strings(node.get("excludes", []), f"{at}.excludes")
+        excludes = _strings(node.get("excludes", []), pointer(at, "excludes"))
         if not excludes:
             return "TEXT"
         words = "|".join(escape_slashes(re.escape(word)) for word in excludes)
@@ -166,7 +252,7 @@ class LarkWriter:
         token = node.get("token")
         found = self._special.get(token) if isinstance(token, str) else token
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-            raise _wrong(f"{at}.token", f"{token!r} is not a control token of this model")
+            raise _wrong(pointer(at, "token"), f"{token!r} is not a control token of this model")
         return f"<[{found}]>"
 
     def _sequence(self, node: Node, at: str) -> str:
@@ -178,19 +264,19 @@ class LarkWriter:
             if skip:
                 skip = False
             elif _is_text(part) and after and after.get("type") == "const_string":
-                written.append(self._until(_string(after, "value", f"{at}.elements[{i + 1}]")))
+                written.append(self._until(_string(after, "value", pointer(at, "elements", i + 1))))
                 skip = True
             else:
-                written.append(self._expression(part, f"{at}.elements[{i}]"))
+                written.append(self._expression(part, pointer(at, "elements", i)))
         return " ".join(f"({part})" for part in written) or '""'
 
     def _any(self, node: Node, key: str, at: str) -> str:
         parts = _nodes(node, key, at)
-        written = [self._expression(part, f"{at}.{key}[{i}]") for i, part in enumerate(parts)]
+        written = [self._expression(part, pointer(at, key, i)) for i, part in enumerate(parts)]
         return f"({' | '.join(written)})"
 
     def _content(self, node: Node, at: str) -> str:
-        return self._expression(node.get("content"), f"{at}.content")
+        return self._expression(node.get("content"), pointer(at, "content"))
 
     def _until(self, end: str) -> str:
         """Any text up to the first `end`."""
@@ -202,7 +288,7 @@ class LarkWriter:
         """The tag without the first `skip` characters of its begin."""
         begin = node.get("begin")
         if isinstance(begin, dict):
-            written = self._token(begin, f"{at}.begin")
+            written = self._token(begin, pointer(at, "begin"))
         else:
             rest = _string(node, "begin", at)[skip:]
             written = self._literal(rest) if rest else '""'
@@ -210,22 +296,22 @@ class LarkWriter:
         if isinstance(content, dict) and _is_text(content) and isinstance(end, str) and end:
             return self._rule(f"{written} {self._until(end)}")
         if isinstance(end, dict):
-            closing = self._token(end, f"{at}.end")
+            closing = self._token(end, pointer(at, "end"))
         else:
-            ends = [end] if isinstance(end, str) else _strings(end, f"{at}.end")
+            ends = [end] if isinstance(end, str) else _strings(end, pointer(at, "end"))
             closing = f"({' | '.join(map(self._literal, ends))})"
         return self._rule(f"{written} {self._content(node, at)} {closing}")
 
     def _triggered(self, node: Node, at: str) -> str:
-        triggers = _strings(node.get("triggers"), f"{at}.triggers")
+        triggers = _strings(node.get("triggers"), pointer(at, "triggers"))
         tags = _nodes(node, "tags", at)
         groups: dict[str, list[str]] = {}
         for i, tag in enumerate(tags):
-            path = f"{at}.tags[{i}]"
+            path = pointer(at, "tags", i)
             begin = _string(tag, "begin", path)
             trigger = max((t for t in triggers if begin.startswith(t)), key=len, default=None)
             if not trigger:
-                raise _wrong(f"{path}.begin", f"{begin!r} starts with none of the triggers")
+                raise _wrong(pointer(path, "begin"), f"{begin!r} starts with none of the triggers")
             groups.setdefault(trigger, []).append(self._tag(tag, path, len(trigger)))
         later = self._rule(
             " | ".join(f"{self._until(t)} ({' | '.join(rules)})" for t, rules in groups.items())
@@ -269,7 +355,7 @@ def _is_text(node: Node) -> bool:
 def _nodes(node: Node, key: str, at: str) -> Sequence[Node]:
     found = node.get(key)
     if not isinstance(found, list) or not found or not all(isinstance(n, dict) for n in found):
-        raise _wrong(f"{at}.{key}", "must be a list of at least one object")
+        raise _wrong(pointer(at, key), "must be a list of at least one object")
     return found
 
 
@@ -282,10 +368,14 @@ def _strings(value: object, at: str) -> list[str]:
 def _string(node: Node, key: str, at: str) -> str:
     value = node.get(key)
     if not isinstance(value, str):
-        raise _wrong(f"{at}.{key}", "must be a string")
+        raise _wrong(pointer(at, key), "must be a string")
     return value
 
 
 def _wrong(at: str, why: str) -> RequestError:
-    path = at if at.startswith("structural_tag") else f"structural_tag.{at}"
-    return RequestError(f"{path} {why}", param="structural_tag")
+    return RequestError(f"structural_tag: {at} {why}", param="structural_tag")
+
+
+def _unable(at: str, what: str = "") -> NotSupportedError:
+    message = f"structural_tag: {at} {what}".rstrip() + " is not supported by grammar.backend"
+    return NotSupportedError(f"{message} llguidance", param="structural_tag")

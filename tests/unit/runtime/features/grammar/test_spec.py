@@ -105,7 +105,10 @@ def test_both_forms_of_tags_become_one_tree() -> None:
     [
         ([], "structural_tag must"),
         ({"structures": [], "triggers": []}, "at least one"),
-        ({"structures": [{"begin": 1}], "triggers": ["a"]}, "structures[0].begin"),
+        (
+            {"structures": [{"begin": 1}], "triggers": ["a"]},
+            "structural_tag: #/structures/0/begin must",
+        ),
     ],
 )
 def test_wrong_tags_are_refused_by_their_path(value, path) -> None:

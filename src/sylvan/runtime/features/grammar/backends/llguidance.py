@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 import os
+import re
 from collections.abc import Sequence
 
 import llguidance
@@ -13,23 +15,31 @@ from llguidance.gbnf_to_lark import any_to_lark
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
-from sylvan.runtime.features.grammar.schema import Schema, counts_on_names, object_schema, walk
+from sylvan.runtime.features.grammar.places import blame
+from sylvan.runtime.features.grammar.schema import (
+    Schema,
+    counts_on_names,
+    object_schema,
+    pointer,
+    walk,
+)
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import (
     LarkWriter,
     choices,
     escape_slashes,
     literal,
-    tree_of,
 )
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 MAX_REASON_CHARS = 1000
+MAX_CHARS = 2000  # with the place
 
 _ALONE = 2  # so many masks are done before other threads are awake
 _FEW_CORES = 2  # where the threads of a step still hold them, waking others gains nothing
 _MOST_KNOWN = 4096  # texts of which the ids are kept
 
+_OPTIONS_KEY = "x-guidance"  # by which a schema tells the library how to compile it
 _CONTROL = b"\xff"  # begins a control token among forced bytes; no text has it
 
 _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
@@ -55,26 +65,42 @@ class LLGuidance:
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """See `GrammarBackend.compile`."""
-        return self._compiled(self._write(spec), spec.kind)
+        text = self._write(spec)
+        first = self._first(text)
+        if first.is_error():
+            reason = _told(spec, text, _reason(first))
+            raise RequestError(blame(spec, reason, self._probe)[:MAX_CHARS], param=spec.kind)
+        return _Compiled(text, first)
 
     def load(self, data: bytes) -> CompiledGrammar:
         """See `GrammarBackend.load`."""
-        compiled = self._compiled(data.decode(), "grammar")
+        text = data.decode()
+        first = self._first(text)
+        if first.is_error():
+            raise RequestError(f"the compiled grammar cannot be read: {_reason(first)}")
+        compiled = _Compiled(text, first)
         compiled.prepare()
         return compiled
 
-    def _compiled(self, text: str, kind: str) -> _Compiled:
-        first = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-        if first.is_error():
-            raise RequestError(f"{kind}: {_reason(first)}", param=kind)
-        return _Compiled(text, first)
+    def _first(self, text: str) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+
+    def _probe(self, spec: GrammarSpec) -> str:
+        """See `places.Probe`."""
+        if spec.kind == "json_schema":
+            text = llguidance.LLMatcher.grammar_from_json_schema(spec.text, overrides=_JSON_OPTIONS)
+        else:
+            try:
+                text = self._write(spec)
+            except RequestError as error:
+                return str(error).removeprefix(f"{spec.kind}: ")
+        first = self._first(text)
+        return _told(spec, text, _reason(first)) if first.is_error() else ""
 
     def _write(self, spec: GrammarSpec) -> str:
         match spec.kind:
             case "json_schema":
-                schema = object_schema(spec)
-                _check(schema)
-                text = json.dumps(schema)
+                text = json.dumps(_checked(spec))
                 return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
             case "regex":
                 return f"start: /{escape_slashes(spec.text)}/"
@@ -82,7 +108,7 @@ class LLGuidance:
                 found = choices(spec)
                 return "start: " + " | ".join(literal(c, self._vocabulary.special) for c in found)
             case "structural_tag":
-                return LarkWriter(self._vocabulary.special, _lark).write(tree_of(spec))
+                return LarkWriter(self._vocabulary.special, _lark, _inner).write(spec)
             case _:
                 return _lark(spec.text)
 
@@ -197,17 +223,64 @@ def _threads() -> llguidance.LLExecutor:
     return llguidance.LLExecutor(min(_cores(), 32))
 
 
-def _check(schema: Schema) -> None:
-    """Refuse what the library takes and does not hold."""
+def _checked(spec: GrammarSpec) -> Schema:
+    """The schema of a spec; refuses what the library takes and does not hold."""
+    schema = object_schema(spec)
     for at, node in walk(schema):
         if counts_on_names(node):
-            message = f"{at}.minProperties of names that are not given is not supported"
-            raise RequestError(f"{message} by grammar.backend llguidance", param="json_schema")
+            message = f"json_schema: {at}/minProperties of names that are not given is not"
+            message += " supported by grammar.backend llguidance"
+            raise RequestError(message, param="json_schema")
+        if node is not schema and _OPTIONS_KEY in node:
+            message = f"json_schema: {pointer(at, _OPTIONS_KEY)} is not supported"
+            raise RequestError(message, param="json_schema")
+    return schema
+
+
+def _inner(spec: GrammarSpec) -> str:
+    """A schema for the inside of a Lark grammar, with the options in it."""
+    return json.dumps({**_checked(spec), _OPTIONS_KEY: _JSON_OPTIONS})
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
     reason = matcher.get_error().replace("<non-verbose/>", "").strip()[:MAX_REASON_CHARS]
     return "it matches no text at all" if reason.startswith("NoExtension") else reason
+
+
+_OF_REGEX = re.compile(r"regex parse error:\n    .*\n    ( *)\^+\nerror: (.*)")
+_EXCERPT = re.compile(r"\n +(?:\d+ \| .*|\^)")
+_OF_LARK = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
+_MISSING = re.compile(r"Rule '([^']+)' not found")
+
+
+def _told(spec: GrammarSpec, text: str, reason: str) -> str:
+    """A reason with the place in what the client wrote, not in what was made of it."""
+    of_regex = _OF_REGEX.search(reason)
+    if spec.kind == "regex" and of_regex:
+        offset = len(of_regex[1])
+        at = bisect.bisect_left(
+            range(len(spec.text)), offset, key=lambda n: len(escape_slashes(spec.text[:n]))
+        )
+        return f"at position {at + 1}: {of_regex[2]}"
+    if of_regex and spec.kind == "json_schema":
+        return f"regex: at position {len(of_regex[1]) + 1}: {of_regex[2]}"
+    plain = _EXCERPT.sub("", reason)
+    of_lark = _OF_LARK.match(plain)
+    if spec.kind != "ebnf" or not of_lark:
+        return plain
+    line, column, why = int(of_lark[1]), int(of_lark[2]), of_lark[3]
+    if of_regex:
+        why = f"regex: at position {len(of_regex[1]) + 1}: {of_regex[2]}"
+    if text == spec.text:
+        return f"at line {line}, column {column}: {why}"
+    rule = text.split("\n")[line - 1].partition(":")[0].strip()  # in Lark that was made of it
+    pattern = re.compile(rf"(?im)^\s*{re.escape(rule).replace('_', '[-_]')}\s*::=")
+    found = pattern.search(spec.text) if rule else None
+    return f"at line {_line(spec.text, found.end())}: {why}" if found else why
+
+
+def _line(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1
 
 
 def _lark(text: str) -> str:
@@ -217,7 +290,12 @@ def _lark(text: str) -> str:
     except RecursionError:
         raise RequestError("ebnf is nested too deep", param="ebnf") from None
     except Exception as error:  # the converter raises plain Exception
-        raise RequestError(f"ebnf: {error}", param="ebnf") from None
+        reason = str(error)
+        missing = _MISSING.fullmatch(reason)
+        used = missing and re.search(rf"(?<![\w-]){re.escape(missing[1])}(?![\w-])", text)
+        if used:
+            reason = f"at line {_line(text, used.start())}: {reason}"
+        raise RequestError(f"ebnf: {reason}", param="ebnf") from None
 
 
 BACKEND = LLGuidance

@@ -18,6 +18,7 @@ from sylvan.runtime.features.grammar.api import (
     fill_each,
 )
 from sylvan.runtime.features.grammar.dialect import Dialect
+from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import choices
@@ -31,6 +32,7 @@ except ImportError as error:
     ) from error
 
 MAX_REASON_CHARS = 1000
+MAX_CHARS = 2000  # with the place
 MAX_ROLLBACK = 1 << 16
 MAX_FORCED_BYTES = 256
 DIALECT = Dialect(
@@ -58,6 +60,10 @@ DIALECT = Dialect(
 )
 
 
+_NO_REGEX = "Failed to build DFA"
+_ERRORS = (ValueError, TypeError, RuntimeError)
+
+
 class OutlinesCore:
     """See `GrammarBackend`."""
 
@@ -75,16 +81,16 @@ class OutlinesCore:
         """See `GrammarBackend.compile`."""
         try:
             index = outlines_core.Index(_regex(spec), self._words)
-        except (ValueError, TypeError, RuntimeError) as error:
-            reason = str(error)[:MAX_REASON_CHARS].strip()
-            raise RequestError(f"{spec.kind}: {reason}", param=spec.kind) from None
+        except _ERRORS as error:
+            message = blame(spec, _reason(spec, error), _probe)
+            raise RequestError(message[:MAX_CHARS], param=spec.kind) from None
         return _Compiled(index, self._textual)
 
     def load(self, data: bytes) -> CompiledGrammar:
         """See `GrammarBackend.load`."""
         try:
             index = outlines_core.Index.from_binary(data)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except _ERRORS as error:
             raise RequestError(f"the compiled grammar cannot be read: {error}") from None
         return _Compiled(index, self._textual)
 
@@ -180,6 +186,33 @@ class _Matcher:
     def error(self) -> str:
         """See `GrammarMatcher.error`."""
         return ""
+
+
+def _probe(spec: GrammarSpec) -> str:
+    """See `places.Probe`. Patterns become part of one regex, whose validity is asked here."""
+    try:
+        regex = outlines_core.json_schema.build_regex_from_schema(spec.text)
+    except _ERRORS as error:
+        return _reason(spec, error)
+    return _NO_REGEX if _wrong_regex(regex) else ""
+
+
+def _reason(spec: GrammarSpec, error: Exception) -> str:
+    reason = str(error)[:MAX_REASON_CHARS].strip()
+    if _NO_REGEX not in reason:
+        return reason
+    wrong = _wrong_regex(spec.text) if spec.kind == "regex" else ""
+    return wrong or _NO_REGEX
+
+
+def _wrong_regex(regex: str) -> str:
+    """What Python finds wrong with a regex, since the library does not say; empty if nothing."""
+    try:
+        re.compile(regex)
+    except re.error as error:
+        at = "" if error.pos is None else f"at position {error.pos + 1}: "
+        return at + error.msg
+    return ""
 
 
 def _regex(spec: GrammarSpec) -> str:

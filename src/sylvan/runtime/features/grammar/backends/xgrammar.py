@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,9 +21,17 @@ from sylvan.runtime.features.grammar.api import (
     fill_each,
 )
 from sylvan.runtime.features.grammar.dialect import Dialect
-from sylvan.runtime.features.grammar.schema import object_schema
+from sylvan.runtime.features.grammar.places import blame
+from sylvan.runtime.features.grammar.schema import object_schema, pointer
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
-from sylvan.runtime.features.grammar.structural import choices, tree_of
+from sylvan.runtime.features.grammar.structural import (
+    Node,
+    choices,
+    leaves,
+    tree_of,
+    with_leaves,
+    within,
+)
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 try:
@@ -32,6 +42,7 @@ except ImportError as error:
     ) from error
 
 MAX_REASON_CHARS = 1000
+MAX_CHARS = 2000  # with the place
 MAX_WHITESPACE = 32
 DIALECT = Dialect(
     backend="xgrammar",
@@ -92,6 +103,8 @@ DIALECT = Dialect(
         *({"multipleOf", bound} for bound in ("exclusiveMinimum", "exclusiveMaximum")),
     ),
 )
+XML_DIALECT = replace(DIALECT, typed={**DIALECT.typed, "string": frozenset({"format", "pattern"})})
+"""Of the styles other than JSON: strings without quotes have any length."""
 
 # The library takes any three or four bytes for a character. Of these first bytes, not every
 # second byte makes one (Unicode, table 3-7).
@@ -102,6 +115,8 @@ _SECOND_BYTES = {
     0xF4: tuple(range(0x80, 0x90)),
 }
 
+_JSON_OPTIONS: Mapping[str, Any] = {"strict_mode": False, "max_whitespace_cnt": MAX_WHITESPACE}
+_OF_EBNF = re.compile(r"^EBNF \w+ error at line \d+, column \d+: ")
 _UNABLE = re.compile(r"(?i)\bunsupported\b|\bnot (?:yet )?(?:supported|implemented)\b")
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 _ERRORS = (RuntimeError, ValueError, TypeError)
@@ -128,9 +143,9 @@ class XGrammar:
         try:
             compiled = self._recipe(spec)()
         except _ERRORS as error:
-            reason = _PLACE.sub("", str(error))[:MAX_REASON_CHARS].strip()
+            reason = _reason(spec, error)
             kind = NotSupportedError if _UNABLE.search(reason) else RequestError
-            raise kind(f"{spec.kind}: {reason}", param=spec.kind) from None
+            raise kind(blame(spec, reason, _probe)[:MAX_CHARS], param=spec.kind) from None
         tags = spec.kind in ("structural_tag", "ebnf", "choice")
         named = [i for name, i in self._vocabulary.special.items() if tags and name in spec.text]
         return _Compiled(compiled, named, self._words)
@@ -148,22 +163,73 @@ class XGrammar:
         compiler = self._compiler
         match spec.kind:
             case "json_schema":
-                found = object_schema(spec)
-                DIALECT.check(found)
-                schema = json.dumps(found)
-                return lambda: compiler.compile_json_schema(
-                    schema, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE
-                )
+                schema = _checked(spec)
+                return lambda: compiler.compile_json_schema(schema, **_JSON_OPTIONS)
             case "regex":
                 return lambda: compiler.compile_regex(spec.text)
             case "choice":
                 quoted = [json.dumps(c, ensure_ascii=False) for c in choices(spec)]
                 return lambda: compiler.compile_grammar("root ::= " + " | ".join(quoted))
             case "structural_tag":
-                tag = json.dumps({"type": "structural_tag", "format": tree_of(spec)})
+                tree = with_leaves(tree_of(spec), lambda node, at: _fitted(spec, node, at))
+                tag = json.dumps({"type": "structural_tag", "format": tree})
                 return lambda: compiler.compile_structural_tag(tag)
             case _:
                 return lambda: compiler.compile_grammar(spec.text)
+
+
+def _checked(spec: GrammarSpec, dialect: Dialect = DIALECT) -> str:
+    """The schema of a spec; refuses what the library would ignore."""
+    schema = object_schema(spec)
+    dialect.check(schema)
+    return json.dumps(schema)
+
+
+def _fitted(tags: GrammarSpec, node: Node, at: str) -> Node:
+    """A part of structural tags that holds a grammar, with what holds for grammars alone.
+
+    The library compiles schemas in tags by other options than those that it is given, so that they
+    are put in as what it makes of them alone.
+    """
+    for key in ("any_order", "excludes"):
+        if node.get(key):
+            message = f"structural_tag: {pointer(at, key)} is not supported by grammar.backend"
+            raise NotSupportedError(f"{message} xgrammar", param="structural_tag")
+    place, leaf = next(leaves(node, at))
+    if leaf.kind != "json_schema":
+        return node
+    try:
+        if node.get("style", "json") != "json" or node["type"] != "json_schema":
+            _checked(leaf, XML_DIALECT)
+            return {**node, "max_whitespace_cnt": MAX_WHITESPACE}
+        schema = _checked(leaf)
+        grammar = str(xgrammar.Grammar.from_json_schema(schema, **_JSON_OPTIONS))
+    except RequestError as error:
+        message = within(tags, place, leaf.kind, str(error))
+        raise type(error)(message, param="structural_tag") from None
+    return {"type": "grammar", "grammar": grammar}
+
+
+def _probe(spec: GrammarSpec) -> str:
+    """See `places.Probe`."""
+    library = xgrammar.Grammar
+    try:
+        match spec.kind:
+            case "json_schema":
+                library.from_json_schema(spec.text, **_JSON_OPTIONS)
+            case "regex":
+                library.from_regex(spec.text)
+            case _:
+                library.from_ebnf(spec.text)
+    except _ERRORS as error:
+        return _reason(spec, error)
+    return ""
+
+
+def _reason(spec: GrammarSpec, error: Exception) -> str:
+    reason = _PLACE.sub("", str(error))[:MAX_REASON_CHARS].strip()
+    # what a regex became is not what the client wrote
+    return reason if spec.kind == "ebnf" else _OF_EBNF.sub("", reason)
 
 
 class _Words:
