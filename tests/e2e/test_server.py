@@ -101,6 +101,8 @@ def test_nothing_runs_afterwards(http):
     info = http.get("/server_info").json()
     assert "secret" not in json.dumps(info)
     state = info["internal_states"][0]
+    assert info["deterministic"] is info["effective_runner"].startswith("program")
+    assert state["config"]["deterministic"] is info["deterministic"]
     assert state["num_running_reqs"] == 0
     assert 1e-4 < state["memory_usage"]["weight"] < 1e-2  # GB of a tiny model
     assert state["memory_usage"]["kvcache"] > 0

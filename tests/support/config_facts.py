@@ -29,6 +29,7 @@ def make_facts(**changes):
         available_bytes=4 * GIB,
         fast_dtypes=frozenset({"float32", "bfloat16"}),
         runners=("eager",),
+        exact_runners=frozenset({"eager", "program"}),
     )
     values = {
         "devices": {"cpu": cpu},

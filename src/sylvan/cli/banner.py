@@ -29,10 +29,18 @@ def decisions_text(settings: Settings) -> str:
         ("attention", f"{config.attention}, pages of {plan.page_size} tokens"),
         ("context", f"{config.context_len} tokens"),
         ("steps", f"{scheduler.max_batch_tokens} tokens, {scheduler.policy}, {overlap}"),
+        ("answers", _bits(settings)),
         ("weights", size_text(plan.weight_bytes)),
         ("KV cache", f"{size_text(plan.kv_bytes)}, {plan.num_tokens:,} tokens"),
     ]
     return "\n".join(f"  {name:10} {text}" for name, text in rows)
+
+
+def _bits(settings: Settings) -> str:
+    exact = settings.resolved.config.deterministic is True
+    decision = settings.resolved.decisions.get("deterministic")
+    words = "the same bits" if exact else "bits may differ"
+    return f"{words}, whatever else is batched" + (f" ({decision.reason})" if decision else "")
 
 
 def greeting(config: Config, name: str, url: str, seconds: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sylvan.checkpoints.formats import PICKLED
+from sylvan.config.exact import Obstacle, obstacle
 from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
@@ -43,6 +44,16 @@ class Case:
     def attention(self) -> AttentionFacts | None:
         """The attention backend chosen, if it exists."""
         return self.facts.attention.get(self.config.attention)
+
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """What is in the way of the same bits always."""
+        return obstacle(self.config, self.facts)
+
+    def asked(self, path: str) -> object:
+        """What somebody chose; None: nobody did, or all is resolved so that none can tell."""
+        decisions = self.resolved.decisions
+        return get(self.config, path) if decisions and path not in decisions else None
 
     @property
     def missing_bytes(self) -> int:
@@ -244,10 +255,10 @@ RULES = (
     ),
     Rule(
         "no attention fits",
-        ("attention", "device", "deterministic", "cache.page_size", "cache.dtype"),
+        ("attention", "device", "runner", "cache.page_size", "cache.dtype"),
         lambda c: c.device is not None and c.config.attention == "auto",
-        "no attention backend fits {device}, {runner}, {deterministic}, {cache.page_size} and "
-        "{cache.dtype}; leave one of them at auto, or cache.dtype at model",
+        "no attention backend fits {device}, {runner}, {cache.page_size} and {cache.dtype}; leave "
+        "one of them at auto, or cache.dtype at model",
     ),
     Rule(
         "attention not on this device",
@@ -272,15 +283,21 @@ RULES = (
         "{attention} cannot use {cache.page_size}; leave cache.page_size at auto",
     ),
     Rule(
-        "attention not deterministic",
-        ("deterministic", "attention"),
+        "cannot be deterministic",
+        ("deterministic", "attention", "runner", "device", "cache.page_size", "cache.dtype"),
+        lambda c: c.config.deterministic is True and c.obstacle is not None,
         lambda c: (
-            c.config.deterministic is True
-            and c.attention is not None
-            and not c.attention.batch_invariant
+            f"{{deterministic}} cannot be kept: {c.obstacle.cause}; {c.obstacle.way}"
+            if c.obstacle
+            else ""
         ),
-        "{deterministic} is impossible with {attention}, whose results depend on the batch; leave "
-        "attention at auto, or set deterministic=false",
+    ),
+    Rule(
+        "deterministic may not fall back",
+        ("deterministic", "runner_fallback"),
+        lambda c: all(c.asked(name) is True for name in ("deterministic", "runner_fallback")),
+        "{deterministic} cannot be kept where a model falls back to PyTorch, which "
+        "{runner_fallback} allows; leave one of them at auto",
     ),
     Rule(
         "no such quantisation",

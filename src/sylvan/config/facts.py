@@ -23,6 +23,7 @@ class DeviceFacts:
         available_bytes: The part that is free now.
         fast_dtypes: Types it computes with at full speed.
         runners: Ways to execute a step on it, the preferred one first.
+        exact_runners: Those of them whose bits do not depend on the rest of the batch.
         attention: Backends that suit it, the preferred one first; empty: in the order of `Facts`.
     """
 
@@ -32,6 +33,7 @@ class DeviceFacts:
     available_bytes: int = 0
     fast_dtypes: frozenset[str] = frozenset({"float32"})
     runners: tuple[str, ...] = ("eager",)
+    exact_runners: frozenset[str] = frozenset()
     attention: tuple[str, ...] = ()
 
 
@@ -149,4 +151,5 @@ def cpu_facts(machine: Machine, runners: tuple[str, ...] = ("eager",)) -> Device
         available_bytes=machine.available_bytes,
         fast_dtypes=frozenset({"float32", "bfloat16"} if bf16 else {"float32"}),
         runners=runners,
+        exact_runners=frozenset(runners) & {"program"},
     )

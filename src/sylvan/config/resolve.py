@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from sylvan.config.exact import obstacle
 from sylvan.config.facts import DTYPE_BYTES, AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, replaced, size_text
 from sylvan.config.plan import (
@@ -114,26 +115,39 @@ def _dtype(state: _State) -> None:
 
 
 def _deterministic(state: _State) -> None:
-    backends = state.facts.attention.values()
-    exact = any(a.batch_invariant and state.config.device in a.devices for a in backends)
-    on_cpu = state.config.device == "cpu"
-    why = "it costs nothing on a CPU" if on_cpu and exact else "its kernels cost speed on a GPU"
-    state.decide("deterministic", on_cpu and exact, why)
+    found = obstacle(state.config, state.facts)
+    why = found.cause if found else "native steps keep the bits; a model without is told of"
+    state.decide("deterministic", found is None, why)
 
 
 def _fallback(state: _State) -> None:
-    chosen = state.config.runner != "auto" or state.config.attention != "auto"
-    why = "runner or attention was chosen" if chosen else "every model can be served somehow"
+    config = state.config
+    chosen = [name for name in ("runner", "attention") if get(config, name) != "auto"]
+    if config.deterministic is True:
+        chosen.append("deterministic")
+    why = f"{chosen[0]} was chosen" if chosen else "every model can be served somehow"
     state.decide("runner_fallback", not chosen, why)
 
 
 def _attention(state: _State) -> None:
+    """One that keeps the bits, unless that is not wanted; another where there is none."""
     known = state.facts.attention
-    for name in state.device.attention or known:
-        if name in known and _fits(state, known[name]):
-            why = f"the fastest on {state.config.device}"
-            state.decide("attention", name, f"{why} that fits the other settings")
-            return
+    fitting = [
+        name
+        for name in state.device.attention or known
+        if name in known and _fits(state, known[name])
+    ]
+    wanted = state.config.deterministic is not False
+    exact = [name for name in fitting if wanted and _keeps_bits(state, known[name])]
+    if found := exact or fitting:
+        why = f"the fastest on {state.config.device} that fits the other settings"
+        state.decide("attention", found[0], why)
+
+
+def _keeps_bits(state: _State, attention: AttentionFacts) -> bool:
+    runner = state.config.runner
+    runners = attention.runners if runner == "auto" else attention.runners & {runner}
+    return attention.batch_invariant and bool(runners & state.device.exact_runners)
 
 
 def _fits(state: _State, attention: AttentionFacts) -> bool:
@@ -143,7 +157,6 @@ def _fits(state: _State, attention: AttentionFacts) -> bool:
         config.cache.dtype in attention.kv_dtypes,
         attention.dtypes is None or config.dtype in attention.dtypes,
         attention.max_head_dim is None or state.facts.model.head_dim <= attention.max_head_dim,
-        attention.batch_invariant or config.deterministic is not True,
         config.runner == "auto" or config.runner in attention.runners,
         config.cache.page_size == "auto"
         or attention.page_sizes is None
@@ -153,10 +166,12 @@ def _fits(state: _State, attention: AttentionFacts) -> bool:
 
 
 def _runner(state: _State) -> None:
-    for runner in state.device.runners:
-        if runner in state.attention.runners:
-            state.decide("runner", runner, _RUNNERS[runner])
-            return
+    found = [runner for runner in state.device.runners if runner in state.attention.runners]
+    wanted = state.config.deterministic is not False and state.attention.batch_invariant
+    exact = [runner for runner in found if wanted and runner in state.device.exact_runners]
+    if found:
+        runner = (exact or found)[0]
+        state.decide("runner", runner, _RUNNERS[runner])
 
 
 _RUNNERS = {
@@ -312,10 +327,10 @@ _STEPS: tuple[Callable[[_State], None], ...] = (
     _task,
     _device,
     _dtype,
-    _deterministic,
     _fallback,
     _attention,
     _runner,
+    _deterministic,
     _names,
     _pages,
     _recurrent,

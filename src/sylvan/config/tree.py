@@ -290,10 +290,10 @@ class Config(Section, frozen=True):
     for batch sizes (on a GPU), or operation by operation."""
     runner_fallback: bool | Auto = "auto"
     """Whether a model that cannot be recorded is executed operation by operation instead of being
-    refused; `auto` does so unless runner or attention was chosen."""
+    refused; `auto` does so unless runner or attention was chosen, or deterministic asked for."""
     deterministic: bool | Auto = "auto"
     """The answer to a request never depends on what else is batched, cached or chunked, bit for
-    bit."""
+    bit; `true` refuses to start what cannot keep that, `auto` keeps it where native steps run."""
     seed: int | None = None
     """Makes the seeds that requests without one are given the same after every start; default:
     they are drawn afresh."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from sylvan.config.check import RULES, check
@@ -41,7 +43,7 @@ BROKEN = {
     ),
     "runner not on this device": ({"runner": "program"}, "runner=program does not work"),
     "no attention fits": (
-        {"deterministic": True, "runner": "program"},
+        {"runner": "program"},
         "no attention backend fits",
     ),
     "attention not on this device": ({"attention": "elsewhere"}, "does not run on device=cpu"),
@@ -53,9 +55,13 @@ BROKEN = {
         {"attention": "paged", "cache.page_size": 32, "deterministic": False},
         "attention=paged cannot use cache.page_size=32",
     ),
-    "attention not deterministic": (
+    "cannot be deterministic": (
         {"attention": "paged", "deterministic": True},
-        "deterministic=true is impossible with attention=paged",
+        "deterministic=true cannot be kept: results of attention=paged depend on the batch; leave",
+    ),
+    "deterministic may not fall back": (
+        {"deterministic": True, "runner_fallback": True},
+        "which runner_fallback=true allows; leave one of them at auto",
     ),
     "no such quantisation": ({"quantization": "w8a8"}, "quantization=w8a8: not supported yet"),
     "context too long": ({"context_len": 4096}, "more than tiny was made for, 2048"),
@@ -172,3 +178,48 @@ def test_options_that_are_not_known_yet_are_not_judged():
     facts = make_facts(options={})
 
     assert complaint({"cache.eviction": "mine"}, facts) == ""
+
+
+def inexact(**changes):
+    """A CPU whose step programs alone keep the bits."""
+    cpu = make_facts().devices["cpu"]
+    values = {"runners": ("program", "eager"), "exact_runners": frozenset({"program"})}
+    return make_facts(devices={"cpu": dataclasses.replace(cpu, **(values | changes))})
+
+
+@pytest.mark.parametrize(
+    ("values", "facts", "words"),
+    [
+        ({"runner": "eager"}, inexact(), "with runner=eager PyTorch computes"),
+        ({"attention": "exact"}, inexact(), "with runner=eager PyTorch computes"),
+        (
+            {},
+            inexact(runners=("eager",), exact_runners=frozenset()),
+            "no native kernels are compiled here",
+        ),
+        ({}, make_facts(model=make_model(state_numbers=8)), "PyTorch computes recurrent layers"),
+        (
+            {"device": "cuda", "attention": "elsewhere"},
+            make_facts(devices={"cuda": DeviceFacts(kind="cuda", available_bytes=1 << 34)}),
+            "PyTorch multiplies matrices on cuda",
+        ),
+    ],
+)
+def test_deterministic_is_refused_where_it_cannot_be_kept_and_off_by_default(values, facts, words):
+    lines = complaint(values | {"deterministic": True}, facts).splitlines()
+    resolved = resolve(replaced(Config(), values), facts)
+
+    assert [line for line in lines if line.startswith("deterministic=true cannot be kept: ")]
+    assert words in "".join(lines)
+    assert resolved.config.deterministic is False
+    assert words in resolved.decisions["deterministic"].reason
+
+
+def test_deterministic_steers_attention_and_runner_and_forbids_to_fall_back():
+    resolved = resolve(replaced(Config(), {"deterministic": True}), inexact())
+
+    check(resolved, inexact())
+    assert (resolved.config.attention, resolved.config.runner) == ("native", "program")
+    assert resolved.config.runner_fallback is False
+    assert resolve(Config(), inexact()).config.runner_fallback is True
+    assert resolve(Config(), inexact()).config.deterministic is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,8 @@ from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.recording import Recorder, Setup
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.machine import inspect_machine
+
+logger = logging.getLogger(__name__)
 
 
 def resolved(config: Config) -> Config:
@@ -86,6 +89,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
+    config = _in_force(config, model)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
     scheduler, inspect = compose_scheduler(config, executor, emit, (grammar.control,), publisher)
 
@@ -106,6 +110,8 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             "max_running_reqs": _number(config.scheduler.max_running_reqs),
             "architecture": model.architecture,
             "dtype": model.dtype,
+            "runner": model.runner,
+            "deterministic": bool(config.deterministic),
             "task": config.task,
             "vector_size": model.vector_size or model.num_labels,
             "num_parameters": model.num_parameters,
@@ -117,6 +123,19 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         inspect=inspect,
         close=close,
     )
+
+
+def _in_force(config: Config, model: ModelFacts) -> Config:
+    """The configuration with `deterministic` as it came out: it was wanted where it can be had."""
+    if config.deterministic == "auto":
+        return replaced(config, {"deterministic": model.exact})
+    if not config.deterministic or model.exact:
+        return config
+    logger.warning(
+        "deterministic=false: runner %s serves this model, and its bits depend on the batch",
+        model.runner,
+    )
+    return replaced(config, {"deterministic": False})
 
 
 def compose_scheduler(
@@ -215,6 +234,7 @@ def _options(config: Config) -> LocalOptions:
         # told to choose, the executor serves what the step program cannot some other way
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,
+        deterministic=config.deterministic is True and not may_fall_back,
         load_format=config.load_format,
         trusted=config.trust_remote_code,
         quantization=config.quantization,

@@ -121,7 +121,7 @@ def build_executor(
         both_ways=not config.causal,
         pools_all=pooling is not None and pooling.reads_all,
     )
-    facts = replace(facts, runner=made.name, num_states=caps.num_states)
+    facts = replace(facts, runner=made.name, exact=made.exact, num_states=caps.num_states)
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
@@ -136,12 +136,19 @@ def _sampler(made: Made, parts: SamplingParts) -> TokenSampler:
 
 def _with_program(plan: ModelPlan) -> Made | None:
     """A recorded step program; None where it cannot be had and was not asked for by name."""
-    if plan.options.runner == "eager":
+    options = plan.options
+    if options.runner == "eager" and not options.deterministic:
         return None
     try:
         return _record(plan)
     except (Unsupported, LibraryMissing) as why:
-        if plan.options.runner == "program":
+        if options.deterministic:
+            raise ConfigError(
+                f"deterministic=true cannot be kept: {why}, and bits of what serves the model "
+                "instead of a step program depend on the batch; leave runner and deterministic "
+                "at auto"
+            ) from None
+        if options.runner == "program":
             raise ConfigError(
                 f"runner program cannot be used: {why}; runner eager serves every model"
             ) from None
@@ -150,6 +157,8 @@ def _with_program(plan: ModelPlan) -> Made | None:
 
 
 def _record(plan: ModelPlan) -> Made:
+    if plan.options.runner == "eager":
+        raise Unsupported("runner eager was asked for")
     if plan.platform is not None:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
     if plan.options.kv_dtype not in ("model", "int8"):
@@ -177,7 +186,9 @@ def _record(plan: ModelPlan) -> Made:
         dtype=plan.build.dtype,
         threads=plan.threads,
     )
-    return Made(f"program ({library.variant})", runner, pool, NativeAttention(), library)
+    return Made(
+        f"program ({library.variant})", runner, pool, NativeAttention(), library, exact=True
+    )
 
 
 def _pooler(plan: ModelPlan, runner: GraphRunner) -> Pooler | None:

@@ -26,7 +26,8 @@ from sylvan.runtime.models.registry import family_of, load_config
 class ModelFacts:
     """What the rest of the system wants to know of a model; found without its weights.
 
-    `runner` is how steps are run; empty as long as nothing was built. `num_pages` is the size of a
+    `runner` is how steps are run; empty as long as nothing was built. `exact`: their bits do not
+    depend on the batch. `num_pages` is the size of a
     KV cache that was measured out on a device, else 0. `state_bytes` is the size of
     one of `num_states` recurrent states; 0 where all layers attend. `expert_load` has, by the name
     of the layer, how many rows each of its experts had so far: int64 (E,), growing.
@@ -51,6 +52,7 @@ class ModelFacts:
     num_labels: int = 0
     vector_size: int = 0  # numbers of an embedding; 0: none are made
     runner: str = ""
+    exact: bool = False
     num_pages: int = 0
     expert_load: Mapping[str, torch.Tensor] = field(
         default_factory=dict[str, torch.Tensor], compare=False

@@ -24,7 +24,8 @@ class LocalOptions:
     all running requests, and as many again for cached prefixes. `quantization` is the name of a
     format that matrices are rounded to while loading; None: as the checkpoint has them. With `fill`
     a device's KV cache gets as many pages as fit, whatever `num_pages` says. `kv_dtype` as
-    `cache.dtype` of the configuration.
+    `cache.dtype` of the configuration. With `deterministic` a model is refused whose bits would
+    depend on the batch.
     """
 
     page_size: int
@@ -38,6 +39,7 @@ class LocalOptions:
     fill: bool = False
     attention: str = "auto"
     runner: RunnerName = "auto"
+    deterministic: bool = False
     load_format: LoadFormat | Literal["dummy"] = "auto"
     trusted: bool = False  # Python files of the checkpoint may be run
     quantization: str | None = None

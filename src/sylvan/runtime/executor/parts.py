@@ -107,10 +107,14 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A model that is ready to run, and what its steps need."""
+    """A model that is ready to run, and what its steps need.
+
+    `exact`: bits of an answer do not depend on what else is batched, cached or chunked.
+    """
 
     name: str
     runner: GraphRunner
     pool: KVCachePool
     attention: AttentionBackend
     library: Library | None = None  # of kernels that compute on the CPU
+    exact: bool = False

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 import sylvan
+from sylvan.kernels import describe
 from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.runtime.engine.engine import Engine
+from tests.parity.checkpoints import write
+from tests.parity.families import FALLBACK
 from tests.support.tiny import CONTEXT, write_model
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
@@ -224,3 +227,35 @@ def test_after_shutdown_nothing_is_left(model: Path) -> None:
         engine.generate("hello")
     stream.close()
     assert set(threading.enumerate()) == before
+
+
+def in_force(engine: Engine) -> tuple[object, object, str]:
+    """What was wanted, what is kept, and by which runner."""
+    found = engine.get_server_info()
+    facts = found["extra"]
+    return found["config"]["deterministic"], facts["deterministic"], facts["runner"]
+
+
+def test_deterministic_is_what_the_runner_keeps(engine: Engine, model: Path) -> None:
+    compiled = describe().variant is not None
+
+    wanted, kept, runner = in_force(engine)
+    assert wanted is kept is compiled
+    assert runner.startswith("program" if compiled else "eager")
+    with start(model, runner="eager") as other:
+        assert in_force(other) == (False, False, "eager")
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+def test_a_model_that_cannot_keep_the_bits_says_so_or_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(FALLBACK["persimmon"](), 3, tmp_path)  # nothing but loading it tells
+
+    with start(tmp_path, load_format="auto") as engine:
+        wanted, kept, runner = in_force(engine)
+    assert wanted is kept is False
+    assert runner.startswith("eager")
+    assert "deterministic=false: runner eager" in caplog.text
+    with pytest.raises(ConfigError, match="deterministic=true cannot be kept: the model runs thro"):
+        start(tmp_path, load_format="auto", deterministic=True)

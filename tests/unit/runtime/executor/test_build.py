@@ -112,6 +112,25 @@ def test_what_cannot_be_honoured_is_refused(model_dir, changes, words):
         build_executor(model_dir, options(**changes))
 
 
+@native
+@pytest.mark.parametrize("runner", ["auto", "program", "eager"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"page_size": 4}, "multiple of 16"), ({"attention": "torch"}, "'torch' was asked for")],
+)
+def test_deterministic_refuses_what_tensors_would_compute(model_dir, runner, changes, words):
+    reason = words if runner != "eager" else "runner eager was asked for"
+    with pytest.raises(ConfigError, match=f"deterministic=true cannot be kept: .*{reason}") as why:
+        build_executor(model_dir, options(runner=runner, deterministic=True, **changes))
+    assert "\n" not in str(why.value)
+
+
+@native
+def test_facts_say_whether_bits_depend_on_the_batch(model_dir):
+    assert build_executor(model_dir, options(deterministic=True))[1].exact
+    assert not build_executor(model_dir, options(runner="eager"))[1].exact
+
+
 def test_missing_kernels_leave_the_tensors(model_dir, monkeypatch, caplog):
     def missing():
         raise build.LibraryMissing("no compiler")

@@ -60,6 +60,7 @@ async def server_info(call: Call[None]) -> Response:
     return json_response(
         {
             **public(dict(context.settings.shown)),
+            **_in_force(facts),
             "model_path": facts.model_path,
             "tokenizer_path": facts.model_path,
             "dp_size": 1,
@@ -80,6 +81,12 @@ async def server_info(call: Call[None]) -> Response:
             "internal_states": [state],
         }
     )
+
+
+def _in_force(facts: ModelFacts) -> dict[str, Any]:
+    """What was known only once the model was loaded."""
+    names = {"deterministic": "deterministic", "runner": "effective_runner"}
+    return {names[name]: value for name, value in facts.extra.items() if name in names}
 
 
 def _memory(facts: ModelFacts) -> dict[str, float]:
@@ -159,6 +166,8 @@ def _load(context: Context) -> dict[str, Any]:
         "targets_set": load.targets_set,
         "targets_met": load.targets_met,
         "repaired_pages": load.repaired_pages,
+        "repaired_locks": load.repaired_locks,
+        "repaired_states": load.repaired_states,
     }
 
 
