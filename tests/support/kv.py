@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.prefix import NoPrefixCache
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.states import StateRadix, StateSlots
+from sylvan.runtime.cache.types import Node
 from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.sched.limits import Limits, Parts
@@ -34,17 +36,26 @@ def next_token(history: int, seed: int) -> int:
     return zlib.crc32(f"{history}/{seed}".encode()) % VOCAB
 
 
+def histories(request: GenerateRequest | EmbedRequest, outputs: Sequence[int] = ()) -> list[int]:
+    """What the slots of the prompt and these outputs hold, after a 0."""
+    found = [0]
+    for position, token in enumerate([*request.input_ids.tolist(), *outputs]):
+        found.append(digest(found[-1], token, space_at(request, position)))
+    return found
+
+
 def alone(request: GenerateRequest) -> list[int]:
     """What `request` generates when nothing else is there."""
-    out, history, space = [], 0, request.cache_salt
-    for token in request.input_ids.tolist():
-        history = digest(history, token, space)
-    for _ in range(request.sampling.max_new_tokens):
-        token = next_token(history, request.sampling.sampling_seed)
+    sampling, prompt_len = request.sampling, len(request.input_ids)
+    stops = () if sampling.ignore_eos else (*request.eos_ids, *sampling.stop_token_ids)
+    out: list[int] = []
+    history = histories(request)[-1]
+    while len(out) < (sampling.max_new_tokens or 0):
+        token = next_token(history, sampling.sampling_seed or 0)
         out.append(token)
-        if token in request.eos_ids:
+        if token in stops and len(out) > sampling.min_new_tokens:
             break
-        history = digest(history, token, space)
+        history = digest(history, token, space_at(request, prompt_len + len(out) - 1))
     return out
 
 
@@ -98,16 +109,14 @@ class CheckingExecutor:
                 self.states[state.slot] = self.states.get(state.source, 0)
         written: list[int] = []
         for piece, state in states:
-            histories = [0]
-            for position, token in enumerate(self._history(piece)):
-                salt = salt_at(piece.req, position)
-                histories.append(digest(histories[-1], token, salt))
-            assert self.states[state.slot] == histories[piece.start], "a state of another history"
-            self.states[state.slot] = histories[piece.stop]
+            request = piece.req.request
+            after = histories(request, self._history(piece)[len(request.input_ids) :])
+            assert self.states[state.slot] == after[piece.start], "a state of another history"
+            self.states[state.slot] = after[piece.stop]
             assert state.at == piece.stop
             for tokens, slot in state.saves:
                 assert piece.start < tokens <= piece.stop
-                self.states[slot] = histories[tokens]
+                self.states[slot] = after[tokens]
             written += [state.slot, *(slot for _, slot in state.saves)]
         assert 0 not in written
         assert len(set(written)) == len(written), "two states share a slot"
@@ -133,7 +142,7 @@ class CheckingExecutor:
         assert 0 not in req.kv.view()
         history = int(self.memory[self._slot(req, piece.start - 1)]) if piece.start else 0
         for position, token in enumerate(ids, piece.start):
-            history = digest(history, token, salt_at(req, position))
+            history = digest(history, token, space_at(req.request, position))
             self.memory[self._slot(req, position)] = history
         self.computed.append((req.rid, piece.start, piece.stop))
 
@@ -142,7 +151,7 @@ class CheckingExecutor:
             return SliceOutput()
         req, history = piece.req, 0
         for position, token in enumerate(self._history(piece)):
-            history = digest(history, token, salt_at(req, position))
+            history = digest(history, token, space_at(req.request, position))
             assert self.memory[self._slot(req, position)] == history, "a slot holds other KV"
         if isinstance(req.request, EmbedRequest):
             return SliceOutput(vector=np.array([history]))
@@ -164,6 +173,7 @@ class World:
         prefix: bool = True,
         features: tuple = (),
         states: int = 0,
+        tenant_weights: Mapping[str, float] | None = None,
         **limits,
     ) -> None:
         self.allocator = PageAllocator(pages + 1, page_size)
@@ -184,6 +194,7 @@ class World:
             emit=self._emit,
             features=features,
             clock=self.clock,
+            tenant_weights=tenant_weights or {},
         )
         limits = {"max_batch_tokens": 16, "chunk_tokens": 16, "max_running_reqs": 4} | limits
         self.scheduler = Scheduler(parts, Limits(**limits))
@@ -203,19 +214,27 @@ class World:
                 return
         raise AssertionError(f"not done after {steps} steps")
 
+    def holders(self) -> list[Req]:
+        """Requests that have memory, those included that have ended."""
+        scheduler = self.scheduler
+        ended = [*scheduler._closing.values(), *scheduler._held.values()]
+        return [req for req in [*scheduler.running, *ended] if req.kv is not None]
+
     def check(self) -> None:
-        """Each page has exactly one owner; the tree keeps its promises."""
+        """Each page and state slot has exactly one owner; the tree keeps its promises."""
         owners = np.zeros(self.allocator.num_pages + 1, np.int64)
         owners += self.allocator.free_mask()
         assert owners[0] == 1
-        for req in self.scheduler.running:
-            assert req.kv is not None
+        assert all(req.kv is not None for req in self.scheduler.running)
+        holders = self.holders()
+        for req in holders:
             owners[req.kv.pages[req.kv.shared : req.kv.num_pages]] += 1
         if isinstance(self.tree, RadixCache):
             check_tree(self.tree, owners)
+            check_locks(self.tree, [req.kv.node for req in holders])
         assert (owners == 1).all(), "a page is lost or has two owners"
         if self.states is not None:
-            held = [req.kv.state.slot for req in self.scheduler.running]
+            held = [req.kv.state.slot for req in holders]
             kept = list(self.tree.holders) if isinstance(self.tree, StateRadix) else []
             assert len({*held, *kept}) == len(held) + len(kept)
             total = self.states.free_slots + len(held) + len(kept)
@@ -254,11 +273,29 @@ def check_tree(tree: RadixCache, owners: np.ndarray | None = None) -> None:
     assert (evictable, total, nodes) == (tree.evictable_pages, tree.total_pages, tree.num_nodes)
 
 
-def salt_at(req: Req, position: int) -> str:
-    """The salt that sets a position apart; a declared start is common to all."""
-    request = req.request
-    shared = isinstance(request, GenerateRequest) and position < request.shared_tokens
-    return "" if shared else getattr(request, "cache_salt", "")
+def check_locks(tree: RadixCache, ends: list[Node]) -> None:
+    """Each node is locked once for every request whose prefix ends at or below it."""
+    wanted = Counter()
+    for end in ends:
+        node = end
+        while node.parent is not None:
+            wanted[node] += 1
+            node = node.parent
+    stack = [child for root in tree.roots().values() for child in root.children.values()]
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children.values())
+        assert node.locks == wanted.pop(node, 0), "a lock is lost, or left behind"
+    assert not wanted, "a request uses a node that is not in the tree"
+
+
+def space_at(request: GenerateRequest | EmbedRequest, position: int) -> str:
+    """What sets a position apart: the adapter, and the salt but in a start declared public."""
+    if isinstance(request, EmbedRequest):
+        return f"embed:{request.cache_salt}"
+    shared = position < request.shared_tokens
+    salt = "" if shared else request.cache_salt
+    return f"{request.lora}:{salt}" if request.lora else salt
 
 
 def request(rid: str, ids, new: int = 4, **fields) -> GenerateRequest:

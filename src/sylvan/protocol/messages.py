@@ -230,6 +230,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     targets_set: int = 0  # finished requests that had a latency target
     targets_met: int = 0  # and met it: goodput
     repaired_pages: int = 0  # lost by a bug of ours, found and taken back
+    repaired_locks: int = 0  # nodes of the prefix tree that such a bug kept from being evicted
+    repaired_states: int = 0  # slots of recurrent state
     gen_throughput: float = 0.0  # tokens generated a second since the heartbeat before
     last_gen_throughput: float = 0.0  # the same, of the last heartbeat by which there were any
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.audit import Repairs, agrees, locks_of
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.prefix import PrefixCache
 from sylvan.runtime.cache.states import StateSlots
@@ -37,6 +38,7 @@ class KVCacheManager:
         self._allocator = allocator
         self._tree = tree
         self._copies: list[Copy] = []
+        self._evicted_short = False
         self._slack = min(_SLACK, allocator.num_pages // 128)
 
     @property
@@ -150,11 +152,23 @@ class KVCacheManager:
         """Forget all cached prefixes that no request uses."""
         self._allocator.free(self._tree.clear())
 
-    def audit(self, handles: Sequence[KVHandle]) -> int:
-        """Take back pages that neither the allocator, nor the tree, nor one of `handles` owns.
+    def audit(self, handles: Sequence[KVHandle]) -> Repairs:
+        """Take back what neither the allocator, nor the tree, nor one of `handles` owns.
 
-        Returns how many. Cheap unless the counts disagree: free + tree + handles = total.
+        These are pages, locks of the tree, and slots of recurrent state. Cheap unless something
+        disagrees: looked at are counts, `handles` and the nodes above them.
         """
+        locks = locks_of(kv.node for kv in handles)
+        wrong = 0
+        if self._evicted_short or not agrees(self._tree, locks):
+            self._evicted_short = False
+            wrong = self._tree.restore(locks)
+        slots = [kv.state.slot for kv in handles if kv.state is not None]
+        states = self.states.audit(slots) if self.states is not None else 0
+        return Repairs(self._audit_pages(handles), wrong, states)
+
+    def _audit_pages(self, handles: Sequence[KVHandle]) -> int:
+        """Free + tree + handles = total, or else those that are missing are freed."""
         held = sum(kv.num_pages - kv.shared for kv in handles)
         free = self._allocator.free_pages
         if free + self._tree.total_pages + held == self._allocator.num_pages:
@@ -195,7 +209,9 @@ class KVCacheManager:
             return False
         # a little more than needed, so that not each token of each request evicts its page
         wanted = min(short + self._slack, self._tree.evictable_pages)
-        self._allocator.free(self._tree.evict(wanted))
+        evicted = self._tree.evict(wanted)
+        self._evicted_short |= len(evicted) < wanted  # some leaf is not found: for the next audit
+        self._allocator.free(evicted)
         # or else evicted pages are still being written back
         return count <= self._allocator.free_pages
 

@@ -69,6 +69,10 @@ class PrefixCache(Protocol):
         """Give up all that is not locked."""
         ...
 
+    def restore(self, locks: Mapping[Node, int]) -> int:
+        """Lock each node as often as it should be; how many were not, or could not be evicted."""
+        ...
+
 
 class NoPrefixCache:
     """Remembers nothing: the off switch of prefix reuse."""
@@ -129,3 +133,7 @@ class NoPrefixCache:
     def clear(self) -> IntArray:
         """See `PrefixCache.clear`."""
         return EMPTY_IDS
+
+    def restore(self, locks: Mapping[Node, int]) -> int:
+        """See `PrefixCache.restore`."""
+        return 0

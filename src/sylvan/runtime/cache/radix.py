@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from sylvan.runtime.cache.types import (
     Match,
     Node,
     Reached,
+    below,
     common_prefix_len,
     digests,
     media_divergence,
@@ -102,11 +103,7 @@ class RadixCache:
 
     def all_pages(self) -> Iterator[IntArray]:
         """The pages the tree owns, node by node."""
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
-            yield node.pages
+        return (node.pages for node in below(self._roots.values()))
 
     def roots(self) -> dict[str, Node]:
         """Namespace -> root; always the same mapping. Read only."""
@@ -193,6 +190,19 @@ class RadixCache:
     def clear(self) -> IntArray:
         """Forget everything that is not locked; return its pages."""
         return self.evict(self.evictable_pages)
+
+    def restore(self, locks: Mapping[Node, int]) -> int:
+        """Lock nodes as often as they should be, count anew, queue leaves; how many differed."""
+        wrong = self.evictable_pages = self.total_pages = 0
+        for node in below(self._roots.values()):
+            want = locks.get(node, 0)
+            wrong += node.locks != want or not (want or node.children or node.queued)
+            node.locks = want
+            self.total_pages += len(node.pages)
+            if not node.locks:
+                self.evictable_pages += len(node.pages)
+                self._leaves.offer(node)
+        return wrong
 
     # ---- following
 

@@ -160,6 +160,18 @@ class StateSlots:
         self._give(slot)
         return 0
 
+    def audit(self, held: Collection[int]) -> int:
+        """Take back slots that are neither free, nor of a request (`held`), nor kept by the tree.
+
+        Returns how many. Cheap unless the counts disagree.
+        """
+        kept = self._tree.holders.keys() if self._tree is not None else ()
+        if self.free_slots + len(held) + len(kept) == self.num_slots:
+            return 0
+        lost = {*range(1, self.num_slots + 1)}.difference(self._free, held, kept)
+        self._free.extend(lost)
+        return len(lost)
+
     def launched(self) -> None:
         """The step that fills what was saved is on its way: its slots may be given up again."""
         self._fresh = {0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from sylvan.protocol.arrays import IntArray
@@ -107,6 +108,15 @@ class Node:
         del self.children[name]
         if self.order:
             del self.order[bisect_left(self.order, name)]
+
+
+def below(roots: Iterable[Node]) -> Iterator[Node]:
+    """All nodes of trees but their roots, in any order."""
+    stack = [child for root in roots for child in root.children.values()]
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children.values())
+        yield node
 
 
 @dataclass(slots=True, eq=False)

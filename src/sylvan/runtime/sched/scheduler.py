@@ -16,6 +16,7 @@ from sylvan.protocol.errors import (
 )
 from sylvan.protocol.messages import Finish, Load, TokenOutput
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.runtime.cache.audit import Repairs
 from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
 from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.admission import refuse_oversized
@@ -85,7 +86,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._arrivals = 0
         self._paused = False
-        self._repaired_pages = 0
+        self._repairs = Repairs()
         counted = ("computed", "cached", "generated", "steps", "targets", "met")
         self._totals = dict.fromkeys(counted, 0)
 
@@ -192,16 +193,16 @@ class Scheduler:
         return True
 
     def audit(self) -> int:
-        """Check that each page has one owner; take back those that have none.
+        """Check that all memory has the owner it should have; take back what has none.
 
-        Returns how many were lost: always 0, but for a bug of ours, which costs nobody a request.
+        Returns how much was lost: always 0, but for a bug of ours, which costs nobody a request.
         """
         alive = [*self.running, *self._closing.values(), *self._held.values()]
-        lost = self._parts.cache.audit([r.kv for r in alive if r.kv])
-        if lost:
-            logger.error("pages were lost and are taken back: %d", lost)
-            self._repaired_pages += lost
-        return lost
+        found = self._parts.cache.audit([r.kv for r in alive if r.kv])
+        if found.total:
+            logger.error("memory was lost and is taken back: %s", found)
+            self._repairs += found
+        return found.total
 
     @property
     def idle(self) -> bool:
@@ -228,7 +229,9 @@ class Scheduler:
             retractions=self._planner.retractions,
             targets_set=self._totals["targets"],
             targets_met=self._totals["met"],
-            repaired_pages=self._repaired_pages,
+            repaired_pages=self._repairs.pages,
+            repaired_locks=self._repairs.locks,
+            repaired_states=self._repairs.states,
         )
 
     # ---- inside

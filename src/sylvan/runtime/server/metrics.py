@@ -166,6 +166,8 @@ class _LoadGauges(Collector):
             "targets_set": load.targets_set,
             "targets_met": load.targets_met,
             "repaired_pages": load.repaired_pages,
+            "repaired_locks": load.repaired_locks,
+            "repaired_states": load.repaired_states,
         }
         for name, value in values.items():
             gauge = GaugeMetricFamily(

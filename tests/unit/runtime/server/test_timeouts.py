@@ -76,11 +76,14 @@ async def test_full_edge_says_when_to_come_again(engine):
 
 
 async def test_load_tells_goodput_and_repairs(client):
-    client.engine.scheduler.load = Load(targets_set=5, targets_met=4, repaired_pages=2)
+    client.engine.scheduler.load = Load(
+        targets_set=5, targets_met=4, repaired_pages=2, repaired_locks=3
+    )
     client.engine.scheduler.beat()
 
     [row] = (await client.get("/v1/loads")).json()["loads"]
     assert (row["targets_set"], row["targets_met"], row["repaired_pages"]) == (5, 4, 2)
+    assert (row["repaired_locks"], row["repaired_states"]) == (3, 0)
     text = (await client.get("/metrics")).text
     assert 'sglang:targets_met{engine_type="unified",model_name="scripted"} 4.0' in text or (
         'sglang:targets_met{model_name="scripted",engine_type="unified"} 4.0' in text
