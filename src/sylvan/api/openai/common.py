@@ -185,6 +185,17 @@ def _grammar(body: GenerationBody) -> dict[str, str]:
     return found
 
 
+def grammar_fields(body: GenerationBody) -> Mapping[str, str]:
+    """Where the body has what the engine knows as `json_schema` and the like."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return {}
+    if wanted.type == "structural_tag":
+        return {"structural_tag": "response_format"}
+    whole = wanted.type == "json_object"
+    return {"json_schema": "response_format" if whole else "response_format.json_schema.schema"}
+
+
 def salt_of(body: GenerationBody) -> str:
     """The salt that isolates the request's cached prefixes."""
     return join_salt(body.extra_key, body.cache_salt)

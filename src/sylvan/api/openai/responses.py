@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -251,3 +251,10 @@ def text_schema(body: ResponsesBody) -> str | None:
     if wanted.schema_ is None:
         raise RequestError("text.format.schema must be given.", param="text.format.schema")
     return json.dumps(wanted.schema_)
+
+
+def text_fields(body: ResponsesBody) -> Mapping[str, str]:
+    """Where the body has what the engine knows as `json_schema`."""
+    wanted = body.text.format if body.text else None
+    whole = wanted is None or wanted.type != "json_schema"
+    return {"json_schema": "text.format" if whole else "text.format.schema"}

@@ -7,7 +7,6 @@ body, query; then the handler; then errors in the shape of the route's family.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -25,6 +24,7 @@ from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.runtime.server.body import ClientGoneError, check_content_type, read_body
 from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
@@ -48,6 +48,8 @@ class Call(Generic[Body]):
         context: The server's parts.
         ignored: Names in the body that nobody knows.
         gate: Checks further credentials.
+        names: Of fields, as the engine spells them, to what they are in the body; the route's, and
+            what handlers add that depends on the body.
     """
 
     request: Request
@@ -57,6 +59,7 @@ class Call(Generic[Body]):
     context: Context
     ignored: list[str]
     gate: Gate
+    names: dict[str, str] = field(default_factory=dict)
 
     def demand(self, level: Level) -> None:
         """Ask for more than the route does.
@@ -133,18 +136,18 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
         tenant = gate.check(endpoint.level, request.headers)
         if isinstance(tenant, Refusal):
             return _refuse(endpoint.family, tenant)
-        checked = False
+        checked, names = False, endpoint.spelling
         try:
             if endpoint.budgeted:
                 context.keyring.admit(tenant)
             call = await _read(endpoint, request, tenant, context, gate)
-            checked = True
+            checked, names = True, call.names
             response = await endpoint.handler(call)
         except ClientGoneError:
             request.scope[GONE] = True
             return Response(status_code=CLIENT_GONE)
         except SylvanError as error:
-            response = error_response(endpoint.family, respelt(error, endpoint), checked=checked)
+            response = error_response(endpoint.family, respelt(error, names), checked=checked)
         else:
             _name_ignored(response, call.ignored)
         return response
@@ -198,17 +201,6 @@ def text_response(content: str, *, status: int = 200) -> Response:
     return Response(content, status, None, "text/plain; charset=utf-8")
 
 
-def respelt(error: SylvanError, endpoint: Endpoint) -> SylvanError:
-    """The error with its field as clients of the route spell it."""
-    if not isinstance(error, RequestError) or error.param is None:
-        return error
-    name = endpoint.spelling.get(error.param)
-    if name is None:
-        return error
-    message = re.sub(rf"\b{re.escape(error.param)}\b", name, str(error), count=1)
-    return RequestError(message, param=name, status=error.status)
-
-
 async def _read(
     endpoint: Endpoint, request: Request, tenant: Tenant, context: Context, gate: Gate
 ) -> Call[Any]:
@@ -233,6 +225,7 @@ async def _read(
         context=context,
         ignored=ignored,
         gate=gate,
+        names=dict(endpoint.spelling),
     )
 
 

@@ -13,7 +13,8 @@ from sylvan.api.extras import unknown_fields
 from sylvan.api.validation import parse
 from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.endpoint import Call, Endpoint, error_response, respelt
+from sylvan.runtime.server.endpoint import Call, Endpoint, error_response
+from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate
 
@@ -32,6 +33,7 @@ class InternalCaller:
         """Status and body of the answer."""
         endpoint = self._table[path]
         assert endpoint.body is not None, "only routes with a body are in the table"
+        names = dict(endpoint.spelling)
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
         try:
             parsed = parse(endpoint.body, {**body, "priority": LOWEST_PRIORITY})
@@ -43,10 +45,11 @@ class InternalCaller:
                 context=self._context,
                 ignored=unknown_fields(parsed),
                 gate=self._gate,
+                names=names,
             )
             response = await endpoint.handler(call)
         except SylvanError as error:
-            response = error_response(endpoint.family, respelt(error, endpoint))
+            response = error_response(endpoint.family, respelt(error, names))
         return response.status_code, orjson.loads(response.body)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.runtime.server.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.server.endpoint import Call
+from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.output import Answer, OutputReader, Piece, ReasoningDelta, read_whole
 from sylvan.runtime.server.samples import collect, stream
 from sylvan.runtime.server.thinking import count_reasoning
@@ -91,6 +92,8 @@ class Turn:
 
     async def _prepare(self) -> Prepared:
         prepared = await prepare(self._call.context, self._conversation)
+        asked, names = self._conversation, self._call.names
+        names.update(of_tools(asked.tool_use, asked.sampling, prepared.input.sampling, names))
         if self._max_tokens is None or prepared.input.sampling.max_new_tokens is not None:
             return prepared
         facts = self._call.context.engine.facts

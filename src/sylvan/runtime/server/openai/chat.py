@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from sylvan.api.logprobs import chat_content
 from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
-from sylvan.api.openai.common import adapter_of, openai_sampling, salt_of
+from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
@@ -28,6 +28,7 @@ from sylvan.runtime.server.conversation import (
     thinking_variables,
 )
 from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
@@ -151,8 +152,9 @@ class _Job:
     """One call under way."""
 
     def __init__(self, call: Call[ChatBody]) -> None:
-        self._context, self._body = call.context, call.body
+        self._context, self._body, self._names = call.context, call.body, call.names
         self._conversation = conversation_of(call)
+        self._names.update(grammar_fields(self._body))
         self._n = self._conversation.sampling.n
         self._meter = Meter(call, 1, self._n)
         self._extras = Extras(call)
@@ -163,9 +165,17 @@ class _Job:
             "model": model_name(call.context, call.body),
         }
 
+    async def _prepare(self) -> Prepared:
+        prepared = await prepare(self._context, self._conversation)
+        asked = self._conversation
+        self._names.update(
+            of_tools(asked.tool_use, asked.sampling, prepared.input.sampling, self._names)
+        )
+        return prepared
+
     async def reply(self) -> dict[str, Any]:
         """The answer of a call without streaming."""
-        prepared = await prepare(self._context, self._conversation)
+        prepared = await self._prepare()
         self._extras.see_prompt(prepared.prompt.input_ids)
         [samples] = await collect(self._context.engine, [prepared.input])
         choices = []
@@ -208,7 +218,7 @@ class _Job:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Events of a streaming call."""
         at_end, always = stream_usage(self._context, self._body.stream_options)
-        prepared = await prepare(self._context, self._conversation)
+        prepared = await self._prepare()
         self._extras.see_prompt(prepared.prompt.input_ids)
         writers = [_Writer(self, i, prepared) for i in range(self._n)]
         started = False

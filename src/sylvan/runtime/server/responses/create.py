@@ -18,6 +18,7 @@ from sylvan.api.openai.responses import (
     chat_messages,
     chat_tools,
     input_items,
+    text_fields,
     text_schema,
 )
 from sylvan.api.sampling import read_sampling
@@ -31,6 +32,7 @@ from sylvan.runtime.server.conversation import (
     thinking_variables,
 )
 from sylvan.runtime.server.endpoint import Call, NotFoundError, error_parts, json_response
+from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.responses.items import ItemEvents, Numbered, output_items
 from sylvan.runtime.server.stores.responses import Stored
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
@@ -115,6 +117,7 @@ class _Job:
             if getattr(body, name):
                 message = f"{name} cannot be honoured: this server does not support it."
                 raise RequestError(message, param=name)
+        call.names.update(text_fields(body))
         self._id = body.request_id or f"resp_{secrets.token_hex(16)}"
         self._created = int(call.context.wall())
         self._tools = chat_tools(body)
@@ -175,7 +178,7 @@ class _Job:
         return self._numbered.event("response.failed", response=self._failed(error))
 
     def _failed(self, error: SylvanError) -> dict[str, Any]:
-        status, message, _ = error_parts(error)
+        status, message, _ = error_parts(respelt(error, self._call.names))
         detail = error_body(Family.RESPONSES, status, message)["error"]
         reply = self._reply("failed", [], None)
         reply["error"] = {"code": detail["code"] or detail["type"], "message": message}

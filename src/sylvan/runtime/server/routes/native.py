@@ -21,6 +21,7 @@ from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, Tok
 from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply
 from sylvan.runtime.server import pages
 from sylvan.runtime.server.endpoint import Endpoint
+from sylvan.runtime.server.fields import grammars_in
 from sylvan.runtime.server.native import (
     cache,
     control,
@@ -44,6 +45,7 @@ _GENERATION = (
         reply=GenerateReplies,
         stream=SSE,
         budgeted=True,
+        spelling=grammars_in("sampling_params"),
     ),
     *aliases(
         Endpoint(

@@ -25,6 +25,7 @@ from sylvan.api.openai.vectors import (
     ScoreReply,
 )
 from sylvan.runtime.server.batches import routes as batches
+from sylvan.runtime.server.fields import TOOL_SCHEMA
 from sylvan.runtime.server.openai import chat, completions, models, vectors
 from sylvan.runtime.server.responses import create as responses
 from sylvan.runtime.server.routes.build import GET, SSE, openai
@@ -42,6 +43,7 @@ _INPUT_SPELLING = {
     "input_ids": "input",
     "messages": "input",
     "max_new_tokens": "max_output_tokens",
+    TOOL_SCHEMA: ".parameters",
 }
 
 _RESPONSES = (

@@ -21,6 +21,7 @@ from sylvan.api.ollama import (
 )
 from sylvan.runtime.server.anthropic import messages
 from sylvan.runtime.server.endpoint import Endpoint
+from sylvan.runtime.server.fields import TOOL_SCHEMA, grammars_in
 from sylvan.runtime.server.native import cloud
 from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
 from sylvan.runtime.server.ollama import generation
@@ -39,7 +40,14 @@ def _ollama(path: str, **fields: Any) -> Endpoint:
     return Endpoint(**{"path": path, "family": Family.OLLAMA, "tag": "Ollama", **fields})
 
 
-_SPELLING = {"text": "messages", "input_ids": "messages", "max_new_tokens": "max_tokens"}
+_SPELLING = {
+    "text": "messages",
+    "input_ids": "messages",
+    "max_new_tokens": "max_tokens",
+    "json_schema": "output_config.format.schema",
+    TOOL_SCHEMA: ".input_schema",
+}
+_OLLAMA_SPELLING = {"json_schema": "format"}
 
 VENDORS = (
     _anthropic(
@@ -64,6 +72,7 @@ VENDORS = (
         reply=OllamaReply,
         stream=NDJSON,
         budgeted=True,
+        spelling=_OLLAMA_SPELLING,
     ),
     _ollama(
         "/api/generate",
@@ -72,6 +81,7 @@ VENDORS = (
         reply=OllamaReply,
         stream=NDJSON,
         budgeted=True,
+        spelling=_OLLAMA_SPELLING,
     ),
     _ollama(
         "/api/embed",
@@ -103,6 +113,7 @@ VENDORS = (
         body=VertexBody,
         reply=VertexReply,
         tag="Cloud",
+        spelling=grammars_in("parameters.sampling_params"),
         budgeted=True,
     ),
     opened(

@@ -1,0 +1,72 @@
+"""Names of fields, as the engine spells them, and what they are in the body of a client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.conversation import ToolUse
+
+TOOL_SCHEMA = "schema of a tool"
+"""Where an API has the schema of a tool: the rest of a name behind `tools[i]`."""
+
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
+_CHAT_SCHEMA = ".function.parameters"
+
+
+def grammars_in(field: str) -> Mapping[str, str]:
+    """Names of grammars that the body has in a field under the engine's names."""
+    return {kind: f"{field}.{kind}" for kind in _GRAMMARS}
+
+
+def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
+    """The error with its field as the client spells it.
+
+    Args:
+        error: Any error.
+        names: From the engine's names to the client's. A key with a JSON pointer in it
+            (`json_schema: #/items`) names a part of a grammar, by what messages begin with.
+    """
+    if not isinstance(error, RequestError) or error.param is None:
+        return error
+    message = str(error)
+    parts = [
+        key for key in names if ": #" in key and re.match(rf"{re.escape(key)}(?![^/ :])", message)
+    ]
+    if parts:
+        part = max(parts, key=len)
+        name = names[part]
+        return RequestError(f"{name}: #{message[len(part) :]}", param=name, status=error.status)
+    name = names.get(error.param)
+    if name is None:
+        return error
+    message = re.sub(rf"\b{re.escape(error.param)}\b", lambda _: name, message, count=1)
+    return RequestError(message, param=name, status=error.status)
+
+
+def of_tools(
+    use: ToolUse, asked: SamplingParams, used: SamplingParams, names: Mapping[str, str]
+) -> dict[str, str]:
+    """Names of the grammar that tools have become; empty if the client asked for one itself.
+
+    Args:
+        use: The tools.
+        asked: What the client asked for.
+        used: What became of it.
+        names: Of the route; `TOOL_SCHEMA` among them.
+    """
+    if used.grammar is None or used.grammar == asked.grammar:
+        return {}
+    kind, rest = used.grammar[0], names.get(TOOL_SCHEMA, _CHAT_SCHEMA)
+    called = [tool.get("function", {}).get("name") for tool in use.tools]
+    chosen = [i for i, name in enumerate(called) if use.choice in ("auto", "required", name)]
+    if kind == "structural_tag":
+        places = [f"#/structures/{i}/schema" for i in range(len(chosen))]
+    elif len(chosen) == 1:
+        places = ["#/items/properties/parameters"]
+    else:
+        places = [f"#/items/anyOf/{i}/properties/parameters" for i in range(len(chosen))]
+    parts = {f"{kind}: {p}": f"tools[{i}]{rest}" for p, i in zip(places, chosen, strict=True)}
+    return {kind: "tools", **parts}

@@ -1,0 +1,72 @@
+"""Refusals of grammars name the field as the client spelt it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.conversation import ToolUse
+from sylvan.runtime.server.fields import TOOL_SCHEMA, of_tools, respelt
+from sylvan.text.tools import ToolSpec, calls_schema, family, structural_tags
+
+NAMES = {"json_schema": "response_format.json_schema.schema", "json_schema: #/items": "tools[0].x"}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"title": name}}}
+    for name in ("a", "b", "c")
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted", "param"),
+    [
+        ("json_schema: #/a: no", f"{NAMES['json_schema']}: #/a: no", NAMES["json_schema"]),
+        ("json_schema must be", f"{NAMES['json_schema']} must be", NAMES["json_schema"]),
+        ("json_schema: #/items/a is bad", "tools[0].x: #/a is bad", "tools[0].x"),
+        ("json_schema: #/items: bad", "tools[0].x: #: bad", "tools[0].x"),
+        ("json_schema: #/itemsX: bad", f"{NAMES['json_schema']}: #/itemsX: bad", None),
+    ],
+)
+def test_the_longest_part_that_is_known_is_named(message, wanted, param) -> None:
+    found = respelt(RequestError(message, param="json_schema", status=413), NAMES)
+
+    assert isinstance(found, RequestError)
+    assert (str(found), found.status) == (wanted, 413)
+    assert found.param == (param or NAMES["json_schema"])
+
+
+def test_other_errors_stay() -> None:
+    for error in (CapacityError("full"), RequestError("regex: bad", param="regex")):
+        assert respelt(error, NAMES) is error
+
+
+@pytest.mark.parametrize("choice", ["required", "b"])
+@pytest.mark.parametrize("form", ["structural_tag", "json_schema"])
+def test_schemas_of_tools_are_found_in_what_they_became(choice, form) -> None:
+    specs = ToolSpec.from_openai(TOOLS)
+    if form == "structural_tag":
+        calling = family("hermes")
+        assert calling is not None
+        tags = structural_tags(calling.wrapping, specs, choice)
+        assert tags is not None
+        value: Any = tags.to_json()
+    else:
+        value = calls_schema(specs, choice)
+    fields: Any = {form: json.dumps(value)}
+    used = SamplingParams(**fields)
+    use = ToolUse(tools=TOOLS, choice=choice)
+
+    names = of_tools(use, SamplingParams(), used, {TOOL_SCHEMA: ".input_schema"})
+
+    assert names.pop(form) == "tools"
+    for key, name in names.items():
+        node: Any = value
+        for step in key.removeprefix(f"{form}: #/").split("/"):
+            node = node[int(step) if isinstance(node, list) else step]
+        index = ["a", "b", "c"].index(node["title"])
+        assert name == f"tools[{index}].input_schema"
+    assert len(names) == (3 if choice == "required" else 1)
+    assert of_tools(use, used, used, {}) == {}
