@@ -17,12 +17,11 @@ import threading
 import time
 from pathlib import Path
 
-from sylvan.runtime.features.grammar import backends
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
 from sylvan.runtime.features.grammar.compiler.messages import Limits
+from sylvan.runtime.features.grammar.libraries import make_backend
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
-from sylvan.utils import plugins
 
 AT_ONCE = 32
 
@@ -86,7 +85,7 @@ def main() -> None:
     tokens = [*(bytes([i]) for i in range(256)), b"<|end|>"]
     special = {"<|end|>": 256}
     words = Vocabulary(tokens, special, (256,), GreedyEncoder(tokens, frozenset({256})))
-    backend = plugins.load(backends, options.backend).BACKEND(words)
+    backend = make_backend(options.backend, words)
     compiler = GrammarCompiler(options.backend, lambda: Setup(backend, words), Limits())
     began_s = time.perf_counter()
     warm = max(8, options.count // 10)

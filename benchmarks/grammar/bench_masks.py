@@ -20,14 +20,16 @@ import numpy as np
 from shapes import SAPLING, progress
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar import backends
 from sylvan.runtime.features.grammar.api import GrammarBackend, GrammarMatcher
-from sylvan.runtime.features.grammar.libraries import installed_backends, library_version
+from sylvan.runtime.features.grammar.libraries import (
+    installed_backends,
+    library_version,
+    make_backend,
+)
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.text import vocabulary_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.text.tokenizer import Tokenizer
-from sylvan.utils import plugins
 
 NOUNS = ["user", "order", "item", "price", "city", "code", "status", "tag", "owner", "total"]
 TOKENS_PER_OUTPUT = 40
@@ -92,7 +94,7 @@ class Walks:
 
 
 def measure(name: str, words: Vocabulary, schemas: int, seconds: float) -> dict[str, Any]:
-    walks = Walks(plugins.load(backends, name).BACKEND(words), words)
+    walks = Walks(make_backend(name, words), words)
     until = time.perf_counter() + seconds
     for seed in range(schemas):
         if time.perf_counter() > until:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar import backends
 from sylvan.runtime.features.grammar.api import GrammarBackend
-from sylvan.runtime.features.grammar.libraries import installed_backends, library_version
+from sylvan.runtime.features.grammar.libraries import (
+    installed_backends,
+    library_version,
+    make_backend,
+)
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
-from sylvan.utils import plugins
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "grammar.md"
 BEGIN, END = "<!-- keywords: generated -->\n", "<!-- /keywords -->\n"
@@ -122,7 +124,7 @@ def _accepts(matcher: Any, text: bytes) -> bool:
 
 def table() -> str:
     names = installed_backends()
-    made = {n: plugins.load(backends, n).BACKEND(byte_vocabulary()) for n in names}
+    made = {n: make_backend(n, byte_vocabulary()) for n in names}
     rows = [
         f"| keyword | {' | '.join(map(library_version, names))} |",
         "|---" * (len(names) + 1) + "|",

@@ -243,6 +243,8 @@ BAD = [
     {"json_schema": json.dumps(ENDLESS)},
     {"json_schema": '{"type":"object","properties":{"a":{"not":{}}},"required":["a"]}'},
     {"regex": "(" * 300 + "a" + ")" * 300},
+    {"regex": "(((((((a{30}){30}){30}){30}){30}){30}){30}){30}"},
+    {"json_schema": '{"type":"string","pattern":"^((((((a{40}){40}){40}){40}){40}){40}){40}$"}'},
     {"ebnf": "root ::= root"},
 ]
 
@@ -259,6 +261,18 @@ def test_a_bad_grammar_fails_its_request_alone(engine: Engine, bad: Any) -> None
         reply: Any = good.result()
     again: Any = engine.generate("hello", PARAMS[2])
     assert ids(again) == ids(reply)
+
+
+def test_states_of_a_grammar_are_limited(model: Path, engine: Engine) -> None:
+    """An exponential regex that begins harmless ends its own request, with the limit's name."""
+    hard = {"regex": "(a|b)*a(a|b){40}c", "max_new_tokens": 300, "sampling_seed": 1}
+    with start(model, **{"grammar.max_states": 100}) as few, ThreadPoolExecutor(1) as pool:
+        good = pool.submit(few.generate, "hello", PARAMS[2])
+        with pytest.raises(RequestError, match=r"grammar\.max_states"):
+            few.generate("hello", hard)
+        assert ids(good.result()) == ids(engine.generate("hello", PARAMS[2]))
+    reply: Any = engine.generate("hello", hard)
+    assert re.fullmatch("[abc]+", reply["text"])
 
 
 def test_without_a_backend_grammars_are_refused(model: Path) -> None:

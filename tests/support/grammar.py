@@ -6,10 +6,9 @@ import random
 
 import numpy as np
 
-from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar import libraries
 from sylvan.runtime.features.grammar.api import GrammarBackend, GrammarMatcher
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
-from sylvan.utils import plugins
 
 END, CALL = 256, 257
 LONGER = [
@@ -33,7 +32,7 @@ def vocabulary() -> Vocabulary:
 
 
 def make_backend(name: str) -> GrammarBackend:
-    return plugins.load(backends, name).BACKEND(vocabulary())
+    return libraries.make_backend(name, vocabulary())
 
 
 def allowed(matcher: GrammarMatcher) -> set[int]:

@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sylvan.runtime.features.grammar import backends
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup
 from sylvan.runtime.features.grammar.compiler.messages import Limits
 from sylvan.runtime.features.grammar.forced import Jumper
+from sylvan.runtime.features.grammar.libraries import make_backend
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.text import vocabulary_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.text.tokenizer import Tokenizer
-from sylvan.utils import plugins
 
 SAPLING = Path(str(files("sylvan") / "assets" / "sapling"))
 PACKAGE, VERSION = "jsonschema", "4.26.0"
@@ -128,7 +127,7 @@ class Compilers:
     def __init__(self, name: str, timeout_s: float) -> None:
         found = vocabulary_of(Tokenizer.load(SAPLING), 0)
         self.vocabulary = found
-        backend = plugins.load(backends, name).BACKEND(found)
+        backend = make_backend(name, found)
         limits = Limits(timeout_s=timeout_s, quick_s=min(1.0, timeout_s))
         self._compiler = GrammarCompiler(name, lambda: Setup(backend, found), limits)
 

@@ -177,6 +177,8 @@ class GrammarConfig(Section, frozen=True):
     """Append text that the grammar leaves no choice about without asking the model."""
     compile_timeout_s: Annotated[float, msgspec.Meta(gt=0.0)] = 10.0
     """Longest processor time that compiling one grammar may take, in seconds."""
+    max_states: Annotated[int, msgspec.Meta(ge=100, le=10_000_000)] = 50_000
+    """States of one grammar's automaton; made while outputs are written, 1 to 2 KiB each."""
     cache_dir: str | None = None
     """Directory in which compiled grammars outlive the process."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -13,6 +14,7 @@ TOOL_SCHEMA = "schema of a tool"
 """Where an API has the schema of a tool: the rest of a name behind `tools[i]`."""
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
+_TEXTS = ("/pattern", "/grammar")
 _CHAT_SCHEMA = ".function.parameters"
 
 
@@ -38,7 +40,10 @@ def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
     if parts:
         part = max(parts, key=len)
         name = names[part]
-        return RequestError(f"{name}: #{message[len(part) :]}", param=name, status=error.status)
+        after = message[len(part) :]
+        # a schema has places in it; a text has none
+        found = after.removeprefix(": ") if part.endswith(_TEXTS) else f"#{after}"
+        return RequestError(f"{name}: {found}", param=name, status=error.status)
     name = names.get(error.param)
     if name is None:
         return error
@@ -59,14 +64,34 @@ def of_tools(
     """
     if used.grammar is None or used.grammar == asked.grammar:
         return {}
-    kind, rest = used.grammar[0], names.get(TOOL_SCHEMA, _CHAT_SCHEMA)
+    kind, text = used.grammar
+    rest = names.get(TOOL_SCHEMA, _CHAT_SCHEMA)
     called = [tool.get("function", {}).get("name") for tool in use.tools]
     chosen = [i for i, name in enumerate(called) if use.choice in ("auto", "required", name)]
-    if kind == "structural_tag":
-        places = [f"#/structures/{i}/schema" for i in range(len(chosen))]
-    elif len(chosen) == 1:
-        places = ["#/items/properties/parameters"]
-    else:
-        places = [f"#/items/anyOf/{i}/properties/parameters" for i in range(len(chosen))]
-    parts = {f"{kind}: {p}": f"tools[{i}]{rest}" for p, i in zip(places, chosen, strict=True)}
-    return {kind: "tools", **parts}
+    found = {kind: "tools"}
+    for number, tool in enumerate(chosen):
+        if kind == "json_schema":  # a list of calls, of one form or of several
+            schemas = [f"#/items{at}/properties/parameters" for at in ("", f"/anyOf/{number}")]
+            places = dict.fromkeys([*schemas, f"#/$defs/tool{number}"], f"tools[{tool}]{rest}")
+        else:
+            places = {f"#/structures/{number}/schema": f"tools[{tool}]{rest}"}
+            for at in ("#/format", "#/format/elements/1"):
+                places[f"{at}/tags/{number}"] = f"tools[{tool}]"
+                places[f"{at}/tags/{number}/content/json_schema"] = f"tools[{tool}]{rest}"
+        if len(chosen) > 1:
+            places.pop("#/items/properties/parameters", None)
+        found |= {f"{kind}: {place}": name for place, name in places.items()}
+    return found | _of_answer(text, kind, asked, names)
+
+
+def _of_answer(
+    text: str, kind: str, asked: SamplingParams, names: Mapping[str, str]
+) -> dict[str, str]:
+    """Names of what the client asked for, where that has become the other choice beside calls."""
+    if asked.grammar is None or kind != "structural_tag":
+        return {}
+    answer = json.loads(text).get("format", {}).get("elements", [{}])[0]
+    inner = {"json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}
+    key = inner.get(answer.get("type"))
+    place = f"{kind}: #/format/elements/0" + (f"/{key}" if key else "")
+    return {place: names.get(asked.grammar[0], asked.grammar[0])}

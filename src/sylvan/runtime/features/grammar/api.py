@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.grammar.spec import GrammarSpec
-from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 
 class GrammarMatcher(Protocol):
@@ -84,9 +83,13 @@ class GrammarBackend(Protocol):
 
     Attributes:
         loads_unlocked: Whether `load` lets go of the interpreter's lock while it works.
+        grows_later: States of its automata are made while outputs are written, so that a limit on
+            their number is its second argument. Others make all of them while they compile, where
+            limits on time and memory hold.
     """
 
     loads_unlocked: bool
+    grows_later: bool
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile a grammar. May take long, and much memory.
@@ -122,5 +125,8 @@ def accept_each(matcher: GrammarMatcher, tokens: Sequence[int]) -> int:
     return len(tokens)
 
 
-BackendMaker = Callable[[Vocabulary], GrammarBackend]
+BackendMaker = Callable[..., GrammarBackend]
 """`BACKEND` of a module in `backends`; raises ConfigError where the library is missing."""
+
+MAX_STATES = 50_000
+"""Of one grammar's automaton, as long as nothing else is asked for."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from sylvan.config.tree import GrammarConfig
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.features.grammar import backends
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.compiler.client import (
     CompilerStats,
@@ -21,11 +20,10 @@ from sylvan.runtime.features.grammar.compiler.messages import Limits
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.grammar.data import Matchers
-from sylvan.runtime.features.grammar.libraries import library_version
+from sylvan.runtime.features.grammar.libraries import library_version, make_backend
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.sched.feature import Feature, Verdict
-from sylvan.utils import plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,11 @@ def build_grammar(
 
     def setup() -> Setup:
         words = vocabulary()
-        backend = plugins.load(backends, name).BACKEND(words)
+        backend = make_backend(name, words, config.max_states)
         return Setup(backend, words, _store(config, name, words))
 
-    compiler = GrammarCompiler(name, setup, Limits(timeout_s=config.compile_timeout_s))
+    limits = Limits(timeout_s=config.compile_timeout_s, max_states=config.max_states)
+    compiler = GrammarCompiler(name, setup, limits)
     grammars: dict[str, CompiledGrammar] = {}
     jumps = config.jump_forward
     matchers = Matchers(grammars, vocabulary, vocab_size, jumps=jumps, free_core=free_core)

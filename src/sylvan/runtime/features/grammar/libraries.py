@@ -1,4 +1,4 @@
-"""Which grammar libraries are installed; imports none of them."""
+"""Which grammar libraries are installed, and how one is made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from sylvan.runtime.features.grammar import backends
+from sylvan.runtime.features.grammar.api import MAX_STATES, GrammarBackend
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.utils import plugins
 
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
@@ -26,3 +28,18 @@ def installed_backends() -> tuple[str, ...]:
 def library_version(backend: str) -> str:
     """Name and version of the library behind a backend, or of all of them."""
     return "-".join(f"{name}-{version(name)}" for name in DISTRIBUTIONS[backend])
+
+
+def make_backend(name: str, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> GrammarBackend:
+    """A library by name, which it imports.
+
+    Args:
+        name: Of a module in `backends`.
+        vocabulary: The model's.
+        max_states: Of the automaton of one grammar; see `GrammarBackend.grows_later`.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
+    kind = plugins.load(backends, name).BACKEND
+    return kind(vocabulary, max_states) if kind.grows_later else kind(vocabulary)

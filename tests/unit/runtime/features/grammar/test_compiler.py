@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import signal
 import sys
 import threading
@@ -14,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from sylvan.runtime.features.grammar import libraries
 from sylvan.runtime.features.grammar.compiler import provers
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
 from sylvan.runtime.features.grammar.compiler.messages import Limits
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
 from sylvan.runtime.features.grammar.spec import MAX_DEPTH, MAX_TEXT_BYTES, GrammarSpec
-from tests.support.grammar import accept, make_backend, vocabulary
+from tests.support.grammar import accept, allowed, make_backend, vocabulary
 
 PATIENCE_S = 120.0
 
@@ -28,9 +30,11 @@ def make(limits: Limits | None = None, store: Path | None = None) -> GrammarComp
     words = vocabulary()
 
     def setup() -> Setup:
-        return Setup(make_backend("llguidance"), words, GrammarStore(store) if store else None)
+        backend = libraries.make_backend("llguidance", words, limits.max_states)
+        return Setup(backend, words, GrammarStore(store) if store else None)
 
-    return GrammarCompiler("llguidance", setup, limits or Limits())
+    limits = limits or Limits()
+    return GrammarCompiler("llguidance", setup, limits)
 
 
 @pytest.fixture
@@ -86,6 +90,12 @@ BAD = [
     ("json_schema", nested(100_000), ""),
     ("json_schema", '{"enum": ["' + "x" * (5 << 20) + '"]}', f"at most {MAX_TEXT_BYTES}"),
     ("regex", "(" * 500 + ")" * 500, f"at most {MAX_DEPTH}"),
+    ("regex", "(((((((a{30}){30}){30}){30}){30}){30}){30}){30}", "too many"),
+    (
+        "json_schema",
+        '{"type":"string","pattern":"^(((((((a{30}){30}){30}){30}){30}){30}){30}){30}$"}',
+        "too many",
+    ),
     ("ebnf", "root ::= root", "no text"),
     ("ebnf", "root ::= \0", "NUL"),
     ("structural_tag", "[]", "must be an object"),
@@ -101,6 +111,22 @@ def test_bad_grammars_are_refused_and_the_next_is_served(compiler) -> None:
 
     assert compile_one(compiler, "regex", "fine").error is None
     assert compiler.stats.restarts == 1
+
+
+def test_states_are_limited(compiler) -> None:
+    """What the last 40 characters were makes a state of this regex."""
+    text = bytes(random.Random(1).choices(b"ab", k=300))
+    few, regex = make(Limits(max_states=100)), "(a|b)*a(a|b){40}"
+    try:
+        wide, tight = (compile_one(c, "regex", regex).grammar.matcher() for c in (compiler, few))
+    finally:
+        few.close()
+
+    assert all(byte in allowed(wide) and wide.accept(byte) for byte in text)
+    assert wide.error() == ""
+    assert not all(byte in allowed(tight) and tight.accept(byte) for byte in text)
+    assert "too many states" in tight.error()
+    assert "grammar.max_states" in tight.error()
 
 
 def test_a_refusal_is_remembered(compiler) -> None:

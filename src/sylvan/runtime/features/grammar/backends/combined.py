@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarBackend, GrammarMatcher
+from sylvan.runtime.features.grammar.api import (
+    MAX_STATES,
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarMatcher,
+)
 from sylvan.runtime.features.grammar.backends.llguidance import LLGuidance
 from sylvan.runtime.features.grammar.backends.xgrammar import XGrammar
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
@@ -16,11 +21,12 @@ class Combined:
     """See `GrammarBackend`. A grammar that is not valid is refused by the library asked first."""
 
     loads_unlocked = False
+    grows_later = True
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> None:
         self._libraries: dict[bytes, GrammarBackend] = {
             _FIRST: XGrammar(vocabulary),
-            _SECOND: LLGuidance(vocabulary),
+            _SECOND: LLGuidance(vocabulary, max_states),
         }
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:

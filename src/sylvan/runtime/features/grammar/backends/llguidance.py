@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.api import MAX_STATES, CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.schema import (
     Schema,
@@ -34,6 +34,13 @@ from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 MAX_REASON_CHARS = 1000
 MAX_CHARS = 2000  # with the place
+
+# The library's own limits, beside the one on states (1 to 2 KiB each).
+MAX_EXPRESSIONS = 1_000_000  # that all regexes of a grammar are made of; 20 ms
+MAX_STEP_EXPRESSIONS = 200_000  # derived from them for one mask; 14 ms
+MAX_STEP_ITEMS = 50_000  # of the Earley parser, for one mask; 2.5 ms
+MAX_ROW_ITEMS = 2_000  # for one byte of text
+MAX_SYMBOLS = 500_000  # in the rules of a grammar
 
 _ALONE = 2  # so many masks are done before other threads are awake
 _FEW_CORES = 2  # where the threads of a step still hold them, waking others gains nothing
@@ -55,13 +62,22 @@ class LLGuidance:
     """See `GrammarBackend`."""
 
     loads_unlocked = True
+    grows_later = True
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> None:
         self._vocabulary = vocabulary
         self._tokenizer = llguidance.LLTokenizer(
             _Tokens(vocabulary), n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids)
         )
-        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        self._limits = llguidance.LLParserLimits(
+            max_lexer_states=max_states,
+            initial_lexer_fuel=MAX_EXPRESSIONS,
+            step_lexer_fuel=MAX_STEP_EXPRESSIONS,
+            step_max_items=MAX_STEP_ITEMS,
+            max_items_in_row=MAX_ROW_ITEMS,
+            max_grammar_size=MAX_SYMBOLS,
+            verbose_errors=False,
+        )
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """See `GrammarBackend.compile`."""
@@ -244,6 +260,8 @@ def _inner(spec: GrammarSpec) -> str:
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
     reason = matcher.get_error().replace("<non-verbose/>", "").strip()[:MAX_REASON_CHARS]
+    if "too many states" in reason:
+        return f"{reason} (limit: grammar.max_states)"
     return "it matches no text at all" if reason.startswith("NoExtension") else reason
 
 

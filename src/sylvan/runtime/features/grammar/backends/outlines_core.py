@@ -68,6 +68,7 @@ class OutlinesCore:
     """See `GrammarBackend`."""
 
     loads_unlocked = False
+    grows_later = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._textual = _Textual(vocabulary)

@@ -126,6 +126,7 @@ class XGrammar:
     """See `GrammarBackend`."""
 
     loads_unlocked = False
+    grows_later = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._words = vocabulary, _Words(vocabulary)

@@ -7,6 +7,8 @@ from typing import IO
 
 import msgspec
 
+from sylvan.runtime.features.grammar.api import MAX_STATES
+
 MAX_MESSAGE_BYTES = 1 << 30
 
 _LENGTH = struct.Struct("<I")
@@ -21,12 +23,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Seconds are of processor time: compiling makes way for whatever else runs, and a busy machine is
     no fault of the grammar's. One that needs more than `quick_s` is stopped and tried again in the
     slow lane, with all of `timeout_s`, so that hard grammars wait for each other and never hold up
-    easy ones.
+    easy ones. States are those of the grammar's automaton, made while it is compiled or later,
+    while outputs are written; see `GrammarBackend.grows_later`.
     """
 
     timeout_s: float = 10.0
     quick_s: float = 1.0
     memory_bytes: int = 1 << 30
+    max_states: int = MAX_STATES
     quick_lanes: int = 2
     slow_lanes: int = 1
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -26,9 +26,9 @@ from typing import IO
 import msgspec
 import numpy as np
 
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar import backends
-from sylvan.runtime.features.grammar.api import GrammarBackend
+from sylvan.runtime.features.grammar.api import GrammarBackend, GrammarMatcher
 from sylvan.runtime.features.grammar.compiler.messages import (
     SIGN_OF_LIFE,
     Cancel,
@@ -40,12 +40,13 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     pack,
     read_frame,
 )
+from sylvan.runtime.features.grammar.libraries import make_backend
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
-from sylvan.utils import plugins
 
 _SLACK_S = 2
 _SIGN_S = 0.5
+_STEPS = 3  # tokens that a proof writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,16 @@ class Zygote:
     """One thread, so that forking is safe; everything waits in one place."""
 
     def __init__(
-        self, backend: GrammarBackend, words: int, limits: Limits, out: int, *, idle: bool
+        self,
+        backend: GrammarBackend,
+        vocabulary: Vocabulary,
+        limits: Limits,
+        out: int,
+        *,
+        idle: bool,
     ) -> None:
-        self._backend, self._words, self._limits, self._out = backend, words, limits, out
+        self._backend, self._vocabulary = backend, vocabulary
+        self._limits, self._out = limits, out
         self._idle, self._walls = idle, IDLE if idle else LOW
         self._sign_due_s = 0.0
         self._quick: deque[Prove] = deque()
@@ -138,7 +146,9 @@ class Zygote:
         if pid == 0:
             os.close(reader)
             os.close(self._out)  # who reads it is to see when this process ends
-            prove = functools.partial(_prove, self._backend, self._words, order, idle=self._idle)
+            prove = functools.partial(
+                _prove, self._backend, self._vocabulary, order, idle=self._idle
+            )
             _compile(prove, order, limits, allowed_s, out=writer)
         os.close(writer)
         now = time.monotonic()
@@ -231,19 +241,20 @@ def _compile(
         os._exit(code)  # nothing of the parent's may be flushed or closed
 
 
-def _prove(backend: GrammarBackend, words: int, order: Prove, *, idle: bool) -> Proof:
+def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idle: bool) -> Proof:
     before_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         spec = GrammarSpec(order.kind, order.text)
         check_depth(spec)
         compiled = backend.compile(spec)
         matcher = compiled.matcher()
-        row = np.zeros(words, np.int32)
+        row = np.zeros(vocabulary.words, np.int32)
         choice = not matcher.fill_mask(row) or bool(row.any())
-        if reason := matcher.error():
+        reason = matcher.error() or _stuck(matcher, row, vocabulary.eos_ids)
+        if not reason and not choice and not matcher.is_accepting():
+            reason = "it matches no text at all"
+        if reason:
             return Proof(id=order.id, reason=f"{order.kind}: {reason}")
-        if not choice and not matcher.is_accepting():
-            return Proof(id=order.id, reason=f"{order.kind} matches no text at all")
         data = compiled.dump()
     except RequestError as error:
         return Proof(id=order.id, reason=str(error))
@@ -257,6 +268,20 @@ def _prove(backend: GrammarBackend, words: int, order: Prove, *, idle: bool) -> 
         seconds=time.monotonic() - before_s,
         on_idle=idle,
     )
+
+
+def _stuck(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:
+    """Why an output would hit a limit of the library with its first tokens; empty if it does not.
+
+    Regexes of exponential size are compiled in no time by libraries that make states when they
+    come to them.
+    """
+    for _ in range(_STEPS):
+        ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        token = next((int(i) for i in ids if i not in ends), None)
+        if token is None or not matcher.accept(token) or not matcher.fill_mask(row):
+            break
+    return matcher.error()
 
 
 def _restrict(limits: Limits) -> None:
@@ -303,8 +328,8 @@ def serve(*, idle: bool) -> None:
         special = frozenset(prepare.special.values())
         encode = GreedyEncoder(prepare.tokens, special)
         vocabulary = Vocabulary(prepare.tokens, prepare.special, prepare.eos_ids, encode)
-        backend = plugins.load(backends, prepare.backend).BACKEND(vocabulary)
+        backend = make_backend(prepare.backend, vocabulary, prepare.limits.max_states)
         sys.stdout.flush()
         gc.collect()
         gc.freeze()  # a collection would write to pages that children share
-        Zygote(backend, vocabulary.words, prepare.limits, out, idle=idle).run(orders)
+        Zygote(backend, vocabulary, prepare.limits, out, idle=idle).run(orders)
