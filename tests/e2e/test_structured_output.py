@@ -150,12 +150,77 @@ def test_json_object_is_any_object(http):
     assert choice["finish_reason"] in ("stop", "length")
 
 
-def test_the_grammar_begins_after_the_thinking(http):
-    fields = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 6}
-    message = chat(http, response_format=of_schema(), **fields)
+FORMAT = {"type": "json_schema", "name": "w", "schema": SCHEMA}
 
-    assert is_valid(message["content"])
-    assert not (message.get("reasoning_content") or "").lstrip().startswith("{")
+
+def thought_on_chat(http, on):
+    fields = {"enable_thinking": on, "thinking_budget": 40, "temperature": 0}
+    body = {**CHAT, "chat_template_kwargs": {}, "response_format": of_schema(), **fields}
+    message = post(http, "/v1/chat/completions", body)["choices"][0]["message"]
+    return message.get("reasoning_content") or "", message["content"]
+
+
+def thought_on_responses(http, on):
+    fields = {"reasoning": {"effort": "high" if on else "none", "budget_tokens": 40}}
+    body = {"model": "sapling", "input": "Weather?", "max_output_tokens": 300, "temperature": 0}
+    items = post(http, "/v1/responses", body | fields | {"text": {"format": FORMAT}})["output"]
+    parts = {item["type"]: item["content"][0]["text"] for item in items}
+    return parts.get("reasoning", ""), parts["message"]
+
+
+def thought_on_messages(http, on):
+    thinking = {"type": "enabled", "budget_tokens": 1024} if on else {"type": "disabled"}
+    body = {"model": "sapling", "messages": MESSAGES, "max_tokens": 1500, "temperature": 0}
+    body |= {"thinking": thinking, "output_config": {"format": FORMAT}}
+    blocks = post(http, "/v1/messages", body)["content"]
+    parts = {block["type"]: block for block in blocks}
+    return parts.get("thinking", {}).get("thinking", ""), parts["text"]["text"]
+
+
+def thought_on_ollama(http, on):
+    body = {"model": "sapling", "messages": MESSAGES, "stream": False, "format": SCHEMA}
+    options = {"num_predict": 1500, "temperature": 0}
+    message = post(http, "/api/chat", body | {"think": on, "options": options})["message"]
+    return message.get("thinking", ""), message["content"]
+
+
+THINKERS = [thought_on_chat, thought_on_responses, thought_on_messages, thought_on_ollama]
+
+
+@pytest.mark.parametrize("ask", THINKERS)
+def test_the_grammar_begins_after_the_thinking_that_the_model_opens(http, ask):
+    thought, answer = ask(http, True)
+
+    assert len(thought) > 10
+    assert is_valid(answer)
+    assert not thought.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("ask", THINKERS)
+def test_the_grammar_begins_with_the_output_where_thinking_is_off(http, ask):
+    thought, answer = ask(http, False)
+
+    assert not thought
+    assert is_valid(answer)
+
+
+def test_a_call_may_follow_thinking(http):
+    fields = {"enable_thinking": True, "thinking_budget": 40, "temperature": 0}
+    tools = [{"type": "function", "function": TOOL}]
+    body = {**CHAT, "chat_template_kwargs": {}, "tools": tools, "tool_choice": "required"}
+    message = post(http, "/v1/chat/completions", body | fields)["choices"][0]["message"]
+
+    assert message["reasoning_content"]
+    assert is_valid(message["tool_calls"][0]["function"]["arguments"])
+
+
+def test_every_sample_thinks_for_itself(http):
+    fields = {"enable_thinking": True, "thinking_budget": 24, "n": 4, "temperature": 1.0}
+    body = {**CHAT, "chat_template_kwargs": {}, "response_format": of_schema(), **fields}
+    messages = [c["message"] for c in post(http, "/v1/chat/completions", body)["choices"]]
+
+    assert all(is_valid(message["content"]) for message in messages)
+    assert len({message.get("reasoning_content") for message in messages}) > 1
 
 
 BAD = [

@@ -172,3 +172,25 @@ def test_wrong_names_are_refused() -> None:
         family("qwen")
     with pytest.raises(ConfigError, match="needs a chat template"):
         family("beam")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "kwargs", "want"),
+    [
+        ("qwen3", "<|im_start|>assistant\n", {}, True),
+        ("qwen3", "<think>\n\n</think>\n\n", {}, False),
+        ("qwen3", "", {"enable_thinking": True}, True),
+        ("qwen3", "", {"enable_thinking": False}, False),
+        ("glm45", "", {"thinking": "disabled"}, False),
+        ("gpt-oss", "<|start|>assistant", {"reasoning_effort": "low"}, True),
+        ("mistral", "", {"reasoning_effort": "none"}, False),
+        ("deepseek-v3", "", {}, False),
+        ("deepseek-v3", "", {"thinking": True}, True),
+        ("minimax-m3", "", {}, True),
+        ("minimax-m3", "", {"thinking_mode": "disabled"}, False),
+    ],
+)
+def test_whether_a_model_may_open_its_thinking(
+    name: str, prompt: str, kwargs: dict, want: bool
+) -> None:
+    assert family(name).may_start_reasoning(prompt, kwargs) is want

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import importlib
 import json
+from typing import Any
 
 import pytest
 
 from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.runtime.features.grammar.libraries import installed_backends
+from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.text.tools import (
     ArgumentsDelta,
     CallStart,
@@ -19,6 +23,7 @@ from sylvan.text.tools import (
     parse,
     structural_tags,
 )
+from tests.support.grammar import accept, make_backend
 
 CONTRACT = [
     "llama3",
@@ -492,12 +497,92 @@ def test_calls_schema() -> None:
         calls_schema((), "required")
 
 
-def test_definitions_move_to_the_top() -> None:
-    spec = {"$defs": {"P": {"type": "string"}}, "properties": {"p": {"$ref": "#/$defs/P"}}}
+LEAF = {"type": "string", "enum": ["x"]}
+RECURSIVE: dict[str, dict[str, Any]] = {
+    "defs": {
+        "$defs": {"P": LEAF},
+        "type": "object",
+        "properties": {"p": {"$ref": "#/$defs/P"}},
+        "required": ["p"],
+        "additionalProperties": False,
+    },
+    "definitions": {
+        "definitions": {"P": {"type": "integer"}},
+        "type": "object",
+        "properties": {"p": {"$ref": "#/definitions/P"}},
+        "required": ["p"],
+        "additionalProperties": False,
+    },
+    "root": {
+        "type": "object",
+        "properties": {"p": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["p"],
+        "additionalProperties": False,
+    },
+    "tree": {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"p": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+                "required": ["p"],
+                "additionalProperties": False,
+            }
+        },
+        "$ref": "#/$defs/node",
+    },
+    "place": {
+        "type": "object",
+        "properties": {"q": LEAF, "p": {"$ref": "#/properties/q"}},
+        "required": ["p"],
+        "additionalProperties": False,
+    },
+}
+GOOD = {"defs": "x", "definitions": 5, "root": {"p": None}, "tree": [{"p": []}], "place": "x"}
+WRONG = {"defs": 5, "definitions": "x", "root": {"p": 1}, "tree": [{"p": 1}], "place": "y"}
 
-    schema = calls_schema([ToolSpec("f", spec)])
 
-    assert schema["$defs"] == spec["$defs"]
-    assert "$defs" not in schema["items"]["properties"]["parameters"]
-    with pytest.raises(RequestError, match="differently"):
-        calls_schema([ToolSpec("f", spec), ToolSpec("g", {"$defs": {"P": {}}})])
+@pytest.mark.parametrize("choice", ["required", "tree", "root"])
+def test_references_hold_inside_the_schema_of_calls(choice: str) -> None:
+    tools = [ToolSpec(name, schema) for name, schema in RECURSIVE.items()]
+    validator = importlib.import_module("jsonschema_rs").validator_for(calls_schema(tools, choice))
+    chosen = RECURSIVE if choice == "required" else [choice]
+
+    for name in chosen:
+        assert validator.is_valid([{"name": name, "parameters": {"p": GOOD[name]}}])
+        assert not validator.is_valid([{"name": name, "parameters": {"p": WRONG[name]}}])
+
+
+@pytest.mark.parametrize("backend", installed_backends())
+@pytest.mark.parametrize("name", RECURSIVE)
+def test_grammars_of_calls_follow_references(backend: str, name: str) -> None:
+    tools = [ToolSpec(name, schema) for name, schema in RECURSIVE.items()]
+    text = json.dumps(calls_schema(tools, name))
+    library = make_backend(backend)
+    try:
+        grammar = library.compile(GrammarSpec("json_schema", text))
+    except NotSupportedError as error:
+        pytest.skip(str(error))
+
+    def takes(value: object) -> bool:
+        call = json.dumps([{"name": name, "parameters": {"p": value}}], separators=(",", ":"))
+        return accept(grammar.matcher(), call.encode())
+
+    assert takes(GOOD[name])
+    assert not takes(WRONG[name])
+
+
+def test_parameters_that_refer_to_nothing_stay_where_they_are() -> None:
+    schema = calls_schema([ToolSpec("f", {"type": "object", "properties": {"$ref": LEAF}})])
+
+    assert "$defs" not in schema
+    assert schema["items"]["properties"]["parameters"]["properties"] == {"$ref": LEAF}
+
+
+def test_values_that_look_like_references_are_left_alone() -> None:
+    value = {"$ref": "#/no/place"}
+    spec = {"properties": {"p": {"const": value}, "q": {"$ref": "#"}, "r": {"$ref": "other.json"}}}
+    [placed] = calls_schema([ToolSpec("f", spec)])["$defs"].values()
+
+    assert placed["properties"]["p"] == {"const": value}
+    assert placed["properties"]["q"] == {"$ref": "#/$defs/tool0"}
+    assert placed["properties"]["r"] == {"$ref": "other.json"}

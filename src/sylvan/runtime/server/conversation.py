@@ -15,10 +15,11 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.chat_prompt import render_chat
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.output import OutputRules
-from sylvan.runtime.server.thinking import ending, thinking_of
+from sylvan.runtime.server.thinking import Bound, ending, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.text.chat_template import ChatRequest, RenderedPrompt
-from sylvan.text.tools import ToolSpec, calls_schema, structural_tags
+from sylvan.text.reasoning import ReasoningFamily
+from sylvan.text.tools import ToolSpec, calls_schema, strict_tags, structural_tags
 from sylvan.text.tools import family as tool_family
 
 
@@ -127,9 +128,17 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
     prompt = await render(context, conversation)
     family = context.parsers.reasoning
     text = prompt.text or ending(context.engine.tokenizer, prompt.input_ids)
-    thinks = family is not None and family.starts_in_reasoning(text, conversation.variables)
+    variables = {**context.settings.default_chat_template_kwargs, **conversation.variables}
+    thinks = family is not None and family.starts_in_reasoning(text, variables)
     rules = _rules(context, conversation, starts=thinks)
     sampling = _constrained(conversation, rules)
+    bound = None
+    if sampling.grammar is not None:
+        bound = _bound(
+            conversation, sampling, opens=_may_open(family, conversation, text, variables)
+        )
+        if not bound.calls and rules.reasoning is not None:
+            rules = replace(rules, reasoning=replace(rules.reasoning, interrupts=()))
     if (rules.reasoning and context.parsers.special_thinking) or (
         rules.tools and context.parsers.special_tools
     ):
@@ -150,7 +159,7 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
             ttft_ms=facts.ttft_ms,
             tpot_ms=facts.tpot_ms,
             thinking=thinking_of(
-                context.parsers, inside=thinks, budget=conversation.thinking_budget
+                context.parsers, inside=thinks, budget=conversation.thinking_budget, bound=bound
             ),
         ),
         rules=rules,
@@ -202,13 +211,84 @@ def _constrained(conversation: Conversation, rules: OutputRules) -> SamplingPara
     if forced and sampling.grammar is not None:
         message = "tool_choice that forces a call excludes response_format and grammars."
         raise RequestError(message, param="tool_choice")
-    strict = any(tool.get("function", {}).get("strict") for tool in use.tools)
-    if rules.tools is None or sampling.grammar is not None or not (forced or strict):
-        return sampling
-    tags = structural_tags(rules.tools.wrapping, rules.specs, use.choice)
-    if tags is not None:  # calls as the model writes them
-        return msgspec.structs.replace(sampling, structural_tag=json.dumps(tags.to_json()))
-    if not forced:
-        return sampling
-    schema = calls_schema(rules.specs, use.choice, parallel=use.parallel)
-    return msgspec.structs.replace(sampling, json_schema=json.dumps(schema))
+    if forced and rules.tools is not None:
+        tags = structural_tags(rules.tools.wrapping, rules.specs, use.choice)
+        if tags is not None:  # calls as the model writes them
+            return msgspec.structs.replace(sampling, structural_tag=json.dumps(tags.to_json()))
+        schema = calls_schema(rules.specs, use.choice, parallel=use.parallel)
+        return msgspec.structs.replace(sampling, json_schema=json.dumps(schema))
+    if use.choice == "auto" and any(tool.strict for tool in rules.specs):
+        return _strict(rules, sampling)
+    return sampling
+
+
+def _strict(rules: OutputRules, sampling: SamplingParams) -> SamplingParams:
+    """Sampling parameters that hold calls to their schemas, should the model call."""
+    at, name = next((i, tool.name) for i, tool in enumerate(rules.specs) if tool.strict)
+    wrapping = rules.tools and (rules.tools.wrapping or rules.tools.tagged)
+    why = ""
+    if rules.tools is None:
+        why = "this server reads no calls (--tool-call-parser)"
+    elif wrapping is None:
+        why = f"the form of calls of {rules.tools.name} cannot be held to a schema"
+    elif sampling.structural_tag is not None:
+        why = "a structural_tag says what the whole output is"
+    if wrapping is None or why:
+        message = f"tools[{at}] ({name}): strict cannot be honoured: {why}."
+        raise RequestError(message, param=f"tools[{at}]")
+    tags = strict_tags(wrapping, rules.specs, _answer(sampling))
+    return msgspec.structs.replace(
+        sampling,
+        json_schema=None,
+        regex=None,
+        ebnf=None,
+        choice=(),
+        structural_tag=json.dumps(tags),
+    )
+
+
+def _answer(sampling: SamplingParams) -> dict[str, Any] | None:
+    """The grammar of a request as a part of a structural tag."""
+    if sampling.grammar is None:
+        return None
+    kind, text = sampling.grammar
+    match kind:
+        case "regex":
+            return {"type": "regex", "pattern": text}
+        case "ebnf":
+            return {"type": "grammar", "grammar": text}
+        case "choice":
+            options = [{"type": "const_string", "value": value} for value in json.loads(text)]
+            return options[0] if len(options) == 1 else {"type": "or", "elements": options}
+        case _:
+            return {"type": "json_schema", "json_schema": _schema_of(text)}
+
+
+def _schema_of(text: str) -> Any:
+    if text == "$$ANY$$":
+        return {}
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f"json_schema is not valid JSON: {error}"
+        raise RequestError(message, param="json_schema") from None
+
+
+def _bound(conversation: Conversation, sampling: SamplingParams, *, opens: bool) -> Bound:
+    """How the grammar in `sampling` goes with thinking."""
+    ours = sampling is not conversation.sampling  # it is of calls
+    calls = ours and sampling.structural_tag is not None
+    forced = conversation.tool_use.choice != "auto"
+    return Bound(may_open=opens, calls=calls, text=not (calls and forced))
+
+
+def _may_open(
+    family: ReasoningFamily | None,
+    conversation: Conversation,
+    prompt: str,
+    variables: Mapping[str, Any],
+) -> bool:
+    """Whether the model may begin its answer with thinking that no prompt opened."""
+    if family is None or conversation.continue_final:
+        return False
+    return family.may_start_reasoning(prompt, variables)

@@ -10,6 +10,8 @@ from typing import Any
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.reasoning.channels import HARMONY, MUSE, Channels
 
+_OFF = (False, "disabled", "off", "false", "none")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFamily:
@@ -23,6 +25,10 @@ class ReasoningFamily:
         toggle: Template variable that says whether the output starts inside thinking, and its
             value if the client gives none.
         interrupts: Markers of tool calls that end thinking too, and stay in the answer.
+        leads: White space that the model may write before a start marker.
+        headers: What the model may write before its answer, be it at the start of the output or
+            after the thinking.
+        call_headers: Likewise before a call.
         keeps_tags: Everything is answer, with the start marker put in front.
         channels: Messages in channels instead of markers.
     """
@@ -33,6 +39,9 @@ class ReasoningFamily:
     forced: bool = False
     toggle: tuple[str, Any] | None = None
     interrupts: tuple[str, ...] = ()
+    leads: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    call_headers: tuple[str, ...] = ()
     keeps_tags: bool = False
     channels: Channels | None = None
 
@@ -54,6 +63,21 @@ class ReasoningFamily:
             return (template_kwargs or {}).get(name, default) in (True, "enabled", "on", "true")
         return self.forced
 
+    def may_start_reasoning(
+        self, prompt: str = "", template_kwargs: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Whether the model may open its thinking by itself, as far as the client says.
+
+        It may not where the prompt has ended the thinking, or the request switched it off.
+        """
+        given = template_kwargs or {}
+        if prompt[-256:].rstrip().endswith(self.ends):
+            return False
+        if self.toggle is not None and given.get(*self.toggle) in _OFF:
+            return False
+        names = ("enable_thinking", "thinking", "reasoning_effort")
+        return not any(given.get(name) in _OFF for name in names)
+
 
 def _same(*names: str, **fields: Any) -> list[ReasoningFamily]:
     return [ReasoningFamily(name=name, **fields) for name in names]
@@ -65,7 +89,8 @@ _TABLE = (
     *_same("qwen3-thinking", "minimax", forced=True),
     *_same("qwen3", "dots", "nanbeige", "interns1"),
     *_same("deepseek-v3", "deepseek-v4", "deepseek-v41", toggle=("thinking", False)),
-    *_same("glm45", "ling3", "mimo", "poolside_v1", "iquest_q1"),
+    *_same("glm45", leads=("\n",)),
+    *_same("ling3", "mimo", "poolside_v1", "iquest_q1"),
     *_same("nemotron_3", toggle=("enable_thinking", True)),
     *_same("granite_thinking_parser", toggle=("thinking", False)),
     *_same("kimi_k2", interrupts=(_KIMI_TOOLS,)),
@@ -85,7 +110,15 @@ _TABLE = (
         ends=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
     ),
     *_same(
-        "gpt-oss", starts=("<|channel|>analysis<|message|>",), ends=("<|end|>",), channels=HARMONY
+        "gpt-oss",
+        starts=("<|channel|>analysis<|message|>",),
+        ends=("<|end|>",),
+        headers=(
+            "<|channel|>final<|message|>",
+            "<|start|>assistant<|channel|>final<|message|>",
+        ),
+        call_headers=("<|start|>assistant",),
+        channels=HARMONY,
     ),
     *_same("mistral", starts=("[THINK]",), ends=("[/THINK]",)),
     *_same("gemma4", starts=("<|channel>thought",), ends=("<channel|>",)),
@@ -96,6 +129,11 @@ _TABLE = (
         "muse",
         starts=(" to=self<|message|>", "to=self<|message|>"),
         ends=("<|eom|>",),
+        headers=(
+            " to=user<|message|>",
+            "to=user<|message|>",
+            "<|start|>assistant to=user<|message|>",
+        ),
         channels=MUSE,
     ),
 )

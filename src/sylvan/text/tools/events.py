@@ -42,10 +42,12 @@ class ToolSpec:
     Attributes:
         name: Its name.
         parameters: JSON schema of its arguments.
+        strict: Its arguments have to follow the schema.
     """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
     @classmethod
     def from_openai(cls, tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
@@ -55,7 +57,8 @@ class ToolSpec:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
                 parameters = function.get("parameters")
-                found.append(cls(function["name"], parameters if parameters else {}))
+                strict = function.get("strict") is True
+                found.append(cls(function["name"], parameters if parameters else {}, strict))
         return tuple(found)
 
 

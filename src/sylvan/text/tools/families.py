@@ -13,6 +13,7 @@ from sylvan.text.tools.objects import ObjectGrammar
 from sylvan.text.tools.parser import Grammar
 from sylvan.text.tools.pythonic import GemmaGrammar, PythonicGrammar
 from sylvan.text.tools.structural import Wrapping
+from sylvan.text.tools.tagged import TagWrapping, tag_wrappings
 from sylvan.text.tools.tags import PairGrammar, TagGrammar
 
 
@@ -25,12 +26,14 @@ class ToolFamily:
         grammar: How calls are written.
         wrapping: Text around the JSON arguments of a call, for constrained calling; None where
             arguments are not JSON.
+        tagged: How a call with arguments between tags is written, where that is known.
         call_id: Format of a call's id, with `{name}` and `{index}`; None for random ids.
     """
 
     name: str
     grammar: Grammar
     wrapping: Wrapping | None = None
+    tagged: TagWrapping | None = None
     call_id: str | None = None
 
 
@@ -143,6 +146,9 @@ def _families() -> Mapping[str, ToolFamily]:
         "gigachat3",
         ObjectGrammar(opens=("function call<|role_sep|>", "<|function_call|>")),
     )
+    for names, tagged in tag_wrappings():
+        for name in names.split():
+            found[name] = replace(found[name], tagged=tagged)
     for name, form in (("kimi_k2", "functions.{name}:{index}"), ("kimi_k3", "{name}:{index}")):
         found[name] = replace(found[name], call_id=form)
     return found

@@ -8,6 +8,8 @@ from typing import Any
 
 from sylvan.protocol.errors import RequestError
 from sylvan.text.tools.events import ToolSpec
+from sylvan.text.tools.references import moved, refers
+from sylvan.text.tools.tagged import Inexpressible, TagWrapping
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -89,6 +91,52 @@ def structural_tags(
     return StructuralTags(tags, (wrapping.trigger,), choice != "auto")
 
 
+def strict_tags(
+    wrapping: Wrapping | TagWrapping, tools: Sequence[ToolSpec], answer: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """A structural tag of free text in which calls of strict functions follow their schemas.
+
+    Functions that are not strict may be called with any object.
+
+    Args:
+        wrapping: How the model writes calls.
+        tools: Functions of the request.
+        answer: What the output has to follow where it calls nothing, as a part of a structural
+            tag; None: free text, with or without calls.
+
+    Raises:
+        RequestError: Calls in this form cannot be held to the schema of a function.
+    """
+    tags = [_strict_tag(wrapping, tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    calls = {
+        "type": "triggered_tags",
+        "triggers": [wrapping.trigger],
+        "tags": tags,
+        "at_least_one": answer is not None,
+        "stop_after_first": False,
+    }
+    form = calls if answer is None else {"type": "or", "elements": [answer, calls]}
+    return {"type": "structural_tag", "format": form}
+
+
+def _strict_tag(wrapping: Wrapping | TagWrapping, tool: ToolSpec, at: str) -> dict[str, Any]:
+    if isinstance(wrapping, TagWrapping):
+        if not tool.strict:
+            return wrapping.free(tool.name)
+        try:
+            return wrapping.tag(tool.name, tool.parameters)
+        except Inexpressible as error:
+            message = f"{at} ({tool.name}): strict cannot be honoured in this model's form of calls"
+            raise RequestError(f"{message}: {error}.", param=at) from None
+    schema = (tool.parameters if tool.strict else None) or _ANY_OBJECT
+    return {
+        "type": "tag",
+        "begin": wrapping.begin.replace("NAME", tool.name),
+        "content": {"type": "json_schema", "json_schema": dict(schema)},
+        "end": wrapping.end,
+    }
+
+
 def calls_schema(
     tools: Sequence[ToolSpec], choice: str = "required", *, parallel: bool = True
 ) -> dict[str, Any]:
@@ -102,17 +150,18 @@ def calls_schema(
     Raises:
         RequestError: There is no function of that name.
     """
+    definitions: dict[str, Any] = {}
     calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"type": "string", "enum": [tool.name]},
-                "parameters": _without_definitions(tool.parameters or _ANY_OBJECT),
+                "parameters": _placed(tool.parameters or _ANY_OBJECT, f"tool{i}", definitions),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for tool in _chosen(tools, choice)
+        for i, tool in enumerate(_chosen(tools, choice))
     ]
     schema: dict[str, Any] = {
         "type": "array",
@@ -121,7 +170,7 @@ def calls_schema(
     }
     if not parallel or choice != "required":
         schema["maxItems"] = 1
-    if definitions := _definitions(tools):
+    if definitions:
         schema["$defs"] = definitions
     return schema
 
@@ -138,16 +187,10 @@ def _chosen(tools: Sequence[ToolSpec], choice: str) -> list[ToolSpec]:
     return found
 
 
-def _without_definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key != "$defs"}
-
-
-def _definitions(tools: Sequence[ToolSpec]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for tool in tools:
-        for name, value in tool.parameters.get("$defs", {}).items():
-            if merged.setdefault(name, value) != value:
-                raise RequestError(
-                    f"tools define {name!r} differently in their $defs.", param="tools"
-                )
-    return merged
+def _placed(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
+    """What stands for a schema inside another; one that refers to itself becomes a definition."""
+    if not refers(schema):
+        return schema
+    place = f"#/$defs/{name}"
+    definitions[name] = moved(schema, place)
+    return {"$ref": place}

@@ -219,12 +219,114 @@ async def test_forced_call_of_other_models_is_a_json_array(engine, choice):
     assert schema["minItems"] == 1
 
 
-async def test_strict_tools_are_constrained_by_a_structural_tag(client):
-    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
-    await chat(client, tools=[strict])
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+LOOSE = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
-    tag = json.loads(client.engine.control.requests[-1].sampling.structural_tag)
-    assert tag["triggers"] == ["<tool_call>"]
+
+def _form(client):
+    return json.loads(client.engine.control.requests[-1].sampling.structural_tag)["format"]
+
+
+async def test_strict_tools_are_constrained_by_a_structural_tag(client):
+    await chat(client, tools=[STRICT, LOOSE])
+
+    form = _form(client)
+    assert form["triggers"] == ["<tool_call>"]
+    assert form["at_least_one"] is False
+    held, free = (tag["content"]["json_schema"] for tag in form["tags"])
+    assert held == STRICT["function"]["parameters"]
+    assert free == {"type": "object"}
+
+
+@pytest.mark.parametrize("name", ["glm45", "qwen3_coder", "minimax-m2", "deepseekv32"])
+async def test_strict_tools_are_held_in_the_form_with_tags(engine, name):
+    client = Client(engine, tool_parser=name)
+    await chat(client, tools=[STRICT, LOOSE])
+
+    begins = [tag["begin"] for tag in _form(client)["tags"]]
+    assert "get_weather" in begins[0]
+    assert "look" in begins[1]
+    await client.http.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"regex": "a+"}, {"type": "regex", "pattern": "a+"}),
+        ({"choice": ["a"]}, {"type": "const_string", "value": "a"}),
+        ({"ebnf": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}),
+        (
+            {"response_format": {"type": "json_object"}},
+            {"type": "json_schema", "json_schema": {"type": "object"}},
+        ),
+    ],
+    ids=["regex", "choice", "ebnf", "json"],
+)
+async def test_strict_tools_and_a_grammar_of_the_answer_hold_both(client, fields, answer):
+    await chat(client, tools=[STRICT], **fields)
+
+    first, calls = _form(client)["elements"]
+    assert first == answer
+    assert calls["at_least_one"] is True
+
+
+async def test_a_grammar_beside_tools_that_are_not_strict_is_of_the_whole_output(client):
+    await chat(client, tools=[LOOSE], regex="a+")
+
+    sampling = client.engine.control.requests[-1].sampling
+    assert (sampling.regex, sampling.structural_tag) == ("a+", None)
+
+
+TAG = {
+    "type": "structural_tag",
+    "format": {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"},
+}
+
+
+@pytest.mark.parametrize(
+    ("parser", "fields", "says"),
+    [
+        (None, {}, "--tool-call-parser"),
+        ("pythonic", {}, "pythonic"),
+        ("gemma4", {}, "gemma4"),
+        ("qwen", {"response_format": TAG}, "structural_tag"),
+    ],
+)
+async def test_strict_that_cannot_be_honoured_is_refused(engine, parser, fields, says):
+    client = Client(engine, tool_parser=parser)
+    body = {"messages": HELLO, "tools": [LOOSE, STRICT], **fields}
+    response = await client.post("/v1/chat/completions", body)
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "tools[1]"
+    assert "strict" in error["message"]
+    assert says in error["message"]
+    none = await client.post("/v1/chat/completions", body | {"tool_choice": "none"})
+    assert none.status_code == 200
+    await client.http.aclose()
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_strict_tools_of_other_routes_are_held_or_refused(engine, path):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    body = {"messages": HELLO, "model": "m", "max_tokens": 5}
+    tools = [{"name": "a", "input_schema": schema, "strict": True}, {"name": "b"}]
+    if path == "/v1/responses":
+        body = {"input": "x"}
+        tools = [
+            {"type": "function", "name": "a", "parameters": schema, "strict": True},
+            {"type": "function", "name": "b"},
+        ]
+    for parser, status in (("qwen", 200), ("glm45", 200), ("pythonic", 400), (None, 400)):
+        client = Client(engine, tool_parser=parser)
+        response = await client.post(path, body | {"tools": tools})
+        assert response.status_code == status, response.text
+        if status == 200:
+            assert len(_form(client)["tags"]) == 2
+        else:
+            assert "strict cannot be honoured" in response.text
+        await client.http.aclose()
 
 
 async def test_results_of_tools_can_be_fed_back(client):

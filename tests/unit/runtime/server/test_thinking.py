@@ -86,3 +86,127 @@ async def test_reasoning_tokens_are_counted_with_their_markers(client, text, tok
 
     # an output that never leaves thinking is thinking to its last token, which ends it
     assert reply["usage"]["reasoning_tokens"] == tokens + (finished and bool(tokens))
+
+
+SCHEMA = {"type": "object"}
+MARKED = {"regex": "a+", **CHAT}
+CONSTRAINED = {
+    "chat": ("/v1/chat/completions", MARKED),
+    "chat-json": ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}),
+    "responses": (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "w", "schema": SCHEMA}}},
+    ),
+    "anthropic": (
+        "/v1/messages",
+        {
+            **CHAT,
+            "model": "m",
+            "max_tokens": 5,
+            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+        },
+    ),
+    "ollama-chat": ("/api/chat", {**CHAT, "model": "m", "format": SCHEMA}),
+    "ollama-generate": ("/api/generate", {"prompt": "x", "model": "m", "format": "json"}),
+}
+OFF = [
+    ("chat", {"enable_thinking": False}),
+    ("chat", {"reasoning_effort": "none"}),
+    ("chat", {"chat_template_kwargs": {"thinking": False}}),
+    ("chat", {"thinking": {"type": "disabled"}}),
+    ("chat", {"thinking_budget": 0}),
+    ("responses", {"reasoning": {"effort": "none"}}),
+    ("anthropic", {"thinking": {"type": "disabled"}}),
+    ("ollama-chat", {"think": False}),
+    ("ollama-generate", {"think": False}),
+]
+
+
+def _ids(client, *texts):
+    tokenizer = client.engine.manager.tokenizer
+    return tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+async def test_a_constrained_output_may_open_its_thinking(client, name):
+    path, body = CONSTRAINED[name]
+    assert (await client.post(path, body)).status_code == 200
+
+    request = client.engine.control.requests[-1]
+    assert request.sampling.grammar is not None
+    assert request.thinking.inside is False
+    assert (request.thinking.starts, request.thinking.ends) == tuple(
+        (ids,) for ids in _ids(client, "<think>", "</think>")
+    )
+
+
+@pytest.mark.parametrize(("name", "fields"), OFF)
+async def test_the_grammar_begins_with_the_output_where_thinking_is_off(client, name, fields):
+    path, body = CONSTRAINED[name]
+    assert (await client.post(path, body | fields)).status_code == 200
+
+    assert client.engine.control.requests[-1].thinking is None
+
+
+async def test_a_message_that_is_gone_on_with_opens_no_thinking(client):
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "So"}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    body = MARKED | {"messages": messages, **more}
+    assert (await client.post("/v1/chat/completions", body)).status_code == 200
+
+    assert client.engine.control.requests[-1].thinking is None
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+async def test_raw_prompts_are_constrained_from_the_start(client, path):
+    grammar = {"prompt": "x", "regex": "a+"}
+    if path == "/generate":
+        grammar = {"text": "x", "sampling_params": {"regex": "a+"}}
+    assert (await client.post(path, grammar)).status_code == 200
+
+    assert client.engine.control.requests[-1].thinking is None
+
+
+async def test_white_space_may_stand_before_the_marker_of_models_that_write_it(engine):
+    client = Client(engine, reasoning_parser="glm45")
+    assert (await client.post("/v1/chat/completions", MARKED)).status_code == 200
+
+    thinking = engine.control.requests[-1].thinking
+    assert thinking.starts == _ids(client, "<think>", "\n<think>")
+    await client.http.aclose()
+
+
+async def test_headers_may_stand_before_answers_and_calls(engine):
+    client = Client(engine, reasoning_parser="gpt-oss", tool_parser="gpt-oss")
+    final, later = _ids(
+        client, "<|channel|>final<|message|>", "<|start|>assistant<|channel|>final<|message|>"
+    )
+    [start] = _ids(client, "<|start|>assistant")
+    function = {"name": "f", "parameters": SCHEMA}
+    forced = {
+        **CHAT,
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+    }
+    for body, headers in ((MARKED, (final, later)), (forced, (start,))):
+        assert (await client.post("/v1/chat/completions", body)).status_code == 200
+        assert engine.control.requests[-1].thinking.headers == headers
+    await client.http.aclose()
+
+
+async def test_calls_end_the_thinking_only_where_the_grammar_has_calls(engine):
+    client = Client(engine, reasoning_parser="kimi_k2", tool_parser="kimi_k2")
+    usual, call = _ids(client, "</think>", "<|tool_calls_section_begin|>")
+    engine.control.script = lambda request, prompt: "<think>a<|tool_calls_section_begin|></think>b"
+    reply = (await client.post("/v1/chat/completions", MARKED)).json()
+
+    assert engine.control.requests[-1].thinking.ends == (usual,)
+    message = reply["choices"][0]["message"]
+    assert message["reasoning_content"] == "a<|tool_calls_section_begin|>"
+    assert message["content"] == "b"
+
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+    body = {**CHAT, "tools": tools, "tool_choice": "required"}
+    assert (await client.post("/v1/chat/completions", body)).status_code == 200
+    assert engine.control.requests[-1].thinking.ends == (usual, call)
+    await client.http.aclose()

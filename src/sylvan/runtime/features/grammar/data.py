@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -18,7 +18,7 @@ from sylvan.runtime.features.grammar.output import ANY, SOME, Output
 from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
-from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.vocabulary import Encode, Vocabulary
 from sylvan.runtime.sampling.constraints import Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
@@ -51,6 +51,8 @@ class Matchers:
         self._jumps = jumps
         self._jumper: Jumper | None = None
         self._eos_ids: tuple[int, ...] = ()
+        self._tokens: Sequence[bytes] = ()
+        self._encode: Encode | None = None
         self._outputs: dict[int, Output] = {}  # by slot
         self._thread: ThreadPoolExecutor | None = None
         self._filling: Future[None] | None = None
@@ -75,13 +77,11 @@ class Matchers:
         """See `Constraints.join`."""
         self._outputs.pop(slot, None)
         is_constrained = spec_of(request) is not None
-        thinking = _tracker(request, is_constrained=is_constrained)
+        if is_constrained:
+            self._know_vocabulary()
+        thinking = _tracker(request, self._tokens if is_constrained else None)
         if not is_constrained and thinking is None:
             return
-        if self._jumper is None and is_constrained:
-            vocabulary = self._vocabulary_of()
-            self._eos_ids = vocabulary.eos_ids
-            self._jumper = Jumper(vocabulary)
         grammar = self._grammars.get(request.rid)
         output = Output(
             matcher=grammar.matcher() if grammar else None,
@@ -183,16 +183,16 @@ class Matchers:
         """What the row of `output` comes to; None: just `token`."""
         if output.error:
             return Outcome(error=output.error)
-        if output.jumps if output.due else output.over:  # known from the start
+        if output.is_settled:  # known from the start
             return Outcome(self._take_due(output), ended=output.over)
         if token in output.ends and output.may_end:
             output.position += 1
             return Outcome((token,), ended=True)
         if output.follow(token):
+            self._look_ahead(output)
             if output.error:
                 return Outcome(error=output.error)
-            self._look_ahead(output)
-        more = self._take_due(output) if output.jumps and output.due else ()
+        more = self._take_due(output) if output.due and output.is_settled else ()
         ended = output.over and not output.due
         return Outcome((token, *more), ended=ended) if ended or more else None
 
@@ -208,14 +208,39 @@ class Matchers:
         Once is enough: what is not settled now depends on the next token that is chosen.
         """
         matcher, thinking = output.matcher, output.thinking
-        if output.due or output.over or output.error or matcher is None:
+        if output.due or output.over or output.error or output.refused or matcher is None:
             return
-        if output.position >= output.limit or (thinking is not None and not thinking.over):
+        if output.thinks:
+            return
+        if thinking is not None and thinking.rest:
+            self._begin_with(output, thinking.rest)
+            thinking.rest = b""
+        if output.position >= output.limit or output.error:
             return
         assert self._jumper is not None
         output.due = self._jumper.advance(matcher)
         self.certain_tokens += len(output.due)
         output.over = matcher.is_terminated()
+
+    def _begin_with(self, output: Output, text: bytes) -> None:
+        """The answer begins inside the token that ended the thinking."""
+        assert output.matcher is not None
+        assert self._encode is not None
+        ids = self._encode(text)
+        taken = output.matcher.accept_all(ids)
+        output.taken += taken
+        if taken < len(ids):
+            output.error = (
+                f"the answer begins with {text.decode('utf-8', 'replace')!r}, in the same token as"
+                " the end of the thinking, and the grammar does not allow that"
+            )
+
+    def _know_vocabulary(self) -> None:
+        if self._jumper is None:
+            vocabulary = self._vocabulary_of()
+            self._eos_ids, self._tokens = vocabulary.eos_ids, vocabulary.tokens
+            self._encode = vocabulary.encode
+            self._jumper = Jumper(vocabulary)
 
     # ---- masks
 
@@ -243,13 +268,12 @@ class Matchers:
             self._filling = None
 
 
-def _tracker(request: GenerateRequest, *, is_constrained: bool) -> ThoughtTracker | None:
+def _tracker(request: GenerateRequest, tokens: Sequence[bytes] | None) -> ThoughtTracker | None:
     """Follows the thinking of a request; None if nothing depends on it.
 
-    An output that is constrained from its first token on has no way to begin thinking.
+    `tokens`: bytes by id, for a request with a grammar.
     """
     thinking = request.thinking
-    if thinking is None:
+    if thinking is None or (tokens is None and thinking.budget is None):
         return None
-    matters = thinking.inside if is_constrained else thinking.budget is not None
-    return ThoughtTracker(thinking) if matters else None
+    return ThoughtTracker(thinking, tokens or ())

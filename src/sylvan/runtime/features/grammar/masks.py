@@ -8,7 +8,7 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.grammar.api import GrammarMatcher
-from sylvan.runtime.features.grammar.output import SOME, Output
+from sylvan.runtime.features.grammar.output import FEW, MORE, SOME, Output
 
 _MOST_KNOWN = 1024  # kinds of ends: they come from requests
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
@@ -51,10 +51,11 @@ class MaskRows:
             self._ask(matchers, free)
             self._finish(bits, outputs, free, eos_ids)
         if len(free) < len(choices):
-            forced = [(row, token) for row, token in enumerate(choices) if token != SOME]
+            forced = [(row, choice) for row, choice in enumerate(choices) if choice != SOME]
             rows, ids = np.array(forced, np.int64).T
             bits[rows] = 0
-            _set(bits, rows, ids)
+            _set(bits, rows[ids >= 0], ids[ids >= 0])
+        self._add_others(bits, outputs, choices)
 
     def _ask(self, matchers: list[GrammarMatcher], rows: list[int]) -> None:
         """One call for the matchers of each library."""
@@ -87,6 +88,19 @@ class MaskRows:
             matcher = outputs[row].matcher
             reason = matcher.error() if matcher is not None else ""
             outputs[row].error = reason or "the grammar allows no token of the vocabulary here"
+
+    def _add_others(
+        self, bits: IntArray, outputs: Sequence[Output], choices: Sequence[int]
+    ) -> None:
+        """Ids that do not depend on a grammar."""
+        for row, choice in enumerate(choices):
+            if choice in (SOME, FEW):
+                for word, bit in self._places_of(outputs[row].besides):
+                    bits[row, word] |= bit
+            elif choice == MORE:
+                bits[row] = -1
+                for word, bit in self._places_of(outputs[row].ends):
+                    bits[row, word] &= ~bit
 
     def _places_of(self, ids: tuple[int, ...]) -> list[tuple[int, np.int32]]:
         """Word and bit of ids."""

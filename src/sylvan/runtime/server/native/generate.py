@@ -20,7 +20,7 @@ from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, event
 from sylvan.runtime.server.stores.sessions import Turn
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import ending, thinking_of
+from sylvan.runtime.server.thinking import Bound, ending, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
 
@@ -137,12 +137,16 @@ class _Job:
 
     def _thinking(self, prompt: Prompt) -> Thinking | None:
         parsers, budget = self._context.parsers, self._body.max_thinking_tokens
-        inside = bool(self._body.require_reasoning)
-        if budget is not None and parsers.reasoning is not None and not inside:
+        inside, opens = bool(self._body.require_reasoning), False
+        if parsers.reasoning is None or (budget is None and not inside):
+            return None
+        if not inside:
             tokenizer = self._context.engine.tokenizer
             text = prompt.text or ending(tokenizer, prompt.input_ids or ())
             inside = parsers.reasoning.starts_in_reasoning(text)
-        return thinking_of(parsers, inside=inside, budget=budget)
+            opens = parsers.reasoning.may_start_reasoning(text)
+        bound = Bound(may_open=opens) if prompt.sampling.grammar is not None else None
+        return thinking_of(parsers, inside=inside, budget=budget, bound=bound)
 
     def _options(
         self, i: int, prompt_ids: Sequence[Sequence[int]] | None, index: int | None = None

@@ -18,6 +18,7 @@ from tests.support.grammar import END, TOKENS, make_backend, vocabulary
 
 PROMPT = 4
 BACKEND = make_backend("llguidance")
+ALL_BUT_THE_END = set(range(-(-len(TOKENS) // 32) * 32)) - {END}
 
 
 class Bench:
@@ -144,11 +145,9 @@ def test_outputs_of_before_are_taken_in() -> None:
 def test_thinking_is_free_and_the_grammar_starts_after_it() -> None:
     bench = Bench(sampling={"regex": "yes|no"}, thinking=Thinking(ends=((60, 61),)))
 
-    assert bench.mask() is None
-    for token in (1, 60, 60, END):
+    for token in (1, 60, 60, 1, 60):
+        assert bench.mask() == ALL_BUT_THE_END
         assert bench.step(token) is None
-    assert bench.mask() is None
-    assert bench.step(60) is None
     assert bench.step(61) is None
     assert {TOKENS[i] for i in bench.mask()} == {b"y", b"ye", b"yes", b"n", b"no"}
 
@@ -379,3 +378,173 @@ def test_masks_are_the_same_on_few_and_on_many_cores(monkeypatch, cores) -> None
     bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
     found = [bytes(np.flatnonzero(row).tolist()) for row in bits]
     assert found == [b"bc", b"de", b"fg", b"de", b"fg"]
+
+
+OPENS = Thinking(ends=((61,),), starts=((50, 51),), inside=False)
+"""The model may write the marker "23" before its answer; "=" ends the thinking."""
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_an_output_may_open_its_thinking_before_the_grammar(jumps) -> None:
+    bench = Bench(sampling={"regex": "[ab]c(d|e)"}, thinking=OPENS, jumps=jumps)
+
+    assert bench.mask() == {ord("a"), ord("b"), 50}
+    assert bench.step(50) is None
+    assert bench.mask() == {51}  # the grammar has no 2: it has to become the marker
+    assert bench.step(51) is None
+    for token in (ord("z"), 50, 51):
+        assert bench.mask() == ALL_BUT_THE_END
+        assert bench.step(token) is None
+    assert bench.step(61) is None
+    assert bench.mask() == {ord("a"), ord("b")}  # no second time
+
+
+def test_an_output_need_not_think() -> None:
+    bench = Bench(sampling={"regex": "[ab]+"}, thinking=OPENS)
+
+    assert bench.step(ord("a")) is None
+    assert bench.mask() == {ord("a"), ord("b"), END}
+
+
+def test_a_marker_that_the_grammar_could_write_too_is_told_by_its_end() -> None:
+    answer = Bench(sampling={"regex": "[0-9]+!"}, thinking=OPENS)
+    thought = Bench(sampling={"regex": "[0-9]+!"}, thinking=OPENS)
+    digits = {ord(d) for d in "0123456789"}
+
+    assert answer.mask() == digits
+    answer.write(b"29")
+    assert answer.mask() == digits | {ord("!")}
+
+    thought.write(b"23?!x=")
+    assert thought.mask() == digits  # what was a marker is no part of the answer
+
+
+def test_what_is_certain_waits_until_it_is_certain_that_nothing_is_thought() -> None:
+    def begun() -> Bench:
+        return Bench(sampling={"regex": "kit(a|b)"}, thinking=OPENS, jumps=True)
+
+    answer, thought = begun(), begun()
+    assert answer.mask() == {ord("k"), 50}
+    assert answer.step(ord("k")) == Outcome(tuple(b"kit"))
+    assert answer.mask() == {ord("a"), ord("b")}
+
+    thought.write(b"23x")
+    assert thought.step(ord("=")) == Outcome(tuple(b"=kit"))
+    assert thought.mask() == {ord("a"), ord("b")}
+
+
+def test_an_answer_that_is_certain_to_its_end_may_come_after_thinking_too() -> None:
+    def begun(outputs: bytes = b"") -> Bench:
+        sampling = {"regex": "kit"}
+        return Bench(sampling=sampling, thinking=OPENS, jumps=True, outputs=outputs)
+
+    assert begun().step(ord("k")) == Outcome(tuple(b"kit"), ended=True)
+    assert begun(b"23x=").step(0) == Outcome(tuple(b"kit"), ended=True)
+
+
+def test_the_end_may_come_at_once_where_the_answer_may_be_empty() -> None:
+    bench = Bench(sampling={"regex": "[ab]*"}, thinking=OPENS)
+
+    assert bench.mask() == {ord("a"), ord("b"), 50, END}
+    assert bench.step(END) == Outcome((END,), ended=True)
+    half = Bench(sampling={"regex": "[ab]*"}, thinking=OPENS, outputs=bytes([50]))
+    assert half.mask() == {51}
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_thinking_that_was_opened_is_found_in_outputs_of_before(count) -> None:
+    text = b"23x2=key"
+    bench = Bench(sampling={"regex": "key(a|b)"}, thinking=OPENS, outputs=text[:count])
+    for byte in text[count:]:
+        assert bench.step(byte) is None
+
+    assert bench.mask() == {ord("a"), ord("b")}
+
+
+def test_a_budget_bounds_thinking_that_the_output_opened() -> None:
+    thinking = Thinking(ends=((60, 61),), starts=((50, 51),), inside=False, budget=1)
+    bench = Bench(sampling={"regex": "[ab]"}, thinking=thinking)
+
+    bench.write(b"23x")
+    assert bench.mask() == {60}
+    bench.write(b"<")
+    assert bench.mask() == {61}
+    bench.write(b"=")
+    assert bench.mask() == {ord("a"), ord("b")}
+
+
+def test_one_of_several_markers_may_be_longer_than_another() -> None:
+    thinking = Thinking(ends=((61,),), starts=((50,), (10, 50)), inside=False)
+    bench = Bench(sampling={"regex": "[ab]"}, thinking=thinking)
+
+    assert bench.mask() == {ord("a"), ord("b"), 10, 50}
+    assert bench.step(10) is None
+    assert bench.mask() == {50}
+    bench.write(b"2x=")
+    assert bench.mask() == {ord("a"), ord("b")}
+
+
+def test_a_header_may_stand_before_the_answer() -> None:
+    thinking = Thinking(
+        ends=((61,),), starts=((50, 51),), headers=((50, 52), (33, 50, 52), (33,)), inside=False
+    )
+
+    def begun(outputs: bytes) -> set[int] | None:
+        return Bench(sampling={"regex": "[ab]+"}, thinking=thinking, outputs=outputs).mask()
+
+    letters = {ord("a"), ord("b")}
+    assert begun(b"") == letters | {50, 33}
+    assert begun(b"2") == {51, 52}
+    assert begun(b"24") == letters
+    assert begun(b"!") == letters | {50}  # one header is the beginning of another
+    assert begun(b"!2") == {52}
+    assert begun(b"!24") == letters
+    assert begun(b"23x=") == letters | {50, 33}
+    assert begun(b"23x=2") == {52}  # it has thought
+    assert begun(b"23x=!24") == letters
+    assert begun(b"23x=!24a") == letters | {END}
+
+
+def test_the_end_of_thinking_is_found_inside_other_tokens() -> None:
+    name = TOKENS.index(b'"name"')
+    quoted = Thinking(ends=(tuple(b'e"'),), inside=True)
+    bench = Bench(sampling={"regex": "[ab]"}, thinking=quoted)
+    assert bench.step(name) is None
+    assert bench.mask() == {ord("a"), ord("b")}
+
+
+@pytest.mark.parametrize(("regex", "wanted"), [('e"[ab]', {97, 98}), ("[ab]", None)])
+def test_an_answer_may_begin_in_the_token_that_ends_thinking(regex, wanted) -> None:
+    name = TOKENS.index(b'"name"')
+    bench = Bench(sampling={"regex": regex}, thinking=Thinking(ends=(tuple(b"nam"),)))
+    outcome = bench.step(name)
+
+    if wanted is None:
+        assert "same token" in outcome.error
+    else:
+        assert outcome is None
+        assert bench.mask() == wanted
+
+
+def test_masks_of_outputs_that_may_think_stand_beside_others() -> None:
+    one = Bench(sampling={"regex": "kit(a|b)"}, thinking=OPENS)
+    matchers, params = one.matchers, one.params
+    free = Bench(sampling={"regex": "kit(a|b)"}).request
+    for slot, (request, text) in enumerate(
+        [(one.request, b""), (free, b""), (one.request, b"2"), (one.request, b"kit")]
+    ):
+        matchers.join(slot, request, np.frombuffer(text, np.uint8).astype(np.int32))
+    slots, positions = np.arange(4, dtype=np.int32), np.array([4, 4, 5, 7])
+    assert matchers.prepare(slots, positions)
+    masks = matchers.masks(SamplingBatch(slots, positions, params))
+
+    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+    assert [bytes(np.flatnonzero(row).tolist()) for row in bits] == [b"2k", b"k", b"3", b"ab"]
+
+
+def test_thinking_may_end_the_output_only_where_no_answer_is_due() -> None:
+    free = Bench(sampling={}, thinking=Thinking(ends=((61,),), budget=9))
+    endless = Bench(sampling={"regex": "a"}, thinking=Thinking(ends=((61,),)), eos_ids=())
+
+    assert free.mask() is None
+    assert endless.mask() is None

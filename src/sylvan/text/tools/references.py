@@ -1,0 +1,47 @@
+"""Schemas that refer to parts of themselves, moved to another place in a larger schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SCHEMAS_BY_NAME = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+
+
+def refers(schema: object) -> bool:
+    """Whether some part of a schema refers to another by its place (`#...`)."""
+    if isinstance(schema, Mapping):
+        own = schema.get("$ref")
+        return (isinstance(own, str) and _is_place(own)) or any(map(refers, schema.values()))
+    return isinstance(schema, list) and any(map(refers, schema))
+
+
+def moved(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The schema with references that hold where it stands at `place`, a pointer (`#/...`).
+
+    A part with an `$id` of its own is left alone: what it refers to is inside it.
+    """
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str):
+            found[key] = place + value[1:] if _is_place(value) else value
+        elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            found[key] = {name: _moved(part, place) for name, part in value.items()}
+        elif key in _VALUES:
+            found[key] = value
+        else:
+            found[key] = _moved(value, place)
+    return found
+
+
+def _moved(part: object, place: str) -> Any:
+    if isinstance(part, Mapping):
+        return dict(part) if "$id" in part else moved(part, place)
+    return [_moved(item, place) for item in part] if isinstance(part, list) else part
+
+
+def _is_place(reference: str) -> bool:
+    return reference == "#" or reference.startswith("#/")

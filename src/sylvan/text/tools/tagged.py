@@ -1,0 +1,231 @@
+"""Calls whose arguments stand between tags, as structural tags.
+
+Such a model writes each argument as text: strings as they are, everything else as JSON. A schema
+can be held where that is enough to say what an argument may be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sylvan.text.tools.references import moved, refers
+from sylvan.text.tools.values import allowed_types, to_json
+
+Node = dict[str, Any]
+
+_NAME = re.compile(r"[\w.$-]+")
+_NOTES = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
+)
+_NOTES |= {"$comment", "$schema", "$id"}
+_ROOT = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_STRING = frozenset({"string"})
+_MOST_REFERENCES = 16
+
+
+class Inexpressible(ValueError):  # noqa: N818 - says what it is
+    """A schema that the form of calls cannot hold; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagWrapping:
+    """How a call with tags is written.
+
+    Attributes:
+        begin: What stands before the arguments, with `NAME` for the function.
+        key: What stands before a value, with `KEY` for its name, and `TEXT` for whether it is a
+            string ("true" or "false") where the model says so.
+        close: What stands after a value.
+        end: What ends the call.
+        trigger: Beginning of `begin` from which on the output is constrained.
+    """
+
+    begin: str
+    key: str
+    close: str
+    end: str
+    trigger: str
+
+    def tag(self, name: str, parameters: Mapping[str, Any]) -> Node:
+        """A call of a function whose arguments follow the schema; keys keep its order.
+
+        Raises:
+            Inexpressible: the schema says more than this form of calls can hold.
+        """
+        if not _NAME.fullmatch(name):
+            raise Inexpressible(f"its name {name!r} cannot be written in a tag")
+        _only(parameters, _ROOT, "#")
+        if parameters.get("type", "object") != "object":
+            raise Inexpressible("#/type is not object")
+        properties = parameters.get("properties", {})
+        required = parameters.get("required", [])
+        if missing := [key for key in required if key not in properties]:
+            raise Inexpressible(f"#/required names {missing[0]!r}, which has no schema")
+        parts: list[Node] = []
+        for key, schema in properties.items():
+            part = self._argument(key, schema, parameters)
+            parts.append(part if key in required else {"type": "optional", "content": part})
+        parts.append(_text(self.end))
+        return {
+            "type": "tag",
+            "begin": self.begin.replace("NAME", name),
+            "content": {"type": "sequence", "elements": parts},
+            "end": "",
+        }
+
+    def free(self, name: str) -> Node:
+        """A call of a function with any arguments."""
+        head = self.begin.replace("NAME", name)
+        if not head.endswith("\n"):  # the name has to end
+            head += self.key.partition("KEY")[0]
+        end = self.end.rpartition("\n")[2]
+        return {"type": "tag", "begin": head, "content": {"type": "any_text"}, "end": end}
+
+    def _argument(self, key: str, schema: object, root: Mapping[str, Any]) -> Node:
+        at = f"#/properties/{key}"
+        if not _NAME.fullmatch(key):
+            raise Inexpressible(f"{at}: this name cannot be written in a tag")
+        if not isinstance(schema, Mapping):
+            schema = _boolean(schema, at)
+        target = _resolved(schema, root, at)
+        kinds = allowed_types(target)
+        is_text = "string" in kinds
+        content = self._string(target, kinds, at) if is_text else _json(schema, root)
+        begin = self.key.replace("KEY", key).replace("TEXT", "true" if is_text else "false")
+        return {"type": "tag", "begin": begin, "content": content, "end": self.close}
+
+    def _string(self, schema: Mapping[str, Any], kinds: frozenset[str], at: str) -> Node:
+        if _is_plain(schema):
+            return {"type": "any_text"}
+        if "TEXT" in self.key:
+            kinds = _STRING
+        _only(schema, _NOTES | {"type", "enum", "const", "pattern"}, at)
+        if "enum" in schema or "const" in schema:
+            _only(schema, _NOTES | {"type", "enum", "const"}, at)
+            values = schema["enum"] if "enum" in schema else [schema["const"]]
+            return _any([_text(_written(value, kinds, at)) for value in values], at)
+        pattern = schema["pattern"]
+        whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
+        if kinds != _STRING or not whole or pattern.endswith("\\$") or "|" in pattern:
+            raise Inexpressible(f"{at}/pattern can be held only as ^...$ without |, of a string")
+        return {"type": "regex", "pattern": pattern[1:-1]}
+
+
+def tag_wrappings() -> list[tuple[str, TagWrapping]]:
+    """Families by name, and how they write calls: those whose form their templates show."""
+    glm = TagWrapping(
+        begin="<tool_call>NAME\n",
+        key="<arg_key>KEY</arg_key>\n<arg_value>",
+        close="</arg_value>\n",
+        end="</tool_call>",
+        trigger="<tool_call>",
+    )
+    found = [
+        (
+            "qwen3_coder step3p5 nanbeige mimo spark25",
+            TagWrapping(
+                begin="<tool_call>\n<function=NAME>\n",
+                key="<parameter=KEY>\n",
+                close="\n</parameter>\n",
+                end="</function>\n</tool_call>",
+                trigger="<tool_call>",
+            ),
+        ),
+        ("glm glm45 ling3 poolside_v1", glm),
+        (
+            "glm47",
+            replace(
+                glm,
+                begin="<tool_call>NAME",
+                key="<arg_key>KEY</arg_key><arg_value>",
+                close="</arg_value>",
+            ),
+        ),
+        (
+            "minimax-m2",
+            TagWrapping(
+                begin='<minimax:tool_call>\n<invoke name="NAME">\n',
+                key='<parameter name="KEY">',
+                close="</parameter>\n",
+                end="</invoke>\n</minimax:tool_call>",
+                trigger="<minimax:tool_call>",
+            ),
+        ),
+    ]
+    tag = "\uff5cDSML\uff5c"  # between full-width bars
+    for name, section in (("deepseekv32", "function_calls"), ("deepseekv4", "tool_calls")):
+        dsml = TagWrapping(
+            begin=f'<{tag}{section}>\n<{tag}invoke name="NAME">\n',
+            key=f'<{tag}parameter name="KEY" string="TEXT">',
+            close=f"</{tag}parameter>\n",
+            end=f"</{tag}invoke>\n</{tag}{section}>",
+            trigger=f"<{tag}{section}>",
+        )
+        found.append((name, dsml))
+    return found
+
+
+def _boolean(schema: object, at: str) -> Mapping[str, Any]:
+    if schema is not True:
+        raise Inexpressible(f"{at} allows no value")
+    return {}
+
+
+def _json(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Node:
+    found = dict(schema)
+    if refers(schema):
+        place = "#/$defs/arguments"
+        found = {**moved(schema, place), "$defs": {"arguments": moved(root, place)}}
+    return {"type": "json_schema", "json_schema": found}
+
+
+def _written(value: object, kinds: frozenset[str], at: str) -> str:
+    """The text that is read as `value`."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if not text or text != text.strip() or json.loads(to_json(text, kinds)) != value:
+        raise Inexpressible(f"{at}: {json.dumps(value)[:80]} cannot be written between tags")
+    return text
+
+
+def _is_plain(schema: object) -> bool:
+    """Whether a schema says nothing but which types are allowed."""
+    if not isinstance(schema, Mapping):
+        return schema is True
+    options = schema.get("anyOf", [])
+    rest = set(schema) - _NOTES - {"type", "anyOf"}
+    return not rest and not ("type" in schema and options) and all(map(_is_plain, options))
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+    """What a schema that is but a reference refers to."""
+    for _ in range(_MOST_REFERENCES):
+        reference = schema.get("$ref")
+        if reference is None:
+            return schema
+        found: Any = root
+        for part in str(reference).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping) or not str(reference).startswith("#"):
+            break
+        schema = found
+    raise Inexpressible(f"{at}/$ref leads to no schema")
+
+
+def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:
+    if others := [key for key in schema if key not in known]:
+        raise Inexpressible(f"{at}/{others[0]} cannot be held there")
+
+
+def _any(nodes: list[Node], at: str) -> Node:
+    if not nodes:
+        raise Inexpressible(f"{at} allows no value")
+    return nodes[0] if len(nodes) == 1 else {"type": "or", "elements": nodes}
+
+
+def _text(text: str) -> Node:
+    return {"type": "const_string", "value": text}
