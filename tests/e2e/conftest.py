@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.audits import assert_server_lost_nothing
 from tests.support.random_model import write_random_model
 
 START_S = 180
@@ -50,6 +52,8 @@ def running(model: str, *flags: str) -> Iterator[Server]:
             if found := re.search(r"Sylvan serves (\S+) at (http://\S+)", line):
                 made = Server(found[2], found[1], process)
                 yield made
+                if process.poll() is None:
+                    assert_server_lost_nothing(made.url, _key(flags))
                 break
         else:
             pytest.fail(f"the server did not start:\n{seen}")
@@ -63,6 +67,10 @@ def running(model: str, *flags: str) -> Iterator[Server]:
             raise
         process.stdout.close()
     assert code_ == (-signal.SIGKILL if made is not None and made.killed else 0)
+
+
+def _key(flags: tuple[str, ...]) -> str:
+    return dict(itertools.pairwise(flags)).get("--server.api-key", "")
 
 
 @pytest.fixture(scope="session")

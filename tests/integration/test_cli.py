@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 
 import psutil
 import pytest
 
 from sylvan.cli.client import ApiClient, ServerError
+from tests.support.audits import assert_server_lost_nothing
 from tests.support.tiny import ENDLESS, write_model
 
 START_S = 120
@@ -58,6 +60,8 @@ def served(model, *flags, **options):
                 break
         assert url, "the server ended before it was ready"
         yield process, url
+        if process.poll() is None and url.startswith("http"):
+            assert_server_lost_nothing(url, dict(pairwise(flags)).get("--api-key", ""))
     finally:
         if process.poll() is None:
             process.kill()

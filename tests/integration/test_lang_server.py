@@ -14,6 +14,7 @@ import pytest
 
 import sylvan as sgl
 from sylvan.lang.backends.engine import EngineBackend
+from tests.support.audits import assert_nothing_lost, assert_server_lost_nothing
 from tests.support.tiny import CONTEXT, ENDLESS, write_model
 
 SERVE = {"load_format": "dummy", "device": "cpu", "dtype": "float32", "threads": 1}
@@ -30,12 +31,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runtime(model: Path) -> Iterator[sgl.Runtime]:
     with sgl.Runtime(model_path=str(model), launch_timeout=120, **SERVE) as runtime:
         yield runtime
+        assert_server_lost_nothing(runtime.url)
 
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[EngineBackend]:
     backend = EngineBackend(sgl.Engine(model_path=str(model), **SERVE))
     yield backend
+    assert_nothing_lost(backend.get_server_info()["load"])
     backend.shutdown()
 
 

@@ -21,6 +21,7 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
+from tests.support.audits import assert_nothing_lost
 from tests.support.tiny import ENDLESS, tiny_config, write_model
 
 DEADLINE_S = 60
@@ -35,6 +36,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def runtime(model: Path) -> AsyncIterator[Runtime]:
     runtime = await Runtime.start(tiny_config(model))
     yield runtime
+    if runtime.manager.ready():
+        await until_idle(runtime)  # and audits then
+        assert_nothing_lost(await until_idle(runtime))
     await runtime.close()
 
 

@@ -19,6 +19,7 @@ from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
+from tests.support.kv import check_memory
 
 
 class Serving:
@@ -78,6 +79,7 @@ class Serving:
         outputs: Sequence[int] = (),
         logprobs: LogprobOptions | None = None,
         sample: int = 0,
+        priority: int = 0,
         eos_ids: tuple[int, ...] = (),
         **sampling: object,
     ) -> str:
@@ -91,6 +93,7 @@ class Serving:
                 output_ids=np.array(outputs, np.int32),
                 sampling=SamplingParams(**params),
                 sample=sample,
+                priority=priority,
                 eos_ids=eos_ids,
                 logprobs=logprobs,
             )
@@ -100,6 +103,7 @@ class Serving:
     def run(self) -> None:
         for _ in range(5000):
             if not self.scheduler.step() and self.scheduler.idle:
+                check_memory(self.scheduler, self.cache)
                 return
         raise AssertionError("not done after 5000 steps")
 

@@ -8,8 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sylvan.runtime.cache.types import below
-from tests.property.test_scheduler import expected, workload
-from tests.support.kv import World
+from tests.support.kv import World, alone, holders_in, request
+
+
+def workload(rng: random.Random, count: int, longest: int):
+    shared = [[rng.randrange(40) for _ in range(longest)] for _ in range(3)]
+    for number in range(count):
+        start = rng.choice(shared)[: rng.randrange(longest)]
+        own = [rng.randrange(40) for _ in range(rng.randrange(1, longest))]
+        priority = rng.choice([0, 0, 0, 20])
+        salt = rng.choice(["", "", "tenant"])
+        ids, new = start + own, rng.randrange(14)
+        yield request(str(number), ids, new=new, priority=priority, cache_salt=salt)
 
 
 def leak(world: World, rng: random.Random) -> bool:
@@ -21,7 +31,7 @@ def leak(world: World, rng: random.Random) -> bool:
     if kind == "lock" and cached:
         world.tree.lock(rng.choice(cached))
         return True
-    holders = [req.kv for req in world.holders() if req.kv.node.parent is not None]
+    holders = [req.kv for req in holders_in(world.scheduler) if req.kv.node.parent is not None]
     if kind == "unlock" and holders:
         world.tree.unlock(rng.choice(holders).node)
         return True
@@ -77,7 +87,7 @@ def test_what_is_lost_is_found(seed, pages, page_size, inflight, states):
 
     assert found == lost
     for req in todo:
-        assert world.tokens[req.rid] == expected(req)
+        assert world.tokens[req.rid] == alone(req)
     world.check_empty()
     world.cache.clear()
     assert world.allocator.free_pages == world.allocator.num_pages

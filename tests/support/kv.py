@@ -214,31 +214,9 @@ class World:
                 return
         raise AssertionError(f"not done after {steps} steps")
 
-    def holders(self) -> list[Req]:
-        """Requests that have memory, those included that have ended."""
-        scheduler = self.scheduler
-        ended = [*scheduler._closing.values(), *scheduler._held.values()]
-        return [req for req in [*scheduler.running, *ended] if req.kv is not None]
-
     def check(self) -> None:
         """Each page and state slot has exactly one owner; the tree keeps its promises."""
-        owners = np.zeros(self.allocator.num_pages + 1, np.int64)
-        owners += self.allocator.free_mask()
-        assert owners[0] == 1
-        assert all(req.kv is not None for req in self.scheduler.running)
-        holders = self.holders()
-        for req in holders:
-            owners[req.kv.pages[req.kv.shared : req.kv.num_pages]] += 1
-        if isinstance(self.tree, RadixCache):
-            check_tree(self.tree, owners)
-            check_locks(self.tree, [req.kv.node for req in holders])
-        assert (owners == 1).all(), "a page is lost or has two owners"
-        if self.states is not None:
-            held = [req.kv.state.slot for req in holders]
-            kept = list(self.tree.holders) if isinstance(self.tree, StateRadix) else []
-            assert len({*held, *kept}) == len(held) + len(kept)
-            total = self.states.free_slots + len(held) + len(kept)
-            assert total == self.states.num_slots, "a state slot is lost or has two owners"
+        check_memory(self.scheduler, self.cache)
 
     def check_empty(self) -> None:
         """Nothing is held once all requests are done."""
@@ -246,6 +224,34 @@ class World:
         free = self.allocator.free_pages + self.tree.evictable_pages
         assert free == self.allocator.num_pages
         assert self.scheduler.load().num_used_tokens == 0
+
+
+def holders_in(scheduler: Scheduler) -> list[Req]:
+    """Requests that have memory, those included that have ended."""
+    ended = [*scheduler._closing.values(), *scheduler._held.values()]
+    return [req for req in [*scheduler.running, *ended] if req.kv is not None]
+
+
+def check_memory(scheduler: Scheduler, cache: KVCacheManager) -> None:
+    """Each page and state slot has exactly one owner; the tree keeps its promises."""
+    allocator, tree, states = cache._allocator, cache.tree, cache.states
+    owners = np.zeros(allocator.num_pages + 1, np.int64)
+    owners += allocator.free_mask()
+    assert owners[0] == 1
+    assert all(req.kv is not None for req in scheduler.running)
+    holders = holders_in(scheduler)
+    for req in holders:
+        owners[req.kv.pages[req.kv.shared : req.kv.num_pages]] += 1
+    if isinstance(tree, RadixCache):
+        check_tree(tree, owners)
+        check_locks(tree, [req.kv.node for req in holders])
+    assert (owners == 1).all(), "a page is lost or has two owners"
+    if states is not None:
+        held = [req.kv.state.slot for req in holders]
+        kept = list(tree.holders) if isinstance(tree, StateRadix) else []
+        assert len({*held, *kept}) == len(held) + len(kept)
+        total = states.free_slots + len(held) + len(kept)
+        assert total == states.num_slots, "a state slot is lost or has two owners"
 
 
 def check_tree(tree: RadixCache, owners: np.ndarray | None = None) -> None:
