@@ -1,4 +1,4 @@
-"""The same bits however a request was computed: the step program in bf16, W8A8 and W4A8."""
+"""The same bits however a request was computed: step programs of many families, mode by mode."""
 
 from __future__ import annotations
 
@@ -80,9 +80,11 @@ def wide_experts_dir(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature):
-    compare_modes(model_dir, prompts, temperature, OPTIONS["options"])
+@pytest.mark.parametrize(
+    ("temperature", "dtype"), [(0.0, "bfloat16"), (1.0, "bfloat16"), (1.0, "float32")]
+)
+def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature, dtype):
+    compare_modes(model_dir, prompts, temperature, {"dtype": dtype})
 
 
 def test_every_mode_gives_the_same_bits_with_int8_pages(model_dir, prompts):
@@ -95,8 +97,9 @@ def test_every_mode_gives_the_same_bits_quantised(wide_dir, prompts, quantizatio
     compare_modes(wide_dir, prompts, 1.0, options)
 
 
-def test_experts_give_the_same_bits_in_every_mode(experts_dir, prompts):
-    compare_modes(experts_dir, prompts, 1.0, OPTIONS["options"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_experts_give_the_same_bits_in_every_mode(experts_dir, prompts, dtype):
+    compare_modes(experts_dir, prompts, 1.0, {"dtype": dtype})
 
 
 @pytest.mark.parametrize("quantization", ["w8a8", "w4a8"])

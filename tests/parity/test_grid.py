@@ -1,0 +1,161 @@
+"""The same bits in every mode of the engine at once: rows that cover all pairs of its axes.
+
+Prompts are longer than the chunks that attention merges, and answers grow from one into the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import transformers
+
+from sylvan.kernels.native.library import describe, load
+from sylvan.protocol.requests import LogprobOptions
+from tests.parity.checkpoints import SHAPE, VOCAB, write
+from tests.parity.serving import Serving
+from tests.support.pairs import covering_rows, pairs_of
+
+pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+
+FORMATS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
+    "w4a8": {"dtype": "bfloat16", "quantization": "w4a8"},
+}
+AXES = {
+    "company": ("alone", "together", "crowd", "joining"),
+    "chunk_tokens": (512, 96, 33),
+    "prefix": ("none", "whole", "inside a page"),
+    "preempted": (False, True),
+    "overlap": (False, True),
+    "page_size": (16, 64),
+    "threads": (1, 2),
+}
+EVERYTHING = LogprobOptions(token_ids=tuple(range(0, VOCAB, 5)))
+SAMPLING = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.9, "sampling_seed": 3}
+LENGTHS = (530, 250, 300, 37)
+NOISE = (19, 90, 3)
+URGENT = 600
+"""Tokens of a request that goes before all others, where memory is short."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a request brought: its tokens, and log probabilities of every step."""
+
+    tokens: list[int]
+    logprobs: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("grid")  # inputs of all matrices divide into groups
+    sizes = {"intermediate_size": 128, "max_position_embeddings": 1024, "num_hidden_layers": 2}
+    write(transformers.LlamaConfig(**SHAPE | sizes), 5, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    rng = np.random.default_rng(5)
+    return [rng.integers(4, VOCAB, n).tolist() for n in LENGTHS]
+
+
+def serving_of(model_dir, options, row) -> Serving:
+    tokens = max(LENGTHS) + 400 if row["preempted"] else 2 * sum((*LENGTHS, *NOISE))
+    return Serving(
+        model_dir,
+        runner="program",
+        options=options | {"threads": row["threads"]},
+        pages=tokens // row["page_size"],
+        page_size=row["page_size"],
+        chunk_tokens=row["chunk_tokens"],
+        overlap=row["overlap"],
+    )
+
+
+def warm(serving, prompts, prefix) -> None:
+    """Let prompts, or what they begin with, be in the cache."""
+    if prefix == "none":
+        return
+    for prompt in reversed(prompts):  # the first is not to be forgotten
+        part = prompt if prefix == "whole" else prompt[: len(prompt) * 2 // 3 | 1]
+        serving.generate([part], max_new_tokens=1)
+
+
+def noise(serving, count, **changes) -> None:
+    """Another request, whose answer nobody looks at."""
+    prompt = np.random.default_rng(count).integers(4, VOCAB, count).tolist()
+    serving.add(prompt, **SAMPLING | {"sampling_seed": count} | changes)
+
+
+def run(serving, *, preempted) -> None:
+    """To the end; urgent requests come now and then, until one took the place of another."""
+    for step in range(2000):
+        if preempted and step % 9 == 8 and not serving.scheduler.load().retractions:
+            noise(serving, URGENT + step, priority=100)
+        if not serving.scheduler.step() and serving.scheduler.idle:
+            return
+    raise AssertionError("not done after 2000 steps")
+
+
+def lives(serving, prompts, company, *, preempted=False) -> list[Life]:
+    """What became of the prompts in such company."""
+    if company == "crowd":
+        for count in NOISE:
+            noise(serving, count)
+    rids = []
+    for prompt in prompts:
+        rids.append(serving.add(prompt, logprobs=EVERYTHING, **SAMPLING))
+        if company == "alone":
+            run(serving, preempted=preempted)
+        for _ in range(2 * (company == "joining")):
+            serving.scheduler.step()
+    run(serving, preempted=preempted)
+    return [
+        Life(
+            serving.tokens[rid],
+            np.concatenate([o.logprobs.chosen_logprobs for o in serving.outputs[rid]]),
+        )
+        for rid in rids
+    ]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_that_cover_all_pairs_give_the_same_bits(model_dir, prompts, form):
+    options, seed = FORMATS[form], list(FORMATS).index(form)
+    plain = dict(zip(AXES, (values[0] for values in AXES.values()), strict=True))
+    wanted = lives(serving_of(model_dir, options, plain), prompts, "alone")
+    rows = covering_rows(AXES, seed)
+
+    assert all(len(life.logprobs) == len(life.tokens) == 24 for life in wanted)
+    assert len({tuple(life.tokens) for life in wanted}) == len(prompts)
+    for row in rows:
+        serving = serving_of(model_dir, options, row)
+        warm(serving, prompts, row["prefix"])
+        before = serving.scheduler.load().cached_prompt_tokens
+        found = lives(serving, prompts, row["company"], preempted=row["preempted"])
+        load = serving.scheduler.load()
+        serving.close()
+
+        assert row["prefix"] == "none" or load.cached_prompt_tokens > before, row
+        assert (load.retractions > 0) == row["preempted"], row
+        for a, b in zip(wanted, found, strict=True):
+            assert a.tokens == b.tokens, row
+            assert np.array_equal(a.logprobs, b.logprobs), row
+
+
+def test_the_rows_cover_all_pairs_and_the_prompts_several_chunks():
+    chunk = load().constants.kv_chunk
+    assert max(LENGTHS) > 2 * chunk
+    assert any(n < chunk < n + SAMPLING["max_new_tokens"] for n in LENGTHS), "grows into the next"
+    grid = [dict(zip(AXES, v, strict=True)) for v in itertools.product(*AXES.values())]
+    everything = set().union(*(pairs_of(row) for row in grid))
+    for seed in range(len(FORMATS)):
+        rows = covering_rows(AXES, seed)
+        assert set().union(*map(pairs_of, rows)) == everything
+        assert len(rows) < 20
