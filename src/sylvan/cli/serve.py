@@ -17,6 +17,7 @@ from sylvan.cli.progress import starting
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
+from sylvan.runtime.engine.process import EarlyScheduler
 from sylvan.utils import logs
 from sylvan.utils.clock import monotonic
 
@@ -39,8 +40,15 @@ _FACE = "sylvan.runtime.server.app"
 def run(args: Parsed) -> int:
     """See `SPEC`."""
     started_s = monotonic()
+    with EarlyScheduler() as early:
+        return _run(args, early, started_s)
+
+
+def _run(args: Parsed, early: EarlyScheduler, started_s: float) -> int:
     settings = resolve_settings(load_settings(args))
     config = settings.resolved.config
+    if config.processes == "one":
+        early.close()
     quiet = args.has("quiet")
     logs.set_up("warning" if quiet else config.observe.log_level, config.observe.log_format)
     for note in settings.loaded.notes:
@@ -49,7 +57,7 @@ def run(args: Parsed) -> int:
     if not quiet:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        runner.run(_serve(Job(settings, sock, started_s, quiet, args.has("until_eof"))))
+        runner.run(_serve(Job(settings, sock, early, started_s, quiet, args.has("until_eof"))))
     return DONE
 
 
@@ -59,6 +67,7 @@ class Job:
 
     settings: Settings
     sock: socket.socket | None
+    early: EarlyScheduler
     started_s: float
     quiet: bool
     until_eof: bool
@@ -73,7 +82,7 @@ async def _serve(job: Job) -> None:
     with Stop(at_eof=job.until_eof) as stop:
         with starting(f"loading {config.model}", quiet=job.quiet) as progress:
             runtime = await stop.unless_stopped(
-                Runtime.start(config, progress=progress, meanwhile=_import_face)
+                Runtime.start(config, progress=progress, meanwhile=_import_face, early=job.early)
             )
         if runtime is None:
             return

@@ -66,7 +66,10 @@ class Child:
     @classmethod
     def start(cls) -> Child:
         """Read the orders from standard input; to be called once, first of all."""
-        launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+        orders = sys.stdin.buffer.readline()
+        if not orders:  # the parent found that it needs none, or is gone
+            sys.exit(1)
+        launch = msgspec.json.decode(orders, type=Launch)
         child = cls(launch)
         child._set_signals()
         threading.Thread(target=child._watch_parent, name="watch-parent", daemon=True).start()

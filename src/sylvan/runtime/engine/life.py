@@ -9,12 +9,11 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from sylvan.config.env import for_compute
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Failed, FromScheduler, Ready, TextBatch
 from sylvan.runtime.engine.child import Launch
@@ -65,7 +64,7 @@ class Life:
     def __init__(
         self,
         name: str,
-        argv: Sequence[str],
+        process: subprocess.Popen[bytes],
         launch: Launch,
         receiver: AsyncReceiver[FromChild],
         deliver: Callable[[FromChild], None],
@@ -76,10 +75,7 @@ class Life:
         self.ended: asyncio.Future[int] = loop.create_future()
         self._receiver = receiver
         self._deliver = deliver
-        # a session of its own: signals to the terminal's group are for the parent to deal with
-        self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, start_new_session=True, env=for_compute()
-        )
+        self._process = process
         self.pid = self._process.pid
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

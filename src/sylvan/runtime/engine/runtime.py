@@ -12,6 +12,7 @@ from sylvan.config.checkpoint import model_dir
 from sylvan.protocol.messages import Finish
 from sylvan.runtime.engine.composition import Build, Scalar
 from sylvan.runtime.engine.local import LocalEngine
+from sylvan.runtime.engine.process import EarlyScheduler
 from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.engine.served import served_facts
 from sylvan.runtime.engine.supervisor import Meanwhile, Programs, Supervisor
@@ -52,6 +53,7 @@ class Runtime:
         build: Build | None = None,
         progress: Progress | None = None,
         meanwhile: Meanwhile | None = None,
+        early: EarlyScheduler | None = None,
     ) -> Runtime:
         """Start the processes (or, with `processes: one`, a thread) and wait until all are ready.
 
@@ -60,14 +62,15 @@ class Runtime:
             programs: Command lines of the processes, if not the usual ones.
             build: Makes the scheduler of `processes: one`, if not the usual way.
             progress: Told of the bytes that are loaded; None: lines of the log tell of them.
-            meanwhile: What the caller has to do in this process; done while others start, if there
-                are others.
+            meanwhile: What the caller has to do in this process; done while others start, if any.
+            early: A scheduler process that waits for its orders; else one is started.
 
         Raises:
             ConfigError: something cannot start; one sentence for the operator.
         """
         if config.processes == "many":
-            return await _start_many(config, programs, progress, meanwhile)
+            supervisor = Supervisor(config, programs, progress=progress, early=early)
+            return await _start_many(config, supervisor, meanwhile)
         if meanwhile is not None:
             await meanwhile()
         return await _start_one(config, build, progress)
@@ -128,12 +131,8 @@ async def _start_one(config: Config, build: Build | None, progress: Progress | N
 
 
 async def _start_many(
-    config: Config,
-    programs: Programs | None,
-    progress: Progress | None,
-    meanwhile: Meanwhile | None,
+    config: Config, supervisor: Supervisor, meanwhile: Meanwhile | None
 ) -> Runtime:
-    supervisor = Supervisor(config, programs, progress=progress)
     try:
         await supervisor.spawn(meanwhile)
         tokenizer = await asyncio.to_thread(load_tokenizer, config)

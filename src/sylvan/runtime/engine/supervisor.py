@@ -8,10 +8,10 @@ import itertools
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, cast
 
 import msgspec
@@ -24,6 +24,12 @@ from sylvan.protocol.messages import Loading, TextBatch, ToScheduler
 from sylvan.runtime.engine.child import Launch
 from sylvan.runtime.engine.composition import Scalar
 from sylvan.runtime.engine.life import Backoff, FromChild, Life
+from sylvan.runtime.engine.process import (
+    DETOKENIZER,
+    SCHEDULER,
+    EarlyScheduler,
+    start_process,
+)
 from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import ModelFacts
@@ -46,12 +52,8 @@ STOP_PATIENCE_S = 3.0
 class Programs:
     """Command lines of the children."""
 
-    scheduler: tuple[str, ...] = (sys.executable, "-m", "sylvan.runtime.engine.scheduler_process")
-    detokenizer: tuple[str, ...] = (
-        sys.executable,
-        "-m",
-        "sylvan.runtime.engine.detokenizer_process",
-    )
+    scheduler: tuple[str, ...] = SCHEDULER
+    detokenizer: tuple[str, ...] = DETOKENIZER
 
 
 class Supervisor:
@@ -68,6 +70,7 @@ class Supervisor:
         programs: Programs | None = None,
         parent: Path | None = None,
         progress: Progress | None = None,
+        early: EarlyScheduler | None = None,
     ) -> None:
         # secrets never leave this process
         self._config = msgspec.structs.replace(config, server=ServerConfig())
@@ -81,6 +84,7 @@ class Supervisor:
         self._manager: TokenizerManager | None = None
         self._scheduler_sender: AsyncPushSender[ToScheduler] | None = None
         self._progress = progress  # of the first start; later ones are told by the log
+        self._early = early
         self._closed = False
 
     @property
@@ -161,15 +165,18 @@ class Supervisor:
         number = next(self._numbers)
         inbox = f"scheduler-{number}"
         sockets = {"inbox": inbox, "stops": "stops", "text": "text", "replies": f"api-{number}"}
-        self._spawn("scheduler", self._programs.scheduler, sockets, "replies")
+        process = self._early.take() if self._early else None
+        process = process or start_process(self._programs.scheduler)
+        self._spawn("scheduler", process, sockets, "replies")
         address = self._workspace.address(inbox)
         return AsyncPushSender(self._context, address, Encoder(self._arrays))
 
     def _spawn_detokenizer(self) -> None:
         sockets = {"inbox": "text", "stops": "stops", "texts": f"api-{next(self._numbers)}"}
-        self._spawn("detokenizer", self._programs.detokenizer, sockets, "texts")
+        process = start_process(self._programs.detokenizer)
+        self._spawn("detokenizer", process, sockets, "texts")
 
-    def _spawn(self, role: str, argv: tuple[str, ...], sockets: dict[str, str], ours: str) -> None:
+    def _spawn(self, role: str, process: Popen[bytes], sockets: dict[str, str], ours: str) -> None:
         decoder: Decoder[FromChild] = Decoder(FromChild, self._arrays)
         address = self._workspace.address(sockets[ours])
         receiver = AsyncPullReceiver(self._context, [address], decoder)
@@ -180,7 +187,7 @@ class Supervisor:
             sockets=sockets,
             tells_loading=self._progress is not None,
         )
-        self._lives[role] = Life(role, argv, launch, receiver, self._deliver)
+        self._lives[role] = Life(role, process, launch, receiver, self._deliver)
 
     def _deliver(self, message: FromChild) -> None:
         if isinstance(message, Loading):

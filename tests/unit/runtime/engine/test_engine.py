@@ -75,8 +75,9 @@ def test_samples_of_a_prompt_lie_side_by_side(engine: Engine) -> None:
 
 
 def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
-    whole: Any = engine.generate("hello", GREEDY)
-    parts: list[Any] = list(engine.generate("hello", GREEDY, stream=True))
+    params = GREEDY | {"max_new_tokens": 300, "ignore_eos": True}
+    whole: Any = engine.generate("hello", params)
+    parts: list[Any] = list(engine.generate("hello", params, stream=True))
 
     lengths = [len(p["output_ids"]) for p in parts]  # a late reader gets several at once
     assert lengths == sorted(set(lengths))
@@ -259,3 +260,17 @@ def test_a_model_that_cannot_keep_the_bits_says_so_or_is_refused(
     assert "deterministic=false: runner eager" in caplog.text
     with pytest.raises(ConfigError, match="deterministic=true cannot be kept: the model runs thro"):
         start(tmp_path, load_format="auto", deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [({"max_thinking_tokens": 3}, {}), ({"require_reasoning": True}, {"regex": "a"})],
+    ids=lambda x: next(iter(x), ""),
+)
+def test_thinking_is_refused_where_nothing_follows_it(
+    engine: Engine, fields: dict[str, Any], params: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        engine.generate("a", params, **fields)
+
+    assert caught.value.param == next(iter(fields))
