@@ -12,6 +12,7 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched import policies
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.policies.api import PolicyContext
+from sylvan.runtime.sched.policies.vtc import OUTPUT_WEIGHT
 from sylvan.utils import plugins
 from sylvan.utils.clock import VirtualClock
 from tests.support.kv import World, alone, request
@@ -143,6 +144,58 @@ def test_light_tenant_is_not_held_up_by_a_heavy_one():
     assert max(gaps) <= 2 * largest
     done = sum(rid.startswith("h") for rid in world.finish)
     assert done < 60  # a heavy request costs one and a third of a light one
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("running", [1, 2, 4, 16, 64])
+def test_tenants_with_requests_of_all_sizes_get_the_same_service(seed, running):
+    rng = random.Random(seed)
+    world = World(
+        pages=9000,
+        page_size=1,
+        policy="vtc",
+        max_running_reqs=running,
+        max_batch_tokens=64,
+        age_limit_s=1e9,
+    )
+    largest = 0
+    for tenant, count, prompt, output in (("large", 80, 60, 30), ("small", 400, 10, 5)):
+        for number in range(count):
+            length, new = rng.randrange(1, prompt), rng.randrange(1, output)
+            ids = [rng.randrange(40) for _ in range(length)]
+            world.scheduler.add(request(f"{tenant}{number}", ids, new=new, tenant=tenant))
+            largest = max(largest, length + OUTPUT_WEIGHT * new)
+    policy = world.scheduler.policy
+    gap = held = 0
+    while len({r.request.tenant for r in world.scheduler.waiting}) == 2:
+        world.scheduler.step()
+        gap = max(gap, abs(policy.served("large") - policy.served("small")))
+        held = max(held, sum(r.num_tokens for r in world.scheduler.running))
+
+    assert min(policy.served("large"), policy.served("small")) > 8 * largest
+    assert gap <= 2 * (largest if running <= 16 else max(largest, OUTPUT_WEIGHT * held))
+
+
+def test_tokens_from_the_cache_are_not_charged():
+    world = World(pages=400, page_size=1, policy="vtc", max_batch_tokens=64, chunk_tokens=64)
+    policy, ids, charged = world.scheduler.policy, list(range(40)), []
+    for rid in ("first", "again"):
+        before = policy.served("a")
+        world.scheduler.add(request(rid, ids, new=3, tenant="a"))
+        world.run()
+        charged.append(policy.served("a") - before)
+
+    assert charged == [40 + 3 * OUTPUT_WEIGHT, 1 + 3 * OUTPUT_WEIGHT]
+
+
+def test_tenant_whose_prompts_are_cached_gets_more_of_them_in():
+    reqs = [
+        Req(request(f"{tenant}{i}", range(12), tenant=tenant), order=i)
+        for i, tenant in enumerate("abababababababab")
+    ]
+    cached = {r.rid: 9 for r in reqs if r.request.tenant == "a"}
+    first = [rid[0] for rid in order("vtc", reqs, cached)][:8]
+    assert first.count("a") == 6  # at a quarter of the price
 
 
 def test_weights_divide_service():

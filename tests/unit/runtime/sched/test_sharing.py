@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from tests.support.kv import World, request
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.sched.feature import Feature, Verdict
+from tests.support.kv import World, alone, request
 
 SHARED, OWN, GROUPS, PER_GROUP = 96, 8, 24, 16
 
@@ -70,3 +72,39 @@ def test_few_shot_workload_computes_exactly_what_theory_says(questions, outputs)
     later = questions * (outputs - 1)  # the last output needs no KV
     assert totals[True] == 512 + sum(lengths) + later
     assert totals[False] == questions * 512 + sum(lengths) + later
+
+
+class HeldUp(Feature):
+    """The request `leader` does not get on after its first step."""
+
+    held = True
+
+    def gate(self, req: Req) -> Verdict:
+        stuck = self.held and req.rid == "leader" and req.computed
+        return Verdict.WAIT if stuck else Verdict.READY
+
+
+@pytest.mark.parametrize("age_limit_s", [0.5, 2.0])
+def test_request_waits_for_a_common_start_no_longer_than_the_age_limit(age_limit_s):
+    hold = HeldUp()
+    world = World(page_size=1, features=(hold,), age_limit_s=age_limit_s)
+    common = [*range(16), *range(40, 0, -1)]
+    reqs = [request("leader", [*common, 3], new=3), request("follower", [*common, 4], new=3)]
+    world.scheduler.add(reqs[0])
+    world.scheduler.step()
+    world.scheduler.add(reqs[1])
+    added = world.clock()
+    while "follower" not in [r.rid for r in world.scheduler.running]:
+        assert world.clock() - added <= age_limit_s + 0.02
+        world.scheduler.step()
+        world.clock.advance(0.01)
+
+    assert world.clock() - added > age_limit_s
+    for _ in range(20):
+        world.scheduler.step()
+    assert "follower" in world.finish
+    hold.held = False
+    world.run()
+    for req in reqs:
+        assert world.tokens[req.rid] == alone(req)
+    world.check_empty()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.sched.feature import Feature
-from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
+from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
 OUTPUT_WEIGHT = 2.0  # an output token costs as much as two prompt tokens (the paper's choice)
 
@@ -14,14 +14,16 @@ OUTPUT_WEIGHT = 2.0  # an output token costs as much as two prompt tokens (the p
 class VirtualTokenCounter(Feature):
     """The tenant that was served least, for its weight, goes first.
 
-    Charged are tokens that were computed: what came from the prefix cache is free. A tenant that
-    was idle starts level with the least served of those that were not, so idling earns no credit.
-    While two tenants both have requests waiting, what they were charged (for their weights) stays
-    within twice the cost of the largest request.
+    Charged are tokens that were computed: what came from the prefix cache is free, and what waits
+    is expected to be. A tenant that was idle starts level with the least served of those that were
+    not, so idling earns no credit. While two tenants both have requests waiting, what they were
+    charged (for their weights) stays within twice the cost of the largest request, or, where many
+    run at once, of the tokens that these hold: the paper's 2 max(w_p L_input, w_q M).
     """
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = weights
+    def __init__(self, context: PolicyContext) -> None:
+        self._weights = context.tenant_weights
+        self._cached_tokens = context.cached_tokens
         self._served: dict[str, float] = {}
         self._waiting: set[str] = set()  # tenants that had requests waiting when last asked
 
@@ -36,8 +38,9 @@ class VirtualTokenCounter(Feature):
         while queues:
             tenant = min(counters, key=lambda t: (counters[t], t))
             req = queues[tenant].pop()
+            cached = self._cached_tokens(req) if len(ordered) < WINDOW else 0
             ordered.append(req)
-            counters[tenant] += self._price(tenant, req.prompt_len)
+            counters[tenant] += self._price(tenant, req.prompt_len - cached)
             if not queues[tenant]:
                 del queues[tenant], counters[tenant]
         return ordered
@@ -67,4 +70,4 @@ class VirtualTokenCounter(Feature):
 
 def build(context: PolicyContext) -> SchedulePolicy:
     """See `schedule_policy`."""
-    return VirtualTokenCounter(context.tenant_weights)
+    return VirtualTokenCounter(context)
