@@ -131,7 +131,7 @@ class GenerateBody(WireModel):
     require_reasoning: bool | None = None
     """The output goes on with reasoning; a grammar waits for the end of it."""
     max_thinking_tokens: ThinkingBudget | None = None
-    """Tokens of reasoning after which it is made to end."""
+    """Tokens of reasoning after which it is made to end; it may come before a grammar."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,6 +50,7 @@ class NativeCall:
             message = "session_params: sessions are kept by the HTTP server only."
             raise RequestError(message, param="session_params")
         self._prompts, self._is_batch = read_prompts(body, style.defaults, LIMITS)
+        _check_thinking(body, self._prompts)
         self._n = self._prompts[0].sampling.n
         self._began_s = clock()
 
@@ -184,3 +185,15 @@ class NativeCall:
 def _wall_clock() -> float:
     """Seconds since 1970, for the time stamps that clients read."""
     return datetime.now(tz=UTC).timestamp()
+
+
+def _check_thinking(body: GenerateBody, prompts: Sequence[Prompt]) -> None:
+    """Refuse what needs the markers of a reasoning parser, which is the HTTP server's."""
+    constrained = any(prompt.sampling.grammar is not None for prompt in prompts)
+    for field, matters in (
+        ("max_thinking_tokens", body.max_thinking_tokens is not None),
+        ("require_reasoning", bool(body.require_reasoning) and constrained),
+    ):
+        if matters:
+            message = f"{field}: thinking is followed by the HTTP server only."
+            raise RequestError(message, param=field)

@@ -116,7 +116,10 @@ class TagWrapping:
 
 
 def tag_wrappings() -> list[tuple[str, TagWrapping]]:
-    """Families by name, and how they write calls: those whose form their templates show."""
+    """Families by name, and how they write calls.
+
+    The first of a line has a template that shows the form; the others have the same parser.
+    """
     glm = TagWrapping(
         begin="<tool_call>NAME\n",
         key="<arg_key>KEY</arg_key>\n<arg_value>",
