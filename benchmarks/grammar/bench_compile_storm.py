@@ -1,6 +1,7 @@
 """Latency between tokens of a plain stream beside a storm of new, hard grammars, and without.
 
-    python benchmarks/grammar/bench_compile_storm.py [MODEL] [--seconds 40] [--rounds 8]
+    python benchmarks/grammar/bench_compile_storm.py [MODEL] [--seconds 40] [--rounds 8] \\
+        [--backend llguidance|xgrammar|outlines_core|combined]
 
 MODEL is a directory, a built-in model, or the shape 0.5B with random weights.
 Three kinds of stretches take turns: quiet; stormy, one new grammar after another; and busy, where
@@ -89,10 +90,12 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="sapling")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each kind")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--backend", default="auto", help="grammar.backend of the engine")
     options = parser.parse_args()
     each_s = options.seconds / options.rounds
     rounds: list[Round] = []
-    with served(options.model) as model, sylvan.Engine(**model) as engine:
+    backend = {"grammar_backend": options.backend}
+    with served(options.model) as model, sylvan.Engine(**model, **backend) as engine:
         engine.generate("x", {"max_new_tokens": 1, "regex": "a"})
         gaps(engine, min(2.0, each_s))
         storm = Beside(engine, new_grammar)
@@ -106,6 +109,7 @@ def main() -> None:
             progress(f"round {number + 1} of {options.rounds}: {each}")
         stats = engine.get_server_info()["grammar"]
     report = {
+        "backend": options.backend,
         "p99_ms": {kind: round(p99([r[kind] for r in rounds]) * 1e3, 3) for kind in rounds[0]},
         "stormy_over_quiet": ratio(rounds, "quiet"),
         "stormy_over_busy": ratio(rounds, "busy"),

@@ -93,7 +93,8 @@ class LLGuidance:
         text = data.decode()
         first = self._first(text)
         if first.is_error():
-            raise RequestError(f"the compiled grammar cannot be read: {_reason(first)}")
+            reason = _reason(first)[:MAX_REASON_CHARS]
+            raise RequestError(f"the compiled grammar cannot be read: {reason}")
         compiled = _Compiled(text, first)
         compiled.prepare()
         return compiled
@@ -224,7 +225,7 @@ class _Matcher:
 
     def error(self) -> str:
         """See `GrammarMatcher.error`."""
-        return _reason(self.library) if self.library.is_error() else ""
+        return _reason(self.library)[:MAX_REASON_CHARS] if self.library.is_error() else ""
 
 
 @functools.cache
@@ -259,7 +260,7 @@ def _inner(spec: GrammarSpec) -> str:
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
-    reason = matcher.get_error().replace("<non-verbose/>", "").strip()[:MAX_REASON_CHARS]
+    reason = matcher.get_error().replace("<non-verbose/>", "").strip()
     if "too many states" in reason:
         return f"{reason} (limit: grammar.max_states)"
     return "it matches no text at all" if reason.startswith("NoExtension") else reason
@@ -273,6 +274,10 @@ _MISSING = re.compile(r"Rule '([^']+)' not found")
 
 def _told(spec: GrammarSpec, text: str, reason: str) -> str:
     """A reason with the place in what the client wrote, not in what was made of it."""
+    return _placed(spec, text, reason)[:MAX_REASON_CHARS]
+
+
+def _placed(spec: GrammarSpec, text: str, reason: str) -> str:
     of_regex = _OF_REGEX.search(reason)
     if spec.kind == "regex" and of_regex:
         offset = len(of_regex[1])
