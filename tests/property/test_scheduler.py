@@ -3,120 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import initialize
 
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.sched import policies
-from sylvan.utils import plugins
 from tests.support.kv import World, alone, request
-
-POLICIES = plugins.options(policies)
-
-
-def workload(rng: random.Random, count: int, longest: int):
-    shared = [[rng.randrange(40) for _ in range(longest)] for _ in range(3)]
-    for number in range(count):
-        start = rng.choice(shared)[: rng.randrange(longest)]
-        own = [rng.randrange(40) for _ in range(rng.randrange(1, longest))]
-        yield request(
-            str(number),
-            start + own,
-            sampling=SamplingParams(
-                max_new_tokens=rng.randrange(0, 14),
-                sampling_seed=rng.randrange(3),
-                ignore_eos=rng.random() < 0.3,
-            ),
-            eos_ids=(7,),
-            priority=rng.choice([0, 0, 0, 20]),
-            cache_salt=rng.choice(["", "", "tenant"]),
-            tenant=rng.choice("ab"),
-            ttft_ms=rng.choice([None, 50.0]),
-            tpot_ms=rng.choice([None, 1.0, 20.0]),
-        )
+from tests.support.machine import SchedulerMachine
+from tests.support.wishes import setups
 
 
-def expected(req) -> list[int]:
-    tokens = alone(req)
-    return tokens if not req.sampling.ignore_eos else _without_eos(req)
+class AnyScheduler(SchedulerMachine):
+    """Models whose layers all attend."""
+
+    @initialize(setup=setups(states=st.just(0)))
+    def begin(self, setup):
+        self.start(setup)
 
 
-def _without_eos(req) -> list[int]:
-    plain = request(
-        req.rid,
-        req.input_ids,
-        sampling=req.sampling,
-        cache_salt=req.cache_salt,
-    )
-    return alone(plain)
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    pages=st.sampled_from([12, 20, 60, 200]),
-    page_size=st.sampled_from([1, 2, 4, 8, 16]),
-    inflight=st.sampled_from([1, 2, 3]),
-    chunk=st.sampled_from([1, 3, 16, 64]),
-    policy=st.sampled_from(POLICIES),
-    prefix=st.booleans(),
-    share=st.booleans(),
+TestAnyScheduler = AnyScheduler.TestCase
+TestAnyScheduler.settings = settings(
+    max_examples=180, stateful_step_count=40, report_multiple_bugs=False
 )
-def test_every_request_ends_as_if_alone(
-    seed, pages, page_size, inflight, chunk, policy, prefix, share
-):
-    rng = random.Random(seed)
-    if page_size == 1:
-        pages *= 4
-    world = World(
-        pages=pages,
-        page_size=page_size,
-        policy=policy,
-        eviction=rng.choice(["lru", "lfu", "priority"]),
-        prefix=prefix,
-        inflight=inflight,
-        chunk_tokens=chunk,
-        max_batch_tokens=rng.choice([16, 64]),
-        share_in_batch=share,
-        age_limit_s=rng.choice([0.0, 0.2, 10.0]),
-    )
-    longest = min(rng.choice([14, 40]), pages * page_size // 3)
-    todo = [r for r in workload(rng, 24, longest) if _fits(r, world)]
-    aborted, alive = set(), list(todo)
-    for _ in range(3000):
-        world.clock.advance(0.01)
-        for _ in range(rng.choice([0, 0, 1, 3])):
-            if alive:
-                world.scheduler.add(alive.pop())
-        if rng.random() < 0.05 and todo:
-            victim = rng.choice(todo).rid
-            if victim not in world.finish and all(r.rid != victim for r in alive):
-                world.scheduler.abort(victim)
-                aborted.add(victim)
-        busy = world.scheduler.step()
-        world.check()
-        if not busy and not alive and world.scheduler.idle:
-            break
-    else:
-        raise AssertionError("some request never ends")
-
-    assert set(world.finish) == {r.rid for r in todo}
-    for req in todo:
-        got, want = world.tokens[req.rid], expected(req)
-        if req.rid in aborted and world.finish[req.rid].type == "abort":
-            assert got == want[: len(got)]
-        else:
-            assert got == want
-    world.check_empty()
-
-
-def _fits(req, world: World) -> bool:
-    need = len(req.input_ids) + req.sampling.max_new_tokens
-    return need <= world.cache.total_tokens
 
 
 @pytest.mark.parametrize("inflight", [1, 2])

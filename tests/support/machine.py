@@ -1,0 +1,357 @@
+"""A state machine over the whole scheduler: what clients, the detokenizer and operators may do.
+
+Each action is a rule of hypothesis, so that a failure shrinks to the few steps that it needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, multiple, precondition, rule
+
+from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.core.req import Batch
+from sylvan.runtime.tokenizer.isolation import CacheIsolation
+from tests.support.kv import World, alone, digest, histories, request, space_at
+from tests.support.wishes import STARTS, Wish, wishes
+
+STEP_S = 0.01
+DRAIN_STEPS = 4000
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Anything may happen at any time; every request ends, with what it brings alone."""
+
+    requests = Bundle("requests")
+
+    def start(self, setup: dict[str, Any]) -> None:
+        """Call this from an `initialize` rule."""
+        setup = dict(setup)
+        room, size = setup.pop("room"), setup["page_size"]
+        self.isolation = CacheIsolation(b"secret")
+        if setup.pop("public"):
+            self.isolation.share(np.array(STARTS[0], np.int32))
+        self.lag = setup.pop("lag")
+        self.setup = setup
+        weights = {"a": 2.0, "b": 0.5}
+        self.world = World(pages=max(2, room // size), tenant_weights=weights, **setup)
+        self.world.executor.watch = self.watch
+        self.scheduler = self.world.scheduler
+        self.asked: dict[str, GenerateRequest | EmbedRequest] = {}
+        self.aborted: set[str] = set()
+        self.cut: dict[str, tuple[int, int]] = {}  # outputs kept of those the client was sent
+        self.confirmed: set[str] = set()
+        self.reached: dict[tuple[str, int], int] = {}  # by request and its retractions
+        self.found: dict[str, int] = {}  # tokens from the cache at its first start
+        self.computed = 0
+        self.paused = False
+        self.sound = True
+        self.given = {0}  # what slots may hold that the prefix cache keeps
+        self.text_ends: dict[str, int] = {}
+        self.lags: dict[str, int] = {}  # steps until the detokenizer tells
+        self.trails: dict[str, list[int]] = {}
+        self.retracted: set[str] = set()
+
+    # ---- clients
+
+    @rule(target=requests, crowd=st.lists(wishes, min_size=1, max_size=6))
+    def submit(self, crowd: list[Wish]) -> Any:
+        rids = [self.add([*STARTS[wish.start][: wish.common], *wish.own], wish) for wish in crowd]
+        return multiple(*filter(None, rids))
+
+    @rule(target=requests, before=requests, wish=wishes)
+    def next_turn(self, before: str, wish: Wish) -> Any:
+        said = [*self.asked[before].input_ids.tolist(), *self.world.tokens.get(before, [])]
+        return self.add([*said, *wish.own], wish) or multiple()
+
+    @rule(rid=requests)
+    def submit_again(self, rid: str) -> None:
+        if rid in self.living() or self.unconfirmed(rid):
+            with pytest.raises(RequestError, match="in use"):
+                self.scheduler.add(self.asked[rid])
+
+    @rule(beyond=st.integers(1, 9))
+    def submit_too_much(self, beyond: int) -> None:
+        total = self.world.cache.total_tokens
+        error = CapacityError if self.full() else RequestError
+        with pytest.raises(error):
+            self.scheduler.add(request("big", [1] * 3, new=total - 3 + beyond))
+
+    @rule(rid=requests)
+    def abort(self, rid: str) -> None:
+        """Whatever state it is in; one that has ended too."""
+        if rid in self.living():
+            self.aborted.add(rid)
+        self.scheduler.abort(rid)
+        self.confirmed.add(rid)
+        self.check()
+
+    # ---- time and the operator
+
+    @rule(count=st.sampled_from([4, 1, 2, 8, 16]))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.run_step()
+
+    @rule(seconds=st.sampled_from([0.05] * 4 + [0.3, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+
+    @rule(mode=st.sampled_from(["in_place", "retract"] * 5 + ["abort"]), steps=st.integers(0, 2))
+    def pause(self, mode: Any, steps: int) -> None:
+        """For a few steps, or until `resume`."""
+        self.paused = True
+        before = set(self.world.finish)
+        count = self.scheduler.pause(mode)
+        if mode == "abort":
+            ended = set(self.world.finish) - before
+            paused = {r for r in ended if "paused" in (self.world.finish[r].message or "")}
+            self.aborted |= paused
+            assert len(paused) == count
+        assert len(self.living()) == (0 if mode == "abort" else count)
+        assert not self.scheduler.running or mode == "in_place"
+        self.check()
+        for _ in range(steps):
+            self.run_step()
+        if steps:
+            self.resume()
+
+    @precondition(lambda self: self.paused)
+    @rule()
+    def resume(self) -> None:
+        self.paused = False
+        self.scheduler.resume()
+
+    @rule()
+    def flush_cache(self) -> None:
+        busy = self.living() or any(map(self.unconfirmed, self.asked))
+        assert self.scheduler.flush_cache() == (not busy)
+        if not busy:
+            assert self.world.allocator.free_pages == self.world.allocator.num_pages
+        self.check()
+
+    # ---- what must hold
+
+    def check(self) -> None:
+        """After each action."""
+        self.world.check()
+        assert self.scheduler.audit() == 0
+        self.learn()
+        if isinstance(self.world.tree, RadixCache):
+            assert self.kept() <= self.given, "the cache keeps what nobody was given"
+
+    def run_step(self) -> None:
+        self.sound = False
+        self.world.clock.advance(STEP_S)
+        self.scheduler.step()
+        self.check()
+        self.read_texts()
+        now, timeout = self.world.clock(), self.setup["queue_timeout_s"]
+        for req in (*self.scheduler.running, *self.scheduler.waiting):
+            limits = [req.request.deadline_s, None if req.started_s else timeout]
+            assert all(limit is None or now - req.arrived_s < limit for limit in limits)
+        self.sound = True
+
+    def read_texts(self) -> None:
+        """The detokenizer tells what it found, some steps after it was sent the tokens."""
+        for rid in filter(self.has_text_stops, self.asked):
+            told, kept = len(self.world.tokens.get(rid, [])), self.text_ends.get(rid, 10**6)
+            ready = rid in self.living() and told >= kept
+            if rid in self.confirmed or not (ready or self.unconfirmed(rid)):
+                continue
+            self.lags[rid] = lag = self.lags.get(rid, self.lag) - 1
+            if lag >= 0:
+                continue
+            self.confirmed.add(rid)
+            replayed = len(self.replayed(self.asked[rid]))
+            if told >= kept:
+                self.cut[rid] = (kept, told)
+            self.scheduler.stop_at(rid, replayed + kept, "x" if told >= kept else None)
+            self.check()
+
+    def watch(self, batch: Batch) -> None:
+        """A batch is launched: its bounds, and that it goes on exactly where the last ended."""
+        assert not (self.paused and batch.slices)
+        assert len({piece.req.rid for piece in batch.slices}) == len(batch.slices)
+        assert len(self.scheduler.running) <= self.setup["max_running_reqs"]
+        bounded = [p.stop - p.start for p in batch.slices if not p.whole]
+        assert sum(bounded) <= self.setup["max_batch_tokens"]
+        assert sum(n for n in bounded if n > 1) <= self.setup["chunk_tokens"]
+        for piece in batch.slices:
+            req = piece.req
+            assert req.kv is not None
+            life = (req.rid, req.retractions)
+            begun = self.reached.get(life, req.kv.cached)
+            assert piece.start == begun < piece.stop <= len(req.tokens) + req.pending
+            self.reached[life] = piece.stop
+            self.found.setdefault(req.rid, piece.start)
+            self.computed += piece.stop - piece.start
+
+    def teardown(self) -> None:
+        """Let all that is left end, and compare."""
+        if not getattr(self, "sound", False):
+            return
+        self.resume()
+        for _ in range(DRAIN_STEPS):
+            if self.scheduler.idle and not any(map(self.unconfirmed, self.asked)):
+                break
+            self.run_step()
+        else:
+            raise AssertionError("some request never ends")
+        for asked in self.asked.values():
+            self.compare(asked)
+        assert self.scheduler.load().computed_tokens == self.computed
+        self.world.check_empty()
+        self.world.cache.clear()
+        assert self.world.allocator.free_pages == self.world.allocator.num_pages
+        if self.world.states is not None:
+            assert self.world.states.free_slots == self.world.states.num_slots
+
+    def compare(self, asked: GenerateRequest | EmbedRequest) -> None:
+        """What became of a request against the same request alone."""
+        rid = asked.rid
+        told, outputs = self.world.tokens.get(rid, []), self.world.outputs.get(rid, [])
+        if isinstance(asked, EmbedRequest):
+            want: list[int] = []
+        else:
+            want = alone(asked)[len(self.replayed(asked)) :]
+        if rid in self.cut:
+            assert told == want[: self.cut[rid][1]]
+            return
+        finish = self.world.finish[rid]
+        if finish.type == "abort":
+            assert told == want[: len(told)]
+            assert rid in self.aborted or self.is_late(asked, outputs[-1].timing)
+            return
+        assert told == want
+        if isinstance(asked, EmbedRequest):
+            assert outputs[-1].embedding.tolist() == [histories(asked)[-1]]
+        self.compare_work(asked, whole=finish.type == "length" or isinstance(asked, EmbedRequest))
+
+    def compare_work(self, asked: GenerateRequest | EmbedRequest, *, whole: bool) -> None:
+        """Each token is computed once, but for a prefix hit, a retraction, and what overlap adds.
+
+        `watch` saw that the slices of a life are without gaps and overlaps.
+        """
+        rid, usage = asked.rid, self.world.outputs[asked.rid][-1].usage
+        told = 0 if isinstance(asked, EmbedRequest) else usage.completion_tokens
+        needed = len(asked.input_ids) + max(0, told - 1)  # the last output needs no KV
+        lives = {life: stop for (name, life), stop in self.reached.items() if name == rid}
+        assert usage.prompt_tokens == len(asked.input_ids)
+        assert max(lives) <= usage.retractions
+        # a step that was launched before a stop was known computes one token more
+        later = 0 if whole else self.setup["inflight"] - 1
+        assert needed <= max(lives.values()) <= needed + later
+        assert usage.cached_tokens == min(self.found[rid], usage.prompt_tokens)
+        if not self.setup["prefix"]:
+            assert usage.cached_tokens == 0
+
+    # ---- helpers
+
+    def add(self, prompt: list[int], wish: Wish) -> str | None:
+        """Submit what fits of it; its name, unless the queue was full."""
+        room = self.world.cache.total_tokens
+        if wish.embed:
+            return self.send(
+                EmbedRequest(
+                    rid=self.new_rid(),
+                    input_ids=np.array(prompt[:room], np.int32),
+                    tenant=wish.tenant,
+                    cache_salt=self.isolation.owner(wish.tenant),
+                    **wish.limits,
+                )
+            )
+        new = min(wish.new, room - 1)
+        ids = np.array(prompt[: room - new], np.int32)
+        salt = self.isolation.salt(wish.tenant, wish.salt)
+        asked = request(
+            self.new_rid(),
+            ids,
+            sampling=SamplingParams(max_new_tokens=new, **wish.sampling),
+            eos_ids=() if wish.sampling["ignore_eos"] else (7,),
+            tenant=wish.tenant,
+            cache_salt=salt,
+            shared_tokens=self.isolation.shared_tokens(ids) if salt else 0,
+            **wish.limits,
+            **wish.targets,
+        )
+        if wish.replayed:  # a restart lost it; it goes on after what its client has
+            outputs = np.array(alone(asked)[:-1][: wish.replayed], np.int32)
+            asked = msgspec.structs.replace(asked, output_ids=outputs)
+        if wish.text_ends and wish.sampling["stop"]:
+            self.text_ends[asked.rid] = wish.text_ends
+        return self.send(asked)
+
+    def send(self, asked: GenerateRequest | EmbedRequest) -> str | None:
+        if self.full():
+            with pytest.raises(CapacityError):
+                self.scheduler.add(asked)
+            return None
+        self.scheduler.add(asked)
+        self.asked[asked.rid] = asked
+        self.trails[asked.rid] = trail = histories(asked, self.replayed(asked))
+        self.given.update(trail)
+        return asked.rid
+
+    def new_rid(self) -> str:
+        return f"r{len(self.asked)}"
+
+    def full(self) -> bool:
+        return len(self.scheduler.waiting) >= self.setup["max_waiting_reqs"]
+
+    def living(self) -> set[str]:
+        return self.asked.keys() - self.world.finish.keys() - self.cut.keys() - self.aborted
+
+    def unconfirmed(self, rid: str) -> bool:
+        """Whether a request has ended, and the detokenizer did not say yet that it is right."""
+        finish = self.world.finish.get(rid)
+        waits = finish is not None and finish.type != "abort" and rid not in self.confirmed
+        return waits and self.has_text_stops(rid)
+
+    def has_text_stops(self, rid: str) -> bool:
+        asked = self.asked[rid]
+        return isinstance(asked, GenerateRequest) and bool(asked.sampling.stop)
+
+    def is_late(self, asked: GenerateRequest | EmbedRequest, timing: Any) -> bool:
+        waited = timing.finished - timing.received
+        limits = [asked.deadline_s, None if timing.started else self.setup["queue_timeout_s"]]
+        return any(limit is not None and waited >= limit for limit in limits)
+
+    def replayed(self, asked: GenerateRequest | EmbedRequest) -> list[int]:
+        return [] if isinstance(asked, EmbedRequest) else asked.output_ids.tolist()
+
+    def learn(self) -> None:
+        """What clients were given by now; text may still be cut until it is confirmed."""
+        alive = (*self.scheduler.running, *self.scheduler.waiting)
+        self.retracted |= {req.rid for req in alive if req.retractions}
+        for rid, told in self.world.tokens.items():
+            ended = self.world.finish.get(rid)
+            sure = rid in self.confirmed or rid in self.retracted or not self.has_text_stops(rid)
+            if not told or not (sure or (ended and ended.type == "abort")):
+                continue
+            early = rid in self.cut and rid not in self.retracted
+            stop = self.cut[rid][0] if early else len(told)
+            asked, trail = self.asked[rid], self.trails[rid]
+            before = len(asked.input_ids) + len(self.replayed(asked)) + 1
+            for token in told[len(trail) - before : stop]:
+                trail.append(digest(trail[-1], token, space_at(asked, len(trail) - 1)))
+                self.given.add(trail[-1])
+
+    def kept(self) -> set[int]:
+        """What the slots of the prefix cache hold."""
+        found: set[int] = set()
+        stack = list(self.world.tree.roots().values())
+        size, memory = self.world.allocator.page_size, self.world.executor.memory
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            at = np.arange(len(node.tokens))
+            found.update(memory[node.pages[at // size] * size + at % size].tolist())
+        return found
