@@ -223,6 +223,21 @@ def test_every_sample_thinks_for_itself(http):
     assert len({message.get("reasoning_content") for message in messages}) > 1
 
 
+def test_strict_tools_beside_a_format_are_called_or_it_is_followed(http):
+    body = CHAT | {"tools": [{"type": "function", "function": TOOL}], "temperature": 0}
+    ends = []
+    for content in ("How is the weather?", "Call look for Rome.", "Answer: Oslo, warm."):
+        fields = {"messages": [{"role": "user", "content": content}]}
+        reply = post(http, "/v1/chat/completions", body | fields | {"response_format": of_schema()})
+        message, end = reply["choices"][0]["message"], reply["choices"][0]["finish_reason"]
+        calls = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+        if end != "length":
+            assert all(map(is_valid, calls or [message["content"]]))
+        ends.append(end)
+
+    assert set(ends) != {"length"}
+
+
 BAD = [
     ("/generate", {"text": "x", "sampling_params": {"regex": "(a"}}, "regex"),
     ("/generate", {"text": "x", "sampling_params": {"ebnf": "nonsense"}}, "ebnf"),
