@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sylvan.runtime.cache.eviction import eviction_policy
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.types import CacheKey, MediaSpan, Node
+from sylvan.runtime.cache.types import CacheKey, MediaSpan, Node, tenant_span
 from tests.support.kv import check_tree
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=25)
@@ -199,3 +199,19 @@ def test_policy_chooses_the_victim(policy, victim):
         tree.unlock(node)
 
     assert tree.evict(1).tolist() == [victim]
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("one", "other"), [(1, 3), (3, 1), (0, 2), (2, 5), (4, 4)])
+def test_the_same_tokens_may_be_set_apart_from_different_positions(page, one, other):
+    tree, tokens = RadixCache(page, eviction_policy("lru")), list(range(8))
+    first, second = (key(tokens, ":", (tenant_span(start, "x"),)) for start in (one, other))
+    count = 8 // page
+    tree.insert(first, np.arange(1, 1 + count), with_tail=True)
+    common = 8 if one == other else min(one, other)
+
+    assert tree.peek(second, 8) == common
+    assert tree.match(second, 8, step=1).length == common // page * page
+    tree.insert(second, np.arange(20, 20 + count), with_tail=True)
+    check_tree(tree)
+    assert tree.peek(first, 8) == tree.peek(second, 8) == 8

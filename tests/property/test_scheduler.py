@@ -140,3 +140,21 @@ def test_max_new_tokens_zero_fills_the_cache_and_gives_nothing():
     world.scheduler.add(request("b", [1, 2, 3, 4, 5], new=1))
     world.run()
     assert world.outputs["b"][0].usage.cached_tokens == 4
+
+
+def test_an_answer_that_recites_a_public_prompt_is_set_apart_from_its_own_end():
+    """A prompt that is a start of the public one, made to go on with it, and then its next turn."""
+    world = World(pages=60, page_size=16)
+    public = [(7 * i) % 40 for i in range(30)]
+    tenant = {"cache_salt": "tenant/", "new": 24}
+    recited = request("a", public[:18], output_ids=public[18:], shared_tokens=18, **tenant)
+    world.scheduler.add(recited)
+    world.run()
+    turn = request("b", [*public, *world.tokens["a"], 1], shared_tokens=30, **tenant)
+    world.scheduler.add(turn)
+    world.run()
+
+    assert world.finish["a"].type == world.finish["b"].type == "length"
+    assert world.tokens["b"] == alone(turn)
+    assert world.outputs["b"][-1].usage.cached_tokens == 18
+    world.check_empty()

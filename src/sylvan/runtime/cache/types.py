@@ -220,8 +220,14 @@ def overlapping(media: tuple[MediaSpan, ...], start: int, stop: int) -> tuple[Me
 
 
 def digests(media: tuple[MediaSpan, ...], start: int, stop: int) -> bytes:
-    """What tells those positions from the same tokens with other contents."""
-    return b"".join(s.digest for s in overlapping(media, start, stop))
+    """What tells those positions from the same tokens with other contents.
+
+    A span that begins among them says where: the same tokens may be apart from there or from here.
+    """
+    return b"".join(
+        s.digest + b"@%d" % (s.start - start) if s.start > start else s.digest
+        for s in overlapping(media, start, stop)
+    )
 
 
 def common_prefix_len(a: IntArray, b: IntArray) -> int:
