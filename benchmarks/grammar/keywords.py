@@ -27,7 +27,7 @@ from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "grammar.md"
 BEGIN, END = "<!-- keywords: generated -->\n", "<!-- /keywords -->\n"
 
-STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 CLOSED = {"type": "object", "additionalProperties": False}
 PAIR = {"a": INTEGER, "b": INTEGER}
 
@@ -53,6 +53,10 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "dependentRequired": (
         {**CLOSED, "properties": PAIR, "dependentRequired": {"a": ["b"]}}, [{"b": 1}], [{"a": 1}],
     ),
+    "dependentSchemas": (
+        {**CLOSED, "properties": PAIR, "dependentSchemas": {"a": {"required": ["b"]}}},
+        [{"b": 1}], [{"a": 1}],
+    ),
     "items": ({"type": "array", "items": INTEGER}, [[], [1, 2]], [["x"]]),
     "prefixItems": (
         {"type": "array", "prefixItems": [INTEGER, STRING], "items": False}, [[1, "x"]], [["x", 1]],
@@ -61,6 +65,15 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "maxItems": ({"type": "array", "items": INTEGER, "maxItems": 1}, [[1]], [[1, 2]]),
     "uniqueItems": ({"type": "array", "items": INTEGER, "uniqueItems": True}, [[1, 2]], [[1, 1]]),
     "contains": ({"type": "array", "contains": {"const": 1}}, [[1]], [[2]]),
+    "minContains": (
+        {"type": "array", "contains": {"const": 1}, "minContains": 2}, [[1, 1]], [[1, 2]],
+    ),
+    "maxContains": (
+        {"type": "array", "contains": {"const": 1}, "maxContains": 1}, [[1, 2]], [[1, 1], [2]],
+    ),
+    "unevaluatedItems": (
+        {"type": "array", "prefixItems": [INTEGER], "unevaluatedItems": False}, [[1]], [[1, 2]],
+    ),
     "minLength": ({**STRING, "minLength": 2}, ["ab"], ["a"]),
     "maxLength": ({**STRING, "maxLength": 2}, ["ab", ""], ["abc"]),
     "pattern": ({**STRING, "pattern": "^[a-c]{2}$"}, ["ab"], ["a", "zz"]),
@@ -71,10 +84,35 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         {**STRING, "format": "uuid"}, ["2d2f7a8c-1f4e-4c5c-8e1c-0a5f4d1e2b3c"], ["1234"],
     ),
     "format: ipv4": ({**STRING, "format": "ipv4"}, ["127.0.0.1"], ["1.2"]),
+    **{
+        f"format: {name}": ({**STRING, "format": name}, [good], [bad])
+        for name, good, bad in (
+            ("ipv6", "2001:db8::1", "1.2.3.4"),
+            ("time", "10:00:00Z", "25:00:00Z"),
+            ("duration", "P1DT2H", "1 day"),
+            ("hostname", "a.example.org", "-a_"),
+            ("uri", "https://example.org/a?b=c", "a b"),
+            ("uri-reference", "../a?b=c", "a b"),
+            ("uri-template", "https://example.org/{a}", "{a"),
+            ("iri", "https://example.org/\u00e9", "a b"),
+            ("iri-reference", "../\u00e9", "a b"),
+            ("idn-email", "\u00e9@example.org", "nobody"),
+            ("idn-hostname", "b\u00fccher.example", "-a_"),
+            ("json-pointer", "/a/0", "a"),
+            ("relative-json-pointer", "1/a", "/a"),
+            ("regex", "^a+$", "(a"),
+        )
+    },
     "minimum": ({**INTEGER, "minimum": 5}, [5, 12], [4, -7]),
     "maximum": ({**INTEGER, "maximum": 5}, [5, -9], [6, 12]),
     "exclusiveMinimum": ({**INTEGER, "exclusiveMinimum": 5}, [6], [5]),
+    "exclusiveMaximum": ({**INTEGER, "exclusiveMaximum": 5}, [4, -7], [5, 6]),
     "multipleOf": ({**INTEGER, "multipleOf": 3}, [3, 9], [4]),
+    "minimum (number)": ({**NUMBER, "minimum": 0.5}, [0.5, 0.75, 12], [0.25, 0, -1.5]),
+    "maximum (number)": ({**NUMBER, "maximum": 2.5}, [2.5, 2, -7.25], [2.75, 3]),
+    "exclusiveMinimum (number)": ({**NUMBER, "exclusiveMinimum": 0.5}, [0.75, 1], [0.5, 0.25]),
+    "exclusiveMaximum (number)": ({**NUMBER, "exclusiveMaximum": 2.5}, [2.25, -1], [2.5, 3]),
+    "multipleOf (number)": ({**NUMBER, "multipleOf": 0.5}, [1.5, 2], [0.25]),
     "anyOf": ({"anyOf": [INTEGER, {"type": "null"}]}, [1, None], ["x"]),
     "oneOf": ({"oneOf": [INTEGER, {"type": "null"}]}, [1, None], ["x"]),
     "allOf": ({"allOf": [INTEGER, {"minimum": 5}]}, [6], [4]),
@@ -87,6 +125,24 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     ),
     "$ref (recursive)": (
         {**CLOSED, "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+        [{"next": {"next": None}}], [{"next": 1}],
+    ),
+    "$anchor": (
+        {"$defs": {"n": {**INTEGER, "$anchor": "n"}}, "type": "array", "items": {"$ref": "#n"}},
+        [[1]], [["x"]],
+    ),
+    "$id": (
+        {
+            "$id": "https://example.org/a", "type": "array", "items": {"$ref": "b"},
+            "$defs": {"n": {"$id": "b", **INTEGER}},
+        },
+        [[1]], [["x"]],
+    ),
+    "$dynamicRef": (
+        {
+            "$dynamicAnchor": "node", **CLOSED,
+            "properties": {"next": {"anyOf": [{"$dynamicRef": "#node"}, {"type": "null"}]}},
+        },
         [{"next": {"next": None}}], [{"next": 1}],
     ),
     "unevaluatedProperties": (

@@ -35,6 +35,9 @@ SAPLING = Path(str(files("sylvan") / "assets" / "sapling"))
 PACKAGE, VERSION = "jsonschema", "4.26.0"
 REMOTE = "http://localhost:1234/"
 
+TIMEOUT_S = {"outlines_core": 2.0}
+"""By library, where it is not 30: of whole automata, large schemas are not worth the wait."""
+
 _PATIENCE_S = 300
 _DRAFT = "draft2020-12"
 

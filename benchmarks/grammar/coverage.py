@@ -1,0 +1,62 @@
+"""How much of the official tests of JSON Schema each installed library takes; writes the table.
+
+    PYTHONPATH=. python benchmarks/grammar/coverage.py [--check]
+
+By file of the suite (draft 2020-12), which is a keyword mostly: schemas accepted, of all. What an
+accepted schema holds is for `tests/contract/test_json_suite.py` to say; here they are counted.
+The suite is downloaded once, as for the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+from sylvan.runtime.features.grammar.libraries import installed_backends, library_version
+from tests.support.json_suite import TIMEOUT_S, Compilers, load_suite
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "grammar.md"
+BEGIN, END = "<!-- coverage: generated -->\n", "<!-- /coverage -->\n"
+
+
+def table(cache: Path) -> str:
+    suite, names = load_suite(cache), installed_backends()
+    of_all = Counter(case.file for case in suite.cases)
+    accepted: dict[str, Counter[str]] = {}
+    for name in names:
+        compilers = Compilers(name, TIMEOUT_S.get(name, 30.0))
+        try:
+            grammars = compilers.compile(suite.cases)
+        finally:
+            compilers.close()
+        made = zip(suite.cases, grammars, strict=True)
+        accepted[name] = Counter(case.file for case, grammar in made if grammar is not None)
+    rows = [
+        f"| file | schemas | {' | '.join(map(library_version, names))} |",
+        "|---" * (len(names) + 2) + "|",
+        f"| all | {of_all.total()} | {' | '.join(str(accepted[n].total()) for n in names)} |",
+    ]
+    for file, count in sorted(of_all.items()):
+        rows.append(f"| {file} | {count} | {' | '.join(str(accepted[n][file]) for n in names)} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".pytest_cache/d/json-schema-suite")
+    options = parser.parse_args()
+    page = PAGE.read_text()
+    start, stop = page.index(BEGIN) + len(BEGIN), page.index(END)
+    wanted = page[:start] + table(options.cache) + page[stop:]
+    if options.check:
+        return int(page != wanted)
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
