@@ -58,12 +58,23 @@ def _findings(args: Parsed) -> Iterable[Finding]:
 
 
 def check_kernels() -> Iterable[Finding]:
-    """Which native kernels are in use, and why not others."""
-    from sylvan.kernels import describe  # looks at the built libraries
+    """Which compiled libraries there are, and what computes each op; says why."""
+    from sylvan import kernels  # looks at the built libraries
+    from sylvan.kernels.inventory import op_uses
+    from sylvan.runtime.platform.find import load_kinds
 
-    for line in describe().lines:
-        name, _, detail = line.partition(": ")
-        yield Finding("ok", name, detail)
+    found = kernels.describe()
+    if found.variant is None:
+        detail = "degraded: PyTorch computes what native kernels would"
+        yield Finding("slow", "kernels", detail, found.reasons["none"])
+    else:
+        for line in found.lines:
+            name, _, text = line.partition(": ")
+            yield Finding("ok", name, text)
+    gpus = [name for name, kind in load_kinds().items() if name != "cpu" and not kind.problem()]
+    for use in op_uses(found, gpus):
+        cost = "several times slower" if use.degraded else ""
+        yield Finding("slow" if use.degraded else "ok", use.name, use.detail, cost)
 
 
 def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:

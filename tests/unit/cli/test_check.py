@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
 
+from sylvan import kernels
 from sylvan.cli.check import check_machine
 from sylvan.cli.main import main
 from sylvan.config.tree import ServerConfig
+from sylvan.kernels.inventory import op_uses
+from sylvan.kernels.native.library import describe
 from sylvan.runtime.models import registry
 from sylvan.utils.machine import Machine
 from tests.support.random_model import VOCAB, write_random_model
@@ -81,6 +85,60 @@ def test_kernels_are_listed_with_the_reason(capsys):
     out = capsys.readouterr().out
     assert "portable" in out
     assert out.count("in use") <= 1
+
+
+OPS = [
+    "cast",
+    "embed",
+    "experts",
+    "gating",
+    "latent",
+    "matmul",
+    "norm",
+    "paged",
+    "ragged",
+    "rows",
+    "sample",
+    "scan",
+]
+
+
+def ops_found(capsys):
+    assert main(["check", "kernels", "--json"]) == 0
+    return {row["what"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+def test_each_op_says_what_computes_it(capsys):
+    found = ops_found(capsys)
+
+    assert [name for name in found if name in OPS] == OPS
+    assert found["matmul"]["detail"].startswith(f"cpu: native ({describe().variant}, the fastest")
+    assert found["ragged"]["detail"].startswith("cpu: PyTorch (there is no native kernel)")
+    assert {row["status"] for row in found.values()} == {"ok"}
+
+
+def test_without_compiled_kernels_it_is_degraded(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels, "describe", lambda: describe(tmp_path))
+
+    found = ops_found(capsys)
+
+    assert found["kernels"]["status"] == "slow"
+    assert found["kernels"]["detail"].startswith("degraded")
+    assert "install g++ and run: python -m sylvan.kernels.build" in found["kernels"]["cost"]
+    assert found["paged"]["detail"].startswith("cpu: PyTorch (its native kernel is not compiled)")
+    assert (found["paged"]["status"], found["ragged"]["status"]) == ("slow", "ok")
+
+
+def test_ops_on_a_gpu_name_triton_or_the_lack_of_it(monkeypatch):
+    def details(there):
+        find = lambda name: object() if there else None  # noqa: E731
+        monkeypatch.setattr(importlib.util, "find_spec", find)
+        return {use.name: use.detail for use in op_uses(describe(), ["cuda"])}
+
+    assert details(there=True)["norm"].endswith("; cuda: Triton")
+    assert details(there=True)["matmul"].endswith("; cuda: PyTorch (there is no Triton kernel)")
+    assert "pip install 'sylvan[gpu]'" in details(there=False)["norm"]
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def describe(folder: Path = LIB) -> Description:
         obstacles = usable(folder)
         best = load(folder=folder).variant
     except LibraryMissing as why:
-        return Description(None, (), {"none": f"{why}; PyTorch computes every op"})
+        return Description(None, (), {"none": str(why)})
     reasons = {
         name: "in use" if name == best else obstacle or f"works here, but {best} is faster"
         for name, obstacle in obstacles.items()
