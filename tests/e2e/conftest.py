@@ -70,7 +70,9 @@ def running(model: str, *flags: str) -> Iterator[Server]:
 
 
 def _key(flags: tuple[str, ...]) -> str:
-    return dict(itertools.pairwise(flags)).get("--server.api-key", "")
+    """What opens the operator's routes."""
+    given = dict(itertools.pairwise(flags))
+    return given.get("--server.admin-api-key") or given.get("--server.api-key", "")
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,9 @@ def server(tmp_path_factory):
     (folder / "keys.json").write_text(json.dumps({"keys": keys}))
     (folder / "model").mkdir()
     model = write_random_model(folder / "model")
-    flags = ("--text.shared-system-prompts", str(folder / "system.txt"))
-    with running(str(model), "--server.api-key-file", str(folder / "keys.json"), *flags) as made:
+    keys_file = ("--server.api-key-file", str(folder / "keys.json"))
+    shared = ("--text.shared-system-prompts", str(folder / "system.txt"))
+    with running(str(model), *keys_file, *shared, "--server.admin-api-key", "root") as made:
         yield made
 
 
