@@ -586,6 +586,19 @@ def test_a_refusal_says_where_in_the_schema(name, schema, at, reason, place) -> 
     assert reason in str(found)
 
 
+def test_the_search_for_the_place_is_bounded(name) -> None:
+    """Beyond the bound, the place is what the fault is in."""
+    wide = {f"p{i}": {"type": "null"} for i in range(5000)} | {"a": {"type": "nope"}}
+    near = {"type": "object", "properties": dict(reversed(wide.items()))}
+    far = {"type": "object", "properties": wide}
+
+    found = [str(refusal(name, GrammarSpec("json_schema", json.dumps(s)))) for s in (near, far)]
+
+    assert found[0].startswith("json_schema: #/properties/a/type")
+    assert found[1].startswith("json_schema: #")
+    assert all("nope" in message for message in found)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "places"),
     [
