@@ -16,6 +16,7 @@ from sylvan.config.checkpoint import model_dir
 from sylvan.config.fields import replaced
 from sylvan.config.load import dump
 from sylvan.config.resolve import resolve
+from sylvan.kernels import describe
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.radix import RadixCache
@@ -70,6 +71,8 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         ConfigError: something cannot be served; one clear sentence.
     """
     config = resolved(config)
+    if config.device == "cpu" and (lack := describe().reasons.get("none")):
+        logger.warning("no native kernels, PyTorch computes, several times slower: %s", lack)
     torch.set_num_threads(_number(config.threads))
     path = model_dir(config.model)
     trusted = config.trust_remote_code
