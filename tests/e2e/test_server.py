@@ -97,6 +97,8 @@ def test_bad_requests_do_not_disturb_others(http):
 
 
 def test_nothing_runs_afterwards(http):
+    body = {"text": "Hello", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+    assert http.post("/generate", json=body).status_code == 200
     assert http.post("/flush_cache?timeout=10").status_code == 200
     info = http.get("/server_info").json()
     assert "secret" not in json.dumps(info)
