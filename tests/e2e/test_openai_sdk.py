@@ -165,7 +165,9 @@ def test_wrong_key_is_refused(server):
 def test_timeout_of_the_client_ends_the_request(client, model):
     impatient = client.with_options(timeout=0.05)
     with pytest.raises(openai.APITimeoutError):
-        impatient.chat.completions.create(model=model, messages=HELLO, max_tokens=1500)
+        impatient.chat.completions.create(
+            model=model, messages=HELLO, max_tokens=1500, extra_body={"ignore_eos": True}
+        )
     assert client.chat.completions.create(model=model, messages=HELLO, max_tokens=1).choices
 
 

@@ -29,7 +29,7 @@ def test_a_missing_library_says_how_to_get_it(tmp_path: Path) -> None:
     description = describe(tmp_path)
 
     assert description.variant is None
-    assert "PyTorch computes" in "\n".join(description.lines)
+    assert "python -m sylvan.kernels.build" in "\n".join(description.lines)
 
 
 def test_a_broken_library_is_reported_not_raised(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ def test_compiling_makes_way_for_everything_else(make_sleepy) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the idle lane is Linux's")
 def test_where_no_core_is_ever_idle_a_second_process_compiles(make_sleepy, monkeypatch) -> None:
+    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)
     sleepy = make_sleepy(PATIENCE_S)
     wait(sleepy.request(GrammarSpec("regex", "warm")))
     (idle,) = sleepy._provers.pids
