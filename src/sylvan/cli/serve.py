@@ -7,6 +7,7 @@ import importlib
 import logging
 import socket
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ _FACE = "sylvan.runtime.server.app"
 def run(args: Parsed) -> int:
     """See `SPEC`."""
     started_s = monotonic()
-    with EarlyScheduler() as early:
+    with closing(EarlyScheduler()) as early:
         return _run(args, early, started_s)
 
 

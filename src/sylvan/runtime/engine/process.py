@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 
 from sylvan.config.env import for_compute
 
@@ -23,8 +22,7 @@ class EarlyScheduler:
     """A scheduler process that waits for its orders.
 
     It imports PyTorch meanwhile, which takes longer than all that must be known before it can have
-    them: the configuration, and what this process imports itself. Ends with the `with` statement
-    unless it was taken.
+    them: the configuration, and what this process imports itself.
     """
 
     def __init__(self) -> None:
@@ -40,14 +38,3 @@ class EarlyScheduler:
         if (process := self.take()) is not None:
             process.kill()
             process.communicate()
-
-    def __enter__(self) -> EarlyScheduler:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 
 from sylvan.runtime.engine.process import DETOKENIZER, EarlyScheduler, start_process
 
 
 def test_an_early_scheduler_that_nobody_takes_ends() -> None:
-    with EarlyScheduler() as early:
+    with closing(EarlyScheduler()) as early:
         process = early.take()
         assert process is not None
         assert early.take() is None
@@ -17,7 +18,7 @@ def test_an_early_scheduler_that_nobody_takes_ends() -> None:
     process.kill()
     process.communicate()
 
-    with EarlyScheduler() as early:
+    with closing(EarlyScheduler()) as early:
         early.close()
         assert early.take() is None
 
@@ -32,7 +33,7 @@ def test_an_early_scheduler_ends_with_the_statement() -> None:
                 seen.append(process)
             return process
 
-    with Watched():
+    with closing(Watched()):
         assert not seen
     assert [p.returncode for p in seen] == [-9]
 
