@@ -14,12 +14,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from page import put
+
 from sylvan.runtime.features.grammar.libraries import installed_backends, library_version
 from tests.support.json_suite import TIMEOUT_S, Compilers, load_suite
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "grammar.md"
-BEGIN, END = "<!-- coverage: generated -->\n", "<!-- /coverage -->\n"
 
 
 def table(cache: Path) -> str:
@@ -49,13 +49,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
     parser.add_argument("--cache", type=Path, default=ROOT / ".pytest_cache/d/json-schema-suite")
     options = parser.parse_args()
-    page = PAGE.read_text()
-    start, stop = page.index(BEGIN) + len(BEGIN), page.index(END)
-    wanted = page[:start] + table(options.cache) + page[stop:]
-    if options.check:
-        return int(page != wanted)
-    PAGE.write_text(wanted)
-    return 0
+    return put("coverage", table(options.cache), check=options.check)
 
 
 if __name__ == "__main__":

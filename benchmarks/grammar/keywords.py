@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
+
+from page import put
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import GrammarBackend
@@ -23,9 +24,6 @@ from sylvan.runtime.features.grammar.libraries import (
 )
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
-
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "grammar.md"
-BEGIN, END = "<!-- keywords: generated -->\n", "<!-- /keywords -->\n"
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 CLOSED = {"type": "object", "additionalProperties": False}
@@ -195,13 +193,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
     options = parser.parse_args()
-    page = PAGE.read_text()
-    start, stop = page.index(BEGIN) + len(BEGIN), page.index(END)
-    wanted = page[:start] + table() + page[stop:]
-    if options.check:
-        return int(page != wanted)
-    PAGE.write_text(wanted)
-    return 0
+    return put("keywords", table(), check=options.check)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.features.grammar.overlap import Overlap
+from tests.support.grammar_engine import start
 from tests.support.tiny import write_model
 
 KEYS = ["the_first_of_the_long_keys", "the_second_of_the_long_keys", "and_one_more_long_key"]
@@ -53,17 +54,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = folder / "tokenizer.json"  # no token is a Z, so a grammar that wants one cannot go on
     tokens.write_text(tokens.read_text().replace('"Z":', '"ZQ":'))
     return folder
-
-
-def start(model: Path, **keywords: Any) -> Engine:
-    known = {
-        "load_format": "dummy",
-        "device": "cpu",
-        "threads": 1,
-        "max_total_tokens": 4096,
-        "grammar_backend": "llguidance",
-    }
-    return Engine(model_path=str(model), **(known | keywords))
 
 
 @pytest.fixture(scope="module")

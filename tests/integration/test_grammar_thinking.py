@@ -15,23 +15,13 @@ from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.text.tokenizer import Tokenizer
+from tests.support.grammar_engine import start
 from tests.support.tiny import write_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
-
-
-def start(model: Path, **keywords: Any) -> Engine:
-    known = {
-        "load_format": "dummy",
-        "device": "cpu",
-        "threads": 1,
-        "max_total_tokens": 4096,
-        "grammar_backend": "llguidance",
-    }
-    return Engine(model_path=str(model), **(known | keywords))
 
 
 @pytest.fixture(scope="module")
