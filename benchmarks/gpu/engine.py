@@ -87,7 +87,10 @@ class Served:
             emit=self._count,
         )
         limits = Limits(
-            max_batch_tokens=tokens, max_running_reqs=reqs, inflight=2 if way.overlap else 1
+            max_batch_tokens=tokens,
+            max_running_reqs=reqs,
+            chunk_tokens=tokens,
+            inflight=2 if way.overlap else 1,
         )
         self.scheduler = Scheduler(parts, limits)
         self._number = 0
@@ -158,6 +161,8 @@ class Served:
 
 def serve(bench: Bench, folder: Path, shape: Shape, way: Way = Way()) -> Served:
     path = shape.write(folder / shape.name)
+    gc.collect()  # what failed before may still be held by its error
+    bench.platform.trim()
     context, pages = (96, 64) if bench.tiny else (40960, 4096)
     return Served(bench, path, way, context=context, pages=pages)
 
@@ -320,6 +325,7 @@ def no_waiting(bench: Bench, folder: Path, shape: Shape) -> None:
     for _ in range(2):
         served.add(served.prompt(20), 8)
     served.run()
+    served.executor.launch = None  # it holds the executor, and the executor it
     bench.report.add(
         "check", "steps launched without waiting", float(served.given == 16), "(1: yes)"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,8 @@ from sylvan.protocol.errors import SylvanError
 
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, AttributeError)
 _MISSING = (ImportError, FileNotFoundError)
+_WARM = 3
+_CAPTURED = 4  # calls in a graph
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Report:
         except _FAILURES as error:
             first = (str(error).splitlines() or [""])[0]
             self.failed.append(f"{name}: {type(error).__name__}: {first[:200]}")
-            print(f"FAILED {self.failed[-1]}", flush=True)
+            print(f"FAILED {self.failed[-1]}\n{traceback.format_exc()}", flush=True)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1))
@@ -90,7 +93,11 @@ class Report:
 
 
 class Timer:
-    """Seconds per call on a device: many calls between two synchronisations."""
+    """Seconds per call on a device: many calls between two synchronisations.
+
+    On a GPU the calls are captured in a graph, as decoding steps are, so that what is timed is the
+    device and not Python; `launched` times both.
+    """
 
     def __init__(self, device: torch.device, *, quick: bool) -> None:
         self._device = device
@@ -100,8 +107,23 @@ class Timer:
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def __call__(self, call: Callable[[], object], warm: int = 3) -> float:
-        for _ in range(warm):
+    def __call__(self, call: Callable[[], object]) -> float:
+        if self._device.type != "cuda":
+            return self.launched(call)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM):
+                call()
+        self.sync()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(_CAPTURED):
+                call()
+        return self.launched(graph.replay) / _CAPTURED
+
+    def launched(self, call: Callable[[], object]) -> float:
+        """Seconds of a call as Python makes it, one after the other."""
+        for _ in range(_WARM):
             call()
         self.sync()
         count = 1

@@ -190,10 +190,13 @@ def _names(state: _State) -> None:
     why = "longest cached prefix first" if cached else "no prefixes are cached"
     state.decide("scheduler.policy", "lpm" if cached else "fcfs", why)
     backends = state.facts.options.get("grammar.backend", ())
-    chosen = next((name for name in ("xgrammar", "llguidance") if name in backends), "none")
-    why = "installed" if chosen != "none" else "no grammar library is installed"
-    if {"xgrammar", "llguidance"} <= set(backends):
-        chosen, why = "combined", "xgrammar, and llguidance for what it does not support"
+    order = {
+        "combined": "xgrammar, and llguidance for what it does not support",
+        "xgrammar": "installed",
+        "llguidance": "installed",
+    }
+    chosen = next((name for name in order if name in backends), "none")
+    why = order.get(chosen, "no grammar library is installed")
     state.decide("grammar.backend", chosen, why)
 
 

@@ -155,7 +155,7 @@ def test_grammar_backend_is_one_that_is_installed(facts):
     assert resolve(Config(), facts).config.grammar.backend == "none"
     assert resolve(Config(), make_facts(options=options)).config.grammar.backend == "llguidance"
 
-    options["grammar.backend"] = ("llguidance", "xgrammar")
+    options["grammar.backend"] = ("combined", "llguidance", "xgrammar")
     assert resolve(Config(), make_facts(options=options)).config.grammar.backend == "combined"
 
 

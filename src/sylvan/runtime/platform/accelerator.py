@@ -135,7 +135,8 @@ class Accelerator:
 
 def _chip(module: Any, device: torch.device) -> str:
     properties = module.get_device_properties(device)
-    if architecture := getattr(properties, "gcnArchName", ""):
+    architecture = getattr(properties, "gcnArchName", "")
+    if architecture.startswith("gfx"):  # of NVIDIA's it is the name of the card
         return architecture.split(":")[0]  # what follows are its modes
     if hasattr(properties, "major"):
         return f"sm_{properties.major}{properties.minor}"

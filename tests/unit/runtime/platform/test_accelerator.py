@@ -65,7 +65,12 @@ def test_a_driver_that_torch_cannot_use_is_one_sentence(monkeypatch):
     ("facts", "properties", "chip", "float8"),
     [
         (CudaKind.facts, {"major": 8, "minor": 0}, "sm_80", None),
-        (CudaKind.facts, {"major": 9, "minor": 0}, "sm_90", "float8_e4m3fn"),
+        (
+            CudaKind.facts,
+            {"major": 9, "minor": 0, "gcnArchName": "NVIDIA H100 80GB HBM3"},  # torch 2.11
+            "sm_90",
+            "float8_e4m3fn",
+        ),
         (
             RocmKind.facts,
             {"major": 9, "minor": 4, "gcnArchName": "gfx942:sramecc+:xnack-"},

@@ -21,8 +21,13 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def installed_backends() -> tuple[str, ...]:
-    """Backends that are one library, which is here."""
-    return tuple(n for n in plugins.options(backends) if importlib.util.find_spec(n) is not None)
+    """Backends all of whose libraries are here."""
+
+    def complete(name: str) -> bool:
+        needs = DISTRIBUTIONS.get(name, (name,))
+        return all(importlib.util.find_spec(library) is not None for library in needs)
+
+    return tuple(name for name in plugins.options(backends) if complete(name))
 
 
 def library_version(backend: str) -> str:
