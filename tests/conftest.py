@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from sylvan.config.env import calm_threads
+from tests.support import chosen
 
 calm_threads()  # as in the processes of a server; before anything imports PyTorch
 # Nothing here measures time: a slow machine must not fail a test. In CI a run is repeatable.
@@ -17,3 +19,21 @@ settings.register_profile(
     derandomize=os.environ.get("CI") == "true",
 )
 settings.load_profile("sylvan")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=chosen.NAMES,
+        default="cpu",
+        help="cuda: Triton's kernels are compiled and run there, and so is what is marked gpu",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    chosen.choose(config.getoption("device"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not chosen.on_gpu():
+        pytest.skip(chosen.WITHOUT)

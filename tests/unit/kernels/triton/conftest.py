@@ -1,4 +1,4 @@
-"""Kernels of this directory are interpreted, whichever test comes first."""
+"""Kernels of this directory are interpreted, whichever test comes first; not with `--device`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-if importlib.util.find_spec("triton") is None:
+THERE = importlib.util.find_spec("triton") is not None
+if not THERE:
     collect_ignore_glob = ["test_*.py"]
-else:
-    importlib.import_module("tests.support.interpreted")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if THERE and config.getoption("device") == "cpu":
+        importlib.import_module("tests.support.interpreted")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Paged attention against its reference, in Triton's interpreter: few, wide programs."""
+"""Paged attention against its reference; few, wide programs in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.pages import Pages
 from sylvan.kernels.paged.triton_attention import decode, extend
+from tests.support.chosen import more
+from tests.support.tensors import fp8, ints, put, random, tolerance
 
 PLAIN = AttentionLayer(index=0, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2)
 LAYERS = {
@@ -28,27 +30,31 @@ WIDTHS = {f"heads of {width}": replace(PLAIN, head_dim=width) for width in (64, 
 LAYERS |= WIDTHS
 HALF = ("grouped", "capped", "window and sinks", "heads of 80")
 CASES = [(name, torch.float32) for name in LAYERS] + [(name, torch.float16) for name in HALF]
+CASES += more(*((name, torch.bfloat16) for name in LAYERS))
+LARGE = replace(PLAIN, num_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5)
+LAYERS["large"] = LARGE
+CASES += more(("large", torch.bfloat16), ("large", torch.float16))
 
 
 def cache(
     layer: AttentionLayer, lens: list[int], page: int, dtype: torch.dtype, shared: bool = False
 ) -> Pages:
     """Random pages in random order; what no request owns is not a number."""
-    generator = torch.Generator().manual_seed(1)
     most = max(1, -(-max(lens) // page))
     count = len(lens) * most + 1
     size = (count, page, layer.num_kv_heads, layer.head_dim)
-    keys = torch.randn(size, generator=generator).to(dtype)
-    values = torch.randn((*size[:3], layer.value_dim), generator=generator).to(dtype)
+    keys = random(*size, dtype=dtype, seed=1)
+    values = random(*size[:3], layer.value_dim, dtype=dtype, seed=2)
     keys[0] = values[0] = float("nan")
-    table = torch.randperm(count - 1, generator=generator).to(torch.int32).view(-1, most) + 1
-    rows = torch.randperm(len(lens), generator=generator).to(torch.int32)
+    generator = torch.Generator().manual_seed(1)
+    table = put(torch.randperm(count - 1, generator=generator).to(torch.int32).view(-1, most) + 1)
+    rows = put(torch.randperm(len(lens), generator=generator).to(torch.int32))
     pages = Pages(
         keys=keys,
         values=keys[..., : layer.value_dim] if shared else values,
         table_SP=table,
         rows_R=rows,
-        lens_R=torch.tensor(lens, dtype=torch.int32),
+        lens_R=ints(lens),
     )
     for r, length in enumerate(lens):  # beyond its end too, and in pages it has not reached
         mine = table[rows[r]].long()
@@ -62,7 +68,7 @@ def cache(
 
 def attend(q: torch.Tensor, starts: list[int], pages: Pages, layer: AttentionLayer) -> torch.Tensor:
     """The reference, request by request; zeros where a request has no KV."""
-    out = torch.zeros(len(q), layer.num_heads, layer.value_dim)
+    out = torch.zeros(len(q), layer.num_heads, layer.value_dim, device=q.device)
     for r, length in enumerate(pages.lens_R.tolist()):
         mine = pages.table_SP[pages.rows_R[r]].long()
         k, v = (
@@ -77,18 +83,17 @@ def attend(q: torch.Tensor, starts: list[int], pages: Pages, layer: AttentionLay
 
 
 def queries(layer: AttentionLayer, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(rows, layer.num_heads, layer.head_dim, generator=generator).to(dtype)
+    return random(rows, layer.num_heads, layer.head_dim, dtype=dtype, seed=3)
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:
-    limit = 2e-5 if got.dtype == torch.float32 else 3e-3
+    limit = tolerance(got.dtype, 2e-5, 3e-3)
     torch.testing.assert_close(got.float(), want.float(), rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_decode_looks_at_all_pages(name: str, dtype: torch.dtype) -> None:
-    layer, lens = LAYERS[name], [70, 1, 0]
+    layer, lens = put(LAYERS[name]), [70, 1, 0, *more(2500, 777, 64)]
     pages = cache(layer, lens, 16, dtype)
     q = queries(layer, len(lens), dtype)
 
@@ -99,7 +104,7 @@ def test_decode_looks_at_all_pages(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("page", [64, 10])
 def test_decode_merges_splits(page: int) -> None:
-    layer = replace(PLAIN, num_heads=2, sinks=torch.tensor([1.0, 2.0]))
+    layer = put(replace(PLAIN, num_heads=2, sinks=torch.tensor([1.0, 2.0])))
     lens = [600, 300]
     pages = cache(layer, lens, page, torch.float32)
     q = queries(layer, len(lens), torch.float32)
@@ -120,11 +125,12 @@ def test_decode_of_a_row_does_not_depend_on_the_other_rows() -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_extend_sees_the_prefix_and_not_the_future(name: str, dtype: torch.dtype) -> None:
-    layer, lens, starts = LAYERS[name], [50, 3, 75, 9], [0, 33, 34, 34, 43]
+    layer = put(LAYERS[name])
+    lens, starts = [50, 3, 75, 9, *more(900, 300)], [0, 33, 34, 34, 43, *more(443, 743)]
     pages = cache(layer, lens, 16, dtype)
     q = queries(layer, starts[-1], dtype)
 
-    got = extend(q, pages, torch.tensor(starts, dtype=torch.int32), layer)
+    got = extend(q, pages, ints(starts), layer)
 
     close(got, attend(q, starts, pages, layer))
 
@@ -134,24 +140,29 @@ def test_extend_without_causality_sees_everything() -> None:
     pages = cache(layer, lens, 8, torch.float32)
     q = queries(layer, starts[-1], torch.float32)
 
-    got = extend(q, pages, torch.tensor(starts, dtype=torch.int32), layer)
+    got = extend(q, pages, ints(starts), layer)
 
     close(got, attend(q, starts, pages, layer))
 
 
 def test_extend_leaves_padding_rows_alone() -> None:
     pages = cache(PLAIN, [5], 8, torch.float32)
-    q, out = queries(PLAIN, 9, torch.float32), torch.full((9, 4, 32), 7.0)
+    q, out = queries(PLAIN, 9, torch.float32), put(torch.full((9, 4, 32), 7.0))
 
-    extend(q, pages, torch.tensor([0, 5], dtype=torch.int32), PLAIN, out)
+    extend(q, pages, ints([0, 5]), PLAIN, out)
 
     close(out[:5], attend(q[:5], [0, 5], pages, PLAIN))
-    assert torch.equal(out[5:], torch.full((4, 4, 32), 7.0))
+    assert (out[5:] == 7.0).all()
 
 
 @pytest.mark.parametrize(
     ("width", "value", "dtype"),
-    [(48, 32, torch.float32), (48, 32, torch.float16), (32, 24, torch.float32)],
+    [
+        (48, 32, torch.float32),
+        (48, 32, torch.float16),
+        (32, 24, torch.float32),
+        *more((576, 512, torch.bfloat16), (576, 512, torch.float16)),
+    ],
 )
 def test_latent_attention_reads_values_out_of_keys(
     width: int, value: int, dtype: torch.dtype
@@ -162,20 +173,26 @@ def test_latent_attention_reads_values_out_of_keys(
     q = queries(layer, starts[-1], dtype)
 
     close(
-        extend(q, pages, torch.tensor(starts, dtype=torch.int32), layer),
+        extend(q, pages, ints(starts), layer),
         attend(q, starts, pages, layer),
     )
     close(decode(q[2:], pages, layer), attend(q[2:], [0, 1, 2], pages, layer))
 
 
-def test_fp8_pages_are_scaled_back() -> None:
-    pages = cache(PLAIN, [40, 9], 16, torch.float16)
-    narrow = (x.nan_to_num(0.0).to(torch.float8_e4m3fn) for x in (pages.keys, pages.values))
+@pytest.mark.parametrize("dtype", [torch.float16, *more(torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("name", ["grouped", *more("large", "heads of 80", "window and sinks")])
+def test_fp8_pages_are_scaled_back(name: str, dtype: torch.dtype) -> None:
+    layer, lens, starts = put(LAYERS[name]), [40, 9, *more(1500)], [0, 1, 2, *more(302)]
+    pages, narrow = cache(layer, lens, 16, dtype), fp8()
     pages = replace(
-        pages, k_scale=0.5, v_scale=2.0, **dict(zip(("keys", "values"), narrow, strict=True))
+        pages,
+        k_scale=0.5,
+        v_scale=2.0,
+        keys=pages.keys.nan_to_num(0.0).to(narrow),
+        values=pages.values.nan_to_num(0.0).to(narrow),
     )
-    q = queries(PLAIN, 2, torch.float16)
+    q = queries(layer, starts[-1], dtype)
+    each = list(range(len(lens) + 1))
 
-    close(decode(q, pages, PLAIN), attend(q, [0, 1, 2], pages, PLAIN))
-    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
-    close(extend(q, pages, starts, PLAIN), attend(q, [0, 1, 2], pages, PLAIN))
+    close(decode(q[: len(lens)], pages, layer), attend(q[: len(lens)], each, pages, layer))
+    close(extend(q, pages, ints(starts), layer), attend(q, starts, pages, layer))

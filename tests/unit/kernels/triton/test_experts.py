@@ -9,10 +9,13 @@ import torch
 
 from sylvan.kernels.experts import ExpertWeights, Routing, reference
 from sylvan.kernels.experts.triton_experts import experts
+from tests.support import tensors
+from tests.support.chosen import more
+from tests.support.tensors import home, tolerance
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / 4).to(dtype)
+    return (tensors.random(*shape, seed=seed) / 4).to(dtype)
 
 
 def layer(dtype: torch.dtype = torch.float32) -> ExpertWeights:
@@ -39,23 +42,25 @@ def biased(weights: ExpertWeights) -> ExpertWeights:
         ("plain", torch.float16),
         ("gpt-oss", torch.float32),
         ("llama 4", torch.float32),
+        *more(("plain", torch.bfloat16), ("gpt-oss", torch.bfloat16), ("llama 4", torch.bfloat16)),
     ],
 )
-def test_rows_visit_their_experts(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("count", [19, *more(150, 700)])
+def test_rows_visit_their_experts(name: str, dtype: torch.dtype, count: int) -> None:
     weights, routing = layer(dtype), Routing(top_k=2, normalise=True)
     if name == "gpt-oss":
         weights = biased(weights)
     if name == "llama 4":
         routing = Routing(top_k=1, scores="sigmoid", scale_inputs=True)
-    x, logits = 4 * random(19, 36, dtype=dtype), random(19, 5, seed=9) * 4
+    x, logits = 4 * random(count, 36, dtype=dtype), random(count, 5, seed=9) * 4
     logits[:, 3] = -50.0  # an expert that nobody visits
 
     got, load = experts(x, logits, routing, weights)
 
-    want, wanted_load = reference.experts(x, logits, routing, weights)
-    limit = 1e-4 if dtype == torch.float32 else 5e-3
-    torch.testing.assert_close(got, want, rtol=limit, atol=limit)
-    assert torch.equal(load, wanted_load)
+    want, wanted_load = reference.experts(home(x), home(logits), routing, home(weights))
+    limit = tolerance(dtype, 1e-4, 5e-3)
+    torch.testing.assert_close(home(got), want, rtol=limit, atol=limit)
+    assert torch.equal(home(load), wanted_load)
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:

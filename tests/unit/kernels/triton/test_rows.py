@@ -1,4 +1,4 @@
-"""Norms, non-linearities and row operations against their references, in Triton's interpreter."""
+"""Norms, non-linearities and row operations against their references."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ from sylvan.kernels.norm import reference as norm
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.rows import reference as rows
 from sylvan.kernels.rows.triton_rows import add, scale, softcap, take_rows
+from tests.support.chosen import more
+from tests.support.tensors import DTYPES, home, ints, put, random, tolerance
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
 KINDS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"]
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:
     assert got.dtype == want.dtype
     assert got.shape == want.shape
-    limit = 1e-5 if want.dtype == torch.float32 else 2e-3
+    limit = tolerance(want.dtype, 1e-5, 2e-3)
     torch.testing.assert_close(got, want, rtol=limit, atol=limit)
 
 
-@DTYPES
-@pytest.mark.parametrize("width", [64, 100])
+@EACH_DTYPE
+@pytest.mark.parametrize("width", [64, 100, *more(4096, 5000)])
 def test_rms_norm_adds_to_the_residual_and_norms(dtype: torch.dtype, width: int) -> None:
     x, weight = random(5, width, dtype=dtype), random(width, dtype=dtype, seed=1)
     residual = random(5, width, seed=2)
@@ -45,7 +42,7 @@ def test_rms_norm_adds_to_the_residual_and_norms(dtype: torch.dtype, width: int)
     assert got[1].data_ptr() == residual.data_ptr()  # no new memory for the stream
 
 
-@DTYPES
+@EACH_DTYPE
 def test_rms_norm_starts_a_float32_residual(dtype: torch.dtype) -> None:
     x, weight = random(3, 96, dtype=dtype), random(96, dtype=torch.float16)
 
@@ -57,7 +54,7 @@ def test_rms_norm_starts_a_float32_residual(dtype: torch.dtype) -> None:
         close(got, want)
 
 
-@DTYPES
+@EACH_DTYPE
 @pytest.mark.parametrize("given", ["weight and bias", "weight", "neither"])
 def test_layer_norm_removes_the_mean(dtype: torch.dtype, given: str) -> None:
     x, residual = random(4, 72, dtype=dtype) + 3, random(4, 72, seed=3)
@@ -72,16 +69,18 @@ def test_layer_norm_removes_the_mean(dtype: torch.dtype, given: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_glu_and_activation_know_every_kind(kind: str) -> None:
-    x = 3 * random(2, 2 * 70)
+@pytest.mark.parametrize("width", [70, *more(3000)])
+def test_glu_and_activation_know_every_kind(kind: str, width: int) -> None:
+    x = 3 * random(2, 2 * width)
     x[0, 0], x[0, 1] = 100.0, -100.0  # exponentials overflow here
 
     close(glu(x, kind), gating.glu(x, kind))
     close(activation(x, kind), gating.activation(x, kind))
 
 
-def test_glu_takes_rows_that_lie_apart_in_half_precision() -> None:
-    x = random(3, 300, dtype=torch.float16)[:, :200]
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_glu_takes_rows_that_lie_apart_in_half_precision(dtype: torch.dtype) -> None:
+    x = random(3, 300, dtype=dtype)[:, :200]
 
     close(glu(x, "silu"), gating.glu(x, "silu"))
 
@@ -94,21 +93,21 @@ def test_clamped_glu_is_gpt_oss() -> None:
     close(clamped_glu(x, 1.7, 2.0), (up + 1) * gate * torch.sigmoid(gate * 1.7))
 
 
-@DTYPES
+@EACH_DTYPE
 def test_rows_are_gathered_and_scaled(dtype: torch.dtype) -> None:
-    table, ids = random(9, 130, dtype=dtype), torch.tensor([8, 0, 8, 3], dtype=torch.int32)
+    table, ids = random(9, 130, dtype=dtype), ints([8, 0, 8, 3])
 
     close(take_rows(table, ids), rows.take_rows(table, ids))
     close(embedding(ids, table, 2.5), embed.embedding(ids, table, 2.5))
 
 
 def test_a_quantised_table_takes_the_way_of_the_reference() -> None:
-    table, ids = quantise_int8(random(9, 64)), torch.tensor([1, 7])
+    table, ids = put(quantise_int8(home(random(9, 64)))), ints([1, 7]).long()
 
     assert torch.equal(embedding(ids, table, 1.0), embed.embedding(ids, table, 1.0))
 
 
-@DTYPES
+@EACH_DTYPE
 def test_arithmetic_on_rows_rounds_once(dtype: torch.dtype) -> None:
     a, b = random(3, 50, dtype=dtype), random(3, 50, dtype=dtype, seed=1)
 

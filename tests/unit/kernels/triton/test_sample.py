@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from sylvan.kernels.sample.device import Edits, Rows
@@ -11,8 +12,10 @@ from sylvan.runtime.sampling import draw as definition
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.params import NO_TOP_K, SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.processors import apply_masks
+from tests.support.chosen import more
+from tests.support.tensors import home, ints, put
 
-VOCAB = 300
+VOCABS = pytest.mark.parametrize("vocab", [300, *more(9001)])
 CASES: list[dict[str, float]] = [
     {"greedy": True},
     {},
@@ -29,8 +32,8 @@ CASES: list[dict[str, float]] = [
 ]
 
 
-def slots(cases: list[dict[str, float]]) -> SamplingSlots:
-    found = SamplingSlots(len(cases), VOCAB)
+def slots(cases: list[dict[str, float]], vocab: int) -> SamplingSlots:
+    found = SamplingSlots(len(cases), vocab)
     found.greedy[:] = False
     found.seed[:] = np.arange(len(cases)) + (1 << 40)
     found.sample[:] = 3
@@ -42,7 +45,7 @@ def slots(cases: list[dict[str, float]]) -> SamplingSlots:
 
 def rows(params: SamplingSlots, positions: np.ndarray) -> Rows:
     def tensor(x: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(x.copy())
+        return put(torch.from_numpy(x.copy()))
 
     return Rows(
         greedy=tensor(params.greedy),
@@ -57,10 +60,11 @@ def rows(params: SamplingSlots, positions: np.ndarray) -> Rows:
 
 
 def both(logits: torch.Tensor, cases: list[dict[str, float]]) -> tuple[torch.Tensor, torch.Tensor]:
-    params, positions = slots(cases), np.arange(len(cases)) * 1000003 + (1 << 33)
+    params = slots(cases, logits.shape[1])
+    positions = np.arange(len(cases)) * 1000003 + (1 << 33)
     index = np.arange(len(cases), dtype=np.int32)
     want = definition.draw(logits.clone(), SamplingBatch(index, positions, params))
-    drawn = draw(logits, rows(params, positions))
+    drawn = home(draw(put(logits), rows(params, positions)))
     temperature = torch.from_numpy(params.temperature)[:, None]
     logprobs = torch.log_softmax(logits / temperature, -1)
     mine = logprobs.gather(1, drawn.ids.long()[:, None])[:, 0]
@@ -70,16 +74,18 @@ def both(logits: torch.Tensor, cases: list[dict[str, float]]) -> tuple[torch.Ten
     return drawn.ids, want
 
 
-def test_rows_with_their_own_parameters_draw_what_the_definition_draws() -> None:
-    logits = 3 * torch.randn(len(CASES), VOCAB, generator=torch.Generator().manual_seed(3))
+@VOCABS
+def test_rows_with_their_own_parameters_draw_what_the_definition_draws(vocab: int) -> None:
+    logits = 3 * torch.randn(len(CASES), vocab, generator=torch.Generator().manual_seed(3))
 
     got, want = both(logits, CASES)
 
     assert got.tolist() == want.tolist()
 
 
-def test_equal_logits_are_taken_in_order_of_ids() -> None:
-    logits = torch.zeros(len(CASES), VOCAB)
+@VOCABS
+def test_equal_logits_are_taken_in_order_of_ids(vocab: int) -> None:
+    logits = torch.zeros(len(CASES), vocab)
     logits[:, ::2] = 1.0
 
     got, want = both(logits, CASES)
@@ -92,22 +98,24 @@ def test_what_is_not_a_number_never_wins() -> None:
     logits[0, [3, 5]] = torch.tensor([float("nan"), 1.0])
     logits[1, [3, 5]] = torch.tensor([0.0, float("inf")])
     logits[2, 7] = -50.0
-    params = slots([{"greedy": True}, {}, {"temperature": 0.1}, {}])
+    params = slots([{"greedy": True}, {}, {"temperature": 0.1}, {}], 40)
 
-    drawn = draw(logits, rows(params, np.arange(4)))
+    drawn = draw(put(logits), rows(params, np.arange(4)))
 
     assert drawn.ids.tolist() == [5, 5, 7, -1]  # the last row has no token left
     assert torch.isinf(drawn.logprobs[3])
 
 
-def test_edits_come_in_the_order_of_the_contract() -> None:
+@pytest.mark.parametrize("vocab", [70, *more(5000)])
+def test_edits_come_in_the_order_of_the_contract(vocab: int) -> None:
     generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(3, 70, generator=generator)
-    counts = torch.randint(0, 3, (2, 70), generator=generator).float()
-    bits = torch.randint(-(2**31), 2**31 - 1, (1, 3), generator=generator, dtype=torch.int32)
+    want = torch.randn(3, vocab, generator=generator)
+    logits = put(want.clone())
+    counts = torch.randint(0, 3, (2, vocab), generator=generator).float()
+    words = (1, -(-vocab // 32))
+    bits = torch.randint(-(2**31), 2**31 - 1, words, generator=generator, dtype=torch.int32)
     frequency, presence = torch.tensor([0.5, 0.0, 0.1]), torch.tensor([0.0, 9.0, -1.0])
     repetition = torch.tensor([1.0, 9.0, 1.5])
-    want = logits.clone()
     for row, at in ((0, 1), (2, 0)):
         seen = counts[at] > 0
         less = want[row] - frequency[row] * counts[at] - presence[row]
@@ -120,17 +128,17 @@ def test_edits_come_in_the_order_of_the_contract() -> None:
     edit(
         logits,
         Edits(
-            counts=counts,
-            count_rows=torch.tensor([1, -1, 0], dtype=torch.int32),
-            frequency=frequency,
-            presence=presence,
-            repetition=repetition,
-            mask_bits=bits,
-            mask_rows=torch.tensor([-1, 0, -1], dtype=torch.int32),
-            entry_rows=torch.tensor([0, 2, 2], dtype=torch.int32),
-            entry_ids=torch.tensor([5, 69, 69], dtype=torch.int32),
-            entry_values=torch.tensor([2.0, float("-inf"), 1.0]),
+            counts=put(counts),
+            count_rows=ints([1, -1, 0]),
+            frequency=put(frequency),
+            presence=put(presence),
+            repetition=put(repetition),
+            mask_bits=put(bits),
+            mask_rows=ints([-1, 0, -1]),
+            entry_rows=ints([0, 2, 2]),
+            entry_ids=ints([5, 69, 69]),
+            entry_values=put(torch.tensor([2.0, float("-inf"), 1.0])),
         ),
     )
 
-    torch.testing.assert_close(logits, want)
+    torch.testing.assert_close(home(logits), want)
