@@ -64,12 +64,13 @@ def measure(generate: Generate, options: argparse.Namespace) -> None:
         report(f"prefill {length}", length / spent)
     for size in options.batch:
         generate(random_prompts(size, 16, seed + 3), 3)  # warm up: steps of this many requests
-        # the prompts' own time, with the first token, is measured apart and taken off
-        first = seconds(generate, random_prompts(size, options.prompt, seed + 4), 1)
+        # the prompts' own time, with the first token, is measured before and after, and taken off
+        before = seconds(generate, random_prompts(size, options.prompt, seed + 4), 1)
         prompts = random_prompts(size, options.prompt, seed + 5)
         used = cpu_seconds()
         whole = seconds(generate, prompts, options.new + 1)
         used = cpu_seconds() - used
+        first = (before + seconds(generate, random_prompts(size, options.prompt, seed + 6), 1)) / 2
         if whole > first:
             report(f"decode {size}", size * options.new / (whole - first))
             report(f"cores busy at decode {size}", used / whole)
@@ -101,7 +102,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--round", type=int, default=0)
     parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--prompt", type=int, default=256, help="length of those decoded from")
+    parser.add_argument("--prompt", type=int, default=32, help="length of those decoded from")
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--shared", type=int, default=64)

@@ -14,6 +14,7 @@ import torch
 from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, Rope, Routing
 from sylvan.kernels.experts.triton_experts import experts
 from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
+from sylvan.kernels.matmul.triton_linear import linear
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.paged.pages import Cache, Pages, Rotary
 from sylvan.kernels.paged.triton_attention import decode, extend
@@ -139,6 +140,17 @@ def _head_cases() -> list[Case]:
     ]
 
 
+def _linear_cases() -> list[Case]:
+    x, odd = _empty(1, 4096), _empty(1, 4100)
+    bias = _empty(6144)
+    return [
+        Case("linear, one row", lambda: linear(x, _empty(6144, 4096), None, out_f32=False), True),
+        Case("linear, one row, bias", lambda: linear(x, _empty(6144, 4096), bias, out_f32=False)),
+        Case("linear, one row, f32", lambda: linear(x, _empty(151936, 4096), None, out_f32=True)),
+        Case("linear, one odd row", lambda: linear(odd, _empty(6145, 4100), None, out_f32=False)),
+    ]
+
+
 def _row_cases() -> list[Case]:
     x, wide, weight = _empty(64, 4096), _empty(64, 28672), _empty(4096)
     stream, ids = _empty(64, 4096, dtype=F32), _empty(64, dtype=I32)
@@ -218,6 +230,7 @@ def cases(fp8: torch.dtype | None) -> list[Case]:
         *_attention_cases(fp8),
         *(_narrow_cases(fp8) if fp8 else []),
         *_head_cases(),
+        *_linear_cases(),
         *_row_cases(),
         *_sample_cases(),
         *_expert_cases(),

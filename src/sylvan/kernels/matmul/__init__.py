@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.api import LinearWeight, Value, X
+from sylvan.kernels.gpu.choice import Choice
 from sylvan.kernels.matmul import reference
+
+_linear = Choice(reference.linear, "sylvan.kernels.matmul.triton_linear")
 
 
 def linear(
@@ -20,4 +23,4 @@ def linear(
     """
     if isinstance(x, Value):
         return x.recorder.linear(x, weight, bias, out_f32)
-    return reference.linear(x, weight, bias, out_f32=out_f32)
+    return _linear.on(x)(x, weight, bias, out_f32=out_f32)

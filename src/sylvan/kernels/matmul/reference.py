@@ -40,9 +40,6 @@ def _dense(
 ) -> torch.Tensor:
     if not out_f32 or x.dtype == torch.float32:
         return F.linear(x, weight, bias)
-    if x.is_cuda and x.dtype == weight.dtype and torch.version.hip is None:
-        out = torch.mm(x, weight.T, out_dtype=torch.float32)  # only there
-        return out if bias is None else out + bias.float()
     blocks = [F.linear(x.float(), block.float()) for block in weight.split(_HEAD_BLOCK)]
     out = torch.cat(blocks, -1)
     return out if bias is None else out + bias.float()

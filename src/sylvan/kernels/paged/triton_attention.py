@@ -20,6 +20,7 @@ from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # that fill any GPU several times over
 _FEW = 8  # of the interpreter's, which runs them one by one
+_LEAST_SPLIT = 256  # tokens: a shorter one costs more in merging than it gains
 _LEAST_COLUMNS = 16  # of a block that a matrix unit takes
 
 
@@ -80,6 +81,7 @@ def decode(
         lanes,
         **_constants(layer, pages, shape),
         SPLITS=splits,
+        LEAST=_LEAST_SPLIT,
         HEADS=mine,
         BLOCK=sizes.cols,
         num_warps=sizes.warps,
@@ -99,6 +101,7 @@ def decode(
         VALUE_BLOCK=power_of_two(value),
         WINDOW=layer.window or 0,
         SPLITS=splits,
+        LEAST=_LEAST_SPLIT,
         SINKS=layer.sinks is not None,
         BLOCK=sizes.cols,
         CHUNK=min(8, splits),
@@ -121,7 +124,7 @@ def extend(
         pages: K and V of these tokens are stored already.
         q_starts_R1: int32 (R + 1,). Rows after the last of them stay as they are in `out`.
         layer: What to compute.
-        out: Where to; made if None.
+        out: Where to; made, of zeros, if None.
     """
     q_TNH = _rows(q_TNH)
     shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, "extend")
@@ -130,7 +133,7 @@ def extend(
     mine = min(group, sizes.rows)
     tokens = sizes.rows // mine
     if out is None:
-        out = q_TNH.new_empty(len(q_TNH), heads, value)
+        out = q_TNH.new_zeros(len(q_TNH), heads, value)
     if not requests:
         return out
     launch(

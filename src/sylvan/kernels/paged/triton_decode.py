@@ -15,19 +15,22 @@ import triton.language as tl
 
 from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
 
-LEAST_SPLIT = tl.constexpr(256)
-"""Tokens of a split at least: a shorter one costs more in merging than it gains."""
-
 
 @triton.jit
-def _span(length, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _span(
+    length,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """First token looked at (rounded down to a block), tokens of a split, number of splits."""
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // BLOCK * BLOCK
     # Whole blocks, so that only the last split ends inside one.
     blocks = (length - first + SPLITS * BLOCK - 1) // (SPLITS * BLOCK)
-    each = tl.maximum(blocks * BLOCK, LEAST_SPLIT)
+    each = tl.maximum(blocks * BLOCK, LEAST)
     return first, each, (length - first + each - 1) // each
 
 
@@ -60,6 +63,7 @@ def decode_kernel(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
     HEADS: tl.constexpr,
@@ -71,7 +75,7 @@ def decode_kernel(
     lane = tl.program_id(1)
     request = tl.program_id(2)
     length = tl.load(lens_ptr + request)
-    span = _span(length, WINDOW, SPLITS, BLOCK)
+    span = _span(length, WINDOW, SPLITS, LEAST, BLOCK)
     first, each, count = span
     if lane < count:
         table_ptr += tl.load(rows_ptr + request).to(tl.int64) * table_stride
@@ -134,13 +138,14 @@ def merge_kernel(
     VALUE_BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
     SINKS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """Mean of a head's splits by their weights; a sink has a weight and no value."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    span = _span(tl.load(lens_ptr + request), WINDOW, SPLITS, BLOCK)
+    span = _span(tl.load(lens_ptr + request), WINDOW, SPLITS, LEAST, BLOCK)
     count = span[2]
     row = request * NUM_HEADS + head
     split = tl.arange(0, SPLITS)

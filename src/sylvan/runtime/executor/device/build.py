@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,12 +22,8 @@ from sylvan.runtime.executor.device.memory import (
 from sylvan.runtime.executor.device.parts import DeviceParts, StepMemory
 from sylvan.runtime.executor.device.sampling import device_sampling
 from sylvan.runtime.executor.device.worker import DeviceWorker
-from sylvan.runtime.executor.graphs.buckets import (
-    BucketRunner,
-    Runner,
-    TensorRunner,
-    bucket_sizes,
-)
+from sylvan.runtime.executor.graphs.buckets import BucketRunner, Runner, TensorRunner
+from sylvan.runtime.executor.graphs.sizes import Bucket, decode_buckets, mixed_buckets
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.platform.api import Memory, Platform
 from sylvan.runtime.sampling.constraints import Constraints
@@ -54,6 +50,7 @@ class DevicePlan:
         make_pool: Makes the KV cache of so many pages.
         page_bytes: Of one page in all layers.
         num_pages: Pages asked for, padding page included; None: as many as fit.
+        most_pages: Of as many as fit, no more than these.
         vocab_size: Columns of logits.
         graph: Whether decoding steps replay graphs.
         constraints: Of features.
@@ -73,6 +70,7 @@ class DevicePlan:
     graph: bool
     constraints: Constraints | None = None
     custom: tuple[LogitsProcessor, ...] = ()
+    most_pages: int | None = None
 
 
 def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
@@ -95,25 +93,28 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         constraints=plan.constraints,
         custom=plan.custom,
     )
-    sizes = bucket_sizes(limits.max_reqs) if plan.graph else ()
+    buckets: tuple[Bucket, ...] = ()
+    if plan.graph:
+        mixed = mixed_buckets(limits.max_tokens, limits.max_reqs)
+        buckets = (*decode_buckets(limits.max_reqs), *mixed)
     measured = Measured(
         total=plan.before.total,
         free=plan.before.free,
         weights=weights,
         activations=platform.peak(lambda: _largest_step(parts, eager, plan.context_len)),
-        graphs=_graph_reserve(parts, eager, sizes),
+        graphs=_graph_reserve(parts, eager, buckets),
     )
     platform.trim()
     least = min(limits.max_pages_per_req, _PROBE_PAGES) + 1
-    report = plan_pages(measured, plan.page_bytes, plan.num_pages, least)
+    report = plan_pages(measured, plan.page_bytes, plan.num_pages, least, plan.most_pages)
     del pool
     batch.kv = plan.make_pool(report.num_pages)
     runner: Runner = eager
-    if sizes:
+    if buckets:
         platform.trim()
         free = platform.memory().free
-        runner = buckets = BucketRunner(eager, sizes)
-        buckets.capture(platform, memory.point_bucket)
+        runner = captured = BucketRunner(eager, buckets)
+        captured.capture(platform, memory.point_bucket)
         platform.trim()  # leaves what graphs keep for themselves
         taken = max(0, free - platform.memory().free)
         report = replace(report, measured=replace(measured, graphs=taken))
@@ -132,7 +133,7 @@ def _largest_step(parts: DeviceParts, eager: TensorRunner, longest: int) -> None
     longest = min(tokens, longest)
     needed = min(limits.max_reqs, -(-tokens // longest))
     tokens = min(tokens, needed * longest)
-    inputs = memory.inputs(tokens)
+    inputs = memory.inputs(tokens, needed)
     host = inputs.host()
     ends = np.minimum(np.arange(1, needed + 1) * longest, tokens)
     starts = np.concatenate([[0], ends[:-1]])
@@ -146,7 +147,7 @@ def _largest_step(parts: DeviceParts, eager: TensorRunner, longest: int) -> None
     with torch.inference_mode():
         inputs.upload(host)
         samples = min(limits.max_reqs, tokens)
-        memory.point(inputs, Sizes(tokens, needed, samples, tokens), host)
+        memory.point(inputs, Sizes(tokens, needed, samples), host)
         logits = eager.run(memory.batch)
         views = inputs.device
         rows = Rows(
@@ -155,13 +156,14 @@ def _largest_step(parts: DeviceParts, eager: TensorRunner, longest: int) -> None
         parts.sampling.draw(logits, rows)
 
 
-def _graph_reserve(parts: DeviceParts, eager: TensorRunner, sizes: tuple[int, ...]) -> int:
+def _graph_reserve(parts: DeviceParts, eager: TensorRunner, buckets: Sequence[Bucket]) -> int:
     """Bytes to keep for graphs: they share the memory that the largest computes in."""
-    if not sizes:
-        return 0
 
-    def decode() -> None:
+    def largest() -> None:
         with torch.inference_mode():
-            eager.run(parts.memory.point_bucket(sizes[-1]))
+            eager.run(parts.memory.point_bucket(max(buckets)))
 
-    return parts.platform.peak(decode) + len(sizes) * GRAPH_BYTES
+    if not buckets:
+        return 0
+    logits = max(bucket.requests for bucket in buckets) * parts.memory.vocab_size * 4
+    return parts.platform.peak(largest) + logits + len(buckets) * GRAPH_BYTES

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.executor.graphs.sizes import Bucket
 from sylvan.runtime.executor.plan import StepPlan
 from sylvan.runtime.sampling.params import NO_TOP_K, SamplingSlots
 from sylvan.runtime.sampling.philox import uniform
@@ -20,19 +21,20 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Rows, slices and samples of a step, and the padded number of rows that is computed."""
+    """Rows, slices and samples of a step, and the bucket that it is padded to, if any."""
 
     tokens: int
     requests: int
     samples: int
-    padded: int
+    bucket: Bucket | None = None
 
 
-def fill_step(arrays: Arrays, plan: StepPlan, table: IntArray, page_size: int, pad: int) -> Sizes:
+def fill_step(
+    arrays: Arrays, plan: StepPlan, table: IntArray, page_size: int, bucket: Bucket | None
+) -> Sizes:
     """Ids, positions, slots and lengths.
 
-    `pad` is the number of rows of a decoding step that a graph was captured for, 0 without one.
-    Rows added write to page 0, belong to no request and attend to nothing.
+    What a bucket adds writes to page 0, belongs to no request and attends to nothing.
     """
     lens = plan.stops - plan.starts
     tokens, requests = int(lens.sum()), plan.num_slices
@@ -52,17 +54,23 @@ def fill_step(arrays: Arrays, plan: StepPlan, table: IntArray, page_size: int, p
     positions -= np.repeat(ends - lens - plan.starts, lens)
     pages = table[np.repeat(plan.slots, lens), positions // page_size]
     arrays["out_slots"][:tokens] = pages * page_size + positions % page_size
-    if pad > tokens:
-        _pad(arrays, tokens, pad)
-    return Sizes(tokens, requests, samples, max(pad, tokens))
+    sizes = Sizes(tokens, requests, samples, bucket)
+    if bucket is not None:
+        _pad(arrays, sizes, bucket)
+    return sizes
 
 
-def _pad(arrays: Arrays, count: int, pad: int) -> None:
-    for name in ("input_ids", "positions", "out_slots", "kv_lens", "req_slots"):
-        arrays[name][count:pad] = 0
-    arrays["feed"][count:pad] = -1
-    arrays["sample_rows"][count:pad] = np.arange(count, pad)
-    arrays["q_starts"][count + 1 : pad + 1] = np.arange(count + 1, pad + 1)
+def _pad(arrays: Arrays, sizes: Sizes, bucket: Bucket) -> None:
+    for name in ("input_ids", "positions", "out_slots"):
+        arrays[name][sizes.tokens : bucket.rows] = 0
+    arrays["feed"][sizes.tokens : bucket.rows] = -1
+    some = slice(sizes.requests, bucket.requests)
+    for name in ("kv_lens", "req_slots"):
+        arrays[name][some] = 0
+    # A request of padding has a row of padding where all have one, else none.
+    ends = np.arange(some.start + 1, some.stop + 1) if bucket.decodes else sizes.tokens
+    arrays["q_starts"][some.start + 1 : some.stop + 1] = ends
+    arrays["sample_rows"][sizes.samples : bucket.requests] = 0
 
 
 def fill_sampling(

@@ -86,6 +86,10 @@ class Inputs:
             chosen.used = None
         return chosen
 
+    def clear(self) -> None:
+        """No rows and no requests."""
+        self._buffer.zero_()
+
     def upload(self, host: Host) -> None:
         """Copy all inputs to the device; inside `Stream.run`."""
         self._buffer.copy_(host.buffer, non_blocking=True)

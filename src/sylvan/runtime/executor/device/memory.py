@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 SHARE = 0.9
 """Of the memory free at the start; the rest is for libraries, fragmentation and neighbours."""
-GRAPH_BYTES = 8 << 20
+GRAPH_BYTES = 4 << 20
 """A captured graph's own memory, besides what it computes in."""
 
 
@@ -64,7 +64,9 @@ class MemoryReport:
         )
 
 
-def plan_pages(measured: Measured, page_bytes: int, wanted: int | None, least: int) -> MemoryReport:
+def plan_pages(
+    measured: Measured, page_bytes: int, wanted: int | None, least: int, most: int | None = None
+) -> MemoryReport:
     """Pages that fit, padding page included.
 
     Args:
@@ -72,12 +74,14 @@ def plan_pages(measured: Measured, page_bytes: int, wanted: int | None, least: i
         page_bytes: Of one page in all layers.
         wanted: Pages asked for; None: as many as fit.
         least: Fewer are of no use.
+        most: Of as many as fit, no more than these.
 
     Raises:
         ConfigError: they do not fit; says by how much.
     """
     room = max(0, measured.budget - measured.fixed) // page_bytes
-    pages = max(least, room) if wanted is None else max(least, wanted)
+    useful = room if most is None else min(room, most)
+    pages = max(least, useful if wanted is None else wanted)
     report = MemoryReport(measured=measured, num_pages=pages, page_bytes=page_bytes)
     if pages > room:
         missing = measured.fixed + report.kv - measured.budget

@@ -12,6 +12,7 @@ from sylvan.runtime.executor.device.fill import Sizes
 from sylvan.runtime.executor.device.layout import Host, Inputs, step_layout
 from sylvan.runtime.executor.device.table import PageTable
 from sylvan.runtime.executor.graphs.buckets import Runner
+from sylvan.runtime.executor.graphs.sizes import Bucket
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.on_device import DeviceSampling
@@ -23,7 +24,7 @@ _HOST_COPIES = 3  # two steps under way, and the one that is being written
 class StepMemory:
     """Persistent inputs, narrow ones for decoding and wide ones for prompts, and newest tokens.
 
-    Narrow inputs are what graphs read. `last_S` is the newest token of each request slot; one more
+    Inputs are what graphs read. `last_S` is the newest token of each request slot; one more
     slot takes those of padding.
     """
 
@@ -32,28 +33,28 @@ class StepMemory:
         self.platform, self.batch, self.vocab_size = platform, batch, vocab_size
         self.last_S = torch.zeros(limits.max_reqs + 1, dtype=torch.int32, device=platform.device)
         self.table = PageTable(platform, batch.host.page_table, batch.page_table_SP)
-        self._narrow_tokens = limits.max_reqs
         self._narrow = Inputs(step_layout(limits.max_reqs, limits.max_reqs), platform, _HOST_COPIES)
         self._wide = Inputs(step_layout(limits.max_tokens, limits.max_reqs), platform, _HOST_COPIES)
         starts = self._narrow.device["q_starts"]  # as every decoding step has them
         starts.copy_(torch.arange(len(starts), dtype=torch.int32))
         self._feed = torch.empty(0)
 
-    def inputs(self, tokens: int) -> Inputs:
-        """Where a step of so many rows, padding included, is written."""
-        return self._narrow if tokens <= self._narrow_tokens else self._wide
+    def inputs(self, tokens: int, requests: int) -> Inputs:
+        """Where a step of so many is written."""
+        return self._narrow if tokens == requests else self._wide
 
     def point(self, inputs: Inputs, sizes: Sizes, host: Host | None = None) -> None:
         """Make the batch read the first rows of the inputs; inside `Stream.run`.
 
         `host` is what they were uploaded from, for backends that plan on the host.
         """
-        batch, device, rows = self.batch, inputs.device, sizes.padded
+        batch, device = self.batch, inputs.device
         if host is not None:
             for name in ("q_starts", "kv_lens", "req_slots"):
                 getattr(batch.host, name)[:] = host.arrays[name]
-        padded = rows > sizes.tokens
-        requests, samples = (rows, rows) if padded else (sizes.requests, sizes.samples)
+        rows, requests, samples = sizes.tokens, sizes.requests, sizes.samples
+        if sizes.bucket is not None:
+            rows, requests, samples = sizes.bucket.rows, *[sizes.bucket.requests] * 2
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
         batch.input_ids_T = device["input_ids"][:rows]
         batch.positions_T = device["positions"][:rows]
@@ -70,9 +71,12 @@ class StepMemory:
         ids = torch.where(self._feed >= 0, newest, batch.input_ids_T)
         batch.input_ids_T = ids.clamp(0, self.vocab_size - 1)
 
-    def point_bucket(self, size: int) -> ForwardBatch:
-        """Make the batch that of a decoding step of so many requests, for capturing."""
-        self.point(self._narrow, Sizes(size, size, size, size))
+    def point_bucket(self, bucket: Bucket) -> ForwardBatch:
+        """Make the batch a step of padding only, for capturing."""
+        inputs = self.inputs(bucket.rows, bucket.requests)
+        if not bucket.decodes:
+            inputs.clear()
+        self.point(inputs, Sizes(0, 0, 0, bucket))
         return self.batch
 
 
@@ -108,4 +112,3 @@ class Placed:
     inputs: Inputs
     host: Host
     sizes: Sizes
-    graph: bool

@@ -173,13 +173,12 @@ class DeviceWorker:
     def _place(self, plan: StepPlan) -> Placed:
         """Write the step's inputs into host memory of their own."""
         tokens = int((plan.stops - plan.starts).sum())
-        decodes = tokens == plan.num_slices == len(plan.samples) and not plan.prompt
-        pad = self._parts.runner.padded(tokens) if decodes else 0
-        inputs = self._memory.inputs(max(pad, tokens))
+        runner = self._parts.runner
+        bucket = None if plan.prompt else runner.bucket(tokens, plan.num_slices)
+        inputs = self._memory.inputs(tokens, plan.num_slices)
         host, batch = inputs.host(), self._memory.batch
         table, page_size = batch.host.page_table, batch.kv.page_size
-        sizes = fill_step(host.arrays, plan, table, page_size, pad)
-        return Placed(inputs, host, sizes, graph=pad > 0)
+        return Placed(inputs, host, fill_step(host.arrays, plan, table, page_size, bucket))
 
     def _fill_rows(self, placed: Placed, rows: SamplingBatch) -> None:
         arrays, slots = placed.host.arrays, rows.slots
@@ -193,7 +192,8 @@ class DeviceWorker:
         with torch.inference_mode():
             memory = self._memory
             memory.point(placed.inputs, placed.sizes, placed.host)
-            logits = self._parts.runner.run(memory.batch, graph=placed.graph)
+            graph = placed.sizes.bucket is not None
+            logits = self._parts.runner.run(memory.batch, graph=graph)
             self._logits_RV = logits[: placed.sizes.samples]
 
 

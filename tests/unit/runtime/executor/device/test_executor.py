@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.executor.graphs.buckets import BucketRunner
+from sylvan.runtime.executor.graphs.sizes import mixed_buckets
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from tests.parity.serving import Serving
 from tests.support.delayed import DelayedPlatform, EarlySyncError
@@ -46,6 +48,26 @@ def test_late_device_generates_the_same(model_dir, expected, overlap, graph):
     assert serving.generate(PROMPTS, **SAMPLED) == expected["sampled"]
     assert (build.platform.replayed > 20) == graph
     assert build.platform.late.most_waiting > 1, "nothing was ever late"
+
+
+def test_steps_with_prompts_are_graphs_too(model_dir, expected, monkeypatch):
+    ran = []
+    run = BucketRunner.run
+
+    def seen(self, batch, *, graph):
+        ran.append((batch.num_tokens, batch.num_reqs, graph))
+        return run(self, batch, graph=graph)
+
+    monkeypatch.setattr(BucketRunner, "run", seen)
+    serving = serve(model_dir, max_batch_tokens=64)
+
+    assert serving.generate(PROMPTS) == expected["greedy"]
+    assert {(rows, requests) for rows, requests, graph in ran if graph and rows > requests} <= {
+        (bucket.rows, bucket.requests) for bucket in mixed_buckets(64, serving.limits.max_running_reqs)
+    }
+    mixed = [step for step in ran if step[0] > step[1]]
+    assert len(mixed) >= 3
+    assert all(graph for _, _, graph in ran)
 
 
 def test_a_platform_without_delay_generates_the_same(model_dir, expected):

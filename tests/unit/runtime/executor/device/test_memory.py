@@ -6,10 +6,11 @@ import torch
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.device.memory import GRAPH_BYTES, Measured, plan_pages
-from sylvan.runtime.executor.graphs.buckets import bucket_sizes
+from sylvan.runtime.executor.graphs.buckets import BucketRunner, TensorRunner
+from sylvan.runtime.executor.graphs.sizes import Bucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.options import LocalOptions
 from tests.support.delayed import DelayedPlatform
-from tests.support.random_model import write_random_model
+from tests.support.random_model import VOCAB, write_random_model
 
 MIB = 1 << 20
 PAGE_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # of the random model: sides, layers, tokens, heads, columns
@@ -41,11 +42,47 @@ def test_too_little_for_anything_is_refused():
 
 
 def test_buckets_grow_to_the_largest_batch():
-    assert bucket_sizes(1) == (1,)
-    assert bucket_sizes(6) == (1, 2, 4, 6)
-    assert bucket_sizes(32) == (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
-    assert bucket_sizes(1000)[-1] == 256
-    assert len(bucket_sizes(256)) < 30
+    def sizes(most: int) -> list[int]:
+        buckets = decode_buckets(most)
+        assert all(bucket.decodes for bucket in buckets)
+        return [bucket.rows for bucket in buckets]
+
+    assert sizes(1) == [1]
+    assert sizes(6) == [1, 2, 4, 6]
+    assert sizes(32) == [1, 2, 4, 8, 12, 16, 20, 24, 28, 32]
+    assert sizes(1000)[-1] == 256
+    assert len(sizes(256)) < 30
+
+
+def test_buckets_of_prompts_have_more_rows_than_requests():
+    assert mixed_buckets(16, 8) == ()
+    assert mixed_buckets(64, 2) == (Bucket(32, 2), Bucket(64, 2))
+    assert mixed_buckets(100, 64)[:4] == (
+        Bucket(32, 8),
+        Bucket(64, 8),
+        Bucket(96, 8),
+        Bucket(96, 64),
+    )
+    assert max(mixed_buckets(8192, 256)) == Bucket(2048, 256)
+    assert not [bucket for bucket in mixed_buckets(8192, 256) if bucket.decodes]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "requests", "bucket"),
+    [
+        (3, 3, Bucket(4, 4)),
+        (9, 9, None),
+        (5, 3, Bucket(32, 8)),
+        (33, 8, Bucket(64, 8)),
+        (33, 9, Bucket(128, 64)),
+        (129, 1, None),
+    ],
+)
+def test_a_step_gets_the_least_graph_that_holds_it(tokens, requests, bucket):
+    buckets = [Bucket(1, 1), Bucket(4, 4), Bucket(8, 8), Bucket(32, 8), Bucket(64, 8)]
+    runner = BucketRunner(TensorRunner(None, None), [*buckets, Bucket(128, 64)])
+
+    assert runner.bucket(tokens, requests) == bucket
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +97,12 @@ def options(**changes) -> LocalOptions:
 
 def test_the_cache_fills_what_measuring_leaves(model_dir):
     platform = DelayedPlatform(memory_bytes=100 * MIB)
-    platform.peaks = [30 * MIB, 7 * MIB]  # the largest step, then one that decodes
+    platform.peaks = [30 * MIB, 7 * MIB]  # the largest step, then the largest graph's
 
     _, facts = build_executor(model_dir, options(fill=True), platform=platform)
 
-    graphs = 7 * MIB + len(bucket_sizes(2)) * GRAPH_BYTES
+    count = len(decode_buckets(2)) + len(mixed_buckets(32, 2))
+    graphs = 7 * MIB + 2 * VOCAB * 4 + count * GRAPH_BYTES
     assert facts.num_pages == (90 * MIB - 30 * MIB - graphs) // PAGE_BYTES
     assert facts.runner == "graph"
 

@@ -1,0 +1,40 @@
+"""Sizes of steps that graphs are captured for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_BUCKET = 256
+_MIXED_ROWS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_MIXED_REQUESTS = (8, 64)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """Rows and requests that a graph computes; as many of both in a step that only decodes."""
+
+    rows: int
+    requests: int
+
+    @property
+    def decodes(self) -> bool:
+        """Whether each request has one row."""
+        return self.rows == self.requests
+
+
+def decode_buckets(max_reqs: int) -> tuple[Bucket, ...]:
+    """Batch sizes worth a graph: steps of about a quarter, and the largest batch itself."""
+    most = min(max_reqs, MAX_BUCKET)
+    sizes = [1, 2, 4, *range(8, 33, 4), *range(40, 65, 8), *range(80, 129, 16)]
+    sizes += range(160, MAX_BUCKET + 1, 32)
+    return tuple(Bucket(size, size) for size in sorted({s for s in sizes if s < most} | {most}))
+
+
+def mixed_buckets(max_tokens: int, max_reqs: int) -> tuple[Bucket, ...]:
+    """Sizes of steps with prompts that are worth a graph.
+
+    Beyond the largest, a step takes a GPU longer than launching its kernels one by one takes.
+    """
+    requests = sorted({min(count, max_reqs) for count in (*_MIXED_REQUESTS, MAX_BUCKET)})
+    rows = [count for count in _MIXED_ROWS if count <= max_tokens]
+    return tuple(Bucket(r, q) for r in rows for q in requests if q < r)
