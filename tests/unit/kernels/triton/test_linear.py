@@ -1,4 +1,4 @@
-"""Linear layers of one row against their reference, in Triton's interpreter."""
+"""Linear layers of one row against their reference, of more rows on a GPU only."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ import torch
 from sylvan.kernels.matmul import reference
 from sylvan.kernels.matmul.triton_linear import linear
 from sylvan.kernels.matmul.weights import quantise_int8
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+from tests.support.chosen import more
+from tests.support.tensors import DTYPES, home, put, random, tolerance
 
 
 @pytest.mark.parametrize("out_f32", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1024, 12), (2048, 7), (100, 9), (1500, 8)])
-def test_one_row_is_the_product(inputs: int, outputs: int, bias: bool, out_f32: bool) -> None:
-    x = random(1, inputs, dtype=torch.float16, seed=0)
-    weight = random(outputs, inputs, dtype=torch.float16, seed=1)
-    add = random(outputs, dtype=torch.float16, seed=2) if bias else None
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("count", [1, *more(5)])
+def test_a_row_is_the_product(
+    inputs: int, outputs: int, bias: bool, out_f32: bool, dtype: torch.dtype, count: int
+) -> None:
+    x = random(count, inputs, dtype=dtype, seed=0)
+    weight = random(outputs, inputs, dtype=dtype, seed=1)
+    add = random(outputs, dtype=dtype, seed=2) if bias else None
 
     got = linear(x, weight, add, out_f32=out_f32)
 
     want = x.double() @ weight.double().T + (0 if add is None else add.double())
-    assert got.dtype == (torch.float32 if out_f32 else torch.float16)
-    limit = 1e-5 if out_f32 else 2e-3
+    assert got.dtype == (torch.float32 if out_f32 else dtype)
+    limit = tolerance(got.dtype, 1e-5, 2e-3)
     torch.testing.assert_close(got.double(), want, rtol=limit, atol=limit * inputs**0.5)
 
 
 def test_other_weights_take_the_way_of_the_reference() -> None:
     x = random(1, 64, dtype=torch.float32, seed=0)
     weight = random(16, 64, dtype=torch.float32, seed=1)
-    small = quantise_int8(weight)
+    small = put(quantise_int8(home(weight)))
 
     assert linear(x, weight, None, out_f32=True).equal(
         reference.linear(x, weight, None, out_f32=True)
