@@ -1,4 +1,5 @@
 // The interpreter: every thread walks the op list; between ops there is a barrier, within one op threads claim tiles.
+#include "../matmul/head.h"
 #include "kernel.h"
 #include "pool.h"
 #include "../sample/sample.h"
@@ -25,6 +26,7 @@ struct Program {
     Step step;
     int text_page;  // tokens of a page of texts that attend both ways; 0: there are none
     std::vector<int32_t> text_slots, first_pages, text_pages;
+    Head head;
 };
 
 void prepare(const Inputs& in, Run& run) {
@@ -105,15 +107,16 @@ void walk(void* arg, int thread) {
         const Op& op = p.ops[i];
         const Kernel& kernel = kernels[op.kind][op.type];
         int tiles = kernel.tiles(op, p.step);
+        auto run = [&](int t) { p.head.is(op) ? p.head.tile(kernel, p.step, t, scratch, thread) : kernel.tile(op, p.step, t, scratch); };
         if (p.step.threads == 1)
-            for (int t = 0; t < tiles; t++) kernel.tile(op, p.step, t, scratch);
+            for (int t = 0; t < tiles; t++) run(t);
         else if (tiles) {
-            for (int t; (t = p.next[i].fetch_add(1, std::memory_order_relaxed)) < tiles;) kernel.tile(op, p.step, t, scratch);
+            for (int t; (t = p.next[i].fetch_add(1, std::memory_order_relaxed)) < tiles;) run(t);
             pool.barrier();
         }
         if (profile) profile[i] += now() - start;
     }
-    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample);
+    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample, p.head.best());
 }
 
 }  // namespace
@@ -131,7 +134,7 @@ SYLVAN_API int sylvan_constant(int what) {
 SYLVAN_API void sylvan_threads(int n) { Pool::shared().resize(n); }
 
 SYLVAN_API void* sylvan_program_new(const Op* ops, int n_ops, void* const* buf, int n_buf) {
-    auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}, {}, 0, {}, {}, {}};
+    auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}, {}, 0, {}, {}, {}, {}};
     for (Op& op : p->ops) {
         if (op.kind != ATTENTION && op.kind != ATTENTION_MERGE) continue;
         if (op.n[9]) p->text_page = op.n[4];
@@ -160,6 +163,7 @@ SYLVAN_API int sylvan_program_run(void* program, Run* run) {
     for (auto& n : p.next) n.store(0, std::memory_order_relaxed);
     p.next_sample.store(0, std::memory_order_relaxed);
     p.step = {run, p.buf.data(), p.work.data(), pool.size(), place_texts(p, *run)};
+    p.head.begin(p.ops, p.step, p.buf);
     pool.run(walk, &p);
     if (!run->sample) return 0;
     const Sample& sample = *run->sample;

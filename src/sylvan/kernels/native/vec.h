@@ -48,6 +48,16 @@ static inline vf max(vf a, vf b) { return a > b ? a : b; }
 static inline vf min(vf a, vf b) { return a < b ? a : b; }
 #endif
 static inline vf abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
+static inline bool any(vi v) {  // of lanes that are all ones or all zeros
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+#else
+    uint64_t words[8], all = 0;
+    memcpy(words, &v, sizeof v);
+    for (uint64_t w : words) all |= w;
+    return all != 0;
+#endif
+}
 static inline vi lanes() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 static inline vf first(vf v, int n) { return lanes() < n ? v : vf{}; }  // the first n lanes, then zeros
 

@@ -24,13 +24,6 @@ struct Desk {  // memory that a thread keeps between rows
     std::vector<double> sums;
 };
 
-bool any(vi v) {
-    uint64_t words[8], all = 0;
-    memcpy(words, &v, sizeof v);
-    for (uint64_t w : words) all |= w;
-    return all != 0;
-}
-
 vf part(const float* x, int i, int n, float beyond) {  // sixteen of n, then `beyond`
     if (n - i >= LANES) return load<vf>(x + i);
     vf v = splat(beyond);
@@ -353,9 +346,24 @@ void run_rows(void (*job)(void*, int), void* arg, int rows) {
 
 }  // namespace
 
-void sample_rows(const Sample& sample, std::atomic<int>& next) {
+bool wants_largest(const Sample& s, int row) {
+    const SampleSlots& t = *s.params;
+    int slot = s.slots[row];
+    bool stops = t.num_stops[slot] && s.positions[row] < t.min_position[slot];
+    bool changed = t.has_penalty[slot] || stops || t.num_bias[slot] || (s.mask_of && s.mask_of[row] >= 0);
+    return t.greedy[slot] && !changed && !(s.logprobs.own && t.has_logprobs[slot]);
+}
+
+void sample_rows(const Sample& sample, std::atomic<int>& next, const Best* best) {
     thread_local Desk desk;
-    for (int r; (r = next.fetch_add(1, std::memory_order_relaxed)) < sample.rows;) Row(sample, r, desk).sample();
+    for (int r; (r = next.fetch_add(1, std::memory_order_relaxed)) < sample.rows;) {
+        if (!best || best[r].id == WHOLE_ROW) {
+            Row(sample, r, desk).sample();
+            continue;
+        }
+        sample.failed[r] = best[r].id == NO_LOGIT;
+        sample.ids[r] = sample.failed[r] ? 0 : best[r].id;
+    }
 }
 
 int count_failed(const Sample& sample) { return int(std::count(sample.failed, sample.failed + sample.rows, 1)); }
