@@ -62,7 +62,8 @@ _TABLE = (
     _Entry("extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
     _Entry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- a linear layer of one row, by its inputs
-    _Entry("row", None, _ANY, 2, Tile(1, 4, 1024, warps=4)),
+    _Entry("row", None, 3072, 2, Tile(1, 2, 1024, warps=4)),
+    _Entry("row", None, _ANY, 2, Tile(1, 4, 2048, warps=8)),
     # ---- experts, by rows an expert gets on average
     _Entry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),
     _Entry("experts", "gfx9", _ANY, 2, Tile(64, 128, 64, warps=4, stages=1)),

@@ -20,7 +20,7 @@ from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # that fill any GPU several times over
 _FEW = 8  # of the interpreter's, which runs them one by one
-_LEAST_SPLIT = 256  # tokens: a shorter one costs more in merging than it gains
+_LEAST_SPLIT = 128  # tokens: a shorter one costs many requests more than it gains few
 _LEAST_COLUMNS = 16  # of a block that a matrix unit takes
 
 

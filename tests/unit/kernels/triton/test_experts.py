@@ -26,10 +26,11 @@ def layer(dtype: torch.dtype = torch.float32) -> ExpertWeights:
 
 
 def biased(weights: ExpertWeights) -> ExpertWeights:
+    dtype = weights.gate_up.dtype
     return replace(
         weights,
-        gate_up_bias=random(5, 2 * 40, seed=3),
-        down_bias=random(5, 36, seed=4),
+        gate_up_bias=random(5, 2 * 40, dtype=dtype, seed=3),
+        down_bias=random(5, 36, dtype=dtype, seed=4),
         alpha=1.7,
         limit=0.3,
     )
