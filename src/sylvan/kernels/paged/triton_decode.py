@@ -118,6 +118,7 @@ def decode_kernel(
                     VALUE_BLOCK,
                     SHARED,
                     CAPPED,
+                    MASKED=True,
                 )
             mean = acc / total[:, None]
             mask = in_group[:, None] & (col < VALUE)[None, :]

@@ -129,6 +129,7 @@ def extend_kernel(
                 VALUE_BLOCK,
                 SHARED,
                 CAPPED,
+                MASKED=False,
             )
         # ---- the diagonal, the window's edges and the last block
         for at in range(clear, end, BLOCK):
@@ -156,6 +157,7 @@ def extend_kernel(
                 VALUE_BLOCK,
                 SHARED,
                 CAPPED,
+                MASKED=True,
             )
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2_E

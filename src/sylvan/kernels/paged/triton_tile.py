@@ -46,15 +46,10 @@ def columns_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def capped(scores, scale, cap, CAPPED: tl.constexpr):
-    """Scores of raw products, in log2 units; cap * tanh(x / cap) where the model wants that."""
-    if CAPPED:
-        # tanh without overflow: exp may be infinite, and 2 / inf is 0
-        grown = tl.exp2(scores * (2.0 * LOG2_E * scale / cap))
-        y = (1.0 - 2.0 / (grown + 1.0)) * (cap * LOG2_E)
-    else:
-        y = scores * (scale * LOG2_E)
-    return y
+def capped(products, scale, cap):
+    """cap * tanh(scores / cap) in log2 units, without overflow: exp may be infinite, 2 / inf is 0."""
+    grown = tl.exp2(products * (2.0 * LOG2_E * scale / cap))
+    return (1.0 - 2.0 / (grown + 1.0)) * (cap * LOG2_E)
 
 
 @triton.jit
@@ -74,11 +69,13 @@ def fold(
     VALUE_BLOCK: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Fold a block of tokens into (peak, total, acc) of online softmax (arXiv:2205.14135 s3.1).
 
-    `seen` (rows, tokens) says what each query may look at. SHARED: the values are the first
-    columns of the keys (latent attention), which are then read once.
+    `seen` (rows, tokens) says what each query may look at; without MASKED it is everything. SHARED:
+    the values are the first columns of the keys (latent attention), which are then read once. The
+    scale must be positive: products are compared before they are scaled.
     """
     peak, total, acc = state
     k_ptr, k_stride, v_ptr, v_stride = caches
@@ -88,11 +85,17 @@ def fold(
     if TAIL > 0:
         k_tail = columns_of(k_ptr, place, k_stride, valid, MAIN, WIDTH - MAIN, TAIL).to(q.dtype)
         scores = tl.dot(q_tail, k_tail, scores, input_precision="ieee")
-    scores = tl.where(seen, capped(scores, scale, cap, CAPPED), float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, 1))
-    # A query that has seen nothing yet has no peak: minus infinity less itself is not a number.
-    level = tl.where(higher == float("-inf"), 0.0, higher)
-    weights = tl.exp2(scores - level[:, None])
+    unit = scale * LOG2_E
+    if CAPPED:
+        scores = capped(scores, scale, cap)
+        unit = 1.0
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1) * unit)
+    level = higher
+    if MASKED:  # who has seen nothing yet has no peak: minus infinity less itself is not a number
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores * unit - level[:, None])
     shrink = tl.exp2(peak - level)
     if SHARED:
         v = tl.trans(k)
