@@ -13,6 +13,7 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, Rope, Routing
 from sylvan.kernels.experts.triton_experts import experts
+from sylvan.kernels.experts.triton_route import route
 from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
 from sylvan.kernels.matmul.triton_linear import linear
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
@@ -224,6 +225,23 @@ def _expert_cases() -> list[Case]:
     ]
 
 
+def _route_cases() -> list[Case]:
+    best = Routing(top_k=6, groups=8, kept_groups=3, scale=16.0)
+    two = replace(
+        best, scores="sigmoid", bias=_empty(256, dtype=F32), group_rank="best_two", normalise=True
+    )
+    models = (
+        ("gpt-oss", 32, Routing(top_k=4, scores="softmax_chosen")),
+        ("mixtral", 8, Routing(top_k=2, normalise=True)),
+        ("deepseek v2", 160, best),
+        ("deepseek v3", 256, two),
+    )
+    return [
+        Case(f"route, {name}", lambda n=n, how=how: route(_empty(64, n, dtype=F32), how))
+        for name, n, how in models
+    ]
+
+
 def cases(fp8: torch.dtype | None) -> list[Case]:
     """All of them; `fp8` is the chip's type of a narrow cache, if it has one."""
     return [
@@ -233,5 +251,6 @@ def cases(fp8: torch.dtype | None) -> list[Case]:
         *_linear_cases(),
         *_row_cases(),
         *_sample_cases(),
+        *_route_cases(),
         *_expert_cases(),
     ]

@@ -2,9 +2,8 @@
 
 The way of vLLM's and SGLang's fused MoE: pairs of a row and an expert are given places such that
 each tile of rows belongs to one expert; both products run over the tiles of all experts in one
-launch; the last kernel sums the experts of a row. How many rows an expert gets never leaves the
-device. Places within an expert are taken in any order: a row of a product does not depend on its
-place, and the sum over a row's experts is in the order of their numbers.
+launch, the first with the gate behind it; the last kernel sums the experts of a row, in the order
+of their numbers. How many rows an expert gets never leaves the device.
 
 Shapes: T rows, E experts, K experts of a row, P = T K pairs, D hidden, F inner.
 """
@@ -17,47 +16,15 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
-from sylvan.kernels.experts.routing import route
-from sylvan.kernels.gating.triton_gating import clamped_glu, glu
+from sylvan.kernels.api import ActivationKind, ExpertWeights, LinearWeight, Routing
+from sylvan.kernels.experts.triton_places import Places
+from sylvan.kernels.experts.triton_route import route
+from sylvan.kernels.gating.triton_gating import gated
 from sylvan.kernels.gpu.launch import arch_of, launch
-from sylvan.kernels.gpu.tiles import Tile, ceil_div, power_of_two, tile
+from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
 
-_BLOCK = 256
 _SUM_BLOCK = 1024
 _GROUP = tl.constexpr(8)  # tiles of rows that take a column of weights one after another
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def _count_kernel(ids_ptr, load_ptr, pairs, BLOCK: tl.constexpr):
-    """How many pairs each expert has."""
-    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    expert = tl.load(ids_ptr + pair, mask=pair < pairs, other=0)
-    tl.atomic_add(load_ptr + expert, 1, mask=pair < pairs)
-
-
-@triton.jit
-def _offsets_kernel(
-    load_ptr, start_ptr, end_ptr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
-    """First and last place of each expert, whose places are whole tiles."""
-    expert = tl.arange(0, BLOCK)
-    there = expert < EXPERTS
-    places = (tl.load(load_ptr + expert, mask=there, other=0) + ROWS - 1) // ROWS * ROWS
-    ends = tl.cumsum(places, 0)
-    tl.store(start_ptr + expert, ends - places, mask=there)
-    tl.store(end_ptr + expert, ends, mask=there)
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def _place_kernel(ids_ptr, start_ptr, taken_ptr, pair_ptr, pairs, BLOCK: tl.constexpr):
-    """Give each pair a place of its expert."""
-    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = pair < pairs
-    expert = tl.load(ids_ptr + pair, mask=real, other=0)
-    place = tl.load(start_ptr + expert, mask=real, other=0)
-    place += tl.atomic_add(taken_ptr + expert, 1, mask=real)
-    tl.store(pair_ptr + place, pair, mask=real)
 
 
 @triton.jit(do_not_specialize=["row_tiles"])
@@ -68,18 +35,18 @@ def _product_kernel(
     share_ptr,
     y_ptr,
     pair_ptr,
-    start_ptr,
-    end_ptr,
-    load_ptr,
+    owner_ptr,
     row_tiles,
     outputs,
     inputs,
     x_stride,
-    EXPERTS: tl.constexpr,
-    EXPERT_BLOCK: tl.constexpr,
+    alpha,
+    limit,
     PAIRS_OF_ROW: tl.constexpr,
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    CLAMPED: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
@@ -87,7 +54,9 @@ def _product_kernel(
 ):
     """A tile of x (rows of pairs) times the weight of the tile's expert, transposed.
 
-    Row `pair // PAIRS_OF_ROW` of x gives row `pair` of y.
+    Row `pair // PAIRS_OF_ROW` of x gives row `pair` of y. With a GATE the first half of the
+    outputs are gates, the second what they let through, and y is what comes out: a tile has the
+    two of a column side by side, in the registers of one thread.
     """
     program = tl.program_id(0)
     col_tiles = (outputs + COLS - 1) // COLS
@@ -96,20 +65,20 @@ def _product_kernel(
     group_tiles = tl.minimum(row_tiles - first_tile, _GROUP)
     row_tile = first_tile + program % in_group % group_tiles
     col_tile = program % in_group // group_tiles
-    numbers = tl.arange(0, EXPERT_BLOCK)
-    ends = tl.load(end_ptr + numbers, mask=numbers < EXPERTS, other=1 << 30)
-    expert = tl.sum((ends <= row_tile * ROWS).to(tl.int32), 0)
-    if expert < EXPERTS:
-        place = row_tile * ROWS + tl.arange(0, ROWS)
-        last = tl.load(start_ptr + expert) + tl.load(load_ptr + expert)
-        real = place < last
-        pair = tl.load(pair_ptr + place, mask=real, other=0).to(tl.int64)
+    expert = tl.load(owner_ptr + row_tile)
+    placed = tl.load(pair_ptr + row_tile * ROWS + tl.arange(0, ROWS))
+    if expert >= 0:
+        real = placed >= 0
+        pair = tl.maximum(placed, 0).to(tl.int64)
         col = col_tile * COLS + tl.arange(0, COLS)
         wanted = col < outputs
+        feature = col // 2 + col % 2 * (outputs // 2) if GATE != "" else col
         k = tl.arange(0, INNER)
         x_at = x_ptr + (pair // PAIRS_OF_ROW)[:, None] * x_stride + k[None, :]
         w_at = weight_ptr + expert.to(tl.int64) * outputs * inputs
-        w_at += col.to(tl.int64)[None, :] * inputs + k[:, None]
+        w_at += feature.to(tl.int64)[None, :] * inputs + k[:, None]
+        if SCALED:
+            share = tl.load(share_ptr + pair, mask=real, other=0.0)
         acc = tl.zeros([ROWS, COLS], tl.float32)
         for start in range(0, inputs, INNER):
             x_mask, w_mask = real[:, None], wanted[None, :]
@@ -118,15 +87,22 @@ def _product_kernel(
                 w_mask = w_mask & (start + k < inputs)[:, None]
             x = tl.load(x_at + start, mask=x_mask, other=0.0)
             if SCALED:
-                share = tl.load(share_ptr + pair, mask=real, other=0.0)
                 x = (x.to(tl.float32) * share[:, None]).to(x_ptr.dtype.element_ty)
             w = tl.load(w_at + start, mask=w_mask, other=0.0)
             acc = tl.dot(x, w, acc, input_precision="ieee")
         if BIAS:
-            bias = tl.load(bias_ptr + expert * outputs + col, mask=wanted, other=0.0)
+            bias = tl.load(bias_ptr + expert * outputs + feature, mask=wanted, other=0.0)
             acc += bias.to(tl.float32)[None, :]
-        y_at = y_ptr + pair[:, None] * outputs + col[None, :]
-        tl.store(y_at, acc.to(y_ptr.dtype.element_ty), mask=real[:, None] & wanted[None, :])
+        y = acc.to(y_ptr.dtype.element_ty)
+        if GATE != "":
+            gate, up = tl.split(tl.reshape(y.to(tl.float32), [ROWS, COLS // 2, 2]))
+            passed = gated(gate, up, alpha, limit, GATE, CLAMPED).to(y_ptr.dtype.element_ty)
+            out = col_tile * (COLS // 2) + tl.arange(0, COLS // 2)
+            out_at = y_ptr + pair[:, None] * (outputs // 2) + out[None, :]
+            tl.store(out_at, passed, mask=real[:, None] & (out < outputs // 2)[None, :])
+        else:
+            y_at = y_ptr + pair[:, None] * outputs + col[None, :]
+            tl.store(y_at, y, mask=real[:, None] & wanted[None, :])
 
 
 @triton.jit
@@ -148,39 +124,12 @@ def _sum_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """Pairs by expert: `pairs` of each place, first and last place, and load of each expert."""
+class _Gate:
+    """What follows the first product: act(gate) * up, or the clamped form if there is a limit."""
 
-    pairs: torch.Tensor
-    starts_E: torch.Tensor
-    ends_E: torch.Tensor
-    load_E: torch.Tensor
-    row_tiles: int
-    sizes: Tile
-
-    @staticmethod
-    def of(ids_TK: torch.Tensor, num_experts: int, sizes: Tile) -> _Places:
-        """Three launches; the number of tiles is the most there can be."""
-        ids, count = ids_TK.contiguous(), ids_TK.numel()
-        zeros = torch.zeros(2, num_experts, dtype=torch.int32, device=ids.device)
-        load_E, taken_E = zeros.unbind()
-        starts_E, ends_E = torch.empty_like(zeros).unbind()
-        row_tiles = ceil_div(count, sizes.rows) + min(num_experts, count)
-        pairs = torch.empty(row_tiles * sizes.rows, dtype=torch.int32, device=ids.device)
-        grid = (ceil_div(count, _BLOCK),)
-        launch(_count_kernel, grid, ids, load_E, count, BLOCK=_BLOCK)
-        launch(
-            _offsets_kernel,
-            (1,),
-            load_E,
-            starts_E,
-            ends_E,
-            EXPERTS=num_experts,
-            BLOCK=power_of_two(num_experts),
-            ROWS=sizes.rows,
-        )
-        launch(_place_kernel, grid, ids, starts_E, taken_E, pairs, count, BLOCK=_BLOCK)
-        return _Places(pairs, starts_E, ends_E, load_E, row_tiles, sizes)
+    act: ActivationKind
+    alpha: float
+    limit: float | None
 
 
 def experts(
@@ -189,49 +138,49 @@ def experts(
     """See `experts.experts`."""
     ids_TK, shares_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
-    num_experts, _, inner = weights.down.shape
+    num_experts = weights.down.shape[0]
     average = ceil_div(num_rows * top_k, num_experts)
     sizes = tile("experts", average, x_TD.element_size(), arch_of(x_TD))
-    places = _Places.of(ids_TK, num_experts, sizes)
-    x_TD, shares_TK = x_TD.contiguous(), shares_TK.float().contiguous()
+    places = Places.of(ids_TK, num_experts, sizes.rows)
+    x_TD = x_TD.contiguous()
     scaled = shares_TK if routing.scale_inputs else None
-    gate_up = _product(x_TD, (weights.gate_up, weights.gate_up_bias), places, top_k, scaled)
-    if weights.limit is None:
-        h = glu(gate_up, weights.act)
-    else:
-        h = clamped_glu(gate_up, weights.alpha, weights.limit)
-    assert h.shape[1] == inner
-    pairs = _product(h, (weights.down, weights.down_bias), places, 1, None)
-    out = torch.empty_like(x_TD)
+    gate = _Gate(weights.act, weights.alpha, weights.limit)
+    into = (weights.gate_up, weights.gate_up_bias)
+    h_PF = _product(x_TD, into, places, sizes, top_k, shares=scaled, gate=gate)
+    pairs_PD = _product(h_PF, (weights.down, weights.down_bias), places, sizes, 1)
+    out_TD = torch.empty_like(x_TD)
     launch(
         _sum_kernel,
-        (num_rows, ceil_div(out.shape[1], _SUM_BLOCK)),
-        pairs,
+        (num_rows, ceil_div(out_TD.shape[1], _SUM_BLOCK)),
+        pairs_PD,
         shares_TK,
-        out,
-        out.shape[1],
+        out_TD,
+        out_TD.shape[1],
         TOP_K=top_k,
         SCALED=scaled is None,
         BLOCK=_SUM_BLOCK,
     )
-    return out, places.load_E.long()
+    return out_TD, places.load_E
 
 
 def _product(
     x: torch.Tensor,
     weight: tuple[LinearWeight, LinearWeight | None],
-    places: _Places,
+    places: Places,
+    sizes: Tile,
     pairs_of_row: int,
-    shares: torch.Tensor | None,
+    *,
+    shares: torch.Tensor | None = None,
+    gate: _Gate | None = None,
 ) -> torch.Tensor:
-    """Row p: row p // pairs_of_row of x by its expert's matrix, plus bias. (P, outputs)."""
+    """Row p: row p // pairs_of_row of x by its expert's matrix, plus bias, gated or not."""
     matrix, bias = weight
     assert isinstance(matrix, torch.Tensor), "quantised experts are not computed here"
     assert bias is None or isinstance(bias, torch.Tensor)
     assert matrix.is_contiguous()
-    num_experts, outputs, inputs = matrix.shape
-    sizes = places.sizes
-    y = x.new_empty(len(x) * pairs_of_row, outputs)
+    _, outputs, inputs = matrix.shape
+    limit = None if gate is None else gate.limit
+    y = x.new_empty(len(x) * pairs_of_row, outputs if gate is None else outputs // 2)
     launch(
         _product_kernel,
         (places.row_tiles * ceil_div(outputs, sizes.cols),),
@@ -241,18 +190,18 @@ def _product(
         x if shares is None else shares,
         y,
         places.pairs,
-        places.starts_E,
-        places.ends_E,
-        places.load_E,
+        places.owners,
         places.row_tiles,
         outputs,
         inputs,
         x.stride(0),
-        EXPERTS=num_experts,
-        EXPERT_BLOCK=power_of_two(num_experts),
+        gate.alpha if gate is not None else 1.0,
+        0.0 if limit is None else limit,
         PAIRS_OF_ROW=pairs_of_row,
         SCALED=shares is not None,
         BIAS=bias is not None,
+        GATE="" if gate is None else gate.act,
+        CLAMPED=limit is not None,
         WHOLE=inputs % sizes.inner == 0,
         ROWS=sizes.rows,
         COLS=sizes.cols,

@@ -46,6 +46,18 @@ def _act(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def gated(gate, up, alpha, limit, KIND: tl.constexpr, CLAMPED: tl.constexpr):
+    """act(gate) * up, or GPT-OSS's clamped form of it; float32."""
+    if CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        y = (up + 1.0) * gate * _sigmoid(gate * alpha)
+    else:
+        y = _act(gate, KIND) * up
+    return y
+
+
+@triton.jit
 def _glu_kernel(
     x_ptr,
     y_ptr,
@@ -62,12 +74,7 @@ def _glu_kernel(
     inside = col < width
     gate = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + width + col, mask=inside, other=0.0).to(tl.float32)
-    if CLAMPED:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        y = (up + 1.0) * gate * _sigmoid(gate * alpha)
-    else:
-        y = _act(gate, KIND) * up
+    y = gated(gate, up, alpha, limit, KIND, CLAMPED)
     tl.store(y_ptr + row * width + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
