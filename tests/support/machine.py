@@ -58,6 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.lags: dict[str, int] = {}  # steps until the detokenizer tells
         self.trails: dict[str, list[int]] = {}
         self.retracted: set[str] = set()
+        self.tells = 0
 
     # ---- clients
 
@@ -115,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             paused = {r for r in ended if "paused" in (self.world.finish[r].message or "")}
             self.aborted |= paused
             assert len(paused) == count
+            self.confirmed |= set(filter(self.unconfirmed, self.asked))  # aborted, too
         assert len(self.living()) == (0 if mode == "abort" else count)
         assert not self.scheduler.running or mode == "in_place"
         self.check()
@@ -135,6 +137,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.flush_cache() == (not busy)
         if not busy:
             assert self.world.allocator.free_pages == self.world.allocator.num_pages
+        self.check()
+
+    @rule()
+    def tell(self) -> None:
+        self.tells += 1
+        self.scheduler.tell()
+        for req in (*self.scheduler.running, *self.scheduler.waiting):
+            asked = req.request
+            if isinstance(asked, GenerateRequest) and asked.interval is None:
+                told = self.replayed(asked) + self.world.tokens.get(req.rid, [])
+                assert told == req.tokens.view(req.prompt_len, req.tokens.length).tolist()
         self.check()
 
     # ---- what must hold
@@ -221,6 +234,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if isinstance(asked, EmbedRequest):
             want: list[int] = []
         else:
+            self.compare_pieces(asked, [len(output.token_ids) for output in outputs])
             want = alone(asked)[len(self.replayed(asked)) :]
         if rid in self.cut:
             assert told == want[: self.cut[rid][1]]
@@ -234,6 +248,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         if isinstance(asked, EmbedRequest):
             assert outputs[-1].embedding.tolist() == [histories(asked)[-1]]
         self.compare_work(asked, whole=finish.type == "length" or isinstance(asked, EmbedRequest))
+
+    def compare_pieces(self, asked: GenerateRequest, pieces: list[int]) -> None:
+        """The first token is told at once, and so are all that may end the text."""
+        later = pieces[1:-1]
+        assert pieces[:1] in ([], [0], [1])
+        if self.has_text_stops(asked.rid):
+            assert all(count == 1 for count in later)
+        elif asked.interval is None:
+            assert len(later) <= self.tells
+        else:
+            assert all(count == asked.interval for count in later)
+            assert pieces[-1] <= asked.interval
 
     def compare_work(self, asked: GenerateRequest | EmbedRequest, *, whole: bool) -> None:
         """Each token is computed once, but for a prefix hit, a retraction, and what overlap adds.
@@ -279,6 +305,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tenant=wish.tenant,
             cache_salt=salt,
             shared_tokens=self.isolation.shared_tokens(ids) if salt else 0,
+            interval=wish.interval,
             **wish.limits,
             **wish.targets,
         )
@@ -331,7 +358,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What clients were given by now; text may still be cut until it is confirmed."""
         alive = (*self.scheduler.running, *self.scheduler.waiting)
         self.retracted |= {req.rid for req in alive if req.retractions}
-        for rid, told in self.world.tokens.items():
+        kept_back = {r.rid: r.tokens.view(r.told, len(r.tokens)).tolist() for r in alive}
+        for rid, tokens in self.world.tokens.items():
+            told = [*tokens, *kept_back.get(rid, ())]
             ended = self.world.finish.get(rid)
             sure = rid in self.confirmed or rid in self.retracted or not self.has_text_stops(rid)
             if not told or not (sure or (ended and ended.type == "abort")):

@@ -61,6 +61,7 @@ class Wish:
     tenant: str
     salt: str
     embed: bool
+    interval: int | None  # tokens of which it wants to be told together
     text_ends: int  # a stop is found after so many outputs; 0: nowhere
     limits: dict[str, Any]
     targets: dict[str, Any]
@@ -77,6 +78,7 @@ wishes = st.builds(
     tenant=st.sampled_from(["", "", "", "a", "b"]),
     salt=st.sampled_from(["", "", "", "", "own"]),
     embed=st.sampled_from([False] * 6 + [True]),
+    interval=st.sampled_from([1, None, 3, 1]),
     text_ends=st.sampled_from([0, 0, 1, 5, 9]),
     limits=st.fixed_dictionaries(
         {

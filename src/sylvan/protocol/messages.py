@@ -68,7 +68,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one step brought for one request."""
+    """What the steps since the last one brought for one request."""
 
     rid: str
     token_ids: tuple[int, ...] = ()
@@ -89,7 +89,7 @@ class TextOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBatch(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
-    """All outputs of one step."""
+    """All outputs of which a step tells."""
 
     outputs: tuple[TokenOutput, ...]
 
@@ -98,11 +98,13 @@ class OpenText(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """The detokenizer is to follow `rid` until its finish; sent before its first tokens.
 
     `output_ids` were detokenised before a restart: they bring the state up to date and no text.
+    `interval` is that of the request.
     """
 
     rid: str
     prompt_tail_ids: tuple[int, ...]
     output_ids: tuple[int, ...] = ()
+    interval: int | None = 1
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     no_stop_trim: bool = False
@@ -110,7 +112,11 @@ class OpenText(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     spaces_between_special_tokens: bool = True
 
 
-ToDetokenizer = TokenBatch | OpenText
+class PassOn(msgspec.Struct, frozen=True, kw_only=True, tag="pass_on"):
+    """What was kept of requests whose `interval` is None is to be passed on now."""
+
+
+ToDetokenizer = TokenBatch | OpenText | PassOn
 
 
 class TextBatch(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):

@@ -44,7 +44,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     a request is replayed after a restart: those tokens were given to the client already, count
     against `max_new_tokens`, and are continued, never repeated.
 
-    `sampling.max_new_tokens` and `sampling.sampling_seed` are never None here.
+    `sampling.max_new_tokens` and `sampling.sampling_seed` are never None here. `interval` None says
+    that nobody waits for single tokens: they are told of together, at the end, and now and then
+    before it so that little is computed again when a process is lost.
     """
 
     rid: str
@@ -63,6 +65,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     ttft_ms: float | None = None  # targets for the first token and for each later one; the
     tpot_ms: float | None = None  # request is served all the same when they are missed
     thinking: Thinking | None = None
+    interval: int | None = 1  # new tokens of which the client is told at once; the first always is
     custom_params: dict[str, str | int | float | bool | None] | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +13,9 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
+
+NEVER = sys.maxsize
+"""More tokens than there can be."""
 
 
 class TokenBuffer:
@@ -78,6 +82,9 @@ class Req:
     key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     retractions: int = 0
+    told: int = field(init=False)  # of `tokens`, those that the client has or need not be told
+    tell_at: int = field(init=False)  # tokens with which it is told of the next ones
+    tell_every: int = 1  # so many later for each time after that
     started_s: float = 0.0
     first_token_s: float = 0.0
     finish: Finish | None = None
@@ -98,7 +105,11 @@ class Req:
                 self.stop_ids = frozenset((*request.eos_ids, *sampling.stop_token_ids))
             ids = np.concatenate([ids, request.output_ids])
             room = min(sampling.max_new_tokens or 0, 4096)
+            # whoever follows the text must see each token; log probabilities are not kept here
+            if not (sampling.stop or sampling.stop_regex or request.logprobs):
+                self.tell_every = request.interval or NEVER
         self.tokens = TokenBuffer(ids, room)
+        self.told, self.tell_at = len(ids), len(ids) + 1
 
     @property
     def num_tokens(self) -> int:

@@ -24,6 +24,7 @@ from sylvan.protocol.messages import FlushCache, GetState, Pause, Resume
 from sylvan.runtime.engine import ranking, vectors
 from sylvan.runtime.engine.answers import NativeCall, Reply, Style
 from sylvan.runtime.engine.facts import gather_facts
+from sylvan.runtime.engine.feed import END, SHUT_DOWN, Feed
 from sylvan.runtime.engine.labels import read_labels
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.text.chat_template import ChatTemplate
@@ -31,8 +32,6 @@ from sylvan.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 B = TypeVar("B", bound=WireModel)
-
-_END = object()
 
 
 class Engine:
@@ -263,7 +262,7 @@ class Engine:
         """Run on the engine's loop; an interrupted wait cancels the work."""
         if self._closed:
             work.close()
-            raise CapacityError("the engine has been shut down")
+            raise CapacityError(SHUT_DOWN)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -275,19 +274,27 @@ class Engine:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def _iterate(self, replies: AsyncGenerator[Reply, None]) -> Iterator[Reply]:
+        feed = self._feed(replies)
         try:
-            while (reply := self._wait(_next(replies))) is not _END:
+            while (reply := feed.read().result()) is not END:
                 yield reply
         finally:
             if not self._closed:
-                self._wait(_close(replies))
+                self._wait(feed.close())
 
     async def _iterate_async(self, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[Reply]:
+        feed = self._feed(replies)
         try:
-            while (reply := await self._bridge(_next(replies))) is not _END:
+            while (reply := await asyncio.wrap_future(feed.read())) is not END:
                 yield reply
         finally:
-            await self._bridge(_close(replies))
+            if not self._closed:
+                await self._bridge(feed.close())
+
+    def _feed(self, replies: AsyncGenerator[Reply, None]) -> Feed[Reply]:
+        if self._closed:
+            raise CapacityError(SHUT_DOWN)
+        return Feed(replies, self._loop)
 
     def _stop_loop(self) -> None:
         asyncio.run_coroutine_threadsafe(_wind_up(self._loop), self._loop).result()
@@ -342,16 +349,12 @@ def _listed(value: object) -> object:
 
 async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     """What `asyncio.run` does at its end."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()
-
-
-async def _next(replies: AsyncGenerator[Reply, None]) -> Any:
-    return await anext(replies, _END)
-
-
-async def _close(replies: AsyncGenerator[Reply, None]) -> None:
-    await replies.aclose()
 
 
 async def _later(call: Callable[[], T]) -> T:

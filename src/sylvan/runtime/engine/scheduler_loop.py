@@ -24,6 +24,7 @@ from sylvan.protocol.messages import (
     Heartbeat,
     Inspection,
     OpenText,
+    PassOn,
     Pause,
     Resume,
     StopFound,
@@ -143,6 +144,9 @@ class SchedulerLoop:
         now = self._clock()
         if now >= self._beat_due_s:
             self._beat_due_s = now + HEARTBEAT_S
+            if not self._scheduler.idle:
+                self._scheduler.tell()
+                self._ports.text.send(PassOn())
             load = self._throughput.told(self._scheduler.load(), now)
             self._ports.replies.send(Heartbeat(load=load))
 
@@ -264,6 +268,7 @@ def _open_text(request: Request) -> OpenText:
         rid=request.rid,
         prompt_tail_ids=tuple(request.input_ids[-PROMPT_TAIL_TOKENS:].tolist()),
         output_ids=tuple(request.output_ids.tolist()),
+        interval=request.interval,
         stop=sampling.stop,
         stop_regex=sampling.stop_regex,
         no_stop_trim=sampling.no_stop_trim,

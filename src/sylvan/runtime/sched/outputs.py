@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, TokenOutput, Usage
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.core.req import Req, Slice, SliceOutput, StepResult
+from sylvan.runtime.core.req import NEVER, Req, Slice, SliceOutput, StepResult
 
 
 def finish_reason(req: Req, token: int) -> Finish | None:
@@ -48,14 +48,13 @@ def usage(req: Req) -> Usage:
 
 def output(
     req: Req,
-    tokens: Sequence[int] = (),
-    *,
     now_s: float,
+    *,
     logprobs: TokenLogprobs | None = None,
     prompt_logprobs: TokenLogprobs | None = None,
     embedding: np.ndarray | None = None,
 ) -> TokenOutput:
-    """What the client is told of `req` now; with its timing if it has ended."""
+    """All that is new of `req`, of which the client is told now; its timing if it has ended."""
     timing = None
     if req.finish:
         timing = Timing(
@@ -66,7 +65,7 @@ def output(
         )
     return TokenOutput(
         rid=req.rid,
-        token_ids=tuple(tokens),
+        token_ids=_untold(req),
         usage=usage(req),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -74,6 +73,21 @@ def output(
         finish=req.finish,
         timing=timing,
     )
+
+
+def kept_back(reqs: Iterable[Req]) -> list[TokenOutput]:
+    """What nobody waits for of requests that go on; see `GenerateRequest.interval`."""
+    kept = (r for r in reqs if r.tell_every == NEVER and r.told < r.tokens.length)
+    return [TokenOutput(rid=r.rid, token_ids=_untold(r), usage=usage(r)) for r in kept]
+
+
+def _untold(req: Req) -> tuple[int, ...]:
+    """Tokens of which the client was not told; from now on it has been."""
+    start, stop = req.told, req.tokens.length
+    req.told, req.tell_at = stop, stop + req.tell_every
+    if start == stop - 1:
+        return (req.tokens.last,)
+    return tuple(req.tokens.view(start, stop).tolist())
 
 
 def accept_plain(
@@ -101,13 +115,15 @@ def accept_plain(
             continue
         req.pending -= 1
         known.append(token)
+        if length < req.tell_at:
+            continue
         counts = Usage(
             prompt_tokens=req.prompt_len,
             completion_tokens=length - req.prompt_len,
             cached_tokens=req.cached_tokens,
             retractions=req.retractions,
         )
-        tell(TokenOutput(rid=req.rid, token_ids=(token,), usage=counts))
+        tell(TokenOutput(rid=req.rid, token_ids=_untold(req), usage=counts))
     return left
 
 

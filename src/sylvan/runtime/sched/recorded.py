@@ -74,6 +74,10 @@ class RecordedScheduler:
         self._recorder.write(Called("resume"))
         self._scheduler.resume()
 
+    def tell(self) -> None:
+        """See `Scheduler.tell`; it decides nothing."""
+        self._scheduler.tell()
+
     def flush_cache(self) -> bool:
         """See `Scheduler.flush_cache`."""
         self._recorder.write(Called("flush_cache"))

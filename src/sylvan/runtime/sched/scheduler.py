@@ -29,6 +29,7 @@ from sylvan.runtime.sched.outputs import (
     accept_plain,
     finish_reason,
     head,
+    kept_back,
     met_targets,
     output,
     refusal,
@@ -117,7 +118,7 @@ class Scheduler:
         """End a request in whatever state it is; unknown rids are ignored."""
         if req := self._live.get(rid):
             self._finish(req, finish)
-            self._outbox.append(output(req, now_s=self._parts.clock()))
+            self._outbox.append(output(req, self._parts.clock()))
         if req := self._closing.pop(rid, None):
             self._release(req)
 
@@ -184,6 +185,11 @@ class Scheduler:
     def resume(self) -> None:
         """Go on after `pause`."""
         self._paused = False
+
+    def tell(self) -> None:
+        """Emit what is kept back of requests that nobody waits for token by token."""
+        self._outbox += kept_back(self._live.values())
+        self._flush()
 
     def flush_cache(self) -> bool:
         """Forget all cached prefixes; False, changing nothing, while requests are alive."""
@@ -306,7 +312,7 @@ class Scheduler:
             self._totals["cached"] += req.cached_tokens
         if isinstance(req.request, EmbedRequest):
             self._finish(req, Finish(type="stop"))
-            self._outbox.append(output(req, now_s=now, embedding=out.vector))
+            self._outbox.append(output(req, now, embedding=out.vector))
         else:
             if len(out.token_ids) > 1 and not piece.draft:
                 self._forget_later(req)
@@ -329,15 +335,10 @@ class Scheduler:
             prompt_logprobs = self._prompt_logprobs.take(req)  # the finish forgets them
         if finish and not req.finish:
             self._finish(req, finish)
-        self._outbox.append(
-            output(
-                req,
-                tokens,
-                now_s=now,
-                logprobs=head(out.logprobs, len(tokens)),
-                prompt_logprobs=prompt_logprobs,
-            )
-        )
+        if req.finish or prompt_logprobs or req.tokens.length >= req.tell_at:
+            logprobs = head(out.logprobs, len(tokens))
+            told = output(req, now, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+            self._outbox.append(told)
 
     def _forget_later(self, req: Req) -> None:
         """What steps in flight sample after the first of several tokens is void."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -10,6 +11,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import (
     Finish,
     OpenText,
+    PassOn,
     StopFound,
     TextBatch,
     TextOutput,
@@ -26,15 +28,31 @@ from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer, 
 class _Text:
     """State of one sample.
 
-    `given` counts the output tokens passed on. `error` is why its text cannot be followed; the
-    client is told with the first tokens.
+    `given` counts the output tokens that are in its text, `told` those of them that were passed on;
+    `kept` is what the others came as. `error` is why its text cannot be followed; the client is
+    told with the first tokens.
     """
 
     text: IncrementalDetokenizer
     no_stop_trim: bool
     has_stops: bool
+    interval: int | None = 1
     given: int = 0
+    told: int = 0
+    kept: list[TextOutput] = field(default_factory=list[TextOutput])
     error: RequestError | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether the client is to be told of what is kept; it always is of the first tokens."""
+        if not self.told or self.kept[-1].output.finish is not None:
+            return True
+        return self.interval is not None and self.given - self.told >= self.interval
+
+    def take(self) -> list[TextOutput]:
+        """All that is kept, to be passed on."""
+        kept, self.kept, self.told = self.kept, [], self.given
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +83,15 @@ class DetokenizerManager:
 
     def handle(self, message: ToDetokenizer) -> Answer:
         """Take in a message."""
-        if isinstance(message, OpenText):
-            self._open(message)
-            return Answer()
-        return self._push_all(message)
+        match message:
+            case OpenText():
+                self._open(message)
+                return Answer()
+            case PassOn():
+                unasked = (text for text in self._texts.values() if text.interval is None)
+                return _answer([part for text in unasked for part in text.take()])
+            case TokenBatch():
+                return self._push_all(message)
 
     def _open(self, message: OpenText) -> None:
         self._forget_before(epoch_of(message.rid))
@@ -82,6 +105,7 @@ class DetokenizerManager:
             IncrementalDetokenizer(self._vocabulary, options, prompt_tail_ids=tail),
             message.no_stop_trim,
             has_stops=bool(message.stop or message.stop_regex),
+            interval=message.interval,
             given=len(message.output_ids),
         )
         self._texts[message.rid] = state
@@ -106,14 +130,20 @@ class DetokenizerManager:
             if state is None:
                 continue  # its text ended before the scheduler knew, or it is of an earlier epoch
             part, matched = _push(state, output)
-            texts.append(part)
+            state.kept.append(part)
+            if state.due:
+                texts += state.take()
             if part.output.finish is None:
                 continue
             del self._texts[output.rid]
             if state.has_stops:
                 stop = StopFound(rid=output.rid, num_tokens=state.given, matched=matched)
                 stops.append(stop)
-        return Answer(TextBatch(outputs=tuple(texts)) if texts else None, tuple(stops))
+        return _answer(texts, stops)
+
+
+def _answer(texts: Sequence[TextOutput], stops: Sequence[StopFound] = ()) -> Answer:
+    return Answer(TextBatch(outputs=tuple(texts)) if texts else None, tuple(stops))
 
 
 def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput, str | None]:

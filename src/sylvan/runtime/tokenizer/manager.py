@@ -240,12 +240,15 @@ class TokenizerManager:
     def _submit(self, inp: GenerateInput, base: GenerateRequest) -> LiveRequest:
         salt = self.isolation.salt(inp.tenant, inp.cache_salt)
         shared = self.isolation.shared_tokens(base.input_ids) if salt else 0
-        base = msgspec.structs.replace(base, cache_salt=salt, shared_tokens=shared)
+        interval = base.sampling.stream_interval or self._limits.stream_interval
+        interval = interval if inp.stream else None
+        base = msgspec.structs.replace(
+            base, cache_salt=salt, shared_tokens=shared, interval=interval
+        )
         samples = [
             Sample(msgspec.structs.replace(base, sample=index), "")
             for index in range(base.sampling.n)
         ]
-        interval = base.sampling.stream_interval or self._limits.stream_interval
-        live = LiveRequest(base.rid, samples, interval if inp.stream else None, self._clock())
+        live = LiveRequest(base.rid, samples, interval, self._clock())
         self.line.open(live)
         return live

@@ -87,6 +87,23 @@ def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
     assert parts[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
 
 
+@pytest.mark.parametrize("more", [{}, {"stop": ["never"]}], ids=["plain", "stop"])
+def test_single_tokens_are_not_told_of_where_nobody_waits_for_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    line = engine._runtime.manager.line
+    on_texts, on_reply = line.on_texts, line.on_reply
+    texts: list[Any] = []
+    beats: list[Any] = []
+    monkeypatch.setattr(line, "on_texts", lambda m: (texts.append(m), on_texts(m)))
+    monkeypatch.setattr(line, "on_reply", lambda m: (beats.append(m), on_reply(m)))
+
+    reply: Any = engine.generate("hello", {**GREEDY, "max_new_tokens": 300, **more})
+
+    assert len(reply["output_ids"]) == 300
+    assert len(texts) <= 2 + len(beats)  # at the first token, at the end, and with each heartbeat
+
+
 def test_a_stream_of_several_prompts_is_numbered(engine: Engine) -> None:
     last: dict[int, Any] = {}
     for part in engine.generate(["a", "b"], {**GREEDY, "n": 2}, stream=True):

@@ -18,6 +18,7 @@ from sylvan.protocol.messages import (
     Heartbeat,
     Load,
     OpenText,
+    PassOn,
     Pause,
     Resume,
     Shutdown,
@@ -109,6 +110,9 @@ class Fixture:
     def tokens(self, rid: str) -> list[int]:
         return [token for output in self.outputs(rid) for token in output.token_ids]
 
+    def pieces(self, rid: str) -> list[int]:
+        return [len(output.token_ids) for output in self.outputs(rid)]
+
 
 class Fragile(SimExecutor):
     """Raises while `broken`."""
@@ -121,9 +125,10 @@ class Fragile(SimExecutor):
         return super().launch(batch)
 
 
-def submit(rid: str, prompt_len: int = 3, **sampling: Any) -> Submit:
+def submit(rid: str, prompt_len: int = 3, interval: int | None = 1, **sampling: Any) -> Submit:
     return Submit(
         request=GenerateRequest(
+            interval=interval,
             rid=rid,
             input_ids=np.arange(prompt_len, dtype=np.int32),
             output_ids=np.empty(0, np.int32),
@@ -162,6 +167,60 @@ def test_a_stop_ends_the_request_and_frees_its_memory() -> None:
 
     assert len(fix.tokens("a")) == count
     assert fix.cache.used_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("interval", "pieces"), [(1, [1] * 8), (3, [1, 3, 3, 1]), (100, [1, 7]), (None, [1, 7])]
+)
+def test_tokens_are_told_of_together_after_the_first(
+    interval: int | None, pieces: list[int]
+) -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=8, interval=interval))
+    fix.run()
+
+    assert fix.pieces("a") == pieces
+    assert fix.tokens("a") == [3, 4, 5, 6, 0, 1, 2, 3]
+    assert [o.usage.completion_tokens for o in fix.outputs("a")] == np.cumsum(pieces).tolist()
+    assert fix.text.sent[0].interval == interval
+
+
+def test_who_may_find_a_stop_sees_each_token() -> None:
+    fix = Fixture()
+    fix.send(submit("a", stop=("x",), interval=None), submit("b", stop_regex=("x",), interval=4))
+    fix.run()
+
+    assert fix.pieces("a") == fix.pieces("b") == [1] * 5
+
+
+def test_a_heartbeat_tells_what_was_kept_back() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=60, interval=None), submit("b", interval=60))
+    fix.run(11)
+    assert fix.pieces("a") == [1]
+    fix.clock.advance(HEARTBEAT_S)
+    fix.run(1)
+
+    assert fix.pieces("a") == [1, 9]
+    assert fix.pieces("b") == [1, 4]
+    assert isinstance(fix.replies.sent[-1], Heartbeat)
+    assert sum(isinstance(message, PassOn) for message in fix.text.sent) == 1
+    fix.run(100)
+    assert len(fix.tokens("a")) == 60
+    sent = len(fix.text.sent)
+    fix.run(10)
+    assert len(fix.text.sent) == sent  # nothing when idle
+
+
+def test_an_abort_tells_what_was_kept_back() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=60, interval=None))
+    fix.run(7)
+    fix.send(Abort(rid="a"))
+    fix.run(2)
+
+    assert fix.pieces("a") == [1, 5]
+    assert fix.outputs("a")[-1].finish == Abort(rid="a").finish
 
 
 def test_an_abort_ends_the_request() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sylvan.protocol.messages import (
     Finish,
     OpenText,
+    PassOn,
     StopFound,
     TextOutput,
     TokenBatch,
@@ -171,6 +172,50 @@ def test_a_matched_stop_token_is_kept_in_ids_and_dropped_from_text(no_stop_trim:
     assert texts[0].output.token_ids == ids("ab")
 
 
+@pytest.mark.parametrize(
+    ("interval", "passed_on"),
+    [
+        (1, ["a", "b", "c", "d", "e"]),
+        (2, ["a", "", "bc", "", "de"]),
+        (9, ["a", "", "", "", "bcde"]),
+        (None, ["a", "", "", "", "bcde"]),
+    ],
+)
+def test_texts_that_nobody_waits_for_are_kept_together(
+    interval: int | None, passed_on: list[str]
+) -> None:
+    manager = opened(interval=interval, stop=("no",))
+    pieces = [output(ids(c), LENGTH if c == "e" else None) for c in "abcde"]
+
+    told = [push(manager, [piece])[0] for piece in pieces]
+
+    assert ["".join(part.text for part in parts) for parts in told] == passed_on
+    assert [t for parts in told for part in parts for t in part.output.token_ids] == [*ids("abcde")]
+    assert all(part.output.logprobs is not None for parts in told for part in parts)
+
+
+def test_a_stop_passes_on_what_was_kept() -> None:
+    texts, stops = push(opened(interval=None, stop=("STOP",)), map(output, map(ids, "aabSTOPbb")))
+
+    assert "".join(part.text for part in texts) == "aab"
+    assert texts[-1].output.finish == Finish(type="stop", matched="STOP")
+    assert stops == [StopFound(rid="r.0#1", num_tokens=7, matched="STOP")]
+
+
+def test_what_was_kept_is_passed_on_when_told_so() -> None:
+    manager = opened(interval=None)
+    manager.handle(OpenText(rid="s.0#1", prompt_tail_ids=(), interval=3))
+    push(manager, [output(ids("a")), output(ids("b")), output(ids("c"))])
+    push(manager, [output(ids("x"), rid="s.0#1"), output(ids("y"), rid="s.0#1")])
+
+    answer = manager.handle(PassOn())
+    assert answer.texts is not None
+    assert [part.text for part in answer.texts.outputs] == ["b", "c"]
+    assert manager.handle(PassOn()).texts is None
+    texts, _ = push(manager, [output(ids("d"), LENGTH)])
+    assert [part.text for part in texts] == ["d"]
+
+
 def test_replayed_tokens_bring_no_text_but_count() -> None:
     manager = opened(output_ids=(*ids("abS"), 300), stop=("STOP",))
 
@@ -204,9 +249,10 @@ def test_unknown_requests_are_ignored() -> None:
     st.lists(st.integers(1, 5), max_size=40),
     st.sampled_from([(), ("ab",), ("aba", "c "), ("\u4f60",)]),
     st.integers(0, 40),
+    st.sampled_from([1, 2, 7, None]),
 )
 def test_the_outcome_never_depends_on_the_pieces_nor_on_a_replay(
-    tokens: list[int], sizes: list[int], stop: tuple[str, ...], lost_at: int
+    tokens: list[int], sizes: list[int], stop: tuple[str, ...], lost_at: int, interval: int | None
 ) -> None:
     whole, _ = push(opened(stop=stop), [output(tokens, LENGTH)])
 
@@ -216,13 +262,14 @@ def test_the_outcome_never_depends_on_the_pieces_nor_on_a_replay(
             end = at + size >= len(tokens)
             pieces.append(output(tokens[at : at + size], LENGTH if end else None))
             at += size
-    apart, _ = push(opened(stop=stop), pieces)
+    apart, _ = push(opened(stop=stop, interval=interval), pieces)
     assert summary(apart) == summary(whole)
 
     before, _ = push(opened(stop=stop), [output(tokens[:lost_at])])
     if before[-1].output.finish is None and lost_at < len(tokens):
         given = tuple(t for part in before for t in part.output.token_ids)
-        after, _ = push(opened(stop=stop, output_ids=given), [output(tokens[len(given) :], LENGTH)])
+        again = opened(stop=stop, output_ids=given, interval=interval)
+        after, _ = push(again, [output(tokens[len(given) :], LENGTH)])
         assert summary(before + after) == summary(whole)
 
 

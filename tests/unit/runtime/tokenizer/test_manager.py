@@ -210,6 +210,7 @@ async def test_the_interval_holds_tokens_back_but_not_the_first_and_last(fix: Fi
     await reader.task
 
     assert [d.text for d in reader.deltas] == ["a", "bcd", "efg", "h"]
+    assert fix.submitted()[0].interval == 3
 
 
 async def test_without_streaming_each_sample_is_one_delta(fix: Fixture) -> None:
@@ -221,6 +222,7 @@ async def test_without_streaming_each_sample_is_one_delta(fix: Fixture) -> None:
     await reader.task
 
     assert sorted((d.index, d.text) for d in reader.deltas) == [(0, "ab"), (1, "ab")]
+    assert [request.interval for request in fix.submitted()] == [None, None]
 
 
 async def test_leaving_aborts_what_has_not_ended(fix: Fixture) -> None:
