@@ -6,6 +6,7 @@ import json
 
 from sylvan.cli.settings import Settings
 from sylvan.config.fields import size_text
+from sylvan.config.plan import MemoryPlan
 from sylvan.config.tree import Config, ServerConfig
 
 QUESTION = "What is 17 + 25?"
@@ -31,9 +32,15 @@ def decisions_text(settings: Settings) -> str:
         ("steps", f"{scheduler.max_batch_tokens} tokens, {scheduler.policy}, {overlap}"),
         ("answers", _bits(settings)),
         ("weights", size_text(plan.weight_bytes)),
-        ("KV cache", f"{size_text(plan.kv_bytes)}, {plan.num_tokens:,} tokens"),
+        ("KV cache", _cache(config, plan)),
     ]
     return "\n".join(f"  {name:10} {text}" for name, text in rows)
+
+
+def _cache(config: Config, plan: MemoryPlan) -> str:
+    text = f"{size_text(plan.kv_bytes)}, {plan.num_tokens:,} tokens"
+    undecided = config.device != "cpu" and config.cache.memory == "auto"
+    return f"about {text}; measured once the model is loaded" if undecided else text
 
 
 def _bits(settings: Settings) -> str:

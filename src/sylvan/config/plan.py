@@ -59,6 +59,11 @@ def weight_bytes(model: ModelFacts, dtype: str, quantization: str | None) -> int
     return int(linear) + rest * DTYPE_BYTES[dtype]
 
 
+def useful_tokens(context_len: int, max_running_reqs: int, page_size: int) -> int:
+    """What all running requests can have; more in the KV cache is of use for prefixes only."""
+    return -(-context_len // page_size) * page_size * max_running_reqs
+
+
 def state_bytes(model: ModelFacts) -> int:
     """Bytes of one slot of recurrent state, in float32: an upper bound."""
     return 4 * model.state_numbers

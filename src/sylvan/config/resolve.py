@@ -13,6 +13,7 @@ from sylvan.config.plan import (
     GPU_SHARE,
     MemoryPlan,
     state_bytes,
+    useful_tokens,
     weight_bytes,
     work_bytes,
 )
@@ -297,12 +298,10 @@ def _kv_tokens(state: _State, weights: int, work: int, per_token: int) -> tuple[
 
 
 def _useful_tokens(state: _State) -> int:
-    """More tokens than all running requests can have are of use only as a prefix cache."""
     longest = state.config.context_len
     length = state.facts.model.context_len if longest == "auto" else longest
-    page = _number(state.config.cache.page_size)
-    pages = -(-length // page)
-    return pages * page * _number(state.config.scheduler.max_running_reqs)
+    running = _number(state.config.scheduler.max_running_reqs)
+    return useful_tokens(length, running, _number(state.config.cache.page_size))
 
 
 def _decide_memory(state: _State, plan: MemoryPlan) -> None:

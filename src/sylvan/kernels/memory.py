@@ -19,17 +19,27 @@ SLACK = 256  # bytes past the end that vector loads may touch
 
 
 def allocate(num_bytes: int) -> Bytes:
-    """Zeroed bytes, aligned to 64, with readable slack behind them."""
+    """Zeroed bytes, aligned to 64, with readable slack behind them.
+
+    Raises:
+        MemoryError: the system refuses them; says how many.
+    """
     if num_bytes < _LARGE:
         raw = np.zeros(num_bytes + _ALIGN + SLACK, np.uint8)
         start = -raw.ctypes.data % _ALIGN
         return raw[start : start + num_bytes]
-    if sys.platform == "win32":
-        region = mmap.mmap(-1, num_bytes + SLACK)
-    else:  # shared memory, which is the default, gets no huge pages on most systems
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        region = mmap.mmap(-1, num_bytes + SLACK, flags=flags)
+    try:
+        region = _map(num_bytes + SLACK)
+    except OSError as error:
+        raise MemoryError(f"the system refuses {num_bytes:,} bytes ({error.strerror})") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, np.uint8, num_bytes)
+
+
+def _map(num_bytes: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, num_bytes)
+    # shared memory, which is the default, gets no huge pages on most systems
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

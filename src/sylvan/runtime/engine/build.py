@@ -15,6 +15,7 @@ from sylvan.config.check import check
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.fields import replaced
 from sylvan.config.load import dump
+from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
 from sylvan.kernels import describe
 from sylvan.protocol.messages import Inspection
@@ -223,17 +224,19 @@ def _limits(config: Config, caps: ExecutorCaps) -> Limits:
 
 def _options(config: Config) -> LocalOptions:
     size = _number(config.cache.page_size)
+    running = _number(config.scheduler.max_running_reqs)
     may_fall_back = config.runner == "program" and config.runner_fallback is True
     return LocalOptions(
         page_size=size,
         num_pages=-(-_number(config.cache.max_tokens) // size) + 1,
         max_batch_tokens=_number(config.scheduler.max_batch_tokens),
-        max_running_reqs=_number(config.scheduler.max_running_reqs),
+        max_running_reqs=running,
         context_len=_number(config.context_len),
         dtype=config.dtype,
         device=config.device,
         kv_dtype=config.cache.dtype,
         fill=config.device != "cpu" and config.cache.memory == "auto",
+        most_pages=useful_tokens(_number(config.context_len), running, size) // size + 1,
         # told to choose, the executor serves what the step program cannot some other way
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,

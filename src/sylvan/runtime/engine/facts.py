@@ -6,7 +6,8 @@ Imports no torch where drivers tell what is asked of them, so that `sylvan confi
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import sylvan.runtime.attention
 import sylvan.runtime.cache.eviction
@@ -74,7 +75,8 @@ def gather_facts(config: Config) -> Facts:
     runners = ("program", "eager") if compiled else ("eager",)
     devices = {"cpu": cpu_facts(inspect_machine(), runners)}
     absent: dict[str, str] = {}
-    for name, kind in load_kinds().items():
+    kinds = load_kinds()
+    for name, kind in kinds.items():
         if name == "cpu" or not _wanted(kind, config.device):
             continue
         if why := kind.problem():
@@ -85,14 +87,18 @@ def gather_facts(config: Config) -> Facts:
         devices=devices,
         absent=absent,
         model=model_facts(config.model, trusted=config.trust_remote_code),
-        attention={n: a for n, a in ATTENTION.items() if _usable(a, compiled=compiled)},
+        attention={
+            name: _offered(name, facts, kinds.values())
+            for name, facts in ATTENTION.items()
+            if _usable(facts, compiled=compiled)
+        },
         not_installed={
             name: f"pip install 'sylvan[{facts.extra}]'"
             for name, facts in ATTENTION.items()
             if facts.module and importlib.util.find_spec(facts.module) is None
         },
         options={
-            "device": tuple(load_kinds()),
+            "device": tuple(kinds),
             "attention": plugins.options(sylvan.runtime.attention),
             "cache.eviction": plugins.options(sylvan.runtime.cache.eviction),
             "scheduler.policy": plugins.options(sylvan.runtime.sched.policies),
@@ -104,6 +110,12 @@ def gather_facts(config: Config) -> Facts:
 
 def _wanted(kind: Kind, device: str) -> bool:
     return device == kind.facts.name or (device == "auto" and kind.facts.automatic)
+
+
+def _offered(name: str, attention: AttentionFacts, kinds: Iterable[Kind]) -> AttentionFacts:
+    """Devices of other packages say themselves which backends run on them."""
+    also = {kind.facts.name for kind in kinds if name in kind.facts.attention}
+    return replace(attention, devices=attention.devices | also)
 
 
 def _usable(attention: AttentionFacts, *, compiled: bool) -> bool:

@@ -21,6 +21,7 @@ from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.local import LocalExecutor
@@ -103,6 +104,22 @@ def build_executor(
     parts = sampling or SamplingParts()
     if platform is not None and plan.suits_device:
         return _on_device(plan, platform, parts, facts)
+    try:
+        return _in_memory(plan, parts, facts)
+    except (MemoryError, RuntimeError) as error:
+        if not (lack := shortage(error)):
+            raise
+        raise ConfigError(
+            f"too little memory: {lack}. Lower cache.memory, context_len, "
+            "scheduler.max_batch_tokens or scheduler.max_running_reqs, or choose a smaller model"
+        ) from None
+
+
+def _in_memory(
+    plan: ModelPlan, parts: SamplingParts, facts: ModelFacts
+) -> tuple[Executor, ModelFacts]:
+    """Steps run in turn, or one ahead, in the memory of this process."""
+    options, config, pooling = plan.options, plan.config, plan.pooling
     made = _with_program(plan) or _with_tensors(plan)
     states = plan.states
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
@@ -273,6 +290,7 @@ def _on_device(
                 ),
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
+                most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
                 graph=graph,
                 constraints=parts.constraints,

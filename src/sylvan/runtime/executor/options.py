@@ -23,9 +23,9 @@ class LocalOptions:
     the slots of recurrent state, the empty slot 0 included, of models that have any; 0: enough for
     all running requests, and as many again for cached prefixes. `quantization` is the name of a
     format that matrices are rounded to while loading; None: as the checkpoint has them. With `fill`
-    a device's KV cache gets as many pages as fit, whatever `num_pages` says. `kv_dtype` as
-    `cache.dtype` of the configuration. With `deterministic` a model is refused whose bits would
-    depend on the batch.
+    a device's KV cache gets as many pages as fit, up to `most_pages`, whatever `num_pages` says.
+    `kv_dtype` as `cache.dtype` of the configuration. With `deterministic` a model is refused whose
+    bits would depend on the batch.
     """
 
     page_size: int
@@ -37,6 +37,7 @@ class LocalOptions:
     device: str = "cpu"
     kv_dtype: str = "model"
     fill: bool = False
+    most_pages: int | None = None
     attention: str = "auto"
     runner: RunnerName = "auto"
     deterministic: bool = False
