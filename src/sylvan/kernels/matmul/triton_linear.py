@@ -59,8 +59,8 @@ def linear(
     x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, *, out_f32: bool
 ) -> torch.Tensor:
     """See `matmul.linear`. Quantised weights take PyTorch's way."""
-    plain = isinstance(weight, torch.Tensor) and weight.dtype in _HALVES
-    if not plain or x.dtype != weight.dtype:
+    plain = isinstance(weight, torch.Tensor) and x.dtype == weight.dtype in _HALVES
+    if not plain:
         return reference.linear(x, weight, bias, out_f32=out_f32)
     assert isinstance(weight, torch.Tensor)
     if x.numel() == x.shape[-1] and weight.is_contiguous():
