@@ -127,7 +127,7 @@ def test_ops_on_a_gpu_name_triton_or_the_lack_of_it(monkeypatch):
         return {use.name: use.detail for use in op_uses(describe(), ["cuda"])}
 
     assert details(there=True)["norm"].endswith("; cuda: Triton")
-    assert details(there=True)["matmul"].endswith("; cuda: PyTorch (there is no Triton kernel)")
+    assert details(there=True)["latent"].endswith("; cuda: PyTorch (there is no Triton kernel)")
     assert "pip install 'sylvan[gpu]'" in details(there=False)["norm"]
 
 
