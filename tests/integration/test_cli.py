@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -13,6 +14,7 @@ from itertools import pairwise
 import psutil
 import pytest
 
+from sylvan.cli import main
 from sylvan.cli.client import ApiClient, ServerError
 from tests.support.audits import assert_server_lost_nothing
 from tests.support.tiny import ENDLESS, write_model
@@ -69,6 +71,19 @@ def served(model, *flags, **options):
         process.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def guarded(model):
+    """The URL of a server whose key is sesame."""
+    with served(model, "--processes", "one", "--api-key", "sesame") as (_, url):
+        yield url
+
+
+def replayed(capsys, *words):
+    """What `sylvan replay` returns and prints, in this process."""
+    code = main(["replay", *map(str, words)])
+    return code, *capsys.readouterr()
+
+
 def children(pid):
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
@@ -83,13 +98,18 @@ def gone(pid):
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_server_answers_drains_and_leaves_nothing(model):
-    with served(model) as (process, url):
+def test_server_answers_drains_leaves_nothing_and_its_record_is_replayed_without_a_model(
+    model, tmp_path
+):
+    folder = tmp_path / "flight"
+    options = {"temperature": 0, "ignore_eos": True}
+    with served(model, "--record", folder) as (process, url):
         port = url.rpartition(":")[2]
         with ApiClient(url) as client:
             assert client.is_ready()
             assert client.model() == "tiny"
-            stream = client.complete("abc", max_tokens=200, temperature=0, ignore_eos=True)
+            assert "".join(client.complete("abd", max_tokens=5, **options))
+            stream = client.complete("abc", max_tokens=200, **options)
             first = next(stream)
             pids = children(process.pid)
 
@@ -102,6 +122,9 @@ def test_server_answers_drains_and_leaves_nothing(model):
         assert all(gone(pid) for pid in pids)
 
     assert f"{port} is free" in run("check", "--port", port).stdout
+    done = run("replay", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 requests, 205 tokens" in done.stdout
 
 
 def test_second_interrupt_ends_at_once(model):
@@ -121,21 +144,22 @@ def test_second_interrupt_ends_at_once(model):
 
 
 def test_taken_port_is_refused_before_loading(model):
-    with served(model, "--processes", "one") as (_, url):
-        port = url.rpartition(":")[2]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
         done = run("serve", model, *FLAGS, "--port", port)
 
     assert done.returncode == 2
     assert f"port {port} of 127.0.0.1 is taken; port" in done.stderr
 
 
-def test_generate_starts_a_server_of_its_own(model):
-    words = ("generate", "hello", "--model", model, *FLAGS, "--max-tokens", 8)
-    first, second = run(*words), run(*words)
+def test_generate_starts_a_server_of_its_own_which_says_what_others_say(model, guarded):
+    done = run("generate", "hello", "--model", model, *FLAGS, "--max-tokens", 8)
+    with ApiClient(guarded, api_key="sesame") as client:
+        text = "".join(client.complete("hello", max_tokens=8, temperature=0))
 
-    assert first.returncode == 0, first.stderr
-    assert first.stdout == second.stdout
-    assert len(first.stdout) > 1
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{text}\n"
+    assert text
 
 
 def test_generate_says_why_it_cannot_start(model):
@@ -145,11 +169,10 @@ def test_generate_says_why_it_cannot_start(model):
     assert "safetensors" in done.stderr
 
 
-def test_chat_talks_to_a_server(model, tmp_path):
-    with served(model, "--processes", "one", "--api-key", "sesame") as (_, url):
-        lines = f"hi\n/save {tmp_path / 'chat.json'}\n/quit\n"
-        done = run("chat", "--url", url, "--key", "sesame", input=lines)
-        refused = run("generate", "x", "--url", url)
+def test_chat_talks_to_a_server(guarded, tmp_path):
+    lines = f"hi\n/save {tmp_path / 'chat.json'}\n/quit\n"
+    done = run("chat", "--url", guarded, "--key", "sesame", input=lines)
+    refused = run("generate", "x", "--url", guarded)
 
     assert done.returncode == 0, done.stderr
     assert "saved 2 messages" in done.stdout
@@ -173,22 +196,7 @@ def test_server_on_a_unix_socket_stops_with_its_standard_input(model, tmp_path):
     assert b"--unix-socket" in out
 
 
-def test_recorded_server_replays_without_a_model(model, tmp_path):
-    folder = tmp_path / "flight"
-    with served(model, "--record", folder) as (process, url):
-        with ApiClient(url) as client:
-            for prompt in ("abc", "abd"):
-                options = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
-                assert "".join(client.complete(prompt, **options))
-        process.send_signal(signal.SIGTERM)
-        process.wait(START_S)
-
-    done = run("replay", folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 requests, 10 tokens" in done.stdout
-
-
-def test_server_goes_on_recording_after_its_scheduler_died(model, tmp_path):
+def test_server_goes_on_recording_after_its_scheduler_died(model, tmp_path, capsys):
     folder = tmp_path / "flight"
     options = {"temperature": 0, "ignore_eos": True}
     with served(model, "--record", folder) as (process, url):
@@ -203,18 +211,18 @@ def test_server_goes_on_recording_after_its_scheduler_died(model, tmp_path):
         process.wait(START_S)
 
     assert sorted(os.listdir(folder)) == ["life-1", "life-2"]
-    done = run("replay", folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, second = done.stdout.splitlines()
+    code, out, error = replayed(capsys, folder)
+    assert code == 0, out + error
+    first, second = out.splitlines()
     assert re.match(r"life-1 \(started .*\): the same decisions: .* 2 requests", first)
     assert re.match(r"life-2 \(started .*\): the same decisions: ", second)
     for life, line in (("1", first), ("2", second)):
-        assert run("replay", folder, "--life", life).stdout.splitlines() == [line]
-    until = run("replay", folder, "--until", 2).stdout
+        assert replayed(capsys, folder, "--life", life)[1].splitlines() == [line]
+    until = replayed(capsys, folder, "--until", 2)[1]
     assert until.count("the same decisions: 2 steps") == 2
-    none = run("replay", folder, "--life", 3)
-    assert none.returncode != 0
-    assert "holds life-1, life-2" in none.stderr
+    code, _, error = replayed(capsys, folder, "--life", 3)
+    assert code != 0
+    assert "holds life-1, life-2" in error
 
 
 def scheduler_of(process):
