@@ -18,6 +18,8 @@ from typing import Any
 from peers import PEERS, Generate, Job, Prompts
 
 TOKENS = range(300, 4000)
+_LEAST_S = 1.0  # of decoding: less is measured again with more tokens
+_MOST_NEW = 1600
 
 
 def random_prompts(count: int, length: int, seed: int) -> Prompts:
@@ -64,16 +66,29 @@ def measure(generate: Generate, options: argparse.Namespace) -> None:
         report(f"prefill {length}", length / spent)
     for size in options.batch:
         generate(random_prompts(size, 16, seed + 3), 3)  # warm up: steps of this many requests
-        # the prompts' own time, with the first token, is measured before and after, and taken off
-        before = seconds(generate, random_prompts(size, options.prompt, seed + 4), 1)
-        prompts = random_prompts(size, options.prompt, seed + 5)
-        used = cpu_seconds()
-        whole = seconds(generate, prompts, options.new + 1)
-        used = cpu_seconds() - used
-        first = (before + seconds(generate, random_prompts(size, options.prompt, seed + 6), 1)) / 2
-        if whole > first:
-            report(f"decode {size}", size * options.new / (whole - first))
-            report(f"cores busy at decode {size}", used / whole)
+        new = options.new
+        while not _decoded(generate, options, size, new):
+            new *= 4
+
+
+def _decoded(generate: Generate, options: argparse.Namespace, size: int, new: int) -> bool:
+    """Measure `new` tokens after the first of `size` requests; False: over too soon to tell.
+
+    The prompts' own time, with the first token, is measured before and after, and taken off.
+    """
+    seed = options.round * 1000
+    before = seconds(generate, random_prompts(size, options.prompt, seed + 4), 1)
+    prompts = random_prompts(size, options.prompt, seed + 5)
+    used = cpu_seconds()
+    whole = seconds(generate, prompts, new + 1)
+    used = cpu_seconds() - used
+    first = (before + seconds(generate, random_prompts(size, options.prompt, seed + 6), 1)) / 2
+    if whole - first < _LEAST_S and 4 * new <= _MOST_NEW:
+        return False
+    if whole > first:
+        report(f"decode {size}", size * new / (whole - first))
+        report(f"cores busy at decode {size}", used / whole)
+    return True
 
 
 def measure_shared(generate: Generate, options: argparse.Namespace) -> None:
@@ -101,7 +116,9 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("extra", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--round", type=int, default=0)
-    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument(
+        "--new", type=int, default=64, help="tokens decoded; more if that is soon over"
+    )
     parser.add_argument("--prompt", type=int, default=32, help="length of those decoded from")
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
