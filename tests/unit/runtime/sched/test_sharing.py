@@ -11,6 +11,7 @@ from sylvan.runtime.sched.feature import Feature, Verdict
 from tests.support.kv import World, alone, request
 
 SHARED, OWN, GROUPS, PER_GROUP = 96, 8, 24, 16
+SHOTS = 128
 
 
 def shuffled() -> list[tuple[str, list[int]]]:
@@ -50,7 +51,7 @@ def test_shuffled_groups_reach_the_offline_optimum_in_a_small_cache(policy):
 @pytest.mark.parametrize("outputs", [1, 8])
 def test_few_shot_workload_computes_exactly_what_theory_says(questions, outputs):
     rng = random.Random(questions)
-    shots = [rng.randrange(50) for _ in range(512)]
+    shots = [rng.randrange(50) for _ in range(SHOTS)]
     lengths = [rng.randrange(16, 65) for _ in range(questions)]
     totals = {}
     for prefix in (True, False):
@@ -58,8 +59,8 @@ def test_few_shot_workload_computes_exactly_what_theory_says(questions, outputs)
             pages=20_000,
             page_size=1,
             prefix=prefix,
-            max_batch_tokens=4096,
-            chunk_tokens=4096,
+            max_batch_tokens=1024,
+            chunk_tokens=1024,
             max_running_reqs=256,
         )
         for number, length in enumerate(lengths):
@@ -70,8 +71,8 @@ def test_few_shot_workload_computes_exactly_what_theory_says(questions, outputs)
         totals[prefix] = world.scheduler.load().computed_tokens
 
     later = questions * (outputs - 1)  # the last output needs no KV
-    assert totals[True] == 512 + sum(lengths) + later
-    assert totals[False] == questions * 512 + sum(lengths) + later
+    assert totals[True] == SHOTS + sum(lengths) + later
+    assert totals[False] == questions * SHOTS + sum(lengths) + later
 
 
 class HeldUp(Feature):
