@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,7 @@ from typing import Any, cast
 from sylvan.checkpoints.code import UNTRUSTED, load_class, named_class
 from sylvan.checkpoints.formats import PT_WEIGHTS, WeightFormat, weight_format
 from sylvan.checkpoints.gguf.view import gguf_file, gguf_view, read_index
+from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
 from sylvan.config.env import cache_dir
 from sylvan.config.facts import DTYPE_BYTES, ModelFacts
@@ -23,7 +23,6 @@ from sylvan.protocol.errors import ConfigError
 
 ASSETS = Path(__file__).parent.parent / "assets"
 NEEDED = "config.json, *.safetensors and tokenizer.json"
-_MAX_HEADER_BYTES = 100 << 20
 _COMPRESSED = frozenset(
     {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "youtu", "minicpm3"}
 )
@@ -237,21 +236,10 @@ def _stored_sizes(path: Path, weights: WeightFormat | None, number: int) -> Iter
     elif weights == "pt":
         yield from (file.stat().st_size // number for file in path.glob(PT_WEIGHTS))
     for file in sorted(path.glob("*.safetensors")):
-        for name, entry in _header(file).items():
-            if name != "__metadata__" and not name.endswith(_DESCRIBING):
+        for name, entry in read_header(file)[0].items():
+            if not name.endswith(_DESCRIBING):
                 words = next((n for end, n in _PACKED if name.endswith(end)), 1)
-                yield words * math.prod(entry["shape"])
-
-
-def _header(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError("its header is too long")  # noqa: TRY301 - one message for all
-            return json.loads(stream.read(length))
-    except (OSError, ValueError, struct.error) as error:
-        raise ConfigError(f"model: cannot read {file}: {error}") from error
+                yield words * math.prod(entry.shape)
 
 
 def _near(path: Path) -> str:

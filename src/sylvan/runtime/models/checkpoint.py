@@ -99,7 +99,7 @@ class WeightReader:
         wanted = {part for parts in self._parts.values() for part in parts}
         missing = sorted(wanted - self._names.keys())
         if missing:
-            raise ConfigError(missing_tensors(missing))
+            raise ConfigError(missing_tensors([self._as_named(name) for name in missing]))
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         idle = tuple(getattr(model, "unused", ()))
         extra = sorted(
@@ -115,6 +115,14 @@ class WeightReader:
                 + (f" ({len(extra)} such tensors)" if len(extra) > 1 else "")
             )
 
+    def _as_named(self, name: str) -> str:
+        """With the prefix that the checkpoint's other tensors have."""
+        group = name.split(".", 1)[0] + "."
+        for known, stored in self._names.items():
+            if known.startswith(group) and stored.endswith(known):
+                return stored.removesuffix(known) + name
+        return name
+
     def read(self, name: str) -> torch.Tensor | Int8Weight | Int4Weight:
         """The parameter `name`, joined, converted and checked; new tensors."""
         slot = self._slots[name]
@@ -126,8 +134,8 @@ class WeightReader:
         for source, rows in zip(slot.sources, _rows(slot), strict=True):
             target = flat[row : row + rows]
             target.copy_(self._part(slot, source, target.shape))
+            check_finite(self._names[source], target)
             row += rows
-        check_finite(name, out)
         return convert(name, out, self._bits[name]) if name in self._bits else out
 
     def stored_name(self, source: str) -> str:

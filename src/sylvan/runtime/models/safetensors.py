@@ -6,18 +6,16 @@ cache, so that several servers of one checkpoint share it until they convert it.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
-import struct
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from sylvan.checkpoints.formats import SAFETENSORS_INDEX, check_index, weight_files
+from sylvan.checkpoints.headers import read_header
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.stored import StoredTensor
 
@@ -41,7 +39,6 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
 """How a header spells a type."""
-_MAX_HEADER_BYTES = 100_000_000
 _AT_HAND = 8  # tensors whose pages stay resident: more than are converted at a time
 
 
@@ -96,18 +93,18 @@ class Checkpoint:
             region.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def _read_header(self, file: Path) -> None:
-        size = file.stat().st_size
+        entries, begin = read_header(file)
         with file.open("rb") as stream:
-            prefix = stream.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-                raise ConfigError(f"{str(file)!r} is no safetensors file, or its header is cut off")
-            header = _parse(file, stream.read(length))
-            region = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY)
-        self._regions[file] = region, 8 + length
-        for name, entry in header.items():
-            if name != "__metadata__":
-                self._add(_stored(name, file, entry), size - 8 - length)
+            size = file.stat().st_size
+            self._regions[file] = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY), begin
+        for name, entry in entries.items():
+            if (dtype := _DTYPES.get(entry.dtype)) is None:
+                raise ConfigError(
+                    f"{str(file)!r}: cannot read the entry of tensor {name!r}, of numbers "
+                    f"{entry.dtype!r}"
+                )
+            stored = StoredTensor(name, file, dtype, entry.shape, entry.start, entry.stop)
+            self._add(stored, size - begin)
 
     def _add(self, tensor: StoredTensor, data_bytes: int) -> None:
         if tensor.stop > data_bytes:
@@ -124,24 +121,3 @@ class Checkpoint:
             other = self.tensors[tensor.name].file.name
             raise ConfigError(f"tensor {tensor.name!r} is in both {other} and {tensor.file.name}")
         self.tensors[tensor.name] = tensor
-
-
-def _parse(file: Path, header: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(header)
-    except ValueError:
-        raise ConfigError(f"{str(file)!r} has a broken safetensors header") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{str(file)!r} has a broken safetensors header")
-    return found
-
-
-def _stored(name: str, file: Path, entry: Any) -> StoredTensor:
-    try:
-        dtype, shape = _DTYPES[entry["dtype"]], tuple(int(n) for n in entry["shape"])
-        start, stop = (int(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{str(file)!r}: cannot read the entry of tensor {name!r}") from None
-    if not 0 <= start <= stop or min(shape, default=0) < 0:
-        raise ConfigError(f"{str(file)!r}: impossible place or shape of tensor {name!r}")
-    return StoredTensor(name, file, dtype, shape, start, stop)

@@ -140,7 +140,10 @@ def change(weights, name, value):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda w: w.pop(LAYER + "mlp.up_proj.weight"), "lacks the tensor 'layers.0.mlp.up_proj"),
+        (
+            lambda w: w.pop(LAYER + "mlp.up_proj.weight"),
+            "lacks the tensor 'model.layers.0.mlp.up_proj",
+        ),
         (lambda w: w.update({"model.extra.weight": torch.ones(1)}), "has the tensor 'model.extra"),
         (
             lambda w: change(w, "self_attn.k_proj.weight", lambda t: t[:2].clone()),
@@ -148,9 +151,16 @@ def change(weights, name, value):
         ),
         (
             lambda w: change(w, "mlp.down_proj.weight", lambda t: t.fill_(float("nan"))),
-            "'layers.0.mlp.down_proj.weight' are not finite",
+            "'model.layers.0.mlp.down_proj.weight' are not finite",
         ),
-        (lambda w: w["model.norm.weight"].fill_(float("inf")), "'norm.weight' are not finite"),
+        (
+            lambda w: change(w, "self_attn.k_proj.weight", lambda t: t.fill_(float("inf"))),
+            "'model.layers.0.self_attn.k_proj.weight' are not finite",
+        ),
+        (
+            lambda w: w["model.norm.weight"].fill_(float("inf")),
+            "'model.norm.weight' are not finite",
+        ),
         (
             lambda w: change(w, "self_attn.o_proj.weight", lambda t: t.to(torch.int8)),
             "stored as torch.int8",
