@@ -178,9 +178,6 @@ ENDLESS = {
     "required": ["x"],
 }
 HARD = {
-    "exponential regex": (
-        {"regex": "(((((((a{30}){30}){30}){30}){30}){30}){30}){30}"}, "too many",
-    ),
     "exponential pattern": (
         {"json_schema": json.dumps({"type": "string", "pattern": f"^{'(' * 7}a{'{40})' * 7}$"})},
         "too many",

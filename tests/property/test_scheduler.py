@@ -26,7 +26,7 @@ class AnyScheduler(SchedulerMachine):
 
 TestAnyScheduler = AnyScheduler.TestCase
 TestAnyScheduler.settings = settings(
-    max_examples=180, stateful_step_count=40, report_multiple_bugs=False
+    max_examples=110, stateful_step_count=40, report_multiple_bugs=False
 )
 
 

@@ -42,7 +42,7 @@ def stream(found: ReasoningFamily, forced: bool, chunks: list[str]) -> tuple[str
 
 
 @given(cases())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_any_cut_gives_the_same(case) -> None:
     found, forced, text, chunks = case
     at_once = separate(text, found, start_in_reasoning=forced)

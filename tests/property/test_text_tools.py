@@ -97,7 +97,7 @@ def stream(name: str, chunks: list[str], tools=TOOLS) -> ParsedTools:
 
 
 @given(cases(), st.booleans())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_any_cut_gives_the_same(case, known: bool) -> None:
     name, text, chunks = case
     tools = TOOLS if known else None
@@ -108,7 +108,7 @@ def test_any_cut_gives_the_same(case, known: bool) -> None:
 
 
 @given(cases())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_text_without_calls_is_given_back_unchanged(case) -> None:
     name, text, _ = case
 
@@ -122,7 +122,7 @@ def test_text_without_calls_is_given_back_unchanged(case) -> None:
 
 
 @given(cases())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_arguments_are_the_beginning_of_json(case) -> None:
     name, text, _ = case
 
@@ -172,7 +172,7 @@ WRAPPED = [name for name in NAMES if family(name).wrapping]
     st.lists(st.dictionaries(st.text(max_size=4), JSON, max_size=3), min_size=1, max_size=3),
     st.data(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_arguments_come_back(name: str, arguments: list, data) -> None:
     wrapping = family(name).wrapping
     begin = wrapping.begin.replace("NAME", "f")
@@ -188,7 +188,7 @@ def test_any_arguments_come_back(name: str, arguments: list, data) -> None:
 
 
 @given(cases())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_events_are_in_order(case) -> None:
     name, _, chunks = case
     parser, index = ToolParser(family(name).grammar, TOOLS), -1
