@@ -1,7 +1,7 @@
 """`python -m sylvan.kernels.aot`: compile every kernel for every chip, print a table, and judge.
 
-Needs Triton but no GPU. Fails if a kernel spills registers, or wants more shared memory than a
-program may have.
+Needs Triton but no GPU. Fails if a kernel spills registers (but for what was measured to be worth
+it, see `target.py`), or wants more shared memory than a program may have.
 """
 
 from __future__ import annotations

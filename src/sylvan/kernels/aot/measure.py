@@ -32,7 +32,8 @@ class Compiled:
 
     def faults(self, target: Target) -> list[str]:
         """Why it may not be used on `target`."""
-        found = [f"spills {self.spilled}"] if self.spilled else []
+        allowed = target.spills.get(self.kernel, 0)
+        found = [f"spills {self.spilled}"] if self.spilled > allowed else []
         if self.shared_bytes > target.shared_bytes:
             found.append(
                 f"{self.shared_bytes} bytes of shared memory, {target.shared_bytes} allowed"

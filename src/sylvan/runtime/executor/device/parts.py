@@ -37,7 +37,7 @@ class StepMemory:
         self._wide = Inputs(step_layout(limits.max_tokens, limits.max_reqs), platform, _HOST_COPIES)
         starts = self._narrow.device["q_starts"]  # as every decoding step has them
         starts.copy_(torch.arange(len(starts), dtype=torch.int32))
-        self._feed = torch.empty(0)
+        self._ids = self._feed = torch.empty(0)
 
     def inputs(self, tokens: int, requests: int) -> Inputs:
         """Where a step of so many is written."""
@@ -56,7 +56,7 @@ class StepMemory:
         if sizes.bucket is not None:
             rows, requests, samples = sizes.bucket.rows, *[sizes.bucket.requests] * 2
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
-        batch.input_ids_T = device["input_ids"][:rows]
+        batch.input_ids_T = self._ids = device["input_ids"][:rows]
         batch.positions_T = device["positions"][:rows]
         batch.out_slots_T = device["out_slots"][:rows]
         batch.kv_lens_R = device["kv_lens"][:requests]
@@ -66,9 +66,13 @@ class StepMemory:
         self._feed = device["feed"][:rows]
 
     def feed(self, batch: ForwardBatch) -> None:
-        """Ids that were not known on the host are the newest tokens; part of graphs."""
+        """Ids that were not known on the host are the newest tokens; part of graphs.
+
+        What is read are the persistent inputs, also when the batch was fed before: a graph is
+        captured after the same step was run to warm up.
+        """
         newest = self.last_S[self._feed.clamp_min(0)]
-        ids = torch.where(self._feed >= 0, newest, batch.input_ids_T)
+        ids = torch.where(self._feed >= 0, newest, self._ids)
         batch.input_ids_T = ids.clamp(0, self.vocab_size - 1)
 
     def point_bucket(self, bucket: Bucket) -> ForwardBatch:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 import torch
 
 from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.executor.device.parts import StepMemory
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.graphs.sizes import mixed_buckets
 from sylvan.runtime.platform.find import load_kinds, open_platform
@@ -63,11 +66,32 @@ def test_steps_with_prompts_are_graphs_too(model_dir, expected, monkeypatch):
 
     assert serving.generate(PROMPTS) == expected["greedy"]
     assert {(rows, requests) for rows, requests, graph in ran if graph and rows > requests} <= {
-        (bucket.rows, bucket.requests) for bucket in mixed_buckets(64, serving.limits.max_running_reqs)
+        (bucket.rows, bucket.requests)
+        for bucket in mixed_buckets(64, serving.limits.max_running_reqs)
     }
     mixed = [step for step in ran if step[0] > step[1]]
     assert len(mixed) >= 3
     assert all(graph for _, _, graph in ran)
+
+
+def test_a_step_that_is_run_again_reads_its_inputs_again(model_dir, monkeypatch):
+    """A graph is captured from the second run, and must not read what the first one made."""
+    kept = []
+    point = StepMemory.point_bucket
+
+    def seen(self, bucket):
+        kept.append((self, bucket))
+        return point(self, bucket)
+
+    monkeypatch.setattr(StepMemory, "point_bucket", seen)
+    serve(model_dir)
+    for memory, bucket in kept:
+        batch = point(memory, bucket)
+        ids, feed = (memory.inputs(*astuple(bucket)).device[n] for n in ("input_ids", "feed"))
+        for number in (3, 8):
+            ids[: bucket.rows], feed[: bucket.rows] = number, -1
+            memory.feed(batch)
+            assert batch.input_ids_T.tolist() == [number] * bucket.rows
 
 
 def test_a_platform_without_delay_generates_the_same(model_dir, expected):
