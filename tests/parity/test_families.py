@@ -9,6 +9,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from sylvan.runtime.executor.facts import check_tensors
+from sylvan.runtime.models.registry import load_config
 from tests.parity.checkpoints import SHAPE, write
 from tests.parity.compare import compare
 from tests.parity.families import FALLBACK, FAMILIES
@@ -19,6 +21,8 @@ TOLERANCE = 1e-4  # of log probabilities of order 5, both sides in fp32
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_equals_transformers(family, tmp_path):
     model = write(FAMILIES[family](), len(family), tmp_path)
+    config = load_config(tmp_path)
+    assert config.path != "native" or check_tensors(config, tmp_path)
 
     found = compare(tmp_path, model, new=32 if family in FALLBACK else 64)
 

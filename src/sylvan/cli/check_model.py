@@ -34,6 +34,8 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
     trusted = config.trust_remote_code
     yield _outcome("architecture", lambda: _architecture(path, trusted=trusted))
     yield from _own_code(path, trusted=trusted)
+    if facts.weights == "safetensors":
+        yield from _tensors(path, trusted=trusted)
     yield _outcome("memory", lambda: _memory(path, config))
     yield from _text(path, config)
     yield _generation(path)
@@ -79,6 +81,20 @@ def _architecture(path: Path, *, trusted: bool) -> str:
     choice = choose_path(read_config(path), path if trusted else None)
     words = f"{choice.config.architecture}, path {choice.config.path}"
     return words if choice.config.path == "native" else f"{words}: {choice.why}"
+
+
+def _tensors(path: Path, *, trusted: bool) -> Iterable[Finding]:
+    from sylvan.runtime.executor.facts import check_tensors  # needs torch
+    from sylvan.runtime.models.registry import load_config
+
+    try:
+        config = load_config(path, trusted=trusted)
+    except ConfigError:
+        return  # said already
+    if config.path == "native":
+        yield _outcome(
+            "tensors", lambda: f"{check_tensors(config, path)} compared by name and shape"
+        )
 
 
 def _own_code(path: Path, *, trusted: bool) -> Iterable[Finding]:

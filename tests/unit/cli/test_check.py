@@ -3,7 +3,9 @@ from __future__ import annotations
 import importlib.util
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from sylvan import kernels
 from sylvan.cli.check import check_machine
@@ -154,6 +156,34 @@ def test_a_whole_model_is_described(capsys, whole_model):
     assert found["chat template"]["detail"] == "default"
     assert found["tool calls"]["detail"].endswith(", by the template")
     assert found["reasoning"]["detail"].endswith(", by the template")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda w: w.pop("model.norm.weight"), "lacks the tensor 'model.norm.weight'"),
+        (
+            lambda w: w.update({"model.norm.weight": np.ones(3, np.float32)}),
+            r"'model.norm.weight' has shape [3], but config.json implies [64]",
+        ),
+        (lambda w: w.update(more=np.ones(3, np.float32)), "has the tensor 'more'"),
+    ],
+)
+def test_tensors_are_compared_without_loading_them(capsys, whole_model, spoil, words):
+    file = whole_model / "model.safetensors"
+    weights = load_file(file)
+    code, found = check_model(capsys, whole_model)
+    assert (code, found["tensors"]["detail"]) == (
+        0,
+        f"{len(weights)} compared by name and shape",
+    )
+    spoil(weights)
+    save_file(weights, file)
+
+    code, found = check_model(capsys, whole_model)
+
+    assert code == 1
+    assert words in found["tensors"]["cost"]
 
 
 def test_the_memory_is_that_of_the_flags(capsys, whole_model):

@@ -11,6 +11,7 @@ import torch
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.checkpoint import WeightReader
 from sylvan.runtime.models.compressed import choose
 from sylvan.runtime.models.config import (
     DTYPE_BYTES,
@@ -18,6 +19,7 @@ from sylvan.runtime.models.config import (
     kv_bytes_per_token,
     state_bytes,
 )
+from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.quantise import weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
 
@@ -105,6 +107,18 @@ def facts_of(
         causal=config.causal,
         num_labels=config.num_labels,
     )
+
+
+def check_tensors(config: ModelConfig, model_dir: Path) -> int:
+    """Compare names and shapes of a checkpoint's tensors with the model's; how many were compared.
+
+    Reads headers, and allocates nothing.
+
+    Raises:
+        ConfigError: one is missing, unexpected, cut off or of another shape; names it.
+    """
+    build = Build(dtype=torch.float32, length=1, device=torch.device("meta"))
+    return WeightReader(family_of(config).model(config, build), open_weights(model_dir)).check()
 
 
 def _dtype_name(config: ModelConfig, dtype: str) -> str:

@@ -117,10 +117,11 @@ class WeightReader:
 
     def _as_named(self, name: str) -> str:
         """With the prefix that the checkpoint's other tensors have."""
-        group = name.split(".", 1)[0] + "."
-        for known, stored in self._names.items():
-            if known.startswith(group) and stored.endswith(known):
-                return stored.removesuffix(known) + name
+        beside = name.split(".", 1)[0] + "."
+        for group in (beside, "" if beside == "lm_head." else "layers."):
+            for known, stored in self._names.items():
+                if group and known.startswith(group) and stored.endswith(known):
+                    return stored.removesuffix(known) + name
         return name
 
     def read(self, name: str) -> torch.Tensor | Int8Weight | Int4Weight:
@@ -137,6 +138,21 @@ class WeightReader:
             check_finite(self._names[source], target)
             row += rows
         return convert(name, out, self._bits[name]) if name in self._bits else out
+
+    def check(self) -> int:
+        """Compare the shapes of all tensors that are plain numbers, and read none; how many.
+
+        Raises:
+            ConfigError: one is of another shape or type; names it.
+        """
+        plain = 0
+        for slot in self._slots.values():
+            rest = slot.shape[2 if len(slot.sources) > 1 and len(slot.shape) == 3 else 1 :]
+            if all(len(self._parts[source]) == 1 for source in slot.sources):
+                for source, rows in zip(slot.sources, _rows(slot), strict=True):
+                    self._part(slot, source, torch.Size((rows, *rest)))
+                    plain += 1
+        return plain
 
     def stored_name(self, source: str) -> str:
         """What the checkpoint calls the tensor `source` of a slot."""
