@@ -303,7 +303,9 @@ def _on_device(
             f"{size_text(before.total)}): {str(error).splitlines()[0]} Lower cache.memory, "
             "scheduler.max_batch_tokens or scheduler.max_running_reqs, or choose a smaller model"
         ) from None
-    runner = "graph" if graph else "eager"
+    if options.runner == "graph" and not report.has_graphs:
+        raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
+    runner = "graph" if report.has_graphs else "eager"
     return executor, replace(facts, runner=runner, num_pages=report.num_pages)
 
 

@@ -113,14 +113,28 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     if buckets:
         platform.trim()
         free = platform.memory().free
-        runner = captured = BucketRunner(eager, buckets)
-        captured.capture(platform, memory.point_bucket)
+        runner = _captured(parts, eager, buckets)
         platform.trim()  # leaves what graphs keep for themselves
         taken = max(0, free - platform.memory().free)
-        report = replace(report, measured=replace(measured, graphs=taken))
+        report = replace(
+            report, measured=replace(measured, graphs=taken), has_graphs=runner is not eager
+        )
     logger.info("memory: %s", report.describe())
     caps = ExecutorCaps(max_batch_tokens=limits.max_tokens, max_running_reqs=limits.max_reqs)
     return DeviceExecutor(DeviceWorker(replace(parts, runner=runner)), caps), report
+
+
+def _captured(parts: DeviceParts, eager: TensorRunner, buckets: Sequence[Bucket]) -> Runner:
+    """Graphs of all buckets, or none where a step does what no graph can hold."""
+    runner = BucketRunner(eager, buckets)
+    try:
+        runner.capture(parts.platform, parts.memory.point_bucket)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as why:
+        logger.warning("no graphs, kernels are launched one by one: %s", str(why).splitlines()[0])
+        return eager
+    return runner
 
 
 def _largest_step(parts: DeviceParts, eager: TensorRunner, longest: int) -> None:

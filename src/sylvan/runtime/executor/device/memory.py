@@ -48,6 +48,7 @@ class MemoryReport:
     measured: Measured
     num_pages: int
     page_bytes: int
+    has_graphs: bool = False
 
     @property
     def kv(self) -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.device.parts import StepMemory
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.graphs.sizes import mixed_buckets
+from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from tests.parity.serving import Serving
 from tests.support.delayed import DelayedPlatform, EarlySyncError
@@ -72,6 +76,33 @@ def test_steps_with_prompts_are_graphs_too(model_dir, expected, monkeypatch):
     mixed = [step for step in ran if step[0] > step[1]]
     assert len(mixed) >= 3
     assert all(graph for _, _, graph in ran)
+
+
+class NoCapture(DelayedPlatform):
+    """Steps of the model do something that no graph can hold."""
+
+    def graph(self):
+        return SimpleNamespace(capture=self._refuse)
+
+    def _refuse(self, work):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nMore.")
+
+
+def test_what_cannot_be_captured_runs_without_graphs(model_dir, expected, caplog):
+    build = OnDevice(NoCapture())
+
+    assert serve(model_dir, build).generate(PROMPTS) == expected["greedy"]
+    assert not build.report.has_graphs
+    assert "no graphs, kernels are launched one by one: CUDA error" in caplog.text
+    assert "More." not in caplog.text
+
+
+def test_graphs_asked_for_are_refused_where_they_cannot_be_captured(model_dir):
+    sizes = {"page_size": 16, "num_pages": 20, "max_batch_tokens": 32, "max_running_reqs": 2}
+    options = LocalOptions(**sizes, attention="dense", runner="graph")
+
+    with pytest.raises(ConfigError, match=r"runner=graph: this model's steps cannot be captured"):
+        build_executor(model_dir, options, platform=NoCapture())
 
 
 def test_a_step_that_is_run_again_reads_its_inputs_again(model_dir, monkeypatch):
