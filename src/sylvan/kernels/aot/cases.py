@@ -175,6 +175,7 @@ def _row_cases() -> list[Case]:
 
 def _sample_cases() -> list[Case]:
     logits, ids = _empty(64, 151936, dtype=F32), _empty(64, dtype=I32)
+    odd, small, large = (_empty(64, v, dtype=F32) for v in (50257, 4096, 600_000))
     number, key = _empty(64, dtype=F32), _empty(64, dtype=torch.int64)
     rows = Rows(
         greedy=_empty(64, dtype=torch.bool),
@@ -194,6 +195,9 @@ def _sample_cases() -> list[Case]:
     bias = Edits(entry_rows=ids, entry_ids=ids, entry_values=number)
     return [
         Case("draw", lambda: draw(logits, rows), sample=True),
+        Case("draw, odd vocabulary", lambda: draw(odd, rows)),
+        Case("draw, small vocabulary", lambda: draw(small, rows)),
+        Case("draw, largest vocabulary", lambda: draw(large, rows)),
         Case("masks", lambda: edit(logits, masks)),
         Case("penalties", lambda: edit(logits, counts)),
         Case("penalties and masks", lambda: edit(logits, both)),

@@ -1,14 +1,19 @@
 """Sampling on GPUs: every row with its own parameters, nothing sorted, nothing awaited.
 
-Three launches: what changes logits (only if something does), one pass for the maximum and the sum
-of each part of a row, and one program a row that draws. Random numbers are Philox4x32-10 (Salmon et
-al., SC 2011), keyed by (seed, sample, position) as everywhere in Sylvan: a request draws the same
-tokens on a GPU as on a CPU, but for ties broken by rounding.
+What changes logits takes a launch or two, only if something does. A draw takes the pass over all
+parts of all rows (`triton_parts`), which reads the logits once; what narrows the ids that filters
+may leave down to a few (`triton_narrow`), five launches, of which flat rows read the logits again
+and others next to nothing, and none if no row has filters; and one program a row that draws
+(`triton_draw`). Memory beside the logits is a fifth of theirs. Random numbers are keyed by
+(seed, sample, position) as everywhere in Sylvan: a request draws the same tokens on a GPU as on a
+CPU, but for ties broken by rounding.
 
 Shapes: R rows, V vocabulary, E entries.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -17,16 +22,10 @@ import triton.language as tl
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 from sylvan.kernels.sample.device import Drawn, Edits, Rows
-from sylvan.kernels.sample.triton_search import (
-    ALL,
-    above_and_at,
-    clean,
-    first_beyond,
-    level_of,
-)
+from sylvan.kernels.sample.triton_draw import draw_kernel
+from sylvan.kernels.sample.triton_narrow import bracket_kernel, gather_kernel, narrow_kernel
+from sylvan.kernels.sample.triton_parts import parts_kernel
 
-_PART = 8192  # of a row, a program's share of the first pass
-_BLOCK = 2048
 _EDIT_BLOCK = 1024
 
 
@@ -76,115 +75,6 @@ def _entries_kernel(logits_ptr, row_ptr, id_ptr, value_ptr, count, stride, BLOCK
     tl.atomic_add(logits_ptr + at, value, mask=inside)
 
 
-@triton.jit
-def _parts_kernel(
-    logits_ptr,
-    temperature_ptr,
-    peak_ptr,
-    id_ptr,
-    sum_ptr,
-    vocab,
-    stride,
-    PARTS: tl.constexpr,
-    PART: tl.constexpr,
-):
-    """Maximum, its first id, and sum of exp((x - maximum) / temperature) of a part of a row."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i = part * PART + tl.arange(0, PART)
-    x = tl.load(logits_ptr + row * stride + i, mask=i < vocab, other=float("-inf"))
-    x = clean(x)
-    peak = tl.max(x, 0)
-    level = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.sum(tl.exp((x - level) / tl.load(temperature_ptr + row)), 0)
-    tl.store(peak_ptr + row * PARTS + part, peak)
-    tl.store(id_ptr + row * PARTS + part, tl.min(tl.where(x == peak, i, ALL), 0))
-    tl.store(sum_ptr + row * PARTS + part, total)
-
-
-@triton.jit
-def _uniform(seed, sample, position):
-    """A number in [0, 1) with 53 random bits; see `runtime.sampling.philox`."""
-    low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
-    words = tl.philox(seed, low, high, sample.to(tl.uint32), low ^ low)
-    a, b = words[0] >> 5, words[1] >> 6
-    return (a.to(tl.float64) * 67108864.0 + b.to(tl.float64)) / 9007199254740992.0
-
-
-@triton.jit
-def _draw_kernel(
-    logits_ptr,
-    peak_ptr,
-    part_id_ptr,
-    sum_ptr,
-    greedy_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    seed_ptr,
-    sample_ptr,
-    position_ptr,
-    id_ptr,
-    logprob_ptr,
-    logsumexp_ptr,
-    vocab,
-    stride,
-    PARTS: tl.constexpr,
-    PART_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + row * stride
-    part = tl.arange(0, PART_BLOCK)
-    there = part < PARTS
-    peaks = tl.load(peak_ptr + row * PARTS + part, mask=there, other=float("-inf"))
-    ids = tl.load(part_id_ptr + row * PARTS + part, mask=there, other=ALL)
-    top = tl.max(peaks, 0)
-    temperature = tl.load(temperature_ptr + row)
-    if top == float("-inf"):
-        tl.store(id_ptr + row, -1)
-        tl.store(logprob_ptr + row, float("-inf"))
-        tl.store(logsumexp_ptr + row, float("-inf"))
-    else:
-        sums = tl.load(sum_ptr + row * PARTS + part, mask=there, other=0.0)
-        total = tl.sum(sums * tl.exp((peaks - top) / temperature), 0)
-        drawn = tl.min(tl.where(peaks == top, ids, ALL), 0)
-        if tl.load(greedy_ptr + row) == 0:
-            top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-            min_p = tl.load(min_p_ptr + row)
-            level, ties, mass = -1.0, ALL, total.to(tl.float64)
-            if top_k < vocab:
-                k = top_k.to(tl.float64)
-                level = level_of(row_ptr, vocab, top, temperature, k, False, BLOCK)
-                more, above, _ = above_and_at(row_ptr, vocab, top, temperature, level, BLOCK)
-                ties = top_k - more
-                mass = above + ties * level.to(tl.float64)
-            if top_p < 1.0:
-                # With min-p the mass is that of the first k; without it, of everything. Borders
-                # are double, as in the definition: equal weights often meet them exactly.
-                wanted = top_p * tl.where(min_p > 0.0, mass, total.to(tl.float64))
-                other = level_of(row_ptr, vocab, top, temperature, wanted, True, BLOCK)
-                _, above, at = above_and_at(row_ptr, vocab, top, temperature, other, BLOCK)
-                fit = tl.ceil((wanted - above) / tl.maximum(other, 1e-38).to(tl.float64))
-                fit = tl.minimum(tl.maximum(fit, 1.0), at.to(tl.float64)).to(tl.int32)
-                both = tl.where(other == level, tl.minimum(fit, ties), ties)
-                ties = tl.where(other > level, fit, both)
-                level = tl.maximum(other, level)
-            if min_p > level:
-                level, ties = min_p, ALL
-            if level > 0.0:
-                _, above, at = above_and_at(row_ptr, vocab, top, temperature, level, BLOCK)
-                mass = above + tl.minimum(at, ties) * level.to(tl.float64)
-            position = tl.load(position_ptr + row)
-            u = _uniform(tl.load(seed_ptr + row), tl.load(sample_ptr + row), position)
-            goal = u * mass
-            drawn = first_beyond(row_ptr, vocab, top, temperature, level, ties, goal, BLOCK)
-        chosen = clean(tl.load(row_ptr + drawn))
-        tl.store(id_ptr + row, drawn)
-        tl.store(logprob_ptr + row, (chosen - top) / temperature - tl.log(total))
-        tl.store(logsumexp_ptr + row, top / temperature + tl.log(total))
-
-
 def edit(logits_RV: torch.Tensor, edits: Edits) -> None:
     """Change logits in place: penalties, then what is allowed, then bias; the contract's order."""
     assert logits_RV.dtype == torch.float32
@@ -231,44 +121,188 @@ def edit(logits_RV: torch.Tensor, edits: Edits) -> None:
         )
 
 
-def draw(logits_RV: torch.Tensor, rows: Rows) -> Drawn:
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """How rows are cut: ids of a part and of a block, ids that a row may gather, pivots."""
+
+    part: int = 8192
+    block: int = 32
+    slots: int = 2048
+    pivots: int = 16
+    chunk: int = 1024
+
+
+_SMALL = _Sizes(part=128, block=8, slots=32, pivots=4, chunk=128)
+_PASSES = 3  # of narrowing
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the first pass finds; see `parts_kernel`."""
+
+    peaks: torch.Tensor
+    ids: torch.Tensor
+    sums: torch.Tensor
+    block_peaks: torch.Tensor
+    block_sums: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the drawing program needs of filtered rows; see `bracket_kernel`, `gather_kernel`."""
+
+    mode: torch.Tensor
+    level: torch.Tensor
+    inside: torch.Tensor
+    over: torch.Tensor
+    over_mass: torch.Tensor
+    slots: torch.Tensor
+
+
+def _cut(logits_RV: torch.Tensor) -> tuple[_Sizes, dict[str, int]]:
+    """How these rows are cut, and the same for kernels: one looks at all blocks of a row."""
+    vocab = logits_RV.shape[1]
+    if arch_of(logits_RV) == "interpreter":
+        sizes = _SMALL  # where many parts of a small vocabulary are tested
+    else:
+        sizes = _Sizes()
+        sizes = replace(sizes, block=sizes.block * power_of_two(ceil_div(vocab, 32 * sizes.part)))
+    parts = ceil_div(vocab, sizes.part)
+    return sizes, {
+        "PARTS": parts,
+        "PART_BLOCK": power_of_two(parts),
+        "BLOCKS": sizes.part // sizes.block,
+        "BLOCK": sizes.block,
+    }
+
+
+def _but(cut: dict[str, int], *names: str) -> dict[str, int]:
+    return {name: value for name, value in cut.items() if name not in names}
+
+
+def _first_pass(logits_RV: torch.Tensor, rows: Rows, cut: dict[str, int]) -> _Parts:
+    count, vocab = logits_RV.shape
+    parts = (count, cut["PARTS"])
+    blocks = (count, cut["PARTS"] * cut["BLOCKS"])
+    new = logits_RV.new_empty
+    found = _Parts(new(parts), new(parts, dtype=torch.int32), new(parts), new(blocks), new(blocks))
+    launch(
+        parts_kernel,
+        parts,
+        logits_RV,
+        rows.temperature,
+        found.peaks,
+        found.ids,
+        found.sums,
+        found.block_peaks,
+        found.block_sums,
+        vocab,
+        logits_RV.stride(0),
+        **_but(cut, "PART_BLOCK"),
+        num_warps=16,
+    )
+    return found
+
+
+def _find(
+    logits_RV: torch.Tensor, rows: Rows, parts: _Parts, sizes: _Sizes, cut: dict[str, int]
+) -> _Found:
+    """What can matter of rows with filters; nothing of others."""
+    count, vocab = logits_RV.shape
+    grid = (count, cut["PARTS"])
+    new, int32 = logits_RV.new_empty, torch.int32
+    mode, k, level = (new(s, dtype=int32) for s in (count, count, (_PASSES + 1, count, 2)))
+    top, wanted = new(count), new(count, dtype=torch.float64)
+    launch(
+        bracket_kernel,
+        (count,),
+        parts.peaks,
+        parts.sums,
+        parts.block_peaks,
+        parts.block_sums,
+        rows.greedy,
+        rows.temperature,
+        rows.top_k,
+        rows.top_p,
+        rows.min_p,
+        mode,
+        k,
+        top,
+        wanted,
+        level,
+        vocab,
+        **cut,
+        ALL_BLOCKS=power_of_two(cut["PARTS"] * cut["BLOCKS"]),
+        SLOTS=sizes.slots,
+        num_warps=16,
+    )
+    near = new((_PASSES, *grid, 2), dtype=int32)
+    above = (_PASSES, *grid, sizes.pivots)
+    bracket = (mode, k, top, wanted, level, near, new(above, dtype=int32), new(above))
+    for passes in range(_PASSES):
+        launch(
+            narrow_kernel,
+            grid,
+            logits_RV,
+            rows.temperature,
+            *bracket,
+            vocab,
+            logits_RV.stride(0),
+            passes,
+            **_but(cut, "BLOCKS", "BLOCK"),
+            PART=sizes.part,
+            PIVOTS=sizes.pivots,
+            num_warps=16,
+        )
+    inside, over, over_mass = new(grid, dtype=int32), new(grid, dtype=int32), new(grid)
+    slots = new((*grid, sizes.slots), dtype=torch.int16)
+    launch(
+        gather_kernel,
+        grid,
+        logits_RV,
+        rows.temperature,
+        parts.block_peaks,
+        *bracket,
+        inside,
+        over,
+        over_mass,
+        slots,
+        vocab,
+        logits_RV.stride(0),
+        PASSES=_PASSES,
+        **cut,
+        PIVOTS=sizes.pivots,
+        SLOTS=sizes.slots,
+        num_warps=16,
+    )
+    return _Found(mode, level, inside, over, over_mass, slots)
+
+
+def draw(logits_RV: torch.Tensor, rows: Rows, *, filtered: bool = True) -> Drawn:
     """Draw one id a row from float32 logits that are final but for temperature.
 
-    The definition, and so the result, is that of `sylvan.runtime.sampling.draw`.
+    The definition, and so the result, is that of `sylvan.runtime.sampling.draw`. `filtered` False
+    promises that no row has top-k, top-p or min-p, or that all that have are greedy; it saves
+    launches and changes nothing else.
     """
     assert logits_RV.dtype == torch.float32
     assert logits_RV.stride(1) == 1
     count, vocab = logits_RV.shape
-    small = arch_of(logits_RV) == "interpreter"  # where parts of a small vocabulary are tested
-    size = 64 if small else _PART
-    parts = ceil_div(vocab, size)
-    peaks, sums, logprobs, logsumexp = (
-        logits_RV.new_empty(shape) for shape in ((count, parts), (count, parts), count, count)
-    )
-    part_ids, ids = (
-        logits_RV.new_empty(shape, dtype=torch.int32) for shape in ((count, parts), count)
-    )
+    sizes, cut = _cut(logits_RV)
+    parts = _first_pass(logits_RV, rows, cut)
+    ids, sums = parts.ids, parts.sums
+    found = _Found(ids, ids, ids, ids, sums, ids.view(torch.int16))  # stand for what is not read
+    if filtered:
+        found = _find(logits_RV, rows, parts, sizes, cut)
+    drawn = logits_RV.new_empty(count, dtype=torch.int32)
+    logprobs, logsumexp = logits_RV.new_empty(count), logits_RV.new_empty(count)
     launch(
-        _parts_kernel,
-        (count, parts),
-        logits_RV,
-        rows.temperature,
-        peaks,
-        part_ids,
-        sums,
-        vocab,
-        logits_RV.stride(0),
-        PARTS=parts,
-        PART=size,
-        num_warps=8,
-    )
-    launch(
-        _draw_kernel,
+        draw_kernel,
         (count,),
         logits_RV,
-        peaks,
-        part_ids,
-        sums,
+        parts.peaks,
+        parts.ids,
+        parts.sums,
         rows.greedy,
         rows.temperature,
         rows.top_k,
@@ -277,14 +311,21 @@ def draw(logits_RV: torch.Tensor, rows: Rows) -> Drawn:
         rows.seed,
         rows.sample,
         rows.position,
-        ids,
+        found.mode,
+        found.level,
+        found.inside,
+        found.over,
+        found.over_mass,
+        found.slots,
+        drawn,
         logprobs,
         logsumexp,
         vocab,
         logits_RV.stride(0),
-        PARTS=parts,
-        PART_BLOCK=power_of_two(parts),
-        BLOCK=128 if small else _BLOCK,
+        PASSES=_PASSES,
+        **cut,
+        SLOTS=sizes.slots,
+        CHUNK=sizes.chunk,
         num_warps=8,
     )
-    return Drawn(ids, logprobs, logsumexp)
+    return Drawn(drawn, logprobs, logsumexp)

@@ -1,12 +1,10 @@
-"""Which tokens of a row may be drawn, found without sorting.
+"""The exact level of a row, and the id drawn by it: what one program does at the end.
 
-The order of tokens is by weight falling, then id rising, and what a filter keeps is always a first
-part of it: everything above a level, and the first few (by id) of those at it. The level is found
-by search over the weights' bits, which rise with the weights: each pass over the row counts above
-eight pivots at once, and pulls the ends of the bracket in to the nearest weights, so that a pass
-or two after the bracket holds one weight the search is over. About five passes in all.
+The definition is that of `sylvan.runtime.sampling.draw`; what a level is, and who brackets it, that
+of `triton_narrow`. A search cuts the bracket by eight pivots at once, and pulls its ends in to the
+nearest weights, so that a pass or two after it holds one weight the search is over.
 
-The definition is that of `sylvan.runtime.sampling.draw`.
+Shapes: N masses of parts, of blocks or of ids; in the order of ids all of them.
 """
 
 from __future__ import annotations
@@ -14,97 +12,149 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sylvan.kernels.sample.triton_narrow import cut, pivots_of
+from sylvan.kernels.sample.triton_parts import ALL, ONE, bits_of, weigh, weight_of
+
 _PIVOTS = tl.constexpr(8)
-_ONE = tl.constexpr(0x3F800000)  # bits of 1.0, the largest weight
-_MOST = tl.constexpr(3.4028234663852886e38)
-ALL = tl.constexpr(1 << 30)
 
 
 @triton.jit
-def clean(x):
-    """NaN can never win, and infinity is the largest number; minus infinity forbids and stays."""
-    x = tl.where(x >= float("-inf"), x, float("-inf"))
-    return tl.where(x > _MOST, _MOST, x)
-
-
-@triton.jit
-def weights_at(row_ptr, start, vocab, top, temperature, BLOCK: tl.constexpr):
-    """exp((logit - top) / temperature) of ids from `start` on; 0 beyond the vocabulary."""
-    i = start + tl.arange(0, BLOCK)
-    x = clean(tl.load(row_ptr + i, mask=i < vocab, other=float("-inf")))
-    return tl.exp((x - top) / temperature)
-
-
-@triton.jit
-def level_of(row_ptr, vocab, top, temperature, target, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The least weight above which less than `target` is found: a number of ids, or a mass."""
-    low, high = 0, _ONE
-    pivot_index = tl.arange(0, _PIVOTS)
+def level_among(w, bits, low, high, k, wanted, over, over_mass):
+    """Bits of the level, searched among these weights; what lies over the bracket is added."""
+    index = tl.arange(0, _PIVOTS)
     while low < high:
-        step = (high - low + _PIVOTS) // (_PIVOTS + 1)
-        pivots = tl.minimum(low + step * (pivot_index + 1) - 1, high - 1)
-        above = tl.zeros([_PIVOTS, BLOCK], tl.float32)
-        nearest_low = tl.full([BLOCK], _ONE, tl.int32)
-        nearest_high = tl.zeros([BLOCK], tl.int32)
-        for start in range(0, vocab, BLOCK):
-            w = weights_at(row_ptr, start, vocab, top, temperature, BLOCK)
-            bits = w.to(tl.int32, bitcast=True)
-            amount = w
-            if not BY_MASS:
-                amount = w * 0.0 + 1.0
-            above += tl.where(bits[None, :] > pivots[:, None], amount[None, :], 0.0)
-            nearest_low = tl.minimum(nearest_low, tl.where(bits >= low, bits, _ONE))
-            nearest_high = tl.maximum(nearest_high, tl.where(bits <= high, bits, 0))
-        enough = tl.sum(above, 1).to(tl.float64) >= target  # the level is higher than this pivot
-        next_low = tl.max(tl.where(enough, pivots + 1, low), 0)
-        next_high = tl.min(tl.where(enough, high, pivots), 0)
-        low = tl.maximum(next_low, tl.min(nearest_low, 0))
-        high = tl.maximum(tl.minimum(next_high, tl.max(nearest_high, 0)), low)
-    return tl.cast(low, tl.float32, bitcast=True)
+        pivots = pivots_of(low, high, index, _PIVOTS)
+        above = bits[None, :] > pivots[:, None]
+        counts = over + tl.sum(above.to(tl.int32), 1)
+        masses = over_mass + tl.sum(tl.where(above, w[None, :], 0.0), 1).to(tl.float64)
+        nearest_low = tl.min(tl.where(bits >= low, bits, ONE), 0)
+        nearest_high = tl.max(tl.where(bits <= high, bits, 0), 0)
+        enough = (counts >= k) | (masses >= wanted)
+        low, high = cut(low, high, pivots, enough, nearest_low, nearest_high)
+    return low
 
 
 @triton.jit
-def above_and_at(row_ptr, vocab, top, temperature, level, BLOCK: tl.constexpr):
-    """Number and mass of ids above `level`, and the number at it."""
-    counts = tl.zeros([BLOCK], tl.int32)
-    ties = tl.zeros([BLOCK], tl.int32)
-    mass = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocab, BLOCK):
-        w = weights_at(row_ptr, start, vocab, top, temperature, BLOCK)
-        counts += (w > level).to(tl.int32)
-        ties += (w == level).to(tl.int32)
-        mass += tl.where(w > level, w, 0.0)
-    return tl.sum(counts, 0), tl.sum(mass, 0).to(tl.float64), tl.sum(ties, 0)
+def level_in_row(row_ptr, vocab, top, scale, low, high, k, wanted, CHUNK: tl.constexpr):
+    """The same over all of a row, by one program: for rows that are neither sparse nor narrowed."""
+    index = tl.arange(0, _PIVOTS)
+    while low < high:
+        pivots = pivots_of(low, high, index, _PIVOTS)
+        counts = tl.zeros([_PIVOTS, CHUNK], tl.int32)
+        masses = tl.zeros([_PIVOTS, CHUNK], tl.float32)
+        lows = tl.full([CHUNK], ONE, tl.int32)
+        highs = tl.zeros([CHUNK], tl.int32)
+        for start in range(0, vocab, CHUNK):
+            i = start + tl.arange(0, CHUNK)
+            x = tl.load(row_ptr + i, mask=i < vocab, other=float("-inf"))
+            w = weigh(x, top, scale)
+            bits = bits_of(w)
+            above = bits[None, :] > pivots[:, None]
+            counts += above.to(tl.int32)
+            masses += tl.where(above, w[None, :], 0.0)
+            lows = tl.minimum(lows, tl.where(bits >= low, bits, ONE))
+            highs = tl.maximum(highs, tl.where(bits <= high, bits, 0))
+        enough = (tl.sum(counts, 1) >= k) | (tl.sum(masses, 1).to(tl.float64) >= wanted)
+        low, high = cut(low, high, pivots, enough, tl.min(lows, 0), tl.max(highs, 0))
+    return low
 
 
 @triton.jit
-def first_beyond(row_ptr, vocab, top, temperature, level, ties, target, BLOCK: tl.constexpr):
-    """The first id at which the kept weights sum to more than `target`, in the order of ids.
+def parts_at(
+    row_ptr,
+    vocab,
+    top,
+    scale,
+    level,
+    PARTS: tl.constexpr,
+    PART_BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Of each part of a row, by one program: mass and number above a level, and number at it."""
+    part = tl.arange(0, PART_BLOCK)
+    masses = tl.zeros([PART_BLOCK], tl.float64)
+    counts = tl.zeros([PART_BLOCK], tl.int32)
+    tied = tl.zeros([PART_BLOCK], tl.int32)
+    for p in range(PARTS):
+        i = p * PART + tl.arange(0, PART)
+        w = weigh(tl.load(row_ptr + i, mask=i < vocab, other=float("-inf")), top, scale)
+        bits = bits_of(w)
+        mass = tl.sum(tl.where(bits > level, w, 0.0), 0).to(tl.float64)
+        masses = tl.where(part == p, mass, masses)
+        counts = tl.where(part == p, tl.sum((bits > level).to(tl.int32), 0), counts)
+        tied = tl.where(part == p, tl.sum((bits == level).to(tl.int32), 0), tied)
+    return masses, counts, tied
 
-    Kept are ids above `level`, and the first `ties` at it. If rounding keeps the sum from getting
-    there it is the last kept one.
+
+@triton.jit
+def ties_of(level, k, wanted, above, mass, at):
+    """How many of the `at` ids at the level are kept, `above` of this mass being above it.
+
+    Borders are double, as in the definition: equal weights often meet them exactly.
     """
-    start, found, last, seen = 0, -1, 0, 0
-    running = target * 0.0
-    while (start < vocab) & (found < 0):
-        i = start + tl.arange(0, BLOCK)
-        w = weights_at(row_ptr, start, vocab, top, temperature, BLOCK)
-        at_level = (w == level).to(tl.int32)
-        ties_here = tl.sum(at_level, 0)
-        kept = w >= level
-        if (ties_here > 0) & (seen + ties_here > ties):
-            rank = seen + tl.cumsum(at_level, 0) - at_level
-            kept = (w > level) | ((at_level == 1) & (rank < ties))
-        mass = tl.where(kept, w, 0.0)
-        after = running + tl.sum(mass, 0).to(tl.float64)
-        last = tl.maximum(last, tl.max(tl.where(mass > 0.0, i, 0), 0))
-        if after > target:
-            sums = running + tl.cumsum(mass, 0).to(tl.float64)
-            hit = tl.where((sums > target) & (mass > 0.0), i, ALL)
-            first = tl.min(hit, 0)
-            # The sum of the block and the sums inside it may differ in the last digit.
-            found = tl.where(first == ALL, last, first)
-        running = after
-        seen += ties_here
-        start += BLOCK
-    return tl.where(found < 0, last, found)
+    fit = tl.ceil((wanted - mass) / tl.maximum(weight_of(level), 1e-37).to(tl.float64))
+    fit = tl.minimum(tl.maximum(fit, 1.0), at.to(tl.float64)).to(tl.int32)
+    return tl.minimum(tl.maximum(k - above, 1), fit)
+
+
+@triton.jit
+def share_of_first(level, k, top_p, above, mass, at):
+    """The wanted mass if it is a share of the first k ids, which end at this level."""
+    ties = tl.minimum(k - above, at).to(tl.float64)
+    return top_p.to(tl.float64) * (mass + ties * weight_of(level).to(tl.float64))
+
+
+@triton.jit
+def kept(above, tied, level, ties):
+    """Masses (N,) that may be drawn: those above the level, and of those at it the first few."""
+    seen = tl.cumsum(tied, 0) - tied
+    mine = tl.minimum(tl.maximum(ties - seen, 0), tied)
+    return above + mine.to(tl.float64) * weight_of(level).to(tl.float64)
+
+
+@triton.jit
+def choose(masses, index, goal):
+    """The first of masses (N,) at which their sum is more than `goal`; and the sum before it.
+
+    If rounding keeps the sum from getting there it is the last that is more than nothing.
+    """
+    there = masses > 0.0
+    hit = tl.min(tl.where((tl.cumsum(masses, 0) > goal) & there, index, ALL), 0)
+    chosen = tl.where(hit < ALL, hit, tl.max(tl.where(there, index, 0), 0))
+    return chosen, tl.sum(tl.where(index < chosen, masses, 0.0), 0)
+
+
+@triton.jit
+def walk(
+    row_ptr,
+    part,
+    vocab,
+    top,
+    scale,
+    level,
+    ties,
+    goal,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The id of a part at which the kept weights sum to more than `goal`: its block, then the id.
+
+    `ties`: how many ids of the part and later ones are kept at the level.
+    """
+    block, index = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
+    start = part * (BLOCKS * BLOCK)
+    i = start + block[:, None] * BLOCK + index[None, :]
+    w = weigh(tl.load(row_ptr + i, mask=i < vocab, other=float("-inf")), top, scale)
+    bits = bits_of(w)
+    above = tl.sum(tl.where(bits > level, w, 0.0), 1).to(tl.float64)
+    tied = tl.sum((bits == level).to(tl.int32), 1)
+    chosen, before = choose(kept(above, tied, level, ties), block, goal)
+    ties -= tl.sum(tl.where(block < chosen, tied, 0), 0)
+    start += chosen * BLOCK
+    i = start + index
+    w = weigh(tl.load(row_ptr + i, mask=i < vocab, other=float("-inf")), top, scale)
+    bits = bits_of(w)
+    above = tl.where(bits > level, w, 0.0).to(tl.float64)
+    tied = (bits == level).to(tl.int32)
+    chosen, _ = choose(kept(above, tied, level, ties), index, goal - before)
+    return start + chosen

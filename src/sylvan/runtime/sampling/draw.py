@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sylvan.runtime.sampling.params import NO_TOP_K, SamplingBatch
+from sylvan.runtime.sampling.params import NO_TOP_K, SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.philox import uniform
 
 CANDIDATES = 1024
@@ -57,11 +57,11 @@ def draw(logits_RV: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     u = uniform(params.seed[mine], params.sample[mine], batch.positions[random])
     u_R = torch.from_numpy(u).to(device)
     out = torch.empty_like(index)
-    filtered = _filtered(batch, mine)
-    plain = torch.from_numpy(np.flatnonzero(~filtered)).to(device)
+    dropping = filtered(params, mine)
+    plain = torch.from_numpy(np.flatnonzero(~dropping)).to(device)
     if len(plain):
         out[plain] = _invert(probs_RV[plain], u_R[plain])
-    chosen = np.flatnonzero(filtered)
+    chosen = np.flatnonzero(dropping)
     if len(chosen):
         rows = torch.from_numpy(chosen).to(device)
         columns = (
@@ -73,8 +73,8 @@ def draw(logits_RV: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     return out_R
 
 
-def _filtered(batch: SamplingBatch, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-    params = batch.params
+def filtered(params: SamplingSlots, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Which of these slots drop improbable tokens; greedy ones may seem to."""
     return (
         (params.top_k[slots] < NO_TOP_K) | (params.top_p[slots] < 1.0) | (params.min_p[slots] > 0.0)
     )

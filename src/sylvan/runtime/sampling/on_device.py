@@ -74,8 +74,13 @@ class DeviceSampling(Protocol):
         """Change logits in place."""
         ...
 
-    def draw(self, logits_RV: torch.Tensor, rows: Rows | None) -> torch.Tensor:
-        """Ids int32 (R,), -1 where no token is possible; `rows` None: all are greedy."""
+    def draw(
+        self, logits_RV: torch.Tensor, rows: Rows | None, *, filtered: bool = True
+    ) -> torch.Tensor:
+        """Ids int32 (R,), -1 where no token is possible; `rows` None: all are greedy.
+
+        `filtered` False: no row that is not greedy has top-k, top-p or min-p.
+        """
         ...
 
 
@@ -97,8 +102,11 @@ class TorchSampling:
             index = entries.rows.long(), entries.ids.long()
             logits_RV.index_put_(index, entries.values, accumulate=True)
 
-    def draw(self, logits_RV: torch.Tensor, rows: Rows | None) -> torch.Tensor:
-        """See `DeviceSampling.draw`."""
+    def draw(
+        self, logits_RV: torch.Tensor, rows: Rows | None, *, filtered: bool = True
+    ) -> torch.Tensor:
+        """See `DeviceSampling.draw`; every row takes the same path."""
+        del filtered
         clean_RV = cleaned(logits_RV)
         best_R, ids_R = clean_RV.max(-1)
         if rows is not None:

@@ -30,6 +30,19 @@ CASES: list[dict[str, float]] = [
     {"top_k": 5, "top_p": 0.9},
     {"top_p": 0.7, "min_p": 0.05, "temperature": 2.0},
 ]
+WIDE: list[dict[str, float]] = [  # filters that leave much, or border on nothing and on everything
+    {"top_k": 120},
+    {"top_k": 197},
+    {"top_k": 198},
+    {"top_p": 0.9},
+    {"top_p": 0.999},
+    {"min_p": 1.0},
+    {"min_p": 1e-4},
+    {"top_k": 150, "top_p": 0.55},
+    {"top_k": 60, "min_p": 0.3},
+    {"top_k": 150, "top_p": 0.9, "min_p": 0.01},
+    {"top_k": 2, "top_p": 0.99, "min_p": 0.5},
+]
 
 
 def slots(cases: list[dict[str, float]], vocab: int) -> SamplingSlots:
@@ -91,6 +104,55 @@ def test_equal_logits_are_taken_in_order_of_ids(vocab: int) -> None:
     got, want = both(logits, CASES)
 
     assert got.tolist() == want.tolist()
+
+
+def rows_like(kind: str, count: int, vocab: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    normal = torch.randn(count, vocab, generator=generator)
+    if kind == "flat":
+        return normal / 10
+    if kind == "very flat":
+        return normal / 1000
+    if kind == "few levels":
+        return torch.randint(0, 3, (count, vocab), generator=generator).float()
+    if kind == "all equal":
+        return torch.full((count, vocab), -2.5)
+    if kind == "together":  # what is likely lies in a few parts
+        normal[:, 70:130] += 9.0
+        return normal
+    assert kind == "masked"
+    forbidden = torch.rand(count, vocab, generator=generator) < 0.7
+    forbidden[:, 5] = False
+    forbidden[-1] = True
+    forbidden[-1, 77] = False  # nothing else is left
+    return (4 * normal).masked_fill(forbidden, float("-inf"))
+
+
+@pytest.mark.parametrize(
+    "kind", ["flat", "very flat", "few levels", "all equal", "together", "masked"]
+)
+@pytest.mark.parametrize("vocab", [198, *more(9001)])
+def test_candidates_may_be_few_many_or_equal(kind: str, vocab: int) -> None:
+    got, want = both(rows_like(kind, len(WIDE), vocab), WIDE)
+
+    assert got.tolist() == want.tolist()
+
+
+def test_a_row_has_the_same_bits_alone_and_without_filters_beside_it() -> None:
+    logits = 2 * torch.randn(3, 150, generator=torch.Generator().manual_seed(6))
+    params = slots([{}, {"top_p": 0.9}, {"temperature": 0.7}], 150)
+    position = np.arange(3)
+
+    together = home(draw(put(logits), rows(params, position)))
+
+    for row in range(3):
+        chosen = [row]
+        alone = slots([{"top_p": 0.9} if row == 1 else {}], 150)
+        alone.seed[:], alone.temperature[:] = params.seed[row], params.temperature[row]
+        mine = rows(alone, position[chosen])
+        drawn = home(draw(put(logits[chosen]), mine, filtered=row == 1))
+        for name in ("ids", "logprobs", "logsumexp"):
+            assert torch.equal(getattr(drawn, name), getattr(together, name)[chosen])
 
 
 def test_what_is_not_a_number_never_wins() -> None:

@@ -23,6 +23,7 @@ from sylvan.runtime.executor.device.step import DeviceStep
 from sylvan.runtime.executor.plan import PromptWant
 from sylvan.runtime.platform.api import Stream
 from sylvan.runtime.sampling.constraints import Masks
+from sylvan.runtime.sampling.draw import filtered
 from sylvan.runtime.sampling.on_device import Edits, Entries, MaskBits, Penalties, Rows
 from sylvan.runtime.sampling.params import SamplingBatch
 
@@ -39,7 +40,7 @@ class SampleLaunch:
         self._counts, self._placed, self._step = counts, placed, step
         self._masks: tuple[torch.Tensor, torch.Tensor] | None = None  # bits, rows
         self._entries: tuple[torch.Tensor, torch.Tensor] | None = None  # rows and ids, values
-        self._greedy = self._penalised = False
+        self._greedy = self._filtered = self._penalised = False
         self._temperatures: dict[int, float] = {}  # of rows with log probabilities
         self._blocks: list[_Block] = []
         self._rows_of: SamplingBatch | None = None
@@ -48,6 +49,7 @@ class SampleLaunch:
         """Copy parameters, masks and options of the rows."""
         params, plan = rows.params, self._step.plan
         self._greedy = bool(params.greedy[rows.slots].all())
+        self._filtered = bool(filtered(params, rows.slots).any())
         self._penalised = bool(params.has_penalty[rows.slots].any())
         constraints = self._parts.constraints
         if bound and constraints is not None:
@@ -161,7 +163,8 @@ class SampleLaunch:
         if not count:
             return
         views = self._placed.inputs.device
-        ids_N = self._parts.sampling.draw(logits_NV, None if self._greedy else self._rows(count))
+        drawn = None if self._greedy else self._rows(count)
+        ids_N = self._parts.sampling.draw(logits_NV, drawn, filtered=self._filtered)
         self._parts.memory.last_S.index_copy_(0, views["slots"][:count].long(), ids_N)
         if self._penalised:
             self._counts.add(views["count_rows"][:count], ids_N)

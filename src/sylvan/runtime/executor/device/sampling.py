@@ -12,7 +12,7 @@ from sylvan.runtime.sampling.on_device import DeviceSampling, Edits, Rows, Torch
 
 
 class TritonSampling:
-    """One launch for all edits and one for the draw, without sorting."""
+    """Launches for edits and for the draw, without sorting."""
 
     makes_numbers = True
 
@@ -40,7 +40,9 @@ class TritonSampling:
             }
         self._kernels.edit(logits_RV, self._kernels.Edits(**parts))
 
-    def draw(self, logits_RV: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+    def draw(
+        self, logits_RV: torch.Tensor, rows: Rows | None, *, filtered: bool = True
+    ) -> torch.Tensor:
         """See `DeviceSampling.draw`."""
         if rows is None:
             return TorchSampling().draw(logits_RV, None)
@@ -54,7 +56,7 @@ class TritonSampling:
             sample=rows.sample,
             position=rows.position,
         )
-        return self._kernels.draw(logits_RV, chosen).ids
+        return self._kernels.draw(logits_RV, chosen, filtered=filtered).ids
 
 
 def device_sampling(device: torch.device) -> DeviceSampling:

@@ -1,0 +1,314 @@
+"""Which ids of a row can matter, found by many programs before one program draws.
+
+The order of ids is by weight falling, then id rising, and what filters keep is always a first part
+of it: everything above a level, and the first few (by id) of those at it. The level is the least
+weight above which there are neither k ids nor the wanted mass. Here it is bracketed:
+
+- `bracket_kernel`, a program a row, reads no logits but what the first pass told of blocks of ids.
+  A block whose largest weight is m and whose sum is s holds at least max(m, s - (ids - 1) * L)
+  above any L <= m. Summed over blocks that is a mass certain to lie above L, and the number of such
+  blocks a number of ids: the largest L at which either is enough is a level certain to be no higher
+  than the one searched, and close to it as long as few blocks hold two ids that matter. What is not
+  below it can also be bounded: (s - m) / L + 1 a block. If that is little, the row is sparse.
+- `narrow_kernel`, a program a part, narrows the bracket of rows that are not sparse: ids or mass
+  above 16 pivots, each pass beginning with what the one before it found. Others return at once.
+- `gather_kernel`, a program a part, lists ids in the bracket, ascending, and sums what is above it.
+  It loads only blocks that reach up to the bracket: a few lines of a sparse row.
+
+Shapes: R rows, P parts of a row, J pivots, N passes of `narrow_kernel`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sylvan.kernels.sample.triton_parts import (
+    ALL,
+    ONE,
+    bits_of,
+    filter_of,
+    scale_of,
+    weigh,
+    weight_of,
+    whole,
+)
+
+DONE = tl.constexpr(0)  # modes of rows: nothing to find,
+SPARSE = tl.constexpr(1)  # few ids can matter,
+DENSE = tl.constexpr(2)  # the bracket is narrowed,
+SLOW = tl.constexpr(3)  # left to the program that draws
+_SHIFT = tl.constexpr(19)  # a level of the bracket's floor is a sixteenth of an octave
+_SLACK = tl.constexpr(1.0001)  # sums of blocks are rounded
+
+
+@triton.jit
+def _floor(weights, sums, k, wanted, BLOCK: tl.constexpr):
+    """Bits of a level above or at which there are certainly k ids or the wanted mass."""
+    bits = bits_of(weights)
+    low, high = 0, ONE >> _SHIFT
+    while low < high:
+        middle = (low + high + 1) // 2
+        least = middle << _SHIFT
+        above = bits >= least
+        count = tl.sum(above.to(tl.int32), 0)
+        rest = tl.maximum(weights, sums - (BLOCK - 1) * weight_of(least))
+        mass = tl.sum(tl.where(above, rest, 0.0), 0)
+        enough = (count >= k) | (mass.to(tl.float64) >= wanted * _SLACK)
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low << _SHIFT
+
+
+@triton.jit
+def bracket_kernel(
+    peak_ptr,
+    sum_ptr,
+    block_peak_ptr,
+    block_sum_ptr,
+    greedy_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    mode_ptr,
+    k_ptr,
+    top_ptr,
+    wanted_ptr,
+    level_ptr,
+    vocab,
+    PARTS: tl.constexpr,
+    PART_BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALL_BLOCKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """Mode, k, largest logit, wanted mass (R,), and the first bracket, in `level` (N + 1, R, 2)."""
+    row = tl.program_id(0).to(tl.int64)
+    scale = scale_of(tl.load(temperature_ptr + row))
+    top, masses = whole(peak_ptr, sum_ptr, row, scale, PARTS, PART_BLOCK)
+    k, top_p, min_p, filtered = filter_of(row, vocab, top_k_ptr, top_p_ptr, min_p_ptr)
+    if (tl.load(greedy_ptr + row) != 0) | (top == float("-inf")) | (filtered == 0):
+        tl.store(mode_ptr + row, DONE)
+    else:
+        # With all three, the mass that top-p takes its share of is that of the first k: those must
+        # be found, whatever the other two make of them.
+        triple = (k < ALL) & (top_p < 1.0) & (min_p > 0.0)
+        share = (top_p < 1.0) & (triple == 0)
+        wanted = tl.where(share, top_p.to(tl.float64) * tl.sum(masses, 0), float("inf"))
+        block = tl.arange(0, ALL_BLOCKS)
+        there = block * BLOCK < vocab
+        at = row * (PARTS * BLOCKS) + block
+        weights = tl.load(block_peak_ptr + at, mask=there, other=float("-inf"))
+        weights = weigh(weights, top, scale)
+        sums = tl.load(block_sum_ptr + at, mask=there, other=0.0)
+        peaks = tl.load(peak_ptr + row * PARTS + block // BLOCKS, mask=there, other=float("-inf"))
+        sums *= weigh(peaks, top, scale)
+        low = _floor(weights, sums, k, wanted, BLOCK)
+        least = tl.where(triple, 0, tl.cast(min_p, tl.int32, bitcast=True))
+        low = tl.maximum(tl.maximum(low, least), 1)  # what has no weight is never drawn
+        high = tl.where((k < ALL) | (top_p < 1.0), ONE, low)
+        others = (sums - weights) / tl.maximum(weight_of(low), 1e-37) * _SLACK
+        most = tl.minimum(tl.maximum(others, 0.0) + 1.0, BLOCK)
+        room = tl.sum(tl.where((bits_of(weights) >= low) & there, most, 0.0), 0)
+        sparse = (room <= SLOTS) | (low == high)
+        tl.store(mode_ptr + row, tl.where(sparse, SPARSE, tl.where(triple, SLOW, DENSE)))
+        tl.store(k_ptr + row, k)
+        tl.store(top_ptr + row, top)
+        tl.store(wanted_ptr + row, wanted)
+        tl.store(level_ptr + row * 2, low)
+        tl.store(level_ptr + row * 2 + 1, high)
+
+
+@triton.jit
+def pivots_of(low, high, index, PIVOTS: tl.constexpr):
+    """Levels that cut a bracket into equal pieces; none is as high as its end."""
+    step = (high - low + PIVOTS) // (PIVOTS + 1)
+    return tl.minimum(low + step * (index + 1) - 1, high - 1)
+
+
+@triton.jit
+def cut(low, high, pivots, enough, nearest_low, nearest_high):
+    """The bracket after a pass: between two pivots, its ends pulled in to the nearest weights."""
+    next_low = tl.max(tl.where(enough, pivots + 1, low), 0)
+    next_high = tl.min(tl.where(enough, high, pivots), 0)
+    low = tl.maximum(next_low, nearest_low)
+    return low, tl.maximum(tl.minimum(next_high, nearest_high), low)
+
+
+@triton.jit
+def _bracket_after(
+    passes,
+    row,
+    k,
+    wanted,
+    level_ptr,
+    near_ptr,
+    count_ptr,
+    mass_ptr,
+    PARTS: tl.constexpr,
+    PART_BLOCK: tl.constexpr,
+    PIVOTS: tl.constexpr,
+):
+    """The bracket of a row after so many passes of `narrow_kernel`.
+
+    The last of them has left the bracket it began with, in `level`; of each part the weights
+    nearest to its ends, in `near` (N, R, P, 2), and what lies above its pivots (N, R, P, J).
+    """
+    before = (tl.maximum(passes - 1, 0) * tl.num_programs(0) + row).to(tl.int64)
+    low, high = tl.load(level_ptr + before * 2), tl.load(level_ptr + before * 2 + 1)
+    if (passes > 0) & (low < high):
+        part, index = tl.arange(0, PART_BLOCK), tl.arange(0, PIVOTS)
+        there = part < PARTS
+        at = before * PARTS + part
+        all_at = at[:, None] * PIVOTS + index[None, :]
+        pivots = pivots_of(low, high, index, PIVOTS)
+        enough = pivots < low
+        if k < ALL:
+            counts = tl.load(count_ptr + all_at, mask=there[:, None], other=0)
+            enough |= tl.sum(counts, 0) >= k
+        if wanted < float("inf"):
+            masses = tl.load(mass_ptr + all_at, mask=there[:, None], other=0.0)
+            enough |= tl.sum(masses.to(tl.float64), 0) >= wanted
+        nearest_low = tl.min(tl.load(near_ptr + at * 2, mask=there, other=ONE), 0)
+        nearest_high = tl.max(tl.load(near_ptr + at * 2 + 1, mask=there, other=0), 0)
+        low, high = cut(low, high, pivots, enough, nearest_low, nearest_high)
+    return low, high
+
+
+@triton.jit(do_not_specialize=["passes"])
+def narrow_kernel(
+    logits_ptr,
+    temperature_ptr,
+    mode_ptr,
+    k_ptr,
+    top_ptr,
+    wanted_ptr,
+    level_ptr,
+    near_ptr,
+    count_ptr,
+    mass_ptr,
+    vocab,
+    stride,
+    passes,
+    PARTS: tl.constexpr,
+    PART_BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+    PIVOTS: tl.constexpr,
+):
+    """One pass, `passes` having been before: see `_bracket_after` for what it leaves."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(mode_ptr + row) == DENSE:
+        top, scale = tl.load(top_ptr + row), scale_of(tl.load(temperature_ptr + row))
+        k, wanted = tl.load(k_ptr + row), tl.load(wanted_ptr + row)
+        low, high = _bracket_after(
+            passes,
+            row,
+            k,
+            wanted,
+            level_ptr,
+            near_ptr,
+            count_ptr,
+            mass_ptr,
+            PARTS,
+            PART_BLOCK,
+            PIVOTS,
+        )
+        mine = passes * tl.num_programs(0) + row
+        if (part == 0) & (passes > 0):
+            tl.store(level_ptr + mine * 2, low)
+            tl.store(level_ptr + mine * 2 + 1, high)
+        if low < high:
+            i = part * PART + tl.arange(0, PART)
+            x = tl.load(logits_ptr + row * stride + i, mask=i < vocab, other=float("-inf"))
+            w = weigh(x, top, scale)
+            bits = bits_of(w)
+            at = mine * PARTS + part
+            tl.store(near_ptr + at * 2, tl.min(tl.where(bits >= low, bits, ONE), 0))
+            tl.store(near_ptr + at * 2 + 1, tl.max(tl.where(bits <= high, bits, 0), 0))
+            if k < ALL:
+                for index in tl.static_range(PIVOTS):
+                    above = bits > pivots_of(low, high, index, PIVOTS)
+                    tl.store(count_ptr + at * PIVOTS + index, tl.sum(above.to(tl.int32), 0))
+            if wanted < float("inf"):
+                for index in tl.static_range(PIVOTS):
+                    above = bits > pivots_of(low, high, index, PIVOTS)
+                    tl.store(mass_ptr + at * PIVOTS + index, tl.sum(tl.where(above, w, 0.0), 0))
+
+
+@triton.jit
+def gather_kernel(
+    logits_ptr,
+    temperature_ptr,
+    block_peak_ptr,
+    mode_ptr,
+    k_ptr,
+    top_ptr,
+    wanted_ptr,
+    level_ptr,
+    near_ptr,
+    count_ptr,
+    mass_ptr,
+    inside_ptr,
+    over_ptr,
+    over_mass_ptr,
+    slot_ptr,
+    vocab,
+    stride,
+    PASSES: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_BLOCK: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """Of a part (R, P): how many ids are inside the last bracket, how many over it, their mass.
+
+    Those inside, unless the bracket is one weight, go to slots, int16 (R, P, `SLOTS`), as offsets
+    in the part; the count tells of those that find no room too.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    mode = tl.load(mode_ptr + row)
+    if (mode == SPARSE) | (mode == DENSE):
+        top, scale = tl.load(top_ptr + row), scale_of(tl.load(temperature_ptr + row))
+        passes = tl.where(mode == DENSE, PASSES, 0)
+        low, high = _bracket_after(
+            passes,
+            row,
+            tl.load(k_ptr + row),
+            tl.load(wanted_ptr + row),
+            level_ptr,
+            near_ptr,
+            count_ptr,
+            mass_ptr,
+            PARTS,
+            PART_BLOCK,
+            PIVOTS,
+        )
+        if (part == 0) & (passes > 0):
+            mine = passes * tl.num_programs(0) + row
+            tl.store(level_ptr + mine * 2, low)
+            tl.store(level_ptr + mine * 2 + 1, high)
+        block = tl.arange(0, BLOCKS)
+        peaks = tl.load(block_peak_ptr + (row * PARTS + part) * BLOCKS + block)
+        reach = bits_of(weigh(peaks, top, scale)) >= low
+        offset = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        i = part * (BLOCKS * BLOCK) + offset
+        there = reach[:, None] & (i < vocab)
+        x = tl.load(logits_ptr + row * stride + i, mask=there, other=float("-inf"))
+        w = weigh(x, top, scale)
+        bits = bits_of(w)
+        over = bits > high
+        inside = ((bits >= low) & (bits <= high)).to(tl.int32)
+        counts = tl.sum(inside, 1)
+        at = row * PARTS + part
+        tl.store(inside_ptr + at, tl.sum(counts, 0))
+        tl.store(over_ptr + at, tl.sum(tl.sum(over.to(tl.int32), 1), 0))
+        tl.store(over_mass_ptr + at, tl.sum(tl.sum(tl.where(over, w, 0.0), 1), 0))
+        if (low < high) & (tl.sum(counts, 0) > 0):
+            first = tl.cumsum(counts, 0) - counts
+            place = first[:, None] + tl.cumsum(inside, 1) - inside
+            room = (inside > 0) & (place < SLOTS)
+            tl.store(slot_ptr + at * SLOTS + place, offset.to(tl.int16), mask=room)
