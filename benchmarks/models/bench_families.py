@@ -54,6 +54,7 @@ BATCHES = 1, 16
 AT_ONCE = max(BATCHES)
 PROMPTS, ANSWERS = (32, 256), (8, 128)
 """Fewest and most tokens of mixed requests."""
+TINY_PROMPTS, TINY_ANSWERS = (4, 24), (1, 6)
 PAGE = 16
 HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()) | {
     "bos_token_id": 1,
@@ -165,6 +166,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, __file__, "--way", way, "--checkpoint", str(path)]
         for name in ("prompt", "new", "repeats", "requests"):
             command += [f"--{name}", str(getattr(args, name))]
+        command += ["--tiny"] if args.tiny else []
         env = dict(os.environ) if way == "transformers" else for_compute()
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
         found |= json.loads(done.stdout.splitlines()[-1])
@@ -180,7 +182,8 @@ def time_way(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of one way: each batch, then mixed requests."""
     kind, path = args.way, args.checkpoint
     rng = np.random.default_rng(0)  # the same requests for all
-    length = max(args.prompt + args.new, PROMPTS[1] + ANSWERS[1])
+    lengths, answers = (TINY_PROMPTS, TINY_ANSWERS) if args.tiny else (PROMPTS, ANSWERS)
+    length = max(args.prompt + args.new, lengths[1] + answers[1])
     say(f"  {kind}: loading")
     way = WAYS[kind](path, length)
     found: dict[str, Any] = {f"{kind}_runs": way.name}
@@ -193,9 +196,9 @@ def time_way(args: argparse.Namespace) -> dict[str, Any]:
         say(f"  {kind}, {batch} at once: {max(speeds)} tokens/s")
     if args.requests:
         rng = np.random.default_rng(1)
-        lengths = rng.integers(PROMPTS[0], PROMPTS[1] + 1, args.requests)
-        new = rng.integers(ANSWERS[0], ANSWERS[1] + 1, args.requests).tolist()
-        prompts = [rng.integers(3, way.vocab_size, n) for n in lengths]
+        sizes = rng.integers(lengths[0], lengths[1] + 1, args.requests)
+        new = rng.integers(answers[0], answers[1] + 1, args.requests).tolist()
+        prompts = [rng.integers(3, way.vocab_size, n) for n in sizes]
         say(f"  {kind}: {args.requests} mixed requests for {sum(new)} tokens")
         found[f"{kind}_mixed"] = timed(way, prompts, new)
         say(f"  {kind}, mixed: {found[f'{kind}_mixed']} tokens/s")

@@ -6,12 +6,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
+from typing import TYPE_CHECKING, Any
 
 from sylvan.config.checkpoint import ASSETS
+
+if TYPE_CHECKING:
+    import torch
 
 LONGEST = 8192
 SHAPES: dict[str, dict[str, Any]] = {
@@ -56,6 +56,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def write_checkpoint(shape: str, folder: Path) -> None:
     """A Hugging Face directory in bfloat16 with the tokenizer of the built-in model."""
+    import torch  # takes longer than all that is done where the checkpoint is there
+    from safetensors.torch import save_file
+
     raw = SHAPES[shape] | {
         "max_position_embeddings": LONGEST,
         "hidden_act": "silu",
@@ -81,6 +84,8 @@ def _tensors(raw: dict[str, Any]) -> Iterator[tuple[str, Callable[[torch.Generat
     dim, inner, vocab = raw["hidden_size"], raw["intermediate_size"], raw["vocab_size"]
     width = raw["num_attention_heads"] * raw["head_dim"]
     kv = raw["num_key_value_heads"] * raw["head_dim"]
+
+    import torch
 
     def matrix(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
         return lambda g: torch.randn(shape, generator=g).mul(0.02).bfloat16()

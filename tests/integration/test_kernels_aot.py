@@ -1,4 +1,7 @@
-"""Kernels compile ahead of time, on a machine without a GPU, without spills."""
+"""Kernels compile ahead of time, on a machine without a GPU, without spills.
+
+A sample, for a chip of each vendor: `make aot` compiles all of them for all chips, as CI does.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_a_sample_of_kernels_fits_the_chip(target: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sylvan.kernels.aot", "--sample", "--target", target]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
