@@ -19,6 +19,7 @@ from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
 from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # that fill any GPU several times over
+_MOST_SPLITS = 64
 _FEW = 8  # of the interpreter's, which runs them one by one
 _LEAST_SPLIT = 128  # tokens: a shorter one costs many requests more than it gains few
 _LEAST_COLUMNS = 16  # of a block that a matrix unit takes
@@ -42,6 +43,14 @@ class _Shape:
         block = main if shared else max(_LEAST_COLUMNS, power_of_two(value))
         return _Shape(main, tail, block, shared)
 
+    def least_split(self, group: int) -> int:
+        """Tokens of a split at least: a part of many heads of a latent is as long as its KV."""
+        return max(_LEAST_SPLIT, power_of_two(4 * group)) if self.shared else _LEAST_SPLIT
+
+    def most_splits(self) -> int:
+        """Of a request: memory is taken for the parts of all of them."""
+        return _MOST_SPLITS // 2 if self.shared else _MOST_SPLITS
+
 
 def decode(
     q_RNH: torch.Tensor, pages: Pages, layer: AttentionLayer, out: torch.Tensor | None = None
@@ -51,12 +60,13 @@ def decode(
     A row with no KV gives zeros.
     """
     q_RNH = _rows(q_RNH)
-    shape, sizes = _Shape.of(pages), _sizes(q_RNH, pages, "decode")
     requests, heads, value = len(q_RNH), layer.num_heads, pages.values.shape[-1]
     group = heads // layer.num_kv_heads
-    mine = min(sizes.rows, max(_LEAST_COLUMNS, power_of_two(group)))
+    shape = _Shape.of(pages)
+    sizes, least = _sizes(q_RNH, pages, layer, "decode"), shape.least_split(group)
+    mine = sizes.rows if shape.shared else min(sizes.rows, _block(group))
     programs = layer.num_kv_heads * ceil_div(group, mine)
-    splits = min(64, max(8, power_of_two(ceil_div(128, programs))))
+    splits = min(shape.most_splits(), max(8, power_of_two(ceil_div(128, programs))))
     budget = _FEW if arch_of(q_RNH) == "interpreter" else _PROGRAMS
     lanes = max(1, min(splits, budget // max(1, requests * programs)))
     if out is None:
@@ -81,7 +91,7 @@ def decode(
         lanes,
         **_constants(layer, pages, shape),
         SPLITS=splits,
-        LEAST=_LEAST_SPLIT,
+        LEAST=least,
         HEADS=mine,
         BLOCK=sizes.cols,
         num_warps=sizes.warps,
@@ -101,7 +111,7 @@ def decode(
         VALUE_BLOCK=power_of_two(value),
         WINDOW=layer.window or 0,
         SPLITS=splits,
-        LEAST=_LEAST_SPLIT,
+        LEAST=least,
         SINKS=layer.sinks is not None,
         BLOCK=sizes.cols,
         CHUNK=min(8, splits),
@@ -127,7 +137,7 @@ def extend(
         out: Where to; made, of zeros, if None.
     """
     q_TNH = _rows(q_TNH)
-    shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, "extend")
+    shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, layer, "extend")
     requests, heads, value = len(pages.lens_R), layer.num_heads, pages.values.shape[-1]
     group = heads // layer.num_kv_heads
     mine = min(group, sizes.rows)
@@ -167,9 +177,17 @@ def extend(
     return out
 
 
-def _sizes(q: torch.Tensor, pages: Pages, op: str) -> Tile:
+def _block(columns: int) -> int:
+    return max(_LEAST_COLUMNS, power_of_two(columns))
+
+
+def _sizes(q: torch.Tensor, pages: Pages, layer: AttentionLayer, op: str) -> Tile:
+    arch = arch_of(q)
+    if _Shape.of(pages).shared:
+        group = layer.num_heads // layer.num_kv_heads
+        return tile(f"latent {op}", group, pages.keys.element_size(), arch)
     # Elements of fp8 are turned into those of q before they are multiplied.
-    return tile(op, pages.keys.shape[-1], q.element_size(), arch_of(q))
+    return tile(op, pages.keys.shape[-1], q.element_size(), arch)
 
 
 def _rows(q: torch.Tensor) -> torch.Tensor:

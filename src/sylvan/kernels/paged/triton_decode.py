@@ -88,7 +88,9 @@ def decode_kernel(
         if TAIL > 0:
             q_tail = rows_of(q_ptr, head, WIDTH, in_group, MAIN, WIDTH - MAIN, TAIL)
         caches = (k_ptr + kv_head * k_head, k_stride, v_ptr + kv_head * v_head, v_stride)
-        out = (request.to(tl.int64) * (KV_HEADS * GROUP) + head) * SPLITS
+        written = request.to(tl.int64) * (KV_HEADS * GROUP * SPLITS)
+        part_ptr += written * VALUE
+        peak_ptr += written
         col = tl.arange(0, VALUE_BLOCK)
         for split in range(lane, count, lanes):
             begin = first + split * each
@@ -122,8 +124,11 @@ def decode_kernel(
                 )
             mean = acc / total[:, None]
             mask = in_group[:, None] & (col < VALUE)[None, :]
-            tl.store(part_ptr + (out + split)[:, None] * VALUE + col[None, :], mean, mask=mask)
-            tl.store(peak_ptr + out + split, peak + tl.log2(total), mask=in_group)
+            out = (
+                head * SPLITS + split
+            )  # of the request: 32 bits are enough, and half the registers
+            tl.store(part_ptr + (out[:, None] * VALUE + col[None, :]), mean, mask=mask)
+            tl.store(peak_ptr + out, peak + tl.log2(total), mask=in_group)
 
 
 @triton.jit

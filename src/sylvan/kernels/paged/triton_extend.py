@@ -101,6 +101,8 @@ def extend_kernel(
         if WINDOW > 0:
             begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK * BLOCK
             clear = begin
+        elif SHARED:  # one loop: the registers of a second are wanted for the values
+            clear = begin
         elif CAUSAL:
             clear = (lowest + 1) // BLOCK * BLOCK
         else:
@@ -109,28 +111,29 @@ def extend_kernel(
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
         # ---- tokens that every query of the tile sees: nothing to mask
-        for at in range(begin, clear, BLOCK):
-            token = at + tl.arange(0, BLOCK)
-            all_of_them = token >= 0
-            place = places(table_ptr, at, token, all_of_them, PAGE, BLOCK)
-            peak, total, acc = fold(
-                (peak, total, acc),
-                q,
-                q_tail,
-                caches,
-                place,
-                all_of_them,
-                all_of_them[None, :],
-                (scale, cap),
-                WIDTH,
-                VALUE,
-                MAIN,
-                TAIL,
-                VALUE_BLOCK,
-                SHARED,
-                CAPPED,
-                MASKED=False,
-            )
+        if not SHARED:
+            for at in range(begin, clear, BLOCK):
+                token = at + tl.arange(0, BLOCK)
+                all_of_them = token >= 0
+                place = places(table_ptr, at, token, all_of_them, PAGE, BLOCK)
+                peak, total, acc = fold(
+                    (peak, total, acc),
+                    q,
+                    q_tail,
+                    caches,
+                    place,
+                    all_of_them,
+                    all_of_them[None, :],
+                    (scale, cap),
+                    WIDTH,
+                    VALUE,
+                    MAIN,
+                    TAIL,
+                    VALUE_BLOCK,
+                    SHARED,
+                    CAPPED,
+                    MASKED=False,
+                )
         # ---- the diagonal, the window's edges and the last block
         for at in range(clear, end, BLOCK):
             token = at + tl.arange(0, BLOCK)
@@ -167,8 +170,9 @@ def extend_kernel(
             acc = acc * shrink[:, None]
         mean = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
         col = tl.arange(0, VALUE_BLOCK)
-        out = ((start + query).to(tl.int64) * (KV_HEADS * GROUP) + head) * VALUE
+        out_ptr += (start + first_query).to(tl.int64) * (KV_HEADS * GROUP * VALUE)
+        out = (row // HEADS * (KV_HEADS * GROUP) + head) * VALUE  # of the tile: in 32 bits
         mask = real[:, None] & (col < VALUE)[None, :]
         tl.store(
-            out_ptr + out[:, None] + col[None, :], mean.to(out_ptr.dtype.element_ty), mask=mask
+            out_ptr + (out[:, None] + col[None, :]), mean.to(out_ptr.dtype.element_ty), mask=mask
         )

@@ -47,7 +47,7 @@ def columns_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def capped(products, scale, cap):
-    """cap * tanh(scores / cap) in log2 units, without overflow: exp may be infinite, 2 / inf is 0."""
+    """Scores under a soft cap, in log2 units; exp may be infinite, and 2 / inf is 0."""
     grown = tl.exp2(products * (2.0 * LOG2_E * scale / cap))
     return (1.0 - 2.0 / (grown + 1.0)) * (cap * LOG2_E)
 
