@@ -234,7 +234,6 @@ BAD = [
     {"json_schema": '{"type":"object","properties":{"a":{"not":{}}},"required":["a"]}'},
     {"regex": "(" * 300 + "a" + ")" * 300},
     {"regex": "(((((((a{30}){30}){30}){30}){30}){30}){30}){30}"},
-    {"json_schema": '{"type":"string","pattern":"^((((((a{40}){40}){40}){40}){40}){40}){40}$"}'},
     {"ebnf": "root ::= root"},
 ]
 
