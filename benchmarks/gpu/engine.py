@@ -288,13 +288,16 @@ def ablations(bench: Bench, folder: Path, shape: Shape) -> None:
     ):
         if not bench.report.fits(f"ablation: {name}", bench.needs(20)):
             continue
-        times = []
+        times, prompts = [], []
         for each in (way, whole):
             served = serve(bench, folder, shape, each)
             times.append(served.decode_s(count, context, 4 if bench.tiny else 64)[0])
+            prompts.append(min(_prompt_s(served, context // 2) for _ in range(3)))
             release(bench, served)
         what = f"{shape.name}: {name} on over off, batch {count}"
         bench.report.add("ablation", what, times[0] / times[1], "x")
+        what = f"{shape.name}: {name} on over off, a prompt of {context // 2}"
+        bench.report.add("ablation", what, prompts[0] / prompts[1], "x")
     if not bench.report.fits("ablation: radix", bench.needs(20)):
         return
     times = []
@@ -307,6 +310,13 @@ def ablations(bench: Bench, folder: Path, shape: Shape) -> None:
         release(bench, served)
     what = f"{shape.name}: radix on over off, {batch} prompts that share"
     bench.report.add("ablation", what, times[0] / times[1], "x")
+
+
+def _prompt_s(served: Served, length: int) -> float:
+    served.add(served.prompt(length), 1)
+    seconds = served.run()
+    served.scheduler.flush_cache()
+    return seconds
 
 
 def no_waiting(bench: Bench, folder: Path, shape: Shape) -> None:

@@ -122,29 +122,39 @@ def _rows(bench: Bench, top: Ceilings) -> None:
 
 
 def _sampling(bench: Bench, top: Ceilings) -> None:
-    count, vocab = (4, 320) if bench.tiny else (64, 151936)
-    logits = torch.randn(count, vocab, device=bench.device) * 4
+    vocab = 320 if bench.tiny else 151936
+    kernels = device_sampling(bench.device)
+    for count in (4,) if bench.tiny else (1, 64):
+        logits = torch.randn(count, vocab, device=bench.device) * 4
+        floor = logits.numel() * 4 / top.copy
+        for how, top_k, top_p in (("temperature", vocab, 1.0), ("top-k and top-p", 50, 0.95)):
+            rows = _drawn(bench, count, top_k, top_p)
+            same = kernels.draw(logits.clone(), rows) == TorchSampling().draw(logits.clone(), rows)
+            bound(
+                bench,
+                f"draw by {how}, {count} x {vocab}",
+                lambda logits=logits, rows=rows: kernels.draw(logits, rows),
+                floor,
+                note=f"{100 * same.float().mean():.0f} % as PyTorch draws",
+            )
 
+
+def _drawn(bench: Bench, count: int, top_k: int, top_p: float) -> Rows:
     def full(value: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((count,), value, dtype=dtype, device=bench.device)
 
     position = torch.arange(count, device=bench.device)
-    rows = Rows(
+    return Rows(
         greedy=full(0, torch.bool),
         temperature=full(0.8, torch.float32),
-        top_k=full(50, torch.int32),
-        top_p=full(0.95, torch.float32),
+        top_k=full(top_k, torch.int32),
+        top_p=full(top_p, torch.float32),
         min_p=full(0.0, torch.float32),
         seed=full(7, torch.int64),
         sample=full(0, torch.int64),
         position=position,
         uniform=_uniform(position),
     )
-    kernels = device_sampling(bench.device)
-    same = kernels.draw(logits.clone(), rows) == TorchSampling().draw(logits.clone(), rows)
-    note = f"{100 * same.float().mean():.0f} % as PyTorch draws"
-    floor = logits.numel() * 4 / top.copy
-    bound(bench, f"draw {count} x {vocab}", lambda: kernels.draw(logits, rows), floor, note=note)
 
 
 def _uniform(position: torch.Tensor) -> torch.Tensor:
