@@ -63,7 +63,11 @@ def _empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def _attentions(fp8: torch.dtype | None) -> list[_Attention]:
     sinks = _empty(64)
-    narrow = (("llama 8b, fp8 cache", _LLAMA), ("deepseek, fp8 cache", _LATENT))
+    narrow = (
+        ("llama 8b, fp8 cache", _LLAMA),
+        ("deepseek, fp8 cache", _LATENT),
+        ("deepseek lite, fp8 cache", replace(_LATENT, num_heads=16)),
+    )
     return [
         *(_Attention(name, layer, cache=fp8) for name, layer in narrow if fp8),
         _Attention("llama 8b", _LLAMA),
@@ -76,6 +80,7 @@ def _attentions(fp8: torch.dtype | None) -> list[_Attention]:
         _Attention("phi 3", _like(32, 32, 96)),
         _Attention("deepseek", _LATENT),
         _Attention("deepseek lite", replace(_LATENT, num_heads=16)),
+        _Attention("deepseek, a quarter", replace(_LATENT, num_heads=32)),
     ]
 
 
@@ -221,8 +226,10 @@ def _experts(rows: int, dtype: torch.dtype = BF16, *, gpt_oss: bool = False) -> 
 
 def _expert_cases() -> list[Case]:
     return [
+        Case("experts, 1 row", lambda: _experts(1)),
         Case("experts, 64 rows", lambda: _experts(64), sample=True),
         Case("experts, 512 rows", lambda: _experts(512)),
+        Case("experts, 2048 rows", lambda: _experts(2048)),
         Case("experts, 8192 rows", lambda: _experts(8192)),
         Case("experts, gpt-oss", lambda: _experts(8192, gpt_oss=True)),
         Case("experts, fp32", lambda: _experts(64, F32)),

@@ -56,7 +56,7 @@ _TABLE = (
     _Entry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
     _Entry("extend", "sm90", 128, 2, Tile(128, 64, warps=4, stages=3)),
     _Entry("extend", "sm90", 256, 2, Tile(128, 64, warps=8, stages=2)),
-    _Entry("extend", None, 64, 2, Tile(64, 64, warps=4, stages=3)),
+    _Entry("extend", None, 64, 2, Tile(64, 64, warps=4, stages=2)),
     _Entry("extend", None, 128, 2, Tile(64, 64, warps=4, stages=3)),
     _Entry("extend", None, 256, 2, Tile(64, 32, warps=8, stages=2)),
     _Entry("extend", None, 128, 4, Tile(16, 16, warps=4, stages=1)),
