@@ -87,12 +87,11 @@ def _gathered(
     PARTS: tl.constexpr,
     PART: tl.constexpr,
     SLOTS: tl.constexpr,
-    ROOM: tl.constexpr,
 ):
-    """Of at most `ROOM` ids that were gathered: ids, parts, weights and bits, -1 if none."""
-    slot = tl.arange(0, ROOM)
-    part = tl.zeros([ROOM], tl.int32)
-    first = tl.zeros([ROOM], tl.int32)
+    """Of the ids that were gathered: themselves, their parts, weights and bits, -1 if none."""
+    slot = tl.arange(0, SLOTS)
+    part = tl.zeros([SLOTS], tl.int32)
+    first = tl.zeros([SLOTS], tl.int32)
     start = 0
     for p in range(PARTS):
         mine = slot >= start
@@ -129,41 +128,13 @@ def _level(w, bits, low, high, k, top_p, min_p, wanted, over, over_mass):
 
 
 @triton.jit
-def _pick(w, bits, ids, level, ties, u, ROOM: tl.constexpr):
+def _pick(w, bits, ids, level, ties, u, SLOTS: tl.constexpr):
     """The id drawn among gathered ids, nothing being over them."""
-    slot = tl.arange(0, ROOM)
+    slot = tl.arange(0, SLOTS)
     above = tl.where(bits > level, w, 0.0).to(tl.float64)
     masses = kept(above, (bits == level).to(tl.int32), level, ties)
     chosen, _ = choose(masses, slot, u * tl.sum(masses, 0))
     return tl.sum(tl.where(slot == chosen, ids, 0), 0)
-
-
-@triton.jit
-def _among_few(
-    row_ptr,
-    inside_ptr,
-    slot_ptr,
-    row,
-    top,
-    scale,
-    low,
-    high,
-    k,
-    top_p,
-    min_p,
-    wanted,
-    u,
-    PARTS: tl.constexpr,
-    PART: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ROOM: tl.constexpr,
-):
-    """The id drawn in a sparse row, of which at most `ROOM` ids were gathered."""
-    ids, _, w, bits = _gathered(  # pyright: ignore[reportGeneralTypeIssues]
-        row_ptr, inside_ptr, slot_ptr, row, top, scale, PARTS, PART, SLOTS, ROOM
-    )
-    level, ties = _level(w, bits, low, high, k, top_p, min_p, wanted, 0, u * 0.0)
-    return _pick(w, bits, ids, level, ties, u, ROOM)
 
 
 @triton.jit
@@ -197,7 +168,6 @@ def draw_kernel(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
-    FEW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """Ids, -1 where none is possible, their log probabilities, and the rows' logsumexp; (R,)."""
@@ -223,10 +193,7 @@ def draw_kernel(
             position = tl.load(position_ptr + row)
             u = _uniform(tl.load(seed_ptr + row), tl.load(sample_ptr + row), position)
             k, top_p, min_p, filtered = filter_of(row, vocab, top_k_ptr, top_p_ptr, min_p_ptr)
-            level, ties = (
-                tl.minimum(k, -1),
-                tl.maximum(k, ALL),
-            )  # all ids are above the level
+            level, ties = tl.minimum(k, -1), tl.maximum(k, ALL)  # all ids are above the level
             tied = tl.zeros([PART_BLOCK], tl.int32)
             if filtered:
                 mode = tl.load(mode_ptr + row)
@@ -264,26 +231,6 @@ def draw_kernel(
                             wanted = share_of_first(low, k, top_p, over, mass, count)
                         level, tied = low, inside
                         ties = ties_of(low, k, wanted, over, mass, count)
-                    elif (mode == SPARSE) & (count <= FEW):
-                        drawn = _among_few(
-                            row_ptr,
-                            inside_ptr,
-                            slot_ptr,
-                            row,
-                            top,
-                            scale,
-                            low,
-                            high,
-                            k,
-                            top_p,
-                            min_p,
-                            wanted,
-                            u,
-                            PARTS,
-                            BLOCKS * BLOCK,
-                            SLOTS,
-                            FEW,
-                        )
                     else:
                         ids, parts, w, bits = _gathered(
                             row_ptr,
@@ -294,7 +241,6 @@ def draw_kernel(
                             scale,
                             PARTS,
                             BLOCKS * BLOCK,
-                            SLOTS,
                             SLOTS,
                         )
                         level, ties = _level(

@@ -234,10 +234,7 @@ def narrow_kernel(
             if wanted < float("inf"):
                 for index in tl.static_range(PIVOTS):
                     above = bits > pivots_of(low, high, index, PIVOTS)
-                    tl.store(
-                        mass_ptr + at * PIVOTS + index,
-                        tl.sum(tl.where(above, w, 0.0), 0),
-                    )
+                    tl.store(mass_ptr + at * PIVOTS + index, tl.sum(tl.where(above, w, 0.0), 0))
 
 
 @triton.jit
@@ -266,13 +263,11 @@ def gather_kernel(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
-    STEP: tl.constexpr,
 ):
     """Of a part (R, P): how many ids are inside the last bracket, how many over it, their mass.
 
     Those inside, unless the bracket is one weight, go to slots, int16 (R, P, `SLOTS`), as offsets
-    in the part; the count tells of those that find no room too. `STEP` blocks are looked at
-    together, and none is loaded if none of them reaches the bracket.
+    in the part; the count tells of those that find no room too.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     mode = tl.load(mode_ptr + row)
@@ -296,30 +291,24 @@ def gather_kernel(
             mine = passes * tl.num_programs(0) + row
             tl.store(level_ptr + mine * 2, low)
             tl.store(level_ptr + mine * 2 + 1, high)
+        block = tl.arange(0, BLOCKS)
+        peaks = tl.load(block_peak_ptr + (row * PARTS + part) * BLOCKS + block)
+        reach = bits_of(weigh(peaks, top, scale)) >= low
+        offset = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        i = part * (BLOCKS * BLOCK) + offset
+        there = reach[:, None] & (i < vocab)
+        x = tl.load(logits_ptr + row * stride + i, mask=there, other=float("-inf"))
+        w = weigh(x, top, scale)
+        bits = bits_of(w)
+        over = bits > high
+        inside = ((bits >= low) & (bits <= high)).to(tl.int32)
+        counts = tl.sum(inside, 1)
         at = row * PARTS + part
-        count, over, over_mass = 0, 0, 0.0
-        for step in range(0, BLOCKS, STEP):
-            block = step + tl.arange(0, STEP)
-            peaks = tl.load(block_peak_ptr + at * BLOCKS + block)
-            reach = bits_of(weigh(peaks, top, scale)) >= low
-            if tl.max(reach.to(tl.int32), 0) > 0:
-                offset = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-                i = part * (BLOCKS * BLOCK) + offset
-                there = reach[:, None] & (i < vocab)
-                x = tl.load(logits_ptr + row * stride + i, mask=there, other=float("-inf"))
-                w = weigh(x, top, scale)
-                bits = bits_of(w)
-                more = bits > high
-                over += tl.sum(tl.sum(more.to(tl.int32), 1), 0)
-                over_mass += tl.sum(tl.sum(tl.where(more, w, 0.0), 1), 0)
-                inside = ((bits >= low) & (bits <= high)).to(tl.int32)
-                counts = tl.sum(inside, 1)
-                if low < high:
-                    first = count + tl.cumsum(counts, 0) - counts
-                    place = first[:, None] + tl.cumsum(inside, 1) - inside
-                    room = (inside > 0) & (place < SLOTS)
-                    tl.store(slot_ptr + at * SLOTS + place, offset.to(tl.int16), mask=room)
-                count += tl.sum(counts, 0)
-        tl.store(inside_ptr + at, count)
-        tl.store(over_ptr + at, over)
-        tl.store(over_mass_ptr + at, over_mass)
+        tl.store(inside_ptr + at, tl.sum(counts, 0))
+        tl.store(over_ptr + at, tl.sum(tl.sum(over.to(tl.int32), 1), 0))
+        tl.store(over_mass_ptr + at, tl.sum(tl.sum(tl.where(over, w, 0.0), 1), 0))
+        if (low < high) & (tl.sum(counts, 0) > 0):
+            first = tl.cumsum(counts, 0) - counts
+            place = first[:, None] + tl.cumsum(inside, 1) - inside
+            room = (inside > 0) & (place < SLOTS)
+            tl.store(slot_ptr + at * SLOTS + place, offset.to(tl.int16), mask=room)

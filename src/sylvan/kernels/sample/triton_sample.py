@@ -23,11 +23,7 @@ from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 from sylvan.kernels.sample.device import Drawn, Edits, Rows
 from sylvan.kernels.sample.triton_draw import draw_kernel
-from sylvan.kernels.sample.triton_narrow import (
-    bracket_kernel,
-    gather_kernel,
-    narrow_kernel,
-)
+from sylvan.kernels.sample.triton_narrow import bracket_kernel, gather_kernel, narrow_kernel
 from sylvan.kernels.sample.triton_parts import parts_kernel
 
 _EDIT_BLOCK = 1024
@@ -127,21 +123,16 @@ def edit(logits_RV: torch.Tensor, edits: Edits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """How rows are cut: ids of a part and of a block, ids that a row may gather, pivots.
-
-    `few` ids of a sparse row are drawn among in less time; a program gathers `step` blocks at once.
-    """
+    """How rows are cut: ids of a part and of a block, ids that a row may gather, pivots."""
 
     part: int = 8192
     block: int = 32
     slots: int = 2048
-    few: int = 256
-    step: int = 32
     pivots: int = 16
     chunk: int = 1024
 
 
-_SMALL = _Sizes(part=128, block=8, slots=32, few=8, step=4, pivots=4, chunk=128)
+_SMALL = _Sizes(part=128, block=8, slots=32, pivots=4, chunk=128)
 _PASSES = 3  # of narrowing
 
 
@@ -214,11 +205,7 @@ def _first_pass(logits_RV: torch.Tensor, rows: Rows, cut: dict[str, int]) -> _Pa
 
 
 def _find(
-    logits_RV: torch.Tensor,
-    rows: Rows,
-    parts: _Parts,
-    sizes: _Sizes,
-    cut: dict[str, int],
+    logits_RV: torch.Tensor, rows: Rows, parts: _Parts, sizes: _Sizes, cut: dict[str, int]
 ) -> _Found:
     """What can matter of rows with filters; nothing of others."""
     count, vocab = logits_RV.shape
@@ -286,8 +273,7 @@ def _find(
         **cut,
         PIVOTS=sizes.pivots,
         SLOTS=sizes.slots,
-        STEP=min(sizes.step, cut["BLOCKS"]),
-        num_warps=4,
+        num_warps=16,
     )
     return _Found(mode, level, inside, over, over_mass, slots)
 
@@ -339,7 +325,6 @@ def draw(logits_RV: torch.Tensor, rows: Rows, *, filtered: bool = True) -> Drawn
         PASSES=_PASSES,
         **cut,
         SLOTS=sizes.slots,
-        FEW=sizes.few,
         CHUNK=sizes.chunk,
         num_warps=8,
     )
