@@ -98,7 +98,8 @@ async def listen(runtime: Runtime, inp: GenerateInput, heard: asyncio.Semaphore)
     async with aclosing(runtime.manager.generate(inp)) as deltas:
         async for delta in deltas:
             said[delta.index].add(delta)
-            heard.release()
+            for _ in delta.token_ids:  # deltas may come merged
+                heard.release()
     return said
 
 
@@ -109,11 +110,11 @@ async def ask(runtime: Runtime, kill: str | None = None, stream: bool = True) ->
     """
     heard = asyncio.Semaphore(0)
     tasks = [asyncio.create_task(listen(runtime, inp, heard)) for inp in inputs(stream)]
-    if kill is not None:
-        for _ in range(30):
-            await heard.acquire()
-        os.kill(runtime.pids[kill], signal.SIGKILL)
     async with asyncio.timeout(DEADLINE_S):
+        if kill is not None:
+            for _ in range(30):
+                await heard.acquire()
+            os.kill(runtime.pids[kill], signal.SIGKILL)
         return [said for samples in await asyncio.gather(*tasks) for said in samples]
 
 
