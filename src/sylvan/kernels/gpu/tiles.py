@@ -1,7 +1,8 @@
 """Sizes of tiles, warps and pipeline stages: one frozen table instead of tuning at run time.
 
 Tuning would measure while serving, differ from run to run, and not work ahead of time. The table
-is kept honest by `sylvan.kernels.aot`, which compiles every row and refuses spilled registers.
+is kept honest by `sylvan.kernels.aot`, which compiles every row and refuses spilled registers, but
+for what was measured to be worth them.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class StepMemory:
                 getattr(batch.host, name)[:] = host.arrays[name]
         rows, requests, samples = sizes.tokens, sizes.requests, sizes.samples
         if sizes.bucket is not None:
-            rows, requests, samples = sizes.bucket.rows, *[sizes.bucket.requests] * 2
+            rows, requests = sizes.bucket.rows, sizes.bucket.requests
+            samples = requests
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
         batch.input_ids_T = self._ids = device["input_ids"][:rows]
         batch.positions_T = device["positions"][:rows]
