@@ -1,12 +1,17 @@
-"""A head keeps the largest logit of rows that want no other: the token is that of whole rows."""
+"""What a head learns of rows while it multiplies: tokens are those of whole rows, bit by bit."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight, Value
@@ -16,7 +21,6 @@ from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
-from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.sampling.api import SampleOutput
@@ -26,17 +30,40 @@ from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from tests.support.native import DTYPES, random, variants
 
 WIDTH, VOCAB, MOST = 128, 1007, 130
+MANY = 40_007
+"""A vocabulary so large that the k largest are kept; with a total, of as many rows as BATCH."""
+BATCH = 60
 UNTOUCHED = 7.0
+NEVER_WRITTEN = {
+    *("greedy", "of the best", "likely of the best", "all three", "of one", "stops, later"),
+    *("told", "told, drawn of the best"),
+}
 WEIGHTS = {"dense": lambda w: w, "int8": quantise_int8, "int4": lambda w: quantise_int4(w, 64)}
-WISHES = {
+WISHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 0.9},
-    "of the best": {"temperature": 0.9, "top_k": 9, "top_p": 0.8},
+    "likely": {"temperature": 1.3, "top_p": 0.7},
+    "not unlikely": {"temperature": 1.3, "min_p": 0.05},
+    "of many": {"temperature": 3.0, "top_k": 300, "top_p": 0.9},
+    "of the best": {"temperature": 0.9, "top_k": 9},
+    "likely of the best": {"temperature": 0.9, "top_k": 40, "top_p": 0.8},
+    "all three": {"temperature": 2.0, "top_k": 50, "top_p": 0.8, "min_p": 0.01},
+    "of one": {"temperature": 0.9, "top_k": 1},
     "penalty": {"frequency_penalty": 2.0, "repetition_penalty": 1.5},
     "bias": {"logit_bias": {"11": 60.0}},
     "stops": {"min_new_tokens": 99, "stop_token_ids": tuple(range(0, VOCAB, 2))},
+    "told": {"told": LogprobOptions(top=2)},
+    "told of ids": {"told": LogprobOptions(token_ids=(3, 500))},
+    "told, drawn": {"temperature": 0.8, "told": LogprobOptions(top=5)},
+    "told, drawn of the best": {"temperature": 0.8, "top_k": 3, "told": LogprobOptions(top=20)},
     "stops, later": {"min_new_tokens": 1, "stop_token_ids": tuple(range(0, VOCAB, 2))},
 }
+
+WAYS_TO_THE_LARGEST: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.5, "top_k": 5, "top_p": 1e-6},
+    {"told": LogprobOptions(top=3)},
+]
 
 
 @pytest.fixture(params=variants())
@@ -55,10 +82,10 @@ class Head:
         bias: torch.Tensor | None = None,
         cap: float | None = None,
     ) -> None:
-        self.vocab = weight.shape[0]
+        self.vocab, width = weight.shape
         limits = RecorderLimits(max_tokens=1, max_outputs=MOST)
         recorder = NativeRecorder(dtype, limits, {}, library.constants)
-        self.x = recorder.input(WIDTH, "bf16" if dtype == torch.bfloat16 else "f32", "outputs")
+        self.x = recorder.input(width, "bf16" if dtype == torch.bfloat16 else "f32", "outputs")
         self.logits: Value = ops.linear(self.x, weight, bias, out_f32=True)
         if cap is not None:
             self.logits = ops.softcap(self.logits, cap)
@@ -89,18 +116,18 @@ class Head:
         return rows.output(batch.slots, self.program.run(run)), memory.clone()
 
 
-def batch_of(
-    wishes: list[dict[str, object]], vocab: int = VOCAB, told: IntArray | None = None
-) -> SamplingBatch:
-    """A row for each wish, four tokens of output behind it; `told` want log probabilities."""
+def batch_of(wishes: Sequence[Mapping[str, Any]], vocab: int = VOCAB) -> SamplingBatch:
+    """A row for each wish, four tokens of output behind it."""
     params = SamplingSlots(len(wishes), vocab)
     for slot, wish in enumerate(wishes):
+        sampling = {name: value for name, value in wish.items() if name != "told"}
+        options = wish.get("told")
         request = GenerateRequest(
             rid=str(slot),
             input_ids=np.arange(3, dtype=np.int32),
             output_ids=np.empty(0, np.int32),
-            sampling=SamplingParams(**({"temperature": 0.0, "sampling_seed": slot} | wish)),
-            logprobs=LogprobOptions(top=2) if told is not None and slot in told else None,
+            sampling=SamplingParams(**({"temperature": 0.0, "sampling_seed": slot} | sampling)),
+            logprobs=options,
         )
         params.join(slot, request, np.array([5, 5, 6, 9], np.int32))
     slots = np.arange(len(wishes), dtype=np.int32)
@@ -129,11 +156,12 @@ def test_the_first_of_the_largest_is_found_and_no_row_written(
             assert (memory == UNTOUCHED).all()
 
 
-def test_what_is_no_number_never_wins_and_padding_neither(library: Library) -> None:
-    vocab, inf = 37, float("inf")
+@pytest.mark.parametrize("vocab", [37, MANY])
+def test_what_is_no_number_never_wins_and_padding_neither(library: Library, vocab: int) -> None:
+    inf = float("inf")
     cases: list[tuple[dict[int, float], float, int | None]] = [
         ({}, -5.0, 0),
-        ({36: -4.0}, -5.0, 36),
+        ({vocab - 1: -4.0}, -5.0, vocab - 1),
         ({3: float("nan"), 9: 1.0, 30: 1.0}, -1.0, 9),
         ({20: -3.0}, float("nan"), 20),
         ({20: -0.0, 31: 0.0}, -inf, 20),
@@ -141,45 +169,102 @@ def test_what_is_no_number_never_wins_and_padding_neither(library: Library) -> N
         ({}, -inf, None),
         ({}, float("nan"), None),
     ]
+    ways = WAYS_TO_THE_LARGEST if vocab == MANY else [{}]
     for dtype in DTYPES:
         for special, others, want in cases:
             bias = torch.full((vocab,), others)
             bias[list(special)] = torch.tensor(list(special.values()))
-            head = Head(library, torch.zeros(vocab, WIDTH, dtype=dtype), dtype, bias)
-            x = torch.zeros(6, WIDTH, dtype=dtype)
+            head = Head(library, torch.zeros(vocab, 32, dtype=dtype), dtype, bias)
+            x = torch.zeros(BATCH, 32, dtype=dtype)
 
-            found, memory = head.sample(x, batch_of([{}] * 6, vocab))
+            for wish in ways:
+                batch = batch_of([wish] * BATCH, vocab)
+                found, memory = head.sample(x, batch)
 
-            assert found.token_ids.tolist() == [want or 0] * 6, (special, others)
-            assert len(found.errors) == (6 if want is None else 0)
-            assert (memory == UNTOUCHED).all()
+                assert found.token_ids.tolist() == [want or 0] * BATCH, (special, others)
+                assert len(found.errors) == (BATCH if want is None else 0)
+                assert (memory == UNTOUCHED).all()
+                assert same(found, NativeSampler(library).sample(head.whole(x), batch))
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_rows_that_want_more_are_whole_and_sampled_as_ever(library: Library, kind: str) -> None:
-    head = Head(library, WEIGHTS[kind](random(VOCAB, WIDTH, dtype=torch.bfloat16)), torch.bfloat16)
-    names = [*WISHES, "masked", "told"] * 3
+def test_tokens_and_log_probabilities_are_those_of_whole_rows(library: Library, kind: str) -> None:
+    matrix = random(MANY, 64, dtype=torch.bfloat16)
+    matrix[700:9000] = matrix[20_700:29_000]  # ties
+    head = Head(library, WEIGHTS[kind](matrix), torch.bfloat16)
+    names = [*WISHES, "masked"] * 4
+    assert BATCH <= len(names) <= MOST
     wishes = [WISHES.get(name, {}) for name in names]
-    masked, told = (
-        np.array([i for i, n in enumerate(names) if n == wanted], np.int32)
-        for wanted in ("masked", "told")
-    )
-    bits = np.zeros((len(masked), -(-VOCAB // 32)), np.int32)
+    masked = np.array([i for i, name in enumerate(names) if name == "masked"], np.int32)
+    bits = np.zeros((len(masked), -(-MANY // 32)), np.int32)
     bits[:, 3] = 0b10010
     masks = Masks(masked, bits)
-    x = random(len(names), WIDTH, dtype=torch.bfloat16, seed=2)
-    library.dll.sylvan_threads(2)
-    batch = batch_of(wishes, told=told)
+    x = random(len(names), 64, dtype=torch.bfloat16, seed=2, scale=0.3)
+    batch = batch_of(wishes, MANY)
     want = NativeSampler(library).sample(head.whole(x), batch, masks)
 
-    found, memory = head.sample(x, batch, masks)
+    for threads in (1, 2, 3):
+        library.dll.sylvan_threads(threads)
+        found, memory = head.sample(x, batch, masks)
 
+        assert same(found, want)
+        left = {n for n, row in zip(names, memory, strict=True) if (row == UNTOUCHED).all()}
+        assert left == NEVER_WRITTEN
+    library.dll.sylvan_threads(2)
+
+
+def same(found: SampleOutput, want: SampleOutput) -> bool:
+    """Bit by bit."""
     assert found.token_ids.tolist() == want.token_ids.tolist()
-    assert {r: p.top_ids.tolist() for r, p in found.logprobs.items()} == {
-        r: p.top_ids.tolist() for r, p in want.logprobs.items()
-    }
-    left = [name for name, row in zip(names, memory, strict=True) if (row == UNTOUCHED).all()]
-    assert sorted(set(left)) == ["greedy", "stops, later"]
+    assert found.errors == want.errors
+    assert set(found.logprobs) == set(want.logprobs)
+    for row, told in found.logprobs.items():
+        for name in ("token_ids", "logprobs", "top_ids", "top_logprobs", "chosen_logprobs"):
+            mine, theirs = getattr(told, name), getattr(want.logprobs[row], name)
+            assert (mine is None) == (theirs is None)
+            assert mine is None or mine.tobytes() == theirs.tobytes(), (row, name)
+    return True
+
+
+@given(
+    top_k=st.sampled_from([-1, 1, 2, 15, 16, 17, 63, 133, 134]),
+    top_p=st.sampled_from([1.0, 0.999, 0.5, 1e-6]),
+    min_p=st.sampled_from([0.0, 1e-4, 0.3]),
+    temperature=st.sampled_from([0.0, 1e-4, 0.6, 1.0, 20.0]),
+    alternatives=st.sampled_from([None, None, 0, 3, 130, 300]),
+    spread=st.sampled_from([0.0, 0.02, 1.0, 100.0]),
+    seed=st.integers(0, 1 << 20),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_asked_it_is_that_of_whole_rows(
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    temperature: float,
+    alternatives: int | None,
+    spread: float,
+    seed: int,
+) -> None:
+    library, head = one_head()
+    wish: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    wish |= {"temperature": temperature, "sampling_seed": seed}
+    if alternatives is not None:
+        wish["told"] = LogprobOptions(top=alternatives)
+    x = random(BATCH, 64, dtype=torch.bfloat16, seed=seed, scale=spread)
+    batch = batch_of([wish] * BATCH, MANY)
+
+    found, _ = head.sample(x, batch)
+
+    assert same(found, NativeSampler(library).sample(head.whole(x), batch))
+
+
+@functools.cache
+def one_head() -> tuple[Library, Head]:
+    """Of the best variant, with ties."""
+    library = load()
+    matrix = random(MANY, 64, dtype=torch.bfloat16)
+    matrix[::3] = matrix[0]
+    return library, Head(library, matrix, torch.bfloat16)
 
 
 def test_logits_that_another_op_changes_are_whole(library: Library) -> None:

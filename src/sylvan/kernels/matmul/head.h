@@ -1,8 +1,7 @@
-// The product that makes the logits to sample, the last op of a program. Of rows whose token is that of their largest logit
-// it keeps no more than that: its tiles go to memory of their thread, which the caches hold, and only their largest further.
+// The product that makes the logits to sample, the last op of a program. Its tiles go to memory of their thread, which the
+// caches hold, and only what the sampler wants of them further.
 #pragma once
-#include "../native/kernel.h"
-#include <vector>
+#include "../sample/gather.h"
 
 class Head {
   public:
@@ -10,14 +9,16 @@ class Head {
     // `buf` gets an entry for each thread.
     void begin(const std::vector<Op>& ops, Step& s, std::vector<void*>& buf);
     bool is(const Op& op) const { return &op == head; }
-    void tile(const Kernel& kernel, const Step& s, int t, void* scratch, int thread);
-    const Best* best() const { return head ? rows.data() : nullptr; }  // of each row
+    int units(const Step& s) const;  // of tiles side by side
+    void unit(const Kernel& kernel, const Step& s, int u, void* scratch, int thread);
+    const Gather* gathered() const { return head ? &gather : nullptr; }
 
   private:
     const Op* head = nullptr;
     int shared = 0;            // entries of `buf` that are not ours
     void** outs = nullptr;     // ours
-    int64_t room = 0;          // floats of a tile
+    int width = 0;             // columns of a unit
+    int64_t room = 0;          // floats of a unit
     std::vector<float> tiles;  // [threads][room]
-    std::vector<Best> rows;
+    Gather gather;
 };

@@ -106,8 +106,9 @@ void walk(void* arg, int thread) {
         int64_t start = profile ? now() : 0;
         const Op& op = p.ops[i];
         const Kernel& kernel = kernels[op.kind][op.type];
-        int tiles = kernel.tiles(op, p.step);
-        auto run = [&](int t) { p.head.is(op) ? p.head.tile(kernel, p.step, t, scratch, thread) : kernel.tile(op, p.step, t, scratch); };
+        bool is_head = p.head.is(op);
+        int tiles = is_head ? p.head.units(p.step) : kernel.tiles(op, p.step);
+        auto run = [&](int t) { is_head ? p.head.unit(kernel, p.step, t, scratch, thread) : kernel.tile(op, p.step, t, scratch); };
         if (p.step.threads == 1)
             for (int t = 0; t < tiles; t++) run(t);
         else if (tiles) {
@@ -116,7 +117,7 @@ void walk(void* arg, int thread) {
         }
         if (profile) profile[i] += now() - start;
     }
-    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample, p.head.best());
+    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample, p.head.gathered());
 }
 
 }  // namespace

@@ -62,13 +62,6 @@ struct Texts {  // where keys and values of a step's texts lie, if they attend b
     const int32_t* pages;       // 0, 1, 2, ...: a text's page table begins at its first page
 };
 
-struct alignas(8) Best {  // the largest logit of a row so far and where it is, the first of equals; NaN never is
-    float value;
-    int32_t id;  // or one of the two below
-};
-constexpr int32_t WHOLE_ROW = -1;        // of a row whose logits are all wanted
-constexpr int32_t NO_LOGIT = INT32_MAX;  // nothing above minus infinity yet
-
 struct Step {  // what kernels see
     const Run* run;
     void* const* buf;

@@ -58,6 +58,18 @@ static inline bool any(vi v) {  // of lanes that are all ones or all zeros
     return all != 0;
 #endif
 }
+static inline uint32_t bits(vi v) {  // one for each lane of all ones
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
+#else
+    uint32_t all = 0;
+    for (int i = 0; i < LANES; i++) all |= uint32_t(v[i] & 1) << i;
+    return all;
+#endif
+}
+template <class F> static inline void each_bit(uint32_t bits, F f) {  // by rising number
+    for (; bits; bits &= bits - 1) f(__builtin_ctz(bits));
+}
 static inline vi lanes() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 static inline vf first(vf v, int n) { return lanes() < n ? v : vf{}; }  // the first n lanes, then zeros
 

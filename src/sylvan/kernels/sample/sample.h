@@ -53,15 +53,8 @@ struct Given {  // tokens that are there already
     Logprobs logprobs;
 };
 
-// Whether the token of a row is that of its largest logit, whatever the others are. Such a row is never written: the head
-// keeps its largest logit as it multiplies. Without that, the 4 V bytes of a row are written (which reads them first) and
-// read: 1.8 MB at V = 151,936, or at D = 896 in bf16 0.7% of the head's 272 MB for one row, and 21% for 32.
-// All others are whole. The total of a plain draw and of top-p is defined over all V probabilities, in the order of ids, so
-// that they are read whatever is known of their largest; penalties, biases and masks need the logits themselves. Draws by
-// top-k or min-p without top-p could do with candidates, but models that recommend a top-k recommend a top-p with it.
-bool wants_largest(const Sample& sample, int row);
+class Gather;  // what is known of rows that may not have been written
 
-// Takes rows until none is left; any number of threads may do so at once. `best`: of rows whose logits were not written, the
-// largest; null: all were.
-void sample_rows(const Sample& sample, std::atomic<int>& next, const Best* best = nullptr);
+// Takes rows until none is left; any number of threads may do so at once. Without `gather` all logits were written.
+void sample_rows(const Sample& sample, std::atomic<int>& next, const Gather* gather = nullptr);
 int count_failed(const Sample& sample);

@@ -1,0 +1,215 @@
+#include "draw.h"
+#include <algorithm>
+
+namespace {
+
+constexpr int BINS = 2048, BIN_SHIFT = 19;  // of a probability in (0, 1]: sign, exponent and 4 bits of mantissa
+
+int bin_of(float p) {
+    uint32_t bits;
+    memcpy(&bits, &p, 4);
+    return int(bits >> BIN_SHIFT);
+}
+
+struct Cut {  // what of the candidates, ordered, is kept: all of higher bins than `bin`, and of that one those up to `last`
+    int bin;
+    bool some = false;
+    Candidate last{};
+    double mass;
+    bool keeps(const Candidate& c) const {
+        int mine = bin_of(c.p);
+        return mine > bin || (mine == bin && some && !(last < c));
+    }
+};
+
+// Whole bins while they surely fit within the first k and the wanted mass; the bin where that ends is put in order.
+Cut cut(Desk& desk, int64_t k, double wanted) {
+    desk.counts.assign(BINS, 0), desk.sums.assign(BINS, 0);
+    for (const Candidate& c : desk.found) {
+        int bin = bin_of(c.p);
+        desk.counts[bin]++, desk.sums[bin] += c.p;
+    }
+    int64_t count = 0;
+    double before = 0;
+    int bin = bin_of(1.f);
+    for (; bin > 0; bin--) {
+        if (count + desk.counts[bin] >= k || !(before + desk.sums[bin] < wanted * (1 - 1e-9))) break;
+        count += desk.counts[bin], before += desk.sums[bin];
+    }
+    auto& edge = desk.edge;
+    edge.clear();
+    for (const Candidate& c : desk.found)
+        if (bin_of(c.p) == bin) edge.push_back(c);
+    std::sort(edge.begin(), edge.end());
+    Cut cut{bin, false, {}, before};
+    for (const Candidate& c : edge) {
+        if (count++ >= k || !(cut.mass < wanted)) break;
+        cut.last = c, cut.some = true, cut.mass += c.p;
+    }
+    return cut;
+}
+
+}  // namespace
+
+double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
+    uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), uint32_t(sample), 0};
+    uint32_t k[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+    for (int round = 0; round < 10; round++, k[0] += 0x9E3779B9u, k[1] += 0xBB67AE85u) {
+        uint64_t low = uint64_t(c[0]) * 0xD2511F53u, high = uint64_t(c[2]) * 0xCD9E8D57u;
+        uint32_t next[4] = {uint32_t(high >> 32) ^ c[1] ^ k[0], uint32_t(high), uint32_t(low >> 32) ^ c[3] ^ k[1], uint32_t(low)};
+        memcpy(c, next, sizeof c);
+    }
+    return (double(c[0] >> 5) * 67108864.0 + double(c[1] >> 6)) / 9007199254740992.0;
+}
+
+Distribution::Distribution(const Known& known, Desk& desk) : known(known), desk(desk), scale(scale_of(known.temperature)) {
+    const Survey& s = known.survey;
+    vf tops = splat(-INFINITY);
+    for (int i = 0; i < s.pieces; i += LANES) tops = max(tops, load<vf>(s.tops + i));
+    top = largest(tops);
+    if (!known.x) {
+        for (const Candidate& c : desk.kept) top = std::max(top, c.x);
+        for (Candidate& c : desk.kept) c.p = p(c.x);
+    }
+    desk.masses.resize(round_up(s.pieces, LANES));
+    for (int i = 0; i < s.pieces; i += LANES) {
+        vf masses = load<vf>(s.sums + i) * weight(load<vf>(s.tops + i), top, scale);
+        store(desk.masses.data() + i, masses);
+        total += double(sum(masses));
+    }
+}
+
+float Distribution::logit(int id) const {
+    if (known.x) return cleaned(known.x[id]);
+    for (const Candidate& c : desk.kept)
+        if (c.id == id) return c.x;
+    return -INFINITY;  // never: who asks for others keeps all
+}
+
+int Distribution::likeliest() const {
+    if (!known.x) return std::min_element(desk.kept.begin(), desk.kept.end())->id;
+    const Survey& s = known.survey;
+    int piece = int(std::find(s.tops, s.tops + s.pieces, top) - s.tops), id = piece * PIECE;
+    while (cleaned(known.x[id]) != top) id++;
+    return id;
+}
+
+int Distribution::draw(double u, const Filter& filter) const {
+    int id = filter.keeps_all(known.n) ? draw_any(u) : draw_kept(u, filter);
+    return id < 0 ? likeliest() : id;
+}
+
+int Distribution::draw_any(double u) const {
+    const float* masses = desk.masses.data();
+    double target = u * total, before = 0;
+    int last = -1;  // the last group of pieces with a possible id: what rounding leaves over goes there
+    double before_last = 0;
+    for (int i = 0; i < known.survey.pieces; i += LANES) {
+        double after = before + double(sum(load<vf>(masses + i)));
+        if (after > before) last = i, before_last = before;
+        if (after > target) break;
+        before = after;
+    }
+    return last < 0 ? -1 : draw_within(last, before_last, target);
+}
+
+// Of a group of pieces: where the running sum exceeds the target or, as rounding may have it, the last that is possible.
+int Distribution::draw_within(int group, double before, double target) const {
+    int found = -1;
+    double start = before;
+    for (int i = group; i < std::min(group + LANES, known.survey.pieces); i++) {
+        if (!(desk.masses[i] > 0)) continue;
+        found = i, start = before;
+        if ((before += desk.masses[i]) > target) break;
+    }
+    int id = -1;
+    for (int i = found * PIECE, end = std::min(i + PIECE, known.n); found >= 0 && i < end && !(start > target); i += LANES) {
+        float mine[LANES];
+        vf v = weight(cleaned(known.x, i, known.n), top, scale);
+        store(mine, v);
+        each_bit(bits(v > 0.f), [&](int l) {
+            if (start > target) return;
+            id = i + l, start += mine[l];
+        });
+    }
+    return id;
+}
+
+int Distribution::draw_kept(double u, const Filter& filter) const {
+    bool of_total = filter.needs_total(known.n), of_first = filter.top_p < 1.f && !of_total;
+    double wanted = of_total ? filter.top_p * total : INFINITY;
+    // ---- all that may be kept: first only what is likely, which is nearly always enough
+    float least = of_first ? 0.f : filter.min_p;
+    for (float level : {0x1p-8f, 0x1p-12f, 0x1p-16f, 0.f}) {
+        float from = std::max(level, least);
+        double mass = gather(from);
+        if (from == least || int64_t(desk.found.size()) >= filter.k || mass > wanted * (1 + 1e-6)) break;
+    }
+    if (desk.found.empty()) return -1;
+    if (of_first) wanted = filter.top_p * cut(desk, filter.k, INFINITY).mass;
+    Cut kept = cut(desk, filter.k, wanted);
+    auto keeps = [&](const Candidate& c) { return c.p >= filter.min_p && kept.keeps(c); };  // the largest p is exactly 1
+    double sum = 0;
+    for (const Candidate& c : desk.found) sum += keeps(c) ? c.p : 0;
+    double target = u * sum, before = 0;
+    int id = -1;
+    for (const Candidate& c : desk.found) {
+        if (!keeps(c)) continue;
+        id = c.id;
+        if ((before += c.p) > target) break;
+    }
+    return id;
+}
+
+double Distribution::gather(float least) const {  // by rising id, those of at least so much; returns their mass
+    auto& found = desk.found;
+    found.clear();
+    double mass = 0;
+    if (!known.x) {
+        for (const Candidate& c : desk.kept)
+            if (c.p >= least && c.p > 0) found.push_back(c), mass += c.p;
+        return mass;
+    }
+    // ---- most are told by their logits; a little below where the border is, since that and p are rounded
+    vf low = splat(least > 0 ? top + (std::log2(least) - .01f) / scale : -INFINITY), bar = splat(least);
+    auto look = [&](int i) {
+        vf x = part(known.x, i, known.n, -INFINITY);
+        if (!any((x >= low) & (x > -INFINITY))) return;
+        vf v = weight(cleaned(x), top, scale);
+        float ps[LANES];
+        store(ps, v);
+        each_bit(bits((v >= bar) & (v > 0.f)), [&](int l) {
+            found.push_back({cleaned(known.x[i + l]), ps[l], i + l}), mass += ps[l];
+        });
+    };
+    for (int g = 0; g < known.survey.pieces; g += LANES)
+        each_bit(bits(load<vf>(known.survey.tops + g) >= low), [&](int l) {
+            for (int i = (g + l) * PIECE, end = std::min(i + PIECE, known.n); i < end; i += LANES) look(i);
+        });
+    return mass;
+}
+
+void Distribution::most_likely(int count, int32_t* ids, float* logprobs) const {
+    auto& heap = desk.found;  // the worst of the best in front
+    count = std::min(count, known.n);
+    if (!known.x) heap = desk.kept, std::make_heap(heap.begin(), heap.end());
+    else heap.clear();
+    for (int piece = 0; known.x && piece < known.survey.pieces && count > 0; piece++) {
+        bool full = int(heap.size()) == count;
+        if (full && !(known.survey.tops[piece] > heap.front().x)) continue;
+        for (int i = piece * PIECE, end = std::min(i + PIECE, known.n); i < end; i++) {
+            Candidate mine{cleaned(known.x[i]), 0, i};
+            if (full && !(mine < heap.front())) continue;
+            if (full) std::pop_heap(heap.begin(), heap.end()), heap.pop_back();
+            heap.push_back(mine), std::push_heap(heap.begin(), heap.end());
+            full = int(heap.size()) == count;
+        }
+    }
+    std::sort_heap(heap.begin(), heap.end());
+    int found = std::min(count, int(heap.size()));
+    for (int i = 0; i < found; i++) ids[i] = heap[i].id, logprobs[i] = logprob_of(heap[i].x);
+    for (int id = 0; found < count; id++) {  // too few that are possible were kept: the others are equals
+        if (std::any_of(heap.begin(), heap.end(), [&](const Candidate& c) { return c.id == id; })) continue;
+        ids[found] = id, logprobs[found++] = -INFINITY;
+    }
+}

@@ -1,0 +1,163 @@
+#include "gather.h"
+#include <algorithm>
+
+namespace {
+
+constexpr int WORTH = 300;         // ids, at least, for each one kept: with fewer, whole rows are less work
+constexpr int CACHED = 8 << 20;    // bytes of whole rows that caches hold: they cost less than keeping and a survey at once
+
+void keep_larger(Best& place, const float* x, int first, int cols) {
+    std::atomic_ref<Best> best(place);
+    Best old = best.load(std::memory_order_relaxed);
+    vi better{};
+    for (int i = 0; i < cols; i += LANES) better |= load<vf>(x + i) >= splat(old.value);
+    if (!any(better)) return;
+    Best mine{-INFINITY, NO_LOGIT};
+    for (int i = 0; i < cols; i++)
+        if (x[i] > mine.value) mine = {x[i], first + i};
+    while (mine.value > old.value || (mine.value == old.value && mine.id < old.id))
+        if (best.compare_exchange_weak(old, mine, std::memory_order_relaxed)) return;
+}
+
+// Keys of logits: unsigned numbers in the same order.
+vu keys_of(vf x) {
+    vi v = (vi)(x + 0.f);  // of two zeros one
+    return (vu)(v ^ (v >> 31 & 0x7fffffff)) ^ 0x80000000u;
+}
+
+float logit_of(uint32_t key) {
+    int32_t v = int32_t(key ^ 0x80000000u);
+    v ^= v >> 31 & 0x7fffffff;
+    float x;
+    memcpy(&x, &v, 4);
+    return x;
+}
+
+int num_from(const uint32_t* keys, int n, uint32_t least) {  // keys end in zeros, up to whole vectors
+    vi found{};
+    for (int i = 0; i < n; i += LANES) found -= (vi)(load<vu>(keys + i) >= least);
+    return sum(found);
+}
+
+// Lets the `count` largest of n stay in place, and few more; returns the least key of them, or less. Bit by bit and without a
+// branch that depends on the keys: introselect guesses wrong at every second comparison.
+uint32_t select(uint32_t* keys, int32_t* ids, int& n, int count) {
+    for (int i = n; i < round_up(n, LANES); i++) keys[i] = 0;
+    uint32_t least = 0;
+    int from = n, enough = count + count / 4;  // from: keys of `least` or more
+    for (uint32_t bit = 1u << 31; bit && from > enough; bit >>= 1)
+        if (int found = num_from(keys, n, least | bit); found >= count) least |= bit, from = found;
+    if (from > enough)  // equals, of which the first count
+        for (int i = n - 1; i >= 0 && from > count; i--)
+            if (keys[i] == least) keys[i] = 0, from--;
+    int to = 0;
+    for (int i = 0; i < n; i++) {
+        keys[to] = keys[i], ids[to] = ids[i];
+        to += keys[i] >= least;
+    }
+    n = to;
+    return least;
+}
+
+// Appends the lanes of `which`, and may write up to 16.
+int append(uint32_t* keys, int32_t* ids, vf x, int first, uint32_t which) {
+#if defined(__AVX512F__)
+    store(keys, (vu)_mm512_maskz_compress_epi32(__mmask16(which), (__m512i)keys_of(x)));
+    store(ids, (vi)_mm512_maskz_compress_epi32(__mmask16(which), (__m512i)(lanes() + first)));
+#else
+    uint32_t all[LANES];
+    store(all, keys_of(x));
+    each_bit(which, [&](int l) { *keys++ = all[l], *ids++ = first + l; });
+#endif
+    return __builtin_popcount(which);
+}
+
+}  // namespace
+
+Wish wish_of(const Sample& s, int row) {
+    const SampleSlots& t = *s.params;
+    int slot = s.slots[row];
+    bool stops = t.num_stops[slot] && s.positions[row] < t.min_position[slot], told = s.logprobs.own && t.has_logprobs[slot];
+    bool changed = t.has_penalty[slot] || stops || t.num_bias[slot] || (s.mask_of && s.mask_of[row] >= 0);
+    if (changed || (told && t.num_chosen[slot])) return {Wish::WHOLE, false, 0};
+    int64_t count = t.greedy[slot] ? 1 : std::min<int64_t>(t.top_k[slot], s.vocab);
+    if (count == 1 && !told) return {Wish::LARGEST, false, 1};
+    if (told) count = std::max<int64_t>(count, std::min(t.top[slot], s.vocab));
+    Filter filter{t.top_k[slot], t.top_p[slot], t.min_p[slot]};
+    bool total = told || (!t.greedy[slot] && filter.needs_total(s.vocab));
+    if (count * WORTH > s.vocab || (total && int64_t(s.rows) * s.vocab * 4 < CACHED)) return {Wish::WHOLE, false, 0};
+    return {Wish::KEPT, total, int32_t(count)};
+}
+
+bool Gather::begin(const Sample& sample, int num_threads) {
+    vocab = sample.vocab, threads = num_threads, num_surveys = 0;
+    wishes.resize(sample.rows), scales.resize(sample.rows), places.resize(sample.rows), listed.resize(sample.rows);
+    bests.assign(sample.rows, {-INFINITY, NO_LOGIT});
+    int lists_wanted = 0, largest = 0;
+    bool wanted = false;
+    for (int row = 0; row < sample.rows; row++) {
+        Wish& w = wishes[row] = wish_of(sample, row);
+        scales[row] = scale_of(sample.params->temperature[sample.slots[row]]);
+        wanted |= w.kind != Wish::WHOLE;
+        places[row] = w.total ? num_surveys++ : -1;
+        listed[row] = w.kind == Wish::KEPT ? lists_wanted++ : -1;
+        if (w.kind == Wish::KEPT) largest = std::max(largest, w.count);
+    }
+    most = round_up(2 * largest, LANES) + PIECE + LANES;
+    lists.assign(int64_t(lists_wanted) * threads, {-INFINITY, 0});
+    if (size_t size = lists.size() * most; keys.size() < size) keys.resize(size), ids.resize(size);
+    room = round_up(num_surveys, 64 / sizeof(float));
+    if (size_t size = size_t(pieces_of(vocab)) * room; tops.size() < size) tops.resize(size), sums.resize(size);
+    return wanted;
+}
+
+void Gather::take(int row, float* x, int first, int cols, int thread) {
+    for (int i = std::max(0, vocab - first); i < cols; i++) x[i] = -INFINITY;
+    if (wishes[row].kind == Wish::LARGEST) keep_larger(bests[row], x, first, cols);
+    if (places[row] >= 0) look(row, x, first, cols);
+    if (listed[row] >= 0) keep(row, x, first, cols, thread);
+}
+
+void Gather::look(int row, const float* x, int first, int cols) {
+    int64_t to = int64_t(first / PIECE) * room + places[row];
+    survey_piece(x, cols, scales[row], tops[to], sums[to]);
+}
+
+void Gather::keep(int row, const float* x, int first, int cols, int thread) {
+    int64_t place = list_of(row, thread);
+    List& list = lists[place];
+    uint32_t* my_keys = keys.data() + place * most;
+    int32_t* my_ids = ids.data() + place * most;
+    vf bar = splat(list.bar);
+    int count = list.count;
+    for (int i = 0; i < cols; i += LANES) {
+        vf v = load<vf>(x + i);
+        if (uint32_t high = bits((v >= bar) & (v > -INFINITY)))
+            count += append(my_keys + count, my_ids + count, min(v, splat(FLT_MAX)), first + i, high);
+    }
+    int wanted = wishes[row].count;
+    if (count >= 2 * wanted) list.bar = logit_of(select(my_keys, my_ids, count, wanted));
+    list.count = count;
+}
+
+Survey Gather::survey(int row, Desk& desk) const {
+    if (places[row] < 0) return {};
+    Survey mine = desk.survey.empty(vocab);
+    for (int i = 0; i < mine.pieces; i++) {
+        int64_t from = int64_t(i) * room + places[row];
+        desk.survey.tops[i] = tops[from], desk.survey.sums[i] = sums[from];
+    }
+    return mine;
+}
+
+void Gather::kept(int row, Desk& desk) const {
+    auto& all = desk.kept;
+    all.clear();
+    for (int t = 0; t < threads; t++) {
+        int64_t list = list_of(row, t), at = list * most;
+        for (int64_t end = at + lists[list].count; at < end; at++) all.push_back({logit_of(keys[at]), 0, ids[at]});
+    }
+    size_t wanted = wishes[row].count;
+    if (all.size() > wanted) std::nth_element(all.begin(), all.begin() + wanted - 1, all.end()), all.resize(wanted);
+    std::sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+}

@@ -1,0 +1,67 @@
+// What the head learns of rows to sample as it multiplies them, tile by tile, while the tiles are in the caches of their
+// thread: the largest logit of greedy rows, the k largest of others. Their logits are never written.
+//
+// A row that is written costs 4 V bytes of memory written, which reads them first, and read again: 1.8 MB at V = 151,936, or
+// at D = 896 in bf16 0.7% of the head's 272 MB for one row, and 21% for 32. Draws that no top-k bounds may end anywhere:
+// their rows are written. benchmarks/kernels/bench_sample.py measures both ways.
+#pragma once
+#include "draw.h"
+#include "sample.h"
+#include <atomic>
+
+struct Wish {
+    // WHOLE: all logits, for they are changed before they are sampled, or any of them may be drawn or asked for
+    // KEPT: the `count` largest suffice, and a survey of all if the total is wanted
+    // LARGEST: the first of the largest suffices
+    enum Kind : uint8_t { WHOLE, KEPT, LARGEST } kind;
+    bool total;
+    int32_t count;
+};
+Wish wish_of(const Sample& sample, int row);
+
+struct alignas(8) Best {  // the largest logit of a row so far and where it is, the first of equals; NaN never is
+    float value;
+    int32_t id;  // or NO_LOGIT: nothing above minus infinity yet
+};
+constexpr int32_t NO_LOGIT = INT32_MAX;
+
+class Gather {
+  public:
+    bool begin(const Sample& sample, int threads);  // whether it wants anything of any row
+    bool writes(int row) const { return wishes[row].kind == Wish::WHOLE; }
+
+    // Columns first .. first + cols of a row, at most a piece, of which those beyond the vocabulary are overwritten; a whole
+    // piece if any row wants a survey. Any thread may bring any, each those of a row by rising id: what is known in the end
+    // does not depend on who brought what.
+    bool surveys() const { return num_surveys > 0; }
+    void take(int row, float* x, int first, int cols, int thread);
+
+    // After the last column. What was kept goes to the desk, by rising id.
+    const Wish& wish(int row) const { return wishes[row]; }
+    const Best& best(int row) const { return bests[row]; }
+    Survey survey(int row, Desk& desk) const;
+    void kept(int row, Desk& desk) const;
+
+  private:
+    struct alignas(64) List {  // a line of its own: threads write theirs at the same time
+        float bar;             // what is below it is not among the largest
+        int32_t count;         // entries, by rising id
+    };
+
+    int vocab = 0, threads = 0, num_surveys = 0;
+    int room = 0;                   // for surveys
+    int most = 0;                   // entries of a list
+    std::vector<Wish> wishes;       // of each row
+    std::vector<float> scales;      // of its temperature
+    std::vector<int> places;        // of its survey
+    std::vector<int> listed;        // of its lists
+    std::vector<Best> bests;
+    std::vector<float> tops, sums;  // [pieces][room]: threads bring neighbouring pieces at the same time
+    std::vector<List> lists;        // [rows with lists][threads]
+    std::vector<uint32_t> keys;     // [rows with lists][threads][most], in the order of the logits
+    std::vector<int32_t> ids;       // of the same
+
+    void look(int row, const float* x, int first, int cols);
+    void keep(int row, const float* x, int first, int cols, int thread);
+    int64_t list_of(int row, int thread) const { return int64_t(listed[row]) * threads + thread; }
+};

@@ -1,0 +1,70 @@
+// A row of logits in short: of every piece of 256 ids the largest logit, and the sum of exp((x - largest) / temperature). The
+// largest logit of the row and the total of its probabilities follow from those, and which pieces are worth another look.
+// Whoever has a piece at hand may survey it: the pieces, and so every sum, are the same in each of those places.
+#pragma once
+#include "../native/kernel.h"
+#include <cfloat>
+#include <cmath>
+#include <vector>
+
+constexpr int PIECE = 16 * LANES;  // the widest tile of a linear layer
+
+struct Survey {
+    const float *tops = nullptr, *sums = nullptr;  // [pieces], up to a multiple of LANES: minus infinity and 0 beyond
+    int pieces = 0;                                // 0: there was none
+};
+
+static inline int pieces_of(int vocab) { return ceil_div(vocab, PIECE); }
+
+static inline vf part(const float* x, int i, int n, float beyond) {  // sixteen of n, then `beyond`
+    if (n - i >= LANES) return load<vf>(x + i);
+    vf v = splat(beyond);
+    if (i < n) memcpy(&v, x + i, (n - i) * sizeof(float));
+    return v;
+}
+
+static inline vf cleaned(vf v) {  // NaN can never win; infinities become the largest finite number: sums stay finite
+    return min(v == v ? v : splat(-INFINITY), splat(FLT_MAX));
+}
+static inline vf cleaned(const float* x, int i, int n) { return cleaned(part(x, i, n, -INFINITY)); }
+static inline float cleaned(float x) { return x == x ? std::min(x, FLT_MAX) : -INFINITY; }
+
+// By a temperature: probabilities are powers of two of differences over `scale`.
+static inline float scale_of(float temperature) { return float(1.4426950408889634 / temperature); }
+static inline vf weight(vf x, float top, float scale) {  // of cleaned logits; 1 at `top`, and 0 for NaN
+    vf v = (x - top) * scale;
+    return v > -126.f ? exp2(v) : vf{};
+}
+
+// Of n ids, at most a piece; where none is possible the sum is 0.
+static inline void survey_piece(const float* x, int n, float scale, float& top, float& total) {
+    vf tops = splat(-INFINITY), sums{};
+    int whole = n / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES) tops = max(load<vf>(x + i), tops);  // the second if the first is no number
+    if (whole < n) tops = max(part(x, whole, n, -INFINITY), tops);
+    top = std::min(largest(tops), FLT_MAX);
+    auto add = [&](vf v) { sums += weight(v, top, scale); };
+    if (top < FLT_MAX)
+        for (int i = 0; i < whole; i += LANES) add(load<vf>(x + i));
+    else
+        for (int i = 0; i < whole; i += LANES) add(cleaned(load<vf>(x + i)));
+    if (whole < n) add(cleaned(x, whole, n));
+    total = sum(sums);
+}
+
+struct SurveyRoom {  // memory for one row after the other
+    std::vector<float> tops, sums;
+
+    Survey of(const float* x, int n, float temperature) {
+        Survey made = empty(n);
+        float scale = scale_of(temperature);
+        for (int i = 0; i < made.pieces; i++)
+            survey_piece(x + i * PIECE, std::min(PIECE, n - i * PIECE), scale, tops[i], sums[i]);
+        return made;
+    }
+    Survey empty(int n) {
+        int pieces = pieces_of(n), room = round_up(pieces, LANES);
+        tops.assign(room, -INFINITY), sums.assign(room, 0.f);
+        return {tops.data(), sums.data(), pieces};
+    }
+};
