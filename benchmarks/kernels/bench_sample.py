@@ -94,7 +94,7 @@ def _batch(
             rid=str(slot),
             input_ids=np.arange(3, dtype=np.int32),
             output_ids=np.empty(0, np.int32),
-            sampling=SamplingParams(**({"sampling_seed": slot} | wish)),
+            sampling=SamplingParams(**{"sampling_seed": slot, **wish}),
             logprobs=told,
         )
         params.join(slot, request, np.arange(5, 300, dtype=np.int32))
@@ -103,7 +103,7 @@ def _batch(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=896, help="of the head's input")
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])

@@ -120,13 +120,13 @@ def batch_of(wishes: Sequence[Mapping[str, Any]], vocab: int = VOCAB) -> Samplin
     """A row for each wish, four tokens of output behind it."""
     params = SamplingSlots(len(wishes), vocab)
     for slot, wish in enumerate(wishes):
-        sampling = {name: value for name, value in wish.items() if name != "told"}
+        sampling: dict[str, Any] = {name: value for name, value in wish.items() if name != "told"}
         options = wish.get("told")
         request = GenerateRequest(
             rid=str(slot),
             input_ids=np.arange(3, dtype=np.int32),
             output_ids=np.empty(0, np.int32),
-            sampling=SamplingParams(**({"temperature": 0.0, "sampling_seed": slot} | sampling)),
+            sampling=SamplingParams(**{"temperature": 0.0, "sampling_seed": slot, **sampling}),
             logprobs=options,
         )
         params.join(slot, request, np.array([5, 5, 6, 9], np.int32))

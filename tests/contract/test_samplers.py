@@ -391,6 +391,18 @@ def test_native_draws_what_torch_draws(other, name, vocab):
     assert (got != want).sum() <= 1
 
 
+@pytest.mark.parametrize("ask_for", [{"top_k": 2}, {"top_p": 0.02}, {"top_k": 3, "min_p": 0.1}])
+def test_the_larger_logits_are_kept_even_where_probabilities_round_to_one(sampler, ask_for):
+    values = torch.full((20, VOCAB), -5e3)
+    values[:, :3] = torch.tensor([1.0, 1.001, 1.002])
+    requests = [ask(temperature=1e6, sampling_seed=i, **ask_for) for i in range(20)]
+    expected = [choose(row, r, []) for row, r in zip(values.tolist(), requests, strict=True)]
+
+    found = sampler.sample(values, Rows(requests).batch()).token_ids
+
+    assert found.tolist() == expected
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_native_takes_equal_logits_in_order_of_ids(other, name):
     values = torch.zeros(ROWS, 48)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent
 LIB = ROOT / "lib"
+_AVX2 = "-march=x86-64-v3"
 _AVX512 = (
     "-march=x86-64-v4 -mavx512vnni -mavx512bf16 -mprefer-vector-width=512 -mtune=sapphirerapids"
 )
@@ -24,7 +25,13 @@ _AMX = f"{_AVX512} -mamx-tile -mamx-int8 -mamx-bf16"
 # Linked into one library their std:: templates would merge, and AVX512 code reach older CPUs.
 VARIANTS: Mapping[str, str] = {"portable": ""}
 if platform.machine().lower() in ("x86_64", "amd64"):
-    VARIANTS = {"portable": "", "avx2": "-march=x86-64-v3", "avx512": _AVX512, "amx": _AMX}
+    VARIANTS = {
+        "portable": "",
+        "avx2": _AVX2,
+        "avxvnni": f"{_AVX2} -mavxvnni",
+        "avx512": _AVX512,
+        "amx": _AMX,
+    }
 # Peeling unrolls loops over a constant number of accumulators; else these would stay in memory.
 _FLAGS = (
     "-O2 -fpeel-loops -std=c++20 -fPIC -pthread -ffp-contract=off -fno-math-errno "

@@ -7,7 +7,10 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+CPU_FEATURES = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
+    *("amx_bf16", "amx_int8"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

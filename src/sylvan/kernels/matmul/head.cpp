@@ -3,6 +3,8 @@
 
 namespace {
 
+static_assert(PIECE % (WIDEST * LANES) == 0);  // units are whole tiles, and no more than a piece
+
 bool is_product(const Op& op) {
     bool linear = op.kind == LINEAR || op.kind == LINEAR_INT8 || op.kind == LINEAR_INT4;
     return linear && op.count == OUTPUTS && op.times <= 1 && op.buf[GROUPS] < 0 && (op.n[2] || op.type == F32_ROWS);
@@ -14,7 +16,7 @@ void Head::begin(const std::vector<Op>& ops, Step& s, std::vector<void*>& buf) {
     head = nullptr;
     const Sample* sample = s.run->sample;
     if (!sample || ops.empty() || !is_product(ops.back()) || s.buf[ops.back().buf[OUT]] != sample->logits) return;
-    if (sample->rows != s.run->outputs || !gather.begin(*sample, s.threads)) return;
+    if (sample->rows != s.run->outputs || sample->vocab > ops.back().n[1] || !gather.begin(*sample, s.threads)) return;
     head = &ops.back();
     if (!shared) shared = int(buf.size());
     if (int(buf.size()) < shared + s.threads) buf.resize(shared + s.threads);

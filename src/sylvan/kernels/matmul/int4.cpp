@@ -15,32 +15,36 @@ template <class T> void few_rows(const Op& op, const Step& s, const Block& b) {
     int64_t words = op.n[0], xs = op.n[4] / 4;  // words of 8 inputs
     int group = op.n[3], groups = int(words) * 8 / group;
     int ahead = b.ahead();
-    by_registers(b, [&](Spot spot, auto M, auto N) {
+    by_registers(b, [&](Spot spot, auto high, auto wide) {
+        constexpr int M = high, N = wide;
         vf total[M][N] = {};
         const uint32_t *x = at<uint32_t>(op, s, X) + spot.m * xs, *w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
         const int32_t* sums = at<int32_t>(op, s, SUMS) + spot.m * groups;
         const float* scales = at<float>(op, s, COL_SCALE) + spot.w * groups * LANES;
         for (int g = 0; g < groups; g++) {
-            vi acc[M][N] = {};
+            vi acc[M * N];
+            unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i] = vi{}; });
             for (int k = g * group / 8; k < (g + 1) * group / 8; k++) {
                 vu low[N], high[N];
-                for (int j = 0; j < N; j++) {
+                unrolled<N>([&](auto j) SYLVAN_INLINE {
                     const uint32_t* p = w + (j * words + k) * LANES;
                     vu v = load<vu>(p);
                     if (ahead) __builtin_prefetch(p + ahead);
                     low[j] = v & LOW, high[j] = (v >> 4) & LOW;
-                }
-                for (int i = 0; i < M; i++)
-                    for (int j = 0; j < N; j++) {
-                        acc[i][j] = Int4::dot(acc[i][j], low[j], vu{} + x[i * xs + 2 * k]);
-                        acc[i][j] = Int4::dot(acc[i][j], high[j], vu{} + x[i * xs + 2 * k + 1]);
-                    }
+                });
+                unrolled<M>([&](auto i) SYLVAN_INLINE {
+                    vu first = filled<vu>(x[i * xs + 2 * k]), second = filled<vu>(x[i * xs + 2 * k + 1]);
+                    unrolled<N>([&](auto j) SYLVAN_INLINE {
+                        acc[i * N + j] = Int4::dot(Int4::dot(acc[i * N + j], low[j], first), high[j], second);
+                    });
+                });
             }
-            for (int j = 0; j < N; j++) {
+            unrolled<N>([&](auto j) SYLVAN_INLINE {
                 vf scale = load<vf>(scales + (int64_t(j) * groups + g) * LANES);
-                for (int i = 0; i < M; i++)
-                    total[i][j] = fma(__builtin_convertvector(acc[i][j] - 8 * sums[i * groups + g], vf), scale, total[i][j]);
-            }
+                unrolled<M>([&](auto i) SYLVAN_INLINE {
+                    total[i][j] = fma(converted<vf>(acc[i * N + j] - 8 * sums[i * groups + g]), scale, total[i][j]);
+                });
+            });
         }
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) write_row<T>(op, s, spot, i, j, total[i][j]);
@@ -71,7 +75,7 @@ template <int ROWS> void add_groups(float* sums, const int32_t* raw, int step, c
         vf scale = load<vf>(scales + g * LANES);
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++)
-            total[i] = fma(__builtin_convertvector(load<vi>(raw + g * step + i * LANES), vf), scale, total[i]);
+            total[i] = fma(converted<vf>(load<vi>(raw + g * step + i * LANES)), scale, total[i]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) store(sums + i * LANES, total[i]);

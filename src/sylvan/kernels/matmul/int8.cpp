@@ -15,7 +15,7 @@ constexpr int BY_VECTORS_INT8 = 4;  // rows; so few wait less for memory than ma
 template <class T> void finish(const Op& op, const Step& s, const Spot& spot, int i, int j, vi acc, int zero) {
     vf scale = load<vf>(at<float>(op, s, COL_SCALE) + (spot.w + j) * LANES) * at<float>(op, s, ROW_SCALE)[spot.m + i];
     if (zero) acc -= load<vi>(at<int32_t>(op, s, SUMS) + (spot.w + j) * LANES) * zero;
-    write<T>(op, s, spot, i, j, __builtin_convertvector(acc, vf) * scale);
+    write<T>(op, s, spot, i, j, converted<vf>(acc) * scale);
 }
 
 template <class T> void by_vectors(const Op& op, const Step& s, const Block& b, const uint32_t* x, int64_t xs, int zero) {

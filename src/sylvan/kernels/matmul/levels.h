@@ -22,7 +22,7 @@ template <class T> static inline void quantise_row(const Op& op, const Step& s, 
         vi total{};
         for (int i = g * size, end = std::min(i + size, int(stride(cols))); i < end; i += LANES) {
             vi v = (vi)(get(x + i) * inverse + magic) - (vi)magic;
-            store(q + i, __builtin_convertvector(v + zero, vb));
+            narrow(q + i, v + zero);
             total += v;
         }
         if (sums) sums[r * count + g] = sum(total);

@@ -13,11 +13,13 @@ constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;  // rows of a tile, at most; 
 constexpr int TILE_BYTES = 1 << 20;                 // of these rows: they stay in the second cache
 constexpr int FEW_ROWS = HAS_TILES ? 32 : 4;        // so few are bound by reading weights: wider tiles
 
+constexpr int WIDEST = 16;                          // column blocks of a tile, at most
+
 static inline int linear_rows(const Op& op) { return std::clamp(TILE_BYTES / op.n[4] / 32 * 32, 64, LINEAR_ROWS); }
 static inline int linear_width(const Op& op, const Step& s) {  // column blocks of a tile
     if (op.buf[GROUPS] >= 0) return 4;
     if (rows(op, s) > FEW_ROWS) return 2;
-    int width = 16;  // memory likes long runs, but all threads need tiles
+    int width = WIDEST;  // memory likes long runs, but all threads need tiles
     while (width > 4 && op.n[1] / LANES < 16 * s.threads * width) width /= 2;
     return width;
 }
@@ -51,14 +53,17 @@ struct Spot {  // first row and first column block of a product; the same block 
 // Calls f(spot, rows as a constant, blocks as a constant) with what fits the registers.
 template <class F> void by_registers(const Block& b, F&& f) {
     bool few = b.count() <= 4;
-    int high = few ? std::min(4, TILE_ROWS) : TILE_ROWS, wide = few ? 4 : TILE_COLS;
+    int high = few ? std::min(4, TILE_ROWS) : TILE_ROWS;
+    int wide = few ? std::clamp(FEW_VECTORS / std::min(high, b.count()), 1, 4) : TILE_COLS;
     for (int n = b.n0; n < b.n1;) {
         int cols = std::min(wide, b.n1 - n);
         for (int m = b.m0; m < b.m1; m += high) {
             int count = std::min(high, b.m1 - m);
             Spot at{m, n, n + b.shift, b.out};
-            if (cols == 4) constant<std::min(4, TILE_ROWS)>(count, [&](auto M) { f(at, M, std::integral_constant<int, 4>{}); });
-            else constant<TILE_ROWS>(count, [&](auto M) { constant<2>(cols, [&](auto N) { f(at, M, N); }); });
+            if (FEW_VECTORS >= 4 && cols == 4) {
+                if constexpr (FEW_VECTORS >= 4)
+                    constant<std::min(4, TILE_ROWS)>(count, [&](auto M) { f(at, M, std::integral_constant<int, 4>{}); });
+            } else constant<TILE_ROWS>(count, [&](auto M) { constant<2>(cols, [&](auto N) { f(at, M, N); }); });
         }
         n += cols;
     }

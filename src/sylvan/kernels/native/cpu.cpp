@@ -15,7 +15,8 @@ uint64_t enabled_state() {  // XCR0: what the operating system saves on a contex
 #endif
 }  // namespace
 
-// Bits: 0 avx2 + fma, 1 avx512 (f bw dq vl), 2 avx512-vnni, 3 avx512-bf16, 4 amx (tile, int8, bf16).
+// Bits: 0 avx2 + fma, 1 avx512 (f bw dq vl), 2 avx512-vnni, 3 avx512-bf16, 4 amx (tile, int8, bf16),
+// 5 avx-vnni.
 SYLVAN_API int sylvan_cpu() {
 #if defined(__x86_64__)
     uint32_t a, b, c, d, bits = 0;
@@ -28,7 +29,10 @@ SYLVAN_API int sylvan_cpu() {
     if (zmm && (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1)) bits |= 2;
     if (bits & 2 && (c >> 11 & 1)) bits |= 4;
     if (tiles && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1)) bits |= 16;
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && bits & 2 && (a >> 5 & 1)) bits |= 8;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+        if (bits & 2 && (a >> 5 & 1)) bits |= 8;
+        if (bits & 1 && (a >> 4 & 1)) bits |= 32;
+    }
     return int(bits);
 #else
     return 0;

@@ -6,6 +6,7 @@
 #include "vec.h"
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 template <class T> static inline T* at(const Op& op, const Step& s, int i) {
     return op.buf[i] < 0 ? nullptr : (T*)s.buf[op.buf[i]];
@@ -31,17 +32,29 @@ template <int MAX, class F> static inline void constant(int n, F&& f) {
     else constant<MAX - 1>(n, f);
 }
 
+// Calls f with 0, 1, .. N - 1 as compile-time constants: no loop is left, and arrays over the numbers can live in registers.
+template <int N, class F> static inline __attribute__((always_inline)) void unrolled(F f) {
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) { (f(std::integral_constant<int, I>{}), ...); }
+    (std::make_integer_sequence<int, N>{});
+}
+#define SYLVAN_INLINE __attribute__((always_inline))
+
 // The one inner loop: acc[m][n] += x[m] . w[n] over `words` words, the vectors of w `step` words apart.
 template <class E, int M, int N>
 static inline __attribute__((always_inline)) void multiply(typename E::acc (&acc)[M][N], const uint32_t* x, int64_t xs,
                                                            const uint32_t* w, int64_t ws, int64_t step, int words, int ahead) {
+    typename E::acc sums[M * N];
+    unrolled<M * N>([&](auto i) SYLVAN_INLINE { sums[i] = acc[i / N][i % N]; });
     for (int k = 0; k < words; k++) {
         vu wv[N];
-        for (int n = 0; n < N; n++) {
+        unrolled<N>([&](auto n) SYLVAN_INLINE {
             wv[n] = load<vu>(w + n * ws + k * step);
             if (ahead) __builtin_prefetch(w + n * ws + k * step + ahead);
-        }
-        for (int m = 0; m < M; m++)
-            for (int n = 0; n < N; n++) acc[m][n] = E::dot(acc[m][n], wv[n], vu{} + x[m * xs + k]);
+        });
+        unrolled<M>([&](auto m) SYLVAN_INLINE {
+            vu xv = filled<vu>(x[m * xs + k]);
+            unrolled<N>([&](auto n) SYLVAN_INLINE { sums[m * N + n] = E::dot(sums[m * N + n], wv[n], xv); });
+        });
     }
+    unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i / N][i % N] = sums[i]; });
 }

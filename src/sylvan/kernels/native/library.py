@@ -13,15 +13,16 @@ from sylvan.kernels.native.binding import OP, Constants, Inputs, Run
 from sylvan.kernels.native.sampling import Given, Sample, SampleSlots
 
 LIB = Path(__file__).parents[1] / "lib"
-_AVX2, _AVX512, _VNNI, _BF16, _AMX = (1 << i for i in range(5))
+_AVX2, _AVX512, _VNNI, _BF16, _AMX, _AVX_VNNI = (1 << i for i in range(6))
 _NEEDS: Mapping[str, int] = {
     "portable": 0,
     "avx2": _AVX2,
+    "avxvnni": _AVX2 | _AVX_VNNI,
     "avx512": _AVX2 | _AVX512 | _VNNI | _BF16,
     "amx": _AVX2 | _AVX512 | _VNNI | _BF16 | _AMX,
 }
-_FEATURES = ("avx2", "avx512", "avx512-vnni", "avx512-bf16", "amx")
-PREFERENCE = ("amx", "avx512", "avx2", "portable")
+_FEATURES = ("avx2", "avx512", "avx512-vnni", "avx512-bf16", "amx", "avx-vnni")
+PREFERENCE = ("amx", "avx512", "avxvnni", "avx2", "portable")
 
 
 class LibraryMissing(Exception):  # noqa: N818 - a state of the installation, answered by a fallback

@@ -1,104 +1,115 @@
-// Sixteen lanes in GCC vector extensions: the same source compiles for AVX512, AVX2 and any other CPU. Only the dot
-// products, fma and to_bf16 know the instruction set. Built with -ffp-contract=off: which products are fused is written
-// here and never left to the compiler, which may choose differently in two instantiations of one template.
+// Sixteen lanes: the same source compiles for AVX512, AVX2 and any other CPU. What knows the instruction set is in this file:
+// dot products, fma, the larger of two, masks, rounding to bf16, and powers of two and reciprocals, whose last bit depends on
+// it. Built with -ffp-contract=off: which products are fused is written here and never left to the compiler, which may choose
+// differently in two instantiations of one template.
 #pragma once
-#include <cstdint>
-#include <cstring>
-#if defined(__AVX2__)
+#include "lanes.h"
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
-typedef uint8_t vb __attribute__((vector_size(16)));
-typedef int8_t vc __attribute__((vector_size(16)));
+typedef Vector<float, 16> vf;
+typedef Vector<int32_t, 16> vi;
+typedef Vector<uint32_t, 16> vu;
 typedef uint16_t bf16;
 
 constexpr int LANES = 16;
 
+// Accumulators of one inner loop: half of the registers, in 4 bit all. FEW_VECTORS: of up to four rows, which take what columns
+// are left.
 #if defined(__AVX512VNNI__)
-constexpr int TILE_ROWS = 8, TILE_COLS = 2;  // accumulators of one inner loop: 16 of 32 registers
+constexpr int TILE_ROWS = 8, TILE_COLS = 2, FEW_VECTORS = 16;
 #elif defined(__AVX2__)
-constexpr int TILE_ROWS = 4, TILE_COLS = 1;
+constexpr int TILE_ROWS = 4, TILE_COLS = 1, FEW_VECTORS = 4;
 #else
-constexpr int TILE_ROWS = 2, TILE_COLS = 1;
+constexpr int TILE_ROWS = 2, TILE_COLS = 1, FEW_VECTORS = 2;
 #endif
 
 // What is added to int8 activations: VNNI multiplies unsigned by signed, the others signed by signed.
-#if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
+#if (defined(__AVX512VNNI__) && !defined(__AMX_INT8__)) || defined(__AVXVNNI__)
 constexpr int INT8_ZERO = 128;
 #else
 constexpr int INT8_ZERO = 0;
 #endif
 
-template <class V> static inline V load(const void* p) {
-    V v;
-    memcpy(&v, p, sizeof(V));
-    return v;
+static inline vf splat(float x) { return filled<vf>(x); }
+static inline vf two(float a, float b) {  // and zeros
+    const float x[LANES] = {a, b};
+    return load<vf>(x);
 }
-template <class V> static inline void store(void* p, V v) { memcpy(p, &v, sizeof(V)); }
-static inline vf splat(float x) { return vf{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-#if defined(__AVX512F__)  // one instruction for what the lines below say, where the compiler makes two
-static inline vf max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
-static inline vf min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+
+constexpr auto larger = [](auto a, auto b) {  // the second if one is no number
+#if defined(__AVX512F__)
+    return (decltype(a))_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (decltype(a))_mm256_max_ps((__m256)a, (__m256)b);
 #else
-static inline vf max(vf a, vf b) { return a > b ? a : b; }
-static inline vf min(vf a, vf b) { return a < b ? a : b; }
+    return a > b ? a : b;
 #endif
+};
+constexpr auto smaller = [](auto a, auto b) {
+#if defined(__AVX512F__)
+    return (decltype(a))_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (decltype(a))_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return a < b ? a : b;
+#endif
+};
+static inline vf max(vf a, vf b) { return mapped<vf>(larger, a, b); }
+static inline vf min(vf a, vf b) { return mapped<vf>(smaller, a, b); }
 static inline vf abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
-static inline bool any(vi v) {  // of lanes that are all ones or all zeros
+// Of masks, lanes that are all ones or all zeros: one bit for each.
+template <class V> static inline uint32_t bits_of(V v) {
+    constexpr int n = sizeof(V) / 4;
+    if constexpr (halved<V>) return bits_of(v.lo) | bits_of(v.hi) << n / 2;
 #if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+    else return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
+#elif defined(__AVX2__)
+    else return uint32_t(_mm256_movemask_ps((__m256)v));
+#elif defined(__SSE2__)
+    else return uint32_t(_mm_movemask_ps((__m128)v));
 #else
-    uint64_t words[8], all = 0;
-    memcpy(words, &v, sizeof v);
-    for (uint64_t w : words) all |= w;
-    return all != 0;
+    else {
+        uint32_t all = 0;
+        for (int i = 0; i < n; i++) all |= uint32_t(v[i] & 1) << i;
+        return all;
+    }
 #endif
 }
-static inline uint32_t bits(vi v) {  // one for each lane of all ones
-#if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
-#else
-    uint32_t all = 0;
-    for (int i = 0; i < LANES; i++) all |= uint32_t(v[i] & 1) << i;
-    return all;
-#endif
-}
+static inline uint32_t bits(vi v) { return bits_of(v); }
+static inline bool any(vi v) { return bits_of(v) != 0; }
 template <class F> static inline void each_bit(uint32_t bits, F f) {  // by rising number
     for (; bits; bits &= bits - 1) f(__builtin_ctz(bits));
 }
-static inline vi lanes() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
-static inline vf first(vf v, int n) { return lanes() < n ? v : vf{}; }  // the first n lanes, then zeros
+alignas(64) constexpr int32_t NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+static inline vi lanes() { return load<vi>(NUMBERS); }
+static inline vf first(vf v, int n) { return select(lanes() < n, v, vf{}); }  // the first n lanes, then zeros
 
 static inline vf fma(vf a, vf b, vf c) {
+    return mapped<vf>([](auto x, auto y, auto z) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+        return _mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
 #elif defined(__FMA__)
-    __m256 r[2], x[2], y[2], z[2];
-    memcpy(x, &a, 64), memcpy(y, &b, 64), memcpy(z, &c, 64);
-    r[0] = _mm256_fmadd_ps(x[0], y[0], z[0]), r[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
-    return load<vf>(r);
+        return _mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
 #else
-    return a * b + c;
+        return x * y + z;
 #endif
+    }, a, b, c);
 }
 
 // Rows are bf16 or float32; every kernel computes in float32.
-static inline vf get(const bf16* p) { return (vf)(__builtin_convertvector(load<vh>(p), vu) << 16); }
+static inline vf get(const bf16* p) { return (vf)(widened<bf16, vu>(p) << 16); }
 static inline vf get(const float* p) { return load<vf>(p); }
 
 static inline void put(float* p, vf v) { store(p, v); }
 static inline void put(bf16* p, vf v) {  // rounds to nearest even; NaN stays NaN
 #if defined(__AVX512BF16__)
-    store(p, (vh)_mm512_cvtneps_pbh((__m512)v));
+    store(p, _mm512_cvtneps_pbh((__m512)v));
 #else
     vu u = (vu)v;
     u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-    u = v == v ? u : vu{} + 0x7fc0u;
-    store(p, __builtin_convertvector(u, vh));
+    narrow(p, select(v == v, u, vu{} + 0x7fc0u));
 #endif
 }
 
@@ -124,13 +135,7 @@ struct Bf16 {
     }
 };
 
-#if defined(__AVX2__)
-static inline vi by_halves(vu a, vu b, __m256i (*f)(__m256i, __m256i)) {
-    __m256i r[2], x[2], y[2];
-    memcpy(x, &a, 64), memcpy(y, &b, 64);
-    r[0] = f(x[0], y[0]), r[1] = f(x[1], y[1]);
-    return load<vi>(r);
-}
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 static inline __m256i sum_quads(__m256i unsigned8, __m256i signed8) {  // pairs stay below 2^15: see the callers
     return _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned8, signed8), _mm256_set1_epi16(1));
 }
@@ -144,8 +149,10 @@ struct Int8 {  // w in [-128, 127], x in [-127, 127]; x + 128 as unsigned where 
     static inline vi dot(vi a, vu w, vu x) {
 #if defined(__AVX512VNNI__)
         return (vi)_mm512_dpbusd_epi32((__m512i)a, (__m512i)x, (__m512i)w);
+#elif defined(__AVXVNNI__)
+        return mapped<vi>([](auto s, auto p, auto q) { return _mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)q, (__m256i)p); }, a, w, x);
 #elif defined(__AVX2__)
-        return a + by_halves(w, x, [](__m256i p, __m256i q) { return sum_quads(_mm256_abs_epi8(p), _mm256_sign_epi8(q, p)); });
+        return a + mapped<vi>([](auto p, auto q) { return sum_quads(_mm256_abs_epi8((__m256i)p), _mm256_sign_epi8((__m256i)q, (__m256i)p)); }, w, x);
 #else
         for (int b = 0; b < 4; b++) a += ((vi)(w << (24 - 8 * b)) >> 24) * ((vi)(x << (24 - 8 * b)) >> 24);
         return a;
@@ -160,8 +167,10 @@ struct Int4 {  // w in [0, 15], x in [-127, 127]
     static inline vi dot(vi a, vu w, vu x) {
 #if defined(__AVX512VNNI__)
         return (vi)_mm512_dpbusd_epi32((__m512i)a, (__m512i)w, (__m512i)x);
+#elif defined(__AVXVNNI__)
+        return mapped<vi>([](auto s, auto p, auto q) { return _mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)p, (__m256i)q); }, a, w, x);
 #elif defined(__AVX2__)
-        return a + by_halves(w, x, [](__m256i p, __m256i q) { return sum_quads(p, q); });
+        return a + mapped<vi>([](auto p, auto q) { return sum_quads((__m256i)p, (__m256i)q); }, w, x);
 #else
         for (int b = 0; b < 4; b++) a += (vi)((w >> (8 * b)) & 255) * ((vi)(x << (24 - 8 * b)) >> 24);
         return a;
@@ -223,7 +232,7 @@ static inline vf tanh(vf x) {  // 1 - 2 / (exp(2 |x|) + 1), odd; a short series 
     vf large = 1.f - 2.f / (exp(a + a) + 1.f);
     vf small = horner(s, splat(-17.f / 315), 2.f / 15, -1.f / 3, 1.f);
     vi sign = (vi)x & (int32_t)0x80000000;
-    return a < .15f ? small * x : (vf)((vi)large | sign);
+    return select(a < .15f, small * x, (vf)((vi)large | sign));
 }
 
 static inline vf erf(vf x) {  // 1.5e-7 absolute (Abramowitz and Stegun 7.1.26)
@@ -233,16 +242,7 @@ static inline vf erf(vf x) {  // 1.5e-7 absolute (Abramowitz and Stegun 7.1.26)
     return (vf)((vi)y | ((vi)x & (int32_t)0x80000000));
 }
 
-template <class V, class F> static inline auto reduce(V v, F f) {  // a fixed tree: lane i with lane i + 8, + 4, + 2, + 1
-    v = f(v, __builtin_shuffle(v, vi{8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15}));
-    v = f(v, __builtin_shuffle(v, vi{4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7}));
-    v = f(v, __builtin_shuffle(v, vi{2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3}));
-    v = f(v, __builtin_shuffle(v, vi{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}));
-    return v[0];
-}
 template <class V> static inline auto sum(V v) {
-    return reduce(v, [](V a, V b) { return a + b; });
+    return reduce(v, [](auto a, auto b) { return a + b; });
 }
-static inline float largest(vf v) {
-    return reduce(v, [](vf a, vf b) { return max(a, b); });
-}
+static inline float largest(vf v) { return reduce(v, larger); }

@@ -39,7 +39,7 @@ template <class E> void soften(const Op& op, Room<E>& room, int i, Span span, in
     auto cut = [&](vf v, int t, vf other) {
         if (t >= low && t + LANES <= high) return v;
         vi token = lanes() + t;
-        return (token >= low) & (token < high) ? v : other;
+        return select((token >= low) & (token < high), v, other);
     };
     if (!raw_scores(op, room)) finish_scores(op, room, score, begin, end);
     vf top = splat(NOTHING), total{}, power = splat(unit(op, room));
@@ -71,7 +71,7 @@ template <class E> void attend(const Op& op, const Step& s, const Query& q, int 
 
 void merge(float* to, const float* from, int64_t cols, float unit) {
     float m = std::max(to[0], from[0]);
-    vf e = exp2(vf{(to[0] - m) * unit, (from[0] - m) * unit});
+    vf e = exp2(two((to[0] - m) * unit, (from[0] - m) * unit));
     float a = e[0], b = e[1];
     to[0] = m, to[1] = to[1] * a + from[1] * b;
     for (int64_t d = PART_HEAD; d < PART_HEAD + cols; d += LANES)
@@ -98,7 +98,7 @@ template <class E, class F> void finish(const Op& op, const Step& s, const Query
         float *all = room.all->of(i, room.stride), total = all[1], scale = 1.f;
         if (sinks) {
             float seen = all[0] * power, sink = sinks[q.head[i]] * LOG2_E, m = std::max(seen, sink);
-            vf e = exp2(vf{seen - m, sink - m});
+            vf e = exp2(two(seen - m, sink - m));
             scale = e[0];
             total = total * scale + e[1];
         }

@@ -108,7 +108,7 @@ template <class E> struct Pages {  // the pages of one head in one chunk
             memcpy(scales + t, levels + h.page * cols + offset * 4, LANES * 4);
             for (int64_t i = 0; i < LANES * cols; i += LANES) {
                 if (i % 64 == 0) __builtin_prefetch(from + LANES * cols + i);
-                put(to + t * cols + i, __builtin_convertvector(load<vc>(from + i), vf));
+                put(to + t * cols + i, widened<int8_t, vf>(from + i));
             }
         }
     }
@@ -246,10 +246,12 @@ static inline void values(const Pages<Bf16>& pages, const Query& q, Span span, R
 }
 #endif
 
+constexpr int PAIR_ROWS = std::max(1, TILE_ROWS * TILE_COLS / 2);  // with two vectors of columns each
+
 template <class E> void scores(const Pages<E>& pages, const Query& q, Span span, Room<E>& room) {
     int words = int(pages.h.k_dim) / E::ELEMENTS;
-    for (int m = 0; m < q.count; m += TILE_ROWS)
-        constant<TILE_ROWS>(std::min(TILE_ROWS, q.count - m), [&](auto M) {
+    for (int m = 0; m < q.count; m += PAIR_ROWS)
+        constant<PAIR_ROWS>(std::min(PAIR_ROWS, q.count - m), [&](auto M) {
             for (int t = span.begin; t < span.end; t += 32) {  // two blocks at a time; a missing second one repeats the first
                 if (m == 0 && (t - span.begin) % 64 == 0) pages.fetch(q, span, t);
                 const auto *k0 = (const uint32_t*)pages.keys(t), *k1 = t + 16 < span.end ? (const uint32_t*)pages.keys(t + 16) : k0;
@@ -274,8 +276,8 @@ void weigh(const Pages<E>& pages, Span span, const Room<E>& room, Part* part, in
 }
 
 template <class E> void values(const Pages<E>& pages, const Query& q, Span span, Room<E>& room, Part* part) {
-    for (int m = 0; m < q.count; m += TILE_ROWS)
-        constant<TILE_ROWS>(std::min(TILE_ROWS, q.count - m), [&](auto M) {
+    for (int m = 0; m < q.count; m += PAIR_ROWS)
+        constant<PAIR_ROWS>(std::min(PAIR_ROWS, q.count - m), [&](auto M) {
             int d = 0, cols = int(pages.h.v_pad);
             if constexpr (M <= 4 && TILE_COLS > 1)
                 for (; d + 64 <= cols; d += 64) weigh<E, M, 4>(pages, span, room, part, m, d);

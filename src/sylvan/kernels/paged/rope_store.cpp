@@ -16,7 +16,7 @@ template <class T> float to_levels(const T* x, int cols, int8_t* levels) {
     float m = largest(top);
     vf inverse = splat(m > 0 ? 127.f / m : 0.f);
     for (int i = 0; i < cols; i += LANES)
-        store(levels + i, __builtin_convertvector((vi)(first(get(x + i), cols - i) * inverse + magic) - (vi)magic, vb));
+        narrow(levels + i, (vi)(first(get(x + i), cols - i) * inverse + magic) - (vi)magic);
     return m / 127.f + sum(odd);
 }
 
@@ -47,7 +47,7 @@ template <class E> void store_value(typename E::row* to, int token, const typena
 #if defined(__AVX512BW__)
     if constexpr (e == 2)
         for (__mmask32 mine = 0x55555555u << token; d + LANES <= cols; d += LANES) {
-            vu words = __builtin_convertvector(load<vh>(value + d), vu) << 16 * token;
+            vu words = widened<bf16, vu>(value + d) << 16 * token;
             _mm512_mask_storeu_epi16(to + d * 2, mine, (__m512i)words);
         }
 #endif

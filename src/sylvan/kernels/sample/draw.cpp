@@ -1,55 +1,7 @@
 #include "draw.h"
 #include <algorithm>
 
-namespace {
-
-constexpr int BINS = 2048, BIN_SHIFT = 19;  // of a probability in (0, 1]: sign, exponent and 4 bits of mantissa
-
-int bin_of(float p) {
-    uint32_t bits;
-    memcpy(&bits, &p, 4);
-    return int(bits >> BIN_SHIFT);
-}
-
-struct Cut {  // what of the candidates, ordered, is kept: all of higher bins than `bin`, and of that one those up to `last`
-    int bin;
-    bool some = false;
-    Candidate last{};
-    double mass;
-    bool keeps(const Candidate& c) const {
-        int mine = bin_of(c.p);
-        return mine > bin || (mine == bin && some && !(last < c));
-    }
-};
-
-// Whole bins while they surely fit within the first k and the wanted mass; the bin where that ends is put in order.
-Cut cut(Desk& desk, int64_t k, double wanted) {
-    desk.counts.assign(BINS, 0), desk.sums.assign(BINS, 0);
-    for (const Candidate& c : desk.found) {
-        int bin = bin_of(c.p);
-        desk.counts[bin]++, desk.sums[bin] += c.p;
-    }
-    int64_t count = 0;
-    double before = 0;
-    int bin = bin_of(1.f);
-    for (; bin > 0; bin--) {
-        if (count + desk.counts[bin] >= k || !(before + desk.sums[bin] < wanted * (1 - 1e-9))) break;
-        count += desk.counts[bin], before += desk.sums[bin];
-    }
-    auto& edge = desk.edge;
-    edge.clear();
-    for (const Candidate& c : desk.found)
-        if (bin_of(c.p) == bin) edge.push_back(c);
-    std::sort(edge.begin(), edge.end());
-    Cut cut{bin, false, {}, before};
-    for (const Candidate& c : edge) {
-        if (count++ >= k || !(cut.mass < wanted)) break;
-        cut.last = c, cut.some = true, cut.mass += c.p;
-    }
-    return cut;
-}
-
-}  // namespace
+constexpr int BINS = 2048, BINS_OF_POWER = 16;  // of a power of two in (-126, 0]
 
 double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
     uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), uint32_t(sample), 0};
@@ -79,8 +31,37 @@ Distribution::Distribution(const Known& known, Desk& desk) : known(known), desk(
     }
 }
 
+int Distribution::bin_of(const Candidate& c) const { return std::min(BINS - 1, int((top - c.x) * scale * BINS_OF_POWER)); }
+
+// Whole bins while they surely fit within the first k and the wanted mass; the bin where that ends is put in order.
+Cut Distribution::cut(int64_t k, double wanted) const {
+    desk.counts.assign(BINS, 0), desk.sums.assign(BINS, 0);
+    for (const Candidate& c : desk.found) {
+        int bin = bin_of(c);
+        desk.counts[bin]++, desk.sums[bin] += c.p;
+    }
+    int64_t count = 0;
+    double before = 0;
+    int bin = 0;
+    for (; bin < BINS - 1; bin++) {
+        if (count + desk.counts[bin] >= k || !(before + desk.sums[bin] < wanted * (1 - 1e-9))) break;
+        count += desk.counts[bin], before += desk.sums[bin];
+    }
+    auto& edge = desk.edge;
+    edge.clear();
+    for (const Candidate& c : desk.found)
+        if (bin_of(c) == bin) edge.push_back(c);
+    std::sort(edge.begin(), edge.end());
+    Cut cut{bin, false, {}, before};
+    for (const Candidate& c : edge) {
+        if (count++ >= k || !(cut.mass < wanted)) break;
+        cut.last = c, cut.some = true, cut.mass += c.p;
+    }
+    return cut;
+}
+
 float Distribution::logit(int id) const {
-    if (known.x) return cleaned(known.x[id]);
+    if (known.x) return known.as_it_is ? known.x[id] : cleaned(known.x[id]);
     for (const Candidate& c : desk.kept)
         if (c.id == id) return c.x;
     return -INFINITY;  // never: who asks for others keeps all
@@ -138,17 +119,20 @@ int Distribution::draw_within(int group, double before, double target) const {
 int Distribution::draw_kept(double u, const Filter& filter) const {
     bool of_total = filter.needs_total(known.n), of_first = filter.top_p < 1.f && !of_total;
     double wanted = of_total ? filter.top_p * total : INFINITY;
-    // ---- all that may be kept: first only what is likely, which is nearly always enough
-    float least = of_first ? 0.f : filter.min_p;
-    for (float level : {0x1p-8f, 0x1p-12f, 0x1p-16f, 0.f}) {
-        float from = std::max(level, least);
+    // ---- all that may be kept, and some more: first only what is likely, which is nearly always enough
+    float lowest = !of_first && filter.min_p > 0 ? std::max(LEAST_POWER, std::log2(filter.min_p) - .01f) : LEAST_POWER;
+    for (float level : {-8.f, -12.f, -16.f, LEAST_POWER}) {
+        float from = std::max(level, lowest);
         double mass = gather(from);
-        if (from == least || int64_t(desk.found.size()) >= filter.k || mass > wanted * (1 + 1e-6)) break;
+        if (from == lowest || int64_t(desk.found.size()) >= filter.k || mass > wanted * (1 + 1e-6)) break;
     }
     if (desk.found.empty()) return -1;
-    if (of_first) wanted = filter.top_p * cut(desk, filter.k, INFINITY).mass;
-    Cut kept = cut(desk, filter.k, wanted);
-    auto keeps = [&](const Candidate& c) { return c.p >= filter.min_p && kept.keeps(c); };  // the largest p is exactly 1
+    if (of_first) wanted = filter.top_p * cut(filter.k, INFINITY).mass;
+    Cut kept = cut(filter.k, wanted);
+    auto keeps = [&](const Candidate& c) {
+        int bin = bin_of(c);
+        return c.p >= filter.min_p && (bin < kept.bin || (bin == kept.bin && kept.some && !(kept.last < c)));
+    };  // the largest p is exactly 1
     double sum = 0;
     for (const Candidate& c : desk.found) sum += keeps(c) ? c.p : 0;
     double target = u * sum, before = 0;
@@ -161,26 +145,26 @@ int Distribution::draw_kept(double u, const Filter& filter) const {
     return id;
 }
 
-double Distribution::gather(float least) const {  // by rising id, those of at least so much; returns their mass
+double Distribution::gather(float least) const {  // by rising id, those of at least such a power; returns their mass
     auto& found = desk.found;
     found.clear();
     double mass = 0;
+    auto add = [&](vf x, uint32_t which, auto id_of) {
+        vf v = power(x, top, scale), p = weight_of(v);
+        float xs[LANES], ps[LANES];
+        store(xs, x), store(ps, p);
+        each_bit(which & bits((v >= splat(least)) & (v > LEAST_POWER)), [&](int l) {
+            found.push_back({xs[l], ps[l], id_of(l)}), mass += ps[l];
+        });
+    };
     if (!known.x) {
-        for (const Candidate& c : desk.kept)
-            if (c.p >= least && c.p > 0) found.push_back(c), mass += c.p;
+        for (const Candidate& c : desk.kept) add(splat(c.x), 1, [&](int) { return c.id; });
         return mass;
     }
-    // ---- most are told by their logits; a little below where the border is, since that and p are rounded
-    vf low = splat(least > 0 ? top + (std::log2(least) - .01f) / scale : -INFINITY), bar = splat(least);
+    vf low = splat(top + (least - .01f) / scale);  // a little below the border: it and powers are rounded
     auto look = [&](int i) {
         vf x = part(known.x, i, known.n, -INFINITY);
-        if (!any((x >= low) & (x > -INFINITY))) return;
-        vf v = weight(cleaned(x), top, scale);
-        float ps[LANES];
-        store(ps, v);
-        each_bit(bits((v >= bar) & (v > 0.f)), [&](int l) {
-            found.push_back({cleaned(known.x[i + l]), ps[l], i + l}), mass += ps[l];
-        });
+        if (any(x >= low)) add(cleaned(x), ~0u, [&](int l) { return i + l; });
     };
     for (int g = 0; g < known.survey.pieces; g += LANES)
         each_bit(bits(load<vf>(known.survey.tops + g) >= low), [&](int l) {

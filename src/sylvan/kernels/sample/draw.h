@@ -22,6 +22,7 @@ struct Known {
     int n;
     Survey survey;   // without pieces: the total is not wanted
     float temperature;
+    bool as_it_is = false;  // log probabilities of what is no number or infinite are none; else it is cleaned
 };
 
 struct Filter {  // which ids are kept
@@ -29,6 +30,13 @@ struct Filter {  // which ids are kept
     float top_p, min_p;
     bool needs_total(int n) const { return top_p < 1.f && !(min_p > 0.f && k < n); }  // else of the first k's mass
     bool keeps_all(int n) const { return k >= n && top_p >= 1.f && min_p <= 0.f; }
+};
+
+struct Cut {  // what of the candidates, ordered, is kept: all of the bins before `bin`, and of that one those up to `last`
+    int bin;
+    bool some = false;
+    Candidate last{};
+    double mass;
 };
 
 class Distribution {  // p = exp((x - top) / temperature); sums run over pieces of ids, then over ids
@@ -44,12 +52,16 @@ class Distribution {  // p = exp((x - top) / temperature); sums run over pieces 
   private:
     Known known;
     Desk& desk;
-    float top = -INFINITY, scale;
+    float top = -INFINITY, scale;  // see survey.h
     double total = 0;
 
     float p(float x) const { return weight(splat(x), top, scale)[0]; }
+    int bin_of(const Candidate& c) const;
+    Cut cut(int64_t k, double wanted) const;
     float logit(int id) const;
-    float logprob_of(float x) const { return float(double((x - top) / known.temperature) - std::log(total)); }
+    float logprob_of(float x) const {
+        return x < INFINITY ? float(double((x - top) / known.temperature) - std::log(total)) : NAN;
+    }
     int draw_any(double u) const;
     int draw_within(int piece, double before, double target) const;
     int draw_kept(double u, const Filter& filter) const;

@@ -41,7 +41,7 @@ int num_from(const uint32_t* keys, int n, uint32_t least) {  // keys end in zero
 
 // Lets the `count` largest of n stay in place, and few more; returns the least key of them, or less. Bit by bit and without a
 // branch that depends on the keys: introselect guesses wrong at every second comparison.
-uint32_t select(uint32_t* keys, int32_t* ids, int& n, int count) {
+uint32_t keep_most(uint32_t* keys, int32_t* ids, int& n, int count) {
     for (int i = n; i < round_up(n, LANES); i++) keys[i] = 0;
     uint32_t least = 0;
     int from = n, enough = count + count / 4;  // from: keys of `least` or more
@@ -74,7 +74,7 @@ int append(uint32_t* keys, int32_t* ids, vf x, int first, uint32_t which) {
 
 }  // namespace
 
-Wish wish_of(const Sample& s, int row) {
+Wish wish_of(const Sample& s, int row, int threads) {
     const SampleSlots& t = *s.params;
     int slot = s.slots[row];
     bool stops = t.num_stops[slot] && s.positions[row] < t.min_position[slot], told = s.logprobs.own && t.has_logprobs[slot];
@@ -85,33 +85,37 @@ Wish wish_of(const Sample& s, int row) {
     if (told) count = std::max<int64_t>(count, std::min(t.top[slot], s.vocab));
     Filter filter{t.top_k[slot], t.top_p[slot], t.min_p[slot]};
     bool total = told || (!t.greedy[slot] && filter.needs_total(s.vocab));
-    if (count * WORTH > s.vocab || (total && int64_t(s.rows) * s.vocab * 4 < CACHED)) return {Wish::WHOLE, false, 0};
+    bool large = int64_t(Gather::list_room(int(count))) * threads * 2 > s.vocab;  // two words an entry, one a logit
+    if (count * WORTH > s.vocab || large || (total && int64_t(s.rows) * s.vocab * 4 < CACHED)) return {Wish::WHOLE, false, 0};
     return {Wish::KEPT, total, int32_t(count)};
 }
 
 bool Gather::begin(const Sample& sample, int num_threads) {
     vocab = sample.vocab, threads = num_threads, num_surveys = 0;
     wishes.resize(sample.rows), scales.resize(sample.rows), places.resize(sample.rows), listed.resize(sample.rows);
+    entries.resize(sample.rows);
     bests.assign(sample.rows, {-INFINITY, NO_LOGIT});
-    int lists_wanted = 0, largest = 0;
+    int lists_wanted = 0;
+    int64_t all = 0;
     bool wanted = false;
     for (int row = 0; row < sample.rows; row++) {
-        Wish& w = wishes[row] = wish_of(sample, row);
+        Wish& w = wishes[row] = wish_of(sample, row, threads);
         scales[row] = scale_of(sample.params->temperature[sample.slots[row]]);
         wanted |= w.kind != Wish::WHOLE;
         places[row] = w.total ? num_surveys++ : -1;
         listed[row] = w.kind == Wish::KEPT ? lists_wanted++ : -1;
-        if (w.kind == Wish::KEPT) largest = std::max(largest, w.count);
+        entries[row] = all;
+        if (w.kind == Wish::KEPT) all += int64_t(list_room(w.count)) * threads;
     }
-    most = round_up(2 * largest, LANES) + PIECE + LANES;
     lists.assign(int64_t(lists_wanted) * threads, {-INFINITY, 0});
-    if (size_t size = lists.size() * most; keys.size() < size) keys.resize(size), ids.resize(size);
+    if (int64_t(keys.size()) < all) keys.clear(), keys.resize(all), ids.clear(), ids.resize(all);
     room = round_up(num_surveys, 64 / sizeof(float));
     if (size_t size = size_t(pieces_of(vocab)) * room; tops.size() < size) tops.resize(size), sums.resize(size);
     return wanted;
 }
 
 void Gather::take(int row, float* x, int first, int cols, int thread) {
+    if (first >= vocab) return;
     for (int i = std::max(0, vocab - first); i < cols; i++) x[i] = -INFINITY;
     if (wishes[row].kind == Wish::LARGEST) keep_larger(bests[row], x, first, cols);
     if (places[row] >= 0) look(row, x, first, cols);
@@ -124,10 +128,9 @@ void Gather::look(int row, const float* x, int first, int cols) {
 }
 
 void Gather::keep(int row, const float* x, int first, int cols, int thread) {
-    int64_t place = list_of(row, thread);
-    List& list = lists[place];
-    uint32_t* my_keys = keys.data() + place * most;
-    int32_t* my_ids = ids.data() + place * most;
+    List& list = lists[list_of(row, thread)];
+    uint32_t* my_keys = keys.data() + entry_of(row, thread);
+    int32_t* my_ids = ids.data() + entry_of(row, thread);
     vf bar = splat(list.bar);
     int count = list.count;
     for (int i = 0; i < cols; i += LANES) {
@@ -136,7 +139,7 @@ void Gather::keep(int row, const float* x, int first, int cols, int thread) {
             count += append(my_keys + count, my_ids + count, min(v, splat(FLT_MAX)), first + i, high);
     }
     int wanted = wishes[row].count;
-    if (count >= 2 * wanted) list.bar = logit_of(select(my_keys, my_ids, count, wanted));
+    if (count >= 2 * wanted) list.bar = logit_of(keep_most(my_keys, my_ids, count, wanted));
     list.count = count;
 }
 
@@ -154,8 +157,8 @@ void Gather::kept(int row, Desk& desk) const {
     auto& all = desk.kept;
     all.clear();
     for (int t = 0; t < threads; t++) {
-        int64_t list = list_of(row, t), at = list * most;
-        for (int64_t end = at + lists[list].count; at < end; at++) all.push_back({logit_of(keys[at]), 0, ids[at]});
+        int64_t at = entry_of(row, t);
+        for (int64_t end = at + lists[list_of(row, t)].count; at < end; at++) all.push_back({logit_of(keys[at]), 0, ids[at]});
     }
     size_t wanted = wishes[row].count;
     if (all.size() > wanted) std::nth_element(all.begin(), all.begin() + wanted - 1, all.end()), all.resize(wanted);

@@ -17,7 +17,7 @@ struct Wish {
     bool total;
     int32_t count;
 };
-Wish wish_of(const Sample& sample, int row);
+Wish wish_of(const Sample& sample, int row, int threads);
 
 struct alignas(8) Best {  // the largest logit of a row so far and where it is, the first of equals; NaN never is
     float value;
@@ -50,18 +50,21 @@ class Gather {
 
     int vocab = 0, threads = 0, num_surveys = 0;
     int room = 0;                   // for surveys
-    int most = 0;                   // entries of a list
     std::vector<Wish> wishes;       // of each row
     std::vector<float> scales;      // of its temperature
     std::vector<int> places;        // of its survey
     std::vector<int> listed;        // of its lists
+    std::vector<int64_t> entries;   // before its own
     std::vector<Best> bests;
     std::vector<float> tops, sums;  // [pieces][room]: threads bring neighbouring pieces at the same time
     std::vector<List> lists;        // [rows with lists][threads]
-    std::vector<uint32_t> keys;     // [rows with lists][threads][most], in the order of the logits
+    std::vector<uint32_t> keys;     // [entries], [threads][list_room] of each row with lists, in the order of the logits
     std::vector<int32_t> ids;       // of the same
 
     void look(int row, const float* x, int first, int cols);
     void keep(int row, const float* x, int first, int cols, int thread);
     int64_t list_of(int row, int thread) const { return int64_t(listed[row]) * threads + thread; }
+    int64_t entry_of(int row, int thread) const { return entries[row] + int64_t(thread) * list_room(wishes[row].count); }
+    static int list_room(int count) { return round_up(2 * count, LANES) + PIECE + LANES; }  // before the largest are selected
+    friend Wish wish_of(const Sample& sample, int row, int threads);
 };

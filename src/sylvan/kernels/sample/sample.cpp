@@ -15,8 +15,8 @@ int largest_logit(const float* x, int n) {  // the first of equals; NaN never wi
     for (int i = 0; i < n; i += LANES) {
         vf v = part(x, i, n, -INFINITY);
         vi better = v > tops;
-        tops = better ? v : tops;
-        at = better ? lanes() + i : at;
+        tops = select(better, v, tops);
+        at = select(better, lanes() + i, at);
     }
     float top = largest(tops);
     int best = n;
@@ -90,8 +90,8 @@ class Row {
             vf count = part(counts, i, n, 0.f);
             if (!any(count > 0.f)) continue;
             vf old = part(x, i, n, 0.f), v = old - frequency * count - presence;
-            v = v > 0.f ? v / repetition : v * repetition;
-            put_part(x, i, n, count > 0.f ? v : old);
+            v = select(v > 0.f, v / repetition, v * repetition);
+            put_part(x, i, n, select(count > 0.f, v, old));
         }
     }
 
@@ -99,8 +99,8 @@ class Row {
         for (int i = 0; i < n; i += LANES) {
             uint32_t half = uint32_t(bits[i >> 5]) >> (i & 31) & 0xffff;
             if (half == 0xffff) continue;
-            vi keep = ((vi{} + int32_t(half)) >> lanes()) & 1;
-            put_part(x, i, n, keep ? part(x, i, n, 0.f) : splat(-INFINITY));
+            vi keep = (((vi{} + int32_t(half)) >> lanes()) & 1) == 1;
+            put_part(x, i, n, select(keep, part(x, i, n, 0.f), splat(-INFINITY)));
         }
     }
 };
@@ -121,7 +121,7 @@ void tell_rows(void* arg, int) {
     thread_local Desk desk;
     for (int r; (r = d.next.fetch_add(1, std::memory_order_relaxed)) < g.rows;) {
         const float* x = g.logits + r * g.stride;
-        Distribution from({x, g.vocab, desk.survey.of(x, g.vocab, 1.f), 1.f}, desk);
+        Distribution from({x, g.vocab, desk.survey.of(x, g.vocab, 1.f), 1.f, true}, desk);
         write_logprobs(from, g.vocab, g.ids[r], g.top, g.chosen_ids, g.num_chosen, g.logprobs, r);
     }
 }

@@ -24,17 +24,17 @@ static inline vf part(const float* x, int i, int n, float beyond) {  // sixteen 
 }
 
 static inline vf cleaned(vf v) {  // NaN can never win; infinities become the largest finite number: sums stay finite
-    return min(v == v ? v : splat(-INFINITY), splat(FLT_MAX));
+    return min(select(v == v, v, splat(-INFINITY)), splat(FLT_MAX));
 }
 static inline vf cleaned(const float* x, int i, int n) { return cleaned(part(x, i, n, -INFINITY)); }
 static inline float cleaned(float x) { return x == x ? std::min(x, FLT_MAX) : -INFINITY; }
 
 // By a temperature: probabilities are powers of two of differences over `scale`.
 static inline float scale_of(float temperature) { return float(1.4426950408889634 / temperature); }
-static inline vf weight(vf x, float top, float scale) {  // of cleaned logits; 1 at `top`, and 0 for NaN
-    vf v = (x - top) * scale;
-    return v > -126.f ? exp2(v) : vf{};
-}
+constexpr float LEAST_POWER = -126.f;  // the power below which a probability counts as 0
+static inline vf power(vf x, float top, float scale) { return (x - top) * scale; }  // rises with x, as its power of two may not
+static inline vf weight_of(vf power) { return select(power > LEAST_POWER, exp2(power), vf{}); }
+static inline vf weight(vf x, float top, float scale) { return weight_of(power(x, top, scale)); }  // 1 at `top`, 0 for NaN
 
 // Of n ids, at most a piece; where none is possible the sum is 0.
 static inline void survey_piece(const float* x, int n, float scale, float& top, float& total) {

@@ -1,10 +1,11 @@
 """Draws one token a row: softmax, top-k, top-p, min-p, then the inverse of the distribution.
 
 The definition, row by row and independent of all other rows: probabilities p; ids ordered by
-(p falling, id rising). top-k keeps the first k. top-p keeps those before which less than top_p has
-been collected; of p itself, or of p renormalised after top-k where min-p is used as well. min-p
+(logit falling, id rising). top-k keeps the first k. top-p keeps those before which less than top_p
+has been collected; of p itself, or of p renormalised after top-k where min-p is used as well. min-p
 keeps p >= min_p * max(p). With u in [0, 1) from (seed, sample, position), the draw is the first id,
-in id order, at which the kept probabilities sum to more than u times their total.
+in id order, at which the kept probabilities sum to more than u times their total. (A GPU orders by
+p: at temperatures of many thousands, different logits have the same there.)
 
 Shapes: R rows, V vocabulary, C candidates.
 """
@@ -68,7 +69,7 @@ def draw(logits_RV: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
             torch.from_numpy(x[mine[chosen]])[:, None].to(device)
             for x in (params.top_k, params.top_p, params.min_p)
         )
-        out[rows] = _draw_filtered(probs_RV[rows], u_R[rows], Filter(*columns))
+        out[rows] = _draw_filtered(logits[rows], probs_RV[rows], u_R[rows], Filter(*columns))
     out_R[index] = out
     return out_R
 
@@ -90,28 +91,35 @@ def _invert(probs_RC: torch.Tensor, u_R: torch.Tensor) -> torch.Tensor:
     return place_R.clamp_max(probs_RC.shape[1] - 1)  # NaN is found nowhere; the sampler reports it
 
 
-def _draw_filtered(probs_RV: torch.Tensor, u_R: torch.Tensor, filters: Filter) -> torch.Tensor:
+def _draw_filtered(
+    logits_RV: torch.Tensor, probs_RV: torch.Tensor, u_R: torch.Tensor, filters: Filter
+) -> torch.Tensor:
     size = min(CANDIDATES, probs_RV.shape[1])
-    out, sure = _draw_among(probs_RV, u_R, filters, size)
+    out, sure = _draw_among(logits_RV, probs_RV, u_R, filters, size)
     unsure = torch.nonzero(~sure)[:, 0]
     if len(unsure):
         whole = probs_RV.shape[1]
-        part = probs_RV[unsure], u_R[unsure], filters.rows(unsure)
+        part = logits_RV[unsure], probs_RV[unsure], u_R[unsure], filters.rows(unsure)
         out[unsure], _ = _draw_among(*part, whole)
     return out
 
 
 def _draw_among(
-    probs_RV: torch.Tensor, u_R: torch.Tensor, filters: Filter, size: int
+    logits_RV: torch.Tensor,
+    probs_RV: torch.Tensor,
+    u_R: torch.Tensor,
+    filters: Filter,
+    size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw, looking at the `size` most likely ids; also which rows needed no more than those."""
-    p_RC, ids_RC = _ordered(probs_RV, size)
+    x_RC, ids_RC = _ordered(logits_RV, size)
+    p_RC = probs_RV.gather(-1, ids_RC)
     kept_RC = _keep(p_RC, filters)
     # ---- a row is sure if nothing beyond the candidates, nor an equal of the last, is kept, and
     #      the mass of its first k, where that matters, is that of candidates
     sure = torch.ones(len(p_RC), dtype=torch.bool, device=p_RC.device)
     if size < probs_RV.shape[1]:
-        ties = p_RC == p_RC[:, -1:]
+        ties = x_RC == x_RC[:, -1:]
         beyond = (filters.min_p > 0) & (filters.top_p < 1) & (filters.top_k > size)
         sure = ~((kept_RC & ties).any(-1) | beyond[:, 0])
     by_id = ids_RC.argsort(-1)
@@ -120,14 +128,14 @@ def _draw_among(
     return ids_RC.gather(-1, by_id).gather(-1, place[:, None])[:, 0], sure
 
 
-def _ordered(probs_RV: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `size` most likely ids of each row, by probability falling, then id rising."""
-    if size == probs_RV.shape[1]:
-        return torch.sort(probs_RV, dim=-1, descending=True, stable=True)
-    p_RC, ids_RC = probs_RV.topk(size, -1, sorted=False)
+def _ordered(logits_RV: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `size` largest logits of each row and their ids: logits falling, equals by rising id."""
+    if size == logits_RV.shape[1]:
+        return torch.sort(logits_RV, dim=-1, descending=True, stable=True)
+    x_RC, ids_RC = logits_RV.topk(size, -1, sorted=False)
     by_id = ids_RC.argsort(-1)
-    p_RC, order = torch.sort(p_RC.gather(-1, by_id), dim=-1, descending=True, stable=True)
-    return p_RC, ids_RC.gather(-1, by_id).gather(-1, order)
+    x_RC, order = torch.sort(x_RC.gather(-1, by_id), dim=-1, descending=True, stable=True)
+    return x_RC, ids_RC.gather(-1, by_id).gather(-1, order)
 
 
 def _keep(p_RC: torch.Tensor, filters: Filter) -> torch.Tensor:
