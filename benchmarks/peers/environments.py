@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -79,31 +80,36 @@ def run(
     Processes that it started end with it. Raises `CommandFailedError`.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as complaints:
+    # A file and no pipe: processes that a command leaves behind may hold a pipe open for good.
+    with (
+        log.open("a", encoding="utf-8") as complaints,
+        tempfile.TemporaryFile("w+", errors="replace") as said,
+    ):
         complaints.write(f"$ {' '.join(command)}\n")
         complaints.flush()
         start = complaints.tell()
         try:
             process = subprocess.Popen(
                 command,
-                stdout=subprocess.PIPE,
+                stdout=said,
                 stderr=complaints,
-                text=True,
-                errors="replace",
                 start_new_session=True,
                 env={**os.environ, **(extra or {})},
             )
         except OSError as why:
             raise CommandFailedError(f"cannot be started: {why}") from why
+        in_time = True
         try:
-            printed, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired as why:
-            _end_group(process.pid)
-            printed, _ = process.communicate()
-            raise CommandFailedError(f"took longer than {limit_s:,.0f} s", printed) from why
+            process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            in_time = False
         finally:
             _end_group(process.pid)
             process.wait()
+        said.seek(0)
+        printed = said.read()
+    if not in_time:
+        raise CommandFailedError(f"took longer than {limit_s:,.0f} s", printed)
     if process.returncode:
         raise CommandFailedError(_reason(process.returncode, log, start, printed), printed)
     return printed

@@ -52,7 +52,7 @@ static inline __attribute__((always_inline)) void multiply(typename E::acc (&acc
             if (ahead) __builtin_prefetch(w + n * ws + k * step + ahead);
         });
         unrolled<M>([&](auto m) SYLVAN_INLINE {
-            vu xv = filled<vu>(x[m * xs + k]);
+            vu xv = repeated(x + m * xs + k);
             unrolled<N>([&](auto n) SYLVAN_INLINE { sums[m * N + n] = E::dot(sums[m * N + n], wv[n], xv); });
         });
     }

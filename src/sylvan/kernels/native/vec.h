@@ -32,6 +32,15 @@ constexpr int INT8_ZERO = 128;
 constexpr int INT8_ZERO = 0;
 #endif
 
+// A word in all lanes. By the load itself: what is computed from it is else computed first and then moved between units.
+static inline vu repeated(const uint32_t* p) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    auto v = (Vector<uint32_t, 8>)_mm256_broadcast_ss(reinterpret_cast<const float*>(p));
+    return {v, v};
+#else
+    return filled<vu>(*p);
+#endif
+}
 static inline vf splat(float x) { return filled<vf>(x); }
 static inline vf two(float a, float b) {  // and zeros
     const float x[LANES] = {a, b};
