@@ -253,7 +253,7 @@ def test_compiling_makes_way_for_everything_else(make_sleepy) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the idle lane is Linux's")
 def test_where_no_core_is_ever_idle_a_second_process_compiles(make_sleepy, monkeypatch) -> None:
     monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)
-    sleepy = make_sleepy(PATIENCE_S)
+    sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)  # a busy machine moves nothing
     wait(sleepy.request(GrammarSpec("regex", "warm")))
     (idle,) = sleepy._provers.pids
     monkeypatch.setattr(provers, "SILENCE_S", 0.1)
