@@ -31,7 +31,7 @@ struct Logprobs {  // results for the rows that want some
 struct Sample {
     int32_t rows, vocab;
     int64_t stride;               // floats from row to row
-    float* logits;                // overwritten
+    float* logits;                // rows that are changed first are overwritten; those a head knows enough of hold nothing
     const SampleSlots* params;
     const int32_t* slots;         // [rows]
     const int32_t* positions;     // [rows] of the tokens that are sampled
