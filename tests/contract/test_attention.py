@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 import sylvan.runtime.attention
 from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.native import library
+from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.paged import reference
+from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from sylvan.utils import plugins
 from tests.support.delayed import NoWaiting
@@ -26,7 +33,13 @@ GRAPH_SAFE = [
     if plugins.load(sylvan.runtime.attention, name).BACKEND.caps.graph_capture
 ]
 BACKENDS = [name for name in EAGER if name != "null"]
-PAGE, N, K, H = 4, 6, 2, 16
+INVARIANT = [
+    name
+    for name in plugins.options(sylvan.runtime.attention)
+    if (caps := plugins.load(sylvan.runtime.attention, name).BACKEND.caps).batch_invariant
+    and "cpu" in caps.devices
+]
+PAGE, NATIVE_PAGE, N, K, H = 4, 16, 6, 2, 16
 SPECS = {
     "plain": {},
     "window": {"window": 5},
@@ -43,6 +56,17 @@ def layer(**changes) -> AttentionLayer:
     return AttentionLayer(**fields | changes)
 
 
+def parts(backend: str, kv_dtype: torch.dtype) -> tuple[Any, Any]:
+    """A backend that computes on tensors, and its pool."""
+    shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=H, num_pages=64, page_size=PAGE)
+    if backend != "native":
+        return plugins.load(sylvan.runtime.attention, backend).BACKEND(), MHAPool(shape, kv_dtype)
+    if library.describe().variant is None:
+        pytest.skip("kernels are not compiled")
+    pool = NativePool(replace(shape, page_size=NATIVE_PAGE), kv_dtype)
+    return NativeCalls(PagedAttention(library.load(), kv_dtype, pool.layers)), pool
+
+
 class Scene:
     """Requests with (computed before, new) tokens on shuffled pages, as one step."""
 
@@ -56,30 +80,39 @@ class Scene:
         rng = np.random.default_rng(3)
         generator = torch.Generator().manual_seed(4)
         pages = rng.permutation(np.arange(1, 64, dtype=np.int32))
-        self.backend = plugins.load(sylvan.runtime.attention, backend).BACKEND()
+        self.backend, self.pool = parts(backend, kv_dtype)
         self.spec = spec
-        shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=H, num_pages=64, page_size=PAGE)
-        self.pool = MHAPool(shape, kv_dtype)
         limits = BatchLimits(max_tokens=128, max_reqs=8, max_pages_per_req=16)
         self.batch = ForwardBatch(limits, self.pool, self.backend)
-        host, row = self.batch.host, 0
-        self.heads, self.whole = [], []
+        self.whole = []
+        self._slots: list[np.ndarray] = []
+        page = self.pool.page_size
         for r, (before, new) in enumerate(requests):
-            total, slot = before + new, 7 - r
-            mine, pages = np.split(pages, [-(-total // PAGE)])
-            host.page_table[slot, : len(mine)] = mine
+            total = before + new
+            mine, pages = np.split(pages, [-(-total // page)])
+            self.batch.host.page_table[7 - r, : len(mine)] = mine
             at = np.arange(total)
-            slots = mine[at // PAGE] * PAGE + at % PAGE
-            q, k, v = (torch.randn(total, n, H, generator=generator) for n in (N, K, K))
-            index = torch.from_numpy(slots[:before])
-            self.pool.store(spec.index, index, k[:before], v[:before])
-            host.out_slots[row : row + new] = slots[before:]
-            host.kv_lens[r], host.req_slots[r], host.q_starts[r] = total, slot, row
-            row += new
-            self.heads.append((q[before:], k[before:], v[before:]))
-            self.whole.append((q[before:], k, v))
-        host.q_starts[len(requests)] = row
-        self.batch.ready(row, len(requests), 0)
+            self._slots.append(mine[at // page] * page + at % page)
+            self.whole.append([torch.randn(total, n, H, generator=generator) for n in (N, K, K)])
+        self.heads = self._laid_out([(0, before) for before, _ in requests])
+        if any(before for before, _ in requests):
+            self.run()
+        self.heads = self._laid_out([(before, before + new) for before, new in requests])
+
+    def _laid_out(self, spans: list[tuple[int, int]]) -> list[list[torch.Tensor]]:
+        """The heads of tokens first .. last of each request, which the batch then computes."""
+        host, row, count = self.batch.host, 0, 0
+        host.out_slots[:], heads = 0, []
+        for r, (first, last) in enumerate(spans):
+            if first == last:
+                continue
+            host.out_slots[row : row + last - first] = self._slots[r][first:last]
+            host.kv_lens[count], host.req_slots[count], host.q_starts[count] = last, 7 - r, row
+            row, count = row + last - first, count + 1
+            heads.append([x[first:last] for x in self.whole[r]])
+        host.q_starts[count] = row
+        self.batch.ready(row, count, 0)
+        return heads
 
     def run(self) -> torch.Tensor:
         self.backend.plan(self.batch)
@@ -87,7 +120,10 @@ class Scene:
         return self.backend.run(self.spec, q, k, v, self.batch)
 
     def expected(self) -> torch.Tensor:
-        rows = [reference.attend(*heads, self.spec) for heads in self.whole]
+        rows = [
+            reference.attend(q[-len(new[0]) :], k, v, self.spec)
+            for (q, k, v), new in zip(self.whole, self.heads, strict=True)
+        ]
         return torch.cat(rows).unflatten(1, (N, H))
 
 
@@ -116,19 +152,24 @@ def test_new_keys_are_stored(backend):
     assert not scene.pool.layer(0)[0].any(), "another layer was written"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batch_invariant_backends_give_the_same_bits_alone(backend):
-    caps = plugins.load(sylvan.runtime.attention, backend).BACKEND.caps
-    if not caps.batch_invariant:
-        pytest.skip("makes no such promise")
-    requests = [(9, 1), (0, 7), (5, 3)]
-    together = Scene(backend, requests, layer()).run()
+@pytest.mark.parametrize("backend", INVARIANT)
+@pytest.mark.parametrize("spec", SPECS)
+def test_batch_invariant_backends_give_the_same_bits_in_any_company(backend, spec):
+    requests = [(9, 4), (0, 7), (5, 3)]
+    together = Scene(backend, requests, layer(**SPECS[spec])).run()
 
-    scene = Scene(backend, requests, layer())
-    scene.batch.ready(1, 1, 0)
-    scene.heads = scene.heads[:1]
+    alone = Scene(backend, requests, layer(**SPECS[spec]))
+    alone.batch.ready(4, 1, 0)
+    alone.heads = alone.heads[:1]
+    decoding = Scene(backend, [(12, 1)], layer(**SPECS[spec]))
 
-    assert scene.run().equal(together[:1])
+    assert alone.run().equal(together[:4])
+    if spec != "bidirectional":  # where earlier tokens see later ones
+        assert decoding.run().equal(together[3:4])
+
+
+def test_what_serves_deterministically_promises_batch_invariance():
+    assert "native" in INVARIANT
 
 
 @pytest.mark.parametrize("backend", EAGER)

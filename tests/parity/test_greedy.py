@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import LogprobOptions
 from tests.parity.checkpoints import FAMILIES, VOCAB, greedy, make
+from tests.parity.compare import greedy_up_to_rounding
+from tests.parity.rounding import Exact
 from tests.parity.serving import Serving
 
 NEW = 64
-TOLERANCE = 2e-5  # of log probabilities of order 5, both sides in fp32
 
 
 RUNNERS = ["eager"]
@@ -30,12 +30,35 @@ def runner(request) -> str:
 
 @dataclass(frozen=True)
 class Oracle:
-    """A checkpoint, prompts, and what transformers makes of them."""
+    """A checkpoint, prompts, and what transformers makes of them.
+
+    `rows` are log probabilities after each token of prompt and answer, (len, V); `explained` is by
+    what float32 may miss them, (len,).
+    """
 
     path: Path
     prompts: list[list[int]]
     expected: list[list[int]]
-    logprobs: list[np.ndarray]  # of each prompt: (len, V)
+    rows: list[np.ndarray]
+    explained: list[np.ndarray]
+
+    def is_greedy(self, answers: list[list[int]], start: int = 0) -> bool:
+        """Whether these are the answers of transformers from token `start` on.
+
+        Where two tokens are as likely as each other, but for rounding, either is.
+        """
+        return all(
+            len(answer) == NEW - start
+            and greedy_up_to_rounding(
+                answer,
+                expected[start:],
+                rows[len(prompt) - 1 + start : -1],
+                2 * explained[len(prompt) - 1 + start : -1],
+            )
+            for prompt, answer, expected, rows, explained in zip(
+                self.prompts, answers, self.expected, self.rows, self.explained, strict=True
+            )
+        )
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -44,12 +67,11 @@ def oracle(request, tmp_path_factory) -> Oracle:
     model = make(request.param, path)
     rng = np.random.default_rng(7)
     prompts = [rng.integers(4, VOCAB, n).tolist() for n in (40, 3, 17, 61)]
-    expected, logprobs = [], []
-    with torch.inference_mode():
-        for prompt in prompts:
-            expected.append(greedy(model, prompt, NEW))
-            logprobs.append(model(torch.tensor([prompt])).logits[0].log_softmax(-1).numpy())
-    return Oracle(path, prompts, expected, logprobs)
+    expected = [greedy(model, prompt, NEW) for prompt in prompts]
+    exact = Exact(model)
+    found = [exact.rows(p + answer) for p, answer in zip(prompts, expected, strict=True)]
+    rows, explained = (list(part) for part in zip(*found, strict=True))
+    return Oracle(path, prompts, expected, rows, explained)
 
 
 def test_alone_equals_transformers(oracle, runner):
@@ -57,7 +79,7 @@ def test_alone_equals_transformers(oracle, runner):
 
     found = [serving.generate([prompt], max_new_tokens=NEW)[0] for prompt in oracle.prompts]
 
-    assert found == oracle.expected
+    assert oracle.is_greedy(found)
 
 
 def test_logits_equal_transformers(oracle, runner):
@@ -67,27 +89,30 @@ def test_logits_equal_transformers(oracle, runner):
     rids = [serving.add(p, logprobs=everything, max_new_tokens=1) for p in oracle.prompts]
     serving.run()
 
-    for rid, prompt, expected in zip(rids, oracle.prompts, oracle.logprobs, strict=True):
+    for rid, prompt, rows, explained in zip(
+        rids, oracle.prompts, oracle.rows, oracle.explained, strict=True
+    ):
         (out,) = serving.outputs[rid]
         assert out.prompt_logprobs.token_ids.tolist() == prompt
         found = np.concatenate(
             [out.prompt_logprobs.chosen_logprobs[1:], out.logprobs.chosen_logprobs]
         )
-        assert np.abs(found - expected).max() < TOLERANCE
+        assert len(found) == len(prompt)
+        assert (np.abs(found - rows[: len(found)]).max(1) <= explained[: len(found)]).all()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_batched_equals_transformers(oracle, runner, overlap):
     serving = Serving(oracle.path, runner=runner, overlap=overlap)
 
-    assert serving.generate(oracle.prompts, max_new_tokens=NEW) == oracle.expected
+    assert oracle.is_greedy(serving.generate(oracle.prompts, max_new_tokens=NEW))
     serving.close()
 
 
 def test_chunked_equals_transformers(oracle, runner):
     serving = Serving(oracle.path, runner=runner, chunk_tokens=16, max_batch_tokens=19)
 
-    assert serving.generate(oracle.prompts, max_new_tokens=NEW) == oracle.expected
+    assert oracle.is_greedy(serving.generate(oracle.prompts, max_new_tokens=NEW))
 
 
 def test_cached_equals_transformers(oracle, runner):
@@ -97,7 +122,7 @@ def test_cached_equals_transformers(oracle, runner):
 
     again = serving.generate(oracle.prompts, max_new_tokens=NEW)
 
-    assert again == oracle.expected
+    assert oracle.is_greedy(again)
     assert serving.scheduler.load().computed_tokens < 2 * computed - 60, "the cache was not used"
 
 
@@ -105,7 +130,7 @@ def test_cached_equals_transformers(oracle, runner):
 def test_preempted_equals_transformers(oracle, runner, overlap):
     serving = Serving(oracle.path, runner=runner, pages=18, overlap=overlap, conservativeness=0.1)
 
-    assert serving.generate(oracle.prompts, max_new_tokens=NEW) == oracle.expected
+    assert oracle.is_greedy(serving.generate(oracle.prompts, max_new_tokens=NEW))
     assert serving.scheduler.load().retractions > 0, "nothing was preempted"
     serving.close()
 
@@ -119,4 +144,4 @@ def test_replayed_equals_transformers(oracle, runner):
     ]
     serving.run()
 
-    assert [serving.tokens[rid] for rid in rids] == [tokens[20:] for tokens in oracle.expected]
+    assert oracle.is_greedy([serving.tokens[rid] for rid in rids], start=20)

@@ -82,7 +82,7 @@ class AttentionFacts:
         devices: Where it runs.
         page_sizes: Tokens per page that it can use; None: any.
         page_size: The one it is fastest with.
-        batch_invariant: A result does not depend on the rest of the batch.
+        batch_invariant: Bits of a result do not depend on the rest of the batch.
         runners: Ways to execute a step that include it.
         kv_dtypes: Values of `cache.dtype` that it reads.
         dtypes: Types of weights that it computes with; None: any.

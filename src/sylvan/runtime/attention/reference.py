@@ -15,7 +15,6 @@ class ReferenceAttention:
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
-        batch_invariant=True,
         kv_dtypes=frozenset({"model", "fp8_e4m3"}),
     )
 

@@ -34,7 +34,6 @@ class TorchAttention:
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
-        batch_invariant=True,
         kv_dtypes=frozenset({"model", "fp8_e4m3"}),
     )
 

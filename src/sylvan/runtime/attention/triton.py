@@ -18,7 +18,6 @@ class TritonAttention:
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cuda", "rocm"}),
-        batch_invariant=True,
         graph_capture=True,
         runners=frozenset({"eager", "graph"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3"}),

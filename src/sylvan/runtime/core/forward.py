@@ -22,7 +22,9 @@ from sylvan.runtime.core.states import StatePool, StateWork
 class AttentionCaps:
     """Facts about a backend, read by config checks and `auto`; nobody branches on a name.
 
-    `batch_invariant`: a query's result does not depend on the other queries of the step.
+    `batch_invariant`: a query's bits do not depend on the other queries of the step, those of its
+    own request included, on any machine. PyTorch and cuBLAS choose kernels by shape, so a backend
+    that calls them cannot promise it; nor can one whose decoding steps run a kernel of their own.
     `runners`: ways to execute a step that it can be part of. `kv_dtypes`: values of `cache.dtype`
     that it reads; `dtypes` and `max_head_dim`: what it computes with, None being anything.
     `from_projection`: it is a `FusedAttention`.

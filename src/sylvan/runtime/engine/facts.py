@@ -38,7 +38,6 @@ ATTENTION: Mapping[str, AttentionFacts] = {
     "triton": AttentionFacts(
         devices=_GPUS,
         page_size=64,
-        batch_invariant=True,
         runners=frozenset({"eager", "graph"}),
         kv_dtypes=_8_BIT,
         max_head_dim=1024,
@@ -53,13 +52,10 @@ ATTENTION: Mapping[str, AttentionFacts] = {
         module="flashinfer",
         extra="flashinfer",
     ),
-    "torch": AttentionFacts(devices=_ANYWHERE, batch_invariant=True, kv_dtypes=_8_BIT),
-    "reference": AttentionFacts(devices=_ANYWHERE, batch_invariant=True, kv_dtypes=_8_BIT),
+    "torch": AttentionFacts(devices=_ANYWHERE, kv_dtypes=_8_BIT),
+    "reference": AttentionFacts(devices=_ANYWHERE, kv_dtypes=_8_BIT),
     "dense": AttentionFacts(
-        devices=_ANYWHERE,
-        batch_invariant=True,
-        runners=frozenset({"eager", "graph"}),
-        kv_dtypes=_8_BIT,
+        devices=_ANYWHERE, runners=frozenset({"eager", "graph"}), kv_dtypes=_8_BIT
     ),
 }
 """Backends that `auto` may choose, the preferred ones first; a test holds them against `caps`."""

@@ -95,7 +95,7 @@ def _biogpt(raw: Raw) -> Raw:
         "sizes": {"hidden_act": raw.get("hidden_act", "gelu")},
         "learned_positions": True,
         "embed_scale": math.sqrt(width) if raw.get("scale_embedding", True) else 1.0,
-        "rms_norm_eps": raw.get("layer_norm_eps", 1e-12),
+        "rms_norm_eps": 1e-5,  # whatever layer_norm_eps says: transformers does not read it
     }
 
 
