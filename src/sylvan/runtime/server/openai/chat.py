@@ -10,11 +10,10 @@ from uuid import uuid4
 
 from starlette.responses import Response
 
-from sylvan.api.logprobs import chat_content
 from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
 from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.messages import Finish, TokenLogprobs
+from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.context import Context
@@ -29,6 +28,7 @@ from sylvan.runtime.server.conversation import (
 )
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.fields import of_tools
+from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
@@ -200,10 +200,12 @@ class _Job:
         }
         if answer.calls:
             message["tool_calls"] = tool_calls(self._context, answer)
+        log = self.log(prepared)
         choice = {
             "index": index,
             "message": message,
-            "logprobs": self.logprobs(sample.logprobs),
+            "logprobs": log
+            and log.reply(sample.token_ids, sample.logprobs, sample.text, answer.spans),
             "finish_reason": finish_name(sample.finish, calls=bool(answer.calls)),
             "matched_stop": sample.finish.matched if sample.finish else None,
         }
@@ -253,12 +255,15 @@ class _Job:
         frame = {**self._frame, "choices": [choice]}
         return {**frame, "usage": self._meter.reply()} if usage else frame
 
-    def logprobs(self, parts: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        """`logprobs` of a choice, if the client wants any."""
+    def log(self, prepared: Prepared) -> ChatLogprobs | None:
+        """Makes `logprobs` of a choice, if the client wants any."""
         if not self._body.logprobs:
             return None
-        bytes_of = self._context.engine.tokenizer.token_bytes
-        return {"content": [entry for part in parts for entry in chat_content(part, bytes_of)]}
+        return ChatLogprobs(
+            self._context.engine.tokenizer,
+            skip_special_tokens=prepared.input.sampling.skip_special_tokens,
+            every=bool(self._body.return_token_ids),
+        )
 
     def add_reasoning(self, prepared: Prepared, ids: Sequence[int], reasoning: str) -> None:
         """Count the thinking of a finished sample."""
@@ -278,16 +283,14 @@ class _Writer:
         self._job = job
         self._index = index
         self._prepared = prepared
-        self._plain = prepared.rules.plain and not self._wants_more()
+        self._log = job.log(prepared)
+        self._plain = prepared.rules.plain and self._log is None
         self._frame = Framed(job.chunk(index, _text_delta(HOLE), usage=False))
         self._reader = OutputReader(prepared.rules)
         self._begun = False
         self._ids: list[int] = []
         self._thinking = ""
         self._calls: list[str] = []
-
-    def _wants_more(self) -> bool:
-        return self._job.logprobs([]) is not None
 
     def write(self, delta: SampleDelta, usage: bool) -> bytes:
         """The chunks for a delta; nothing, if it brings nothing."""
@@ -305,7 +308,7 @@ class _Writer:
         pieces = self._reader.feed(delta.text)
         if delta.finish is not None:
             pieces += self._reader.finish()
-        logprobs = job.logprobs([delta.logprobs] if delta.logprobs is not None else [])
+        logprobs = self._logprobs(delta)
         if self._prepared.rules.reasoning is not None:
             self._ids.extend(delta.token_ids)
         deltas = [self._delta(piece) for piece in pieces]
@@ -318,7 +321,14 @@ class _Writer:
             job.add_reasoning(self._prepared, self._ids, self._thinking)
             reason = finish_name(delta.finish, calls=self._reader.has_calls)
             matched = delta.finish.matched
-            yield job.chunk(index, {}, usage=usage, finish_reason=reason, matched_stop=matched)
+            last = {"reasoning_content": None}  # clients read it of every delta
+            yield job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
+
+    def _logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
+        if self._log is None:
+            return None
+        parts = [] if delta.logprobs is None else [delta.logprobs]
+        return self._log.reply(delta.token_ids, parts, delta.text, self._reader.spans())
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, TextDelta):
