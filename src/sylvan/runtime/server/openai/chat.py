@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
@@ -44,7 +44,7 @@ from sylvan.runtime.server.output import (
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import count_reasoning
+from sylvan.runtime.server.thinking import ReasoningCounter, count_reasoning
 from sylvan.runtime.tokenizer.types import SampleDelta, error_of
 
 
@@ -192,7 +192,7 @@ class _Job:
     def _choice(self, index: int, sample: Sample, prepared: Prepared) -> dict[str, Any]:
         answer = read_whole(prepared.rules, sample.text)
         thought = count_reasoning(self._context, prepared.rules, sample.token_ids, answer.reasoning)
-        self._meter.reasoning_tokens += thought
+        self._meter.think(index, thought)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text if answer.text or not answer.calls else None,
@@ -265,10 +265,9 @@ class _Job:
             every=bool(self._body.return_token_ids),
         )
 
-    def add_reasoning(self, prepared: Prepared, ids: Sequence[int], reasoning: str) -> None:
-        """Count the thinking of a finished sample."""
-        tokens = count_reasoning(self._context, prepared.rules, ids, reasoning)
-        self._meter.reasoning_tokens += tokens
+    def think(self, index: int, tokens: int) -> None:
+        """Set how many tokens of a choice have been thinking."""
+        self._meter.think(index, tokens)
 
     @property
     def context(self) -> Context:
@@ -289,7 +288,11 @@ class _Writer:
         self._reader = OutputReader(prepared.rules)
         self._begun = False
         self._ids: list[int] = []
+        inside = prepared.rules.starts_in_reasoning
+        self._counter = ReasoningCounter(job.context.parsers, inside=inside)
         self._thinking = ""
+        self._answers = False
+        self._is_over = False
         self._calls: list[str] = []
 
     def write(self, delta: SampleDelta, usage: bool) -> bytes:
@@ -309,20 +312,32 @@ class _Writer:
         if delta.finish is not None:
             pieces += self._reader.finish()
         logprobs = self._logprobs(delta)
-        if self._prepared.rules.reasoning is not None:
-            self._ids.extend(delta.token_ids)
         deltas = [self._delta(piece) for piece in pieces]
+        if self._prepared.rules.reasoning is not None:
+            self._count(delta)
         if not deltas and logprobs and logprobs["content"]:
             deltas = [_text_delta("")]
         for content in deltas:
             yield job.chunk(index, content, usage=usage, logprobs=logprobs)
             logprobs = None
         if delta.finish is not None:
-            job.add_reasoning(self._prepared, self._ids, self._thinking)
             reason = finish_name(delta.finish, calls=self._reader.has_calls)
             matched = delta.finish.matched
             last = {"reasoning_content": None}  # clients read it of every delta
             yield job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
+
+    def _count(self, delta: SampleDelta) -> None:
+        """Count thinking while it comes, and once more when it is over."""
+        if self._is_over:
+            return
+        self._ids.extend(delta.token_ids)
+        self._counter.add(delta.token_ids)
+        tokens = self._counter.count if self._thinking else 0
+        self._is_over = delta.finish is not None or self._answers
+        if self._is_over:
+            context, rules = self._job.context, self._prepared.rules
+            tokens = count_reasoning(context, rules, self._ids, self._thinking)
+        self._job.think(self._index, tokens)
 
     def _logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
         if self._log is None:
@@ -331,11 +346,12 @@ class _Writer:
         return self._log.reply(delta.token_ids, parts, delta.text, self._reader.spans())
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
-        if isinstance(piece, TextDelta):
-            return _text_delta(piece.text)
         if isinstance(piece, ReasoningDelta):
             self._thinking += piece.text
             return {"content": None, "reasoning_content": piece.text}
+        self._answers = True
+        if isinstance(piece, TextDelta):
+            return _text_delta(piece.text)
         call: dict[str, Any] = {"index": piece.index}
         if isinstance(piece, CallStart):
             call["id"] = call_id(self._job.context, piece.name, piece.index)

@@ -18,7 +18,7 @@ from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, pr
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
-from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.samples import Sample, collect, stream
@@ -302,7 +302,8 @@ def choice_of(
 def openai_error_event(error: SylvanError) -> bytes:
     """The end of an OpenAI stream that failed."""
     status, message, param = error_parts(error)
-    flat = error_body(Family.OPENAI, status, message, param=param)
+    code = error_code(error)
+    flat = error_body(Family.OPENAI, status, message, param=param, code=code)
     del flat["error"]
     return event({"error": flat}) + DONE
 
