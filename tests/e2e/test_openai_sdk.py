@@ -64,6 +64,21 @@ def test_several_choices_have_logprobs(client, model):
             assert token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_join_to_the_text_before_a_stop(client, model, stream):
+    fields = {"model": model, "messages": HELLO, "max_tokens": 24, "seed": 3, "temperature": 0}
+    text = client.chat.completions.create(**fields).choices[0].message.content
+    stop = text[len(text) // 2 :][:2]
+    made = client.chat.completions.create(**fields, stop=[stop], logprobs=True, stream=stream)
+    choices = [c for chunk in made for c in chunk.choices] if stream else made.choices
+    shown = [c.delta if stream else c.message for c in choices]
+    data = [bytes(t.bytes) for c in choices if c.logprobs for t in c.logprobs.content]
+
+    said = "".join((m.reasoning_content or "") + (m.content or "") for m in shown)
+    assert said == text[: text.index(stop)]
+    assert b"".join(data).decode(errors="replace") == said
+
+
 def test_tools_and_their_results_can_be_sent(client, model):
     messages = [
         *HELLO,

@@ -67,3 +67,15 @@ def test_it_thinks_when_asked(client):
     assert answer.message.reasoning_content
     assert "42" in answer.message.content
     assert "think>" not in answer.message.content
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_its_logprobs_are_of_the_text(client, thinks):
+    answer = ask(
+        client,
+        "What is 17 + 25?",
+        logprobs=True,
+        extra_body={"chat_template_kwargs": {"enable_thinking": thinks}},
+    )
+    tokens = "".join(token.token for token in answer.logprobs.content)
+    assert tokens == (answer.message.reasoning_content or "") + answer.message.content

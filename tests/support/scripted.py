@@ -89,6 +89,7 @@ class Behaviour:
         per_message: Tokens that arrive together.
         busy: `FlushCache` is refused.
         given: Tokens that were generated, by whoever asked for them.
+        masked: All but the likeliest alternative of a token cannot come.
     """
 
     script: Script = echo
@@ -102,6 +103,7 @@ class Behaviour:
     commands: list[object] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     given: int = 0
+    masked: bool = False
 
 
 NO_CACHE = {"nodes": [], "divergence": {"ours": [], "theirs": []}}
@@ -193,13 +195,16 @@ class ScriptedScheduler:
             )
             fail = control.fail if control.fail and at >= control.fail_after else None
             end = fail or (finish if last else None)
+            logprobs = _logprobs(request, part, False)
+            if control.masked and logprobs is not None and logprobs.top_logprobs is not None:
+                logprobs.top_logprobs[:, 1:] = -np.inf
             self._emit(
                 request.rid,
                 decoder.decode(data, last),
                 part,
                 usage,
                 end,
-                logprobs=_logprobs(request, part, False),
+                logprobs=logprobs,
                 prompt=_logprobs(request, request.input_ids.tolist(), True) if at == 0 else None,
             )
             if end is not None:

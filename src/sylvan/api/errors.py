@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from sylvan.protocol.errors import ContextLengthError
+
 
 class Family(Enum):
     """Who defined a route, and so the shape of its errors."""
@@ -106,6 +108,19 @@ _ANTHROPIC_TYPES = {
 }
 _FLAT_TYPES = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
 RETRYABLE = frozenset({408, 429, 503})
+
+
+def anthropic_overflow(error: ContextLengthError) -> str | None:
+    """How Anthropic words it: its clients look for these words, and read the numbers."""
+    if error.prompt_tokens is None:
+        return None
+    if error.max_new_tokens is None:
+        return f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {error.prompt_tokens} + "
+        f"{error.max_new_tokens} > {error.limit}, decrease input length or `max_tokens` and try "
+        "again"
+    )
 
 
 def error_body(

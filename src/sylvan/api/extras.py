@@ -14,7 +14,7 @@ MAX_NAMED = 16
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 HARMLESS = frozenset({
-    "background", "conversation_id", "custom_labels", "data_parallel_rank",
+    "conversation_id", "custom_labels", "data_parallel_rank",
     "external_trace_header", "kv_hints", "log_metrics", "metadata", "no_logs", "received_time",
     "routed_dp_rank", "routed_experts_start_len", "routing_key", "safety_identifier",
     "service_tier", "session_id", "store", "user", "verbosity", "prompt_cache_key",

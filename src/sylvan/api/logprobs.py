@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sylvan.protocol.messages import TokenLogprobs
@@ -11,13 +12,15 @@ from sylvan.protocol.messages import TokenLogprobs
 TokenText = Callable[[int], str]
 TokenBytes = Callable[[int], bytes]
 Entry = list[Any]  # [logprob or null, token id, text or null]
+LEAST = -9999.0
+"""What OpenAI writes for tokens that cannot come: JSON has no infinity."""
 
 
 def token_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[Entry]:
     """`[[logprob, id, text], ...]`: null for the first prompt token, and for texts not wanted."""
     ids = part.token_ids.tolist()
     return [
-        [None if math.isnan(logprob) else logprob, token, text_of(token) if text_of else None]
+        [_number(logprob), token, text_of(token) if text_of else None]
         for logprob, token in zip(part.logprobs.tolist(), ids, strict=True)
     ]
 
@@ -30,7 +33,7 @@ def top_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[list[Ent
         None
         if not ids or ids[0] < 0
         else [
-            [logprob, token, text_of(token) if text_of else None]
+            [_number(logprob), token, text_of(token) if text_of else None]
             for logprob, token in zip(logprobs, ids, strict=True)
         ]
         for ids, logprobs in zip(part.top_ids.tolist(), part.top_logprobs.tolist(), strict=True)
@@ -47,7 +50,7 @@ def chosen_entries(
         None
         if row and math.isnan(row[0])
         else [
-            [logprob, token, text_of(token) if text_of else None]
+            [_number(logprob), token, text_of(token) if text_of else None]
             for logprob, token in zip(row, wanted, strict=True)
         ]
         for row in part.chosen_logprobs.tolist()
@@ -70,42 +73,50 @@ def _chat_token(token: int, logprob: float, bytes_of: TokenBytes) -> dict[str, A
     return {"token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": logprob}
 
 
-class CompletionLogprobs:
-    """`logprobs` of a completion choice; text offsets go on from part to part."""
+@dataclass(frozen=True, slots=True)
+class CompletionToken:
+    """One token of a completion: its text, and its and the alternatives' log probabilities."""
 
-    def __init__(self, text_of: TokenText, top: int, offset: int = 0) -> None:
+    text: str
+    logprob: float | None
+    top: dict[str, float] | None
+
+
+class CompletionLogprobs:
+    """`logprobs` of a completion choice; text offsets go on from call to call."""
+
+    def __init__(self, text_of: TokenText, top: int) -> None:
         self._text_of = text_of
         self._top = top
-        self._offset = offset
+        self._offset = 0
 
-    def add(self, part: TokenLogprobs) -> dict[str, Any]:
-        """The object for one more part."""
-        tokens, values, offsets = [], [], []
-        for logprob, _, text in token_entries(part, self._text_of):
-            tokens.append(text)
-            values.append(logprob)
-            offsets.append(self._offset)
-            self._offset += len(text)
+    def tokens(self, part: TokenLogprobs) -> list[CompletionToken]:
+        """What there is to say of the tokens of a part."""
         # Two ids may have the same text; the more likely one comes first and stays.
         tops = [
             {text: lp for lp, _, text in reversed(top)} if top else None
             for top in top_entries(part, self._text_of)
         ]
+        entries = token_entries(part, self._text_of)
+        return [
+            CompletionToken(text, logprob, top)
+            for (logprob, _, text), top in zip(entries, tops, strict=True)
+        ]
+
+    def reply(self, tokens: Sequence[CompletionToken]) -> dict[str, Any]:
+        """The object for more tokens."""
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token.text)
         return {
             "text_offset": offsets,
-            "token_logprobs": values,
-            "tokens": tokens,
-            "top_logprobs": tops if self._top else None,
+            "token_logprobs": [token.logprob for token in tokens],
+            "tokens": [token.text for token in tokens],
+            "top_logprobs": [token.top for token in tokens] if self._top else None,
         }
 
 
-def joined_logprobs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Completion logprobs of several parts as one object."""
-    joined: dict[str, Any] = {}
-    for part in parts:
-        for name, values in part.items():
-            if values is None:
-                joined.setdefault(name, None)
-            else:
-                joined[name] = [*(joined.get(name) or ()), *values]
-    return joined
+def _number(logprob: float) -> float | None:
+    """Null for what has no probability, a number for all else."""
+    return None if math.isnan(logprob) else max(logprob, LEAST)

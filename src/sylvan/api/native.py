@@ -98,6 +98,8 @@ class GenerateBody(WireModel):
     """Name of the request; in a batch a string becomes `<rid>_<i>`."""
     stream: bool | None = None
     """Answer with server-sent events."""
+    background: bool | None = None
+    """Go on to the end if the client leaves."""
     return_logprob: bool | list[bool] | None = None
     """Return log probabilities."""
     logprob_start_len: int | list[int] | None = None

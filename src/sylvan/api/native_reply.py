@@ -42,6 +42,7 @@ class ReplyState:
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
     num_logprobs: int = 0
+    reasoning_tokens: int = 0
     keys: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(
@@ -86,7 +87,7 @@ class ReplyState:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": self.reasoning_tokens,
             "weight_version": self.options.weight_version,
             "num_retractions": usage.retractions,
             **timing,

@@ -119,16 +119,29 @@ def _memory(path: Path, config: Config) -> str:
 
 def _text(path: Path, config: Config) -> Iterable[Finding]:
     """The tokenizer, its agreement with the model, templates and parsers."""
-    from sylvan.runtime.engine.text import check_vocabulary, read_tokenizer, tokenizer_dir
+    from sylvan.runtime.engine.text import (
+        check_vocabulary,
+        read_chat_template,
+        read_tokenizer,
+        tokenizer_dir,
+    )
 
+    template, problem = None, ""
+    try:
+        template = read_chat_template(config)
+    except ConfigError as error:
+        problem = str(error)
     try:
         folder = tokenizer_dir(config)
-        tokenizer = read_tokenizer(config)
+        tokenizer = read_tokenizer(config, template)
     except ConfigError as error:
         yield Finding("missing", "tokenizer", "no", str(error))
         return
     yield Finding("ok", "tokenizer", _source(folder))
     yield _outcome("vocabulary", lambda: check_vocabulary(tokenizer, path))
+    if problem:
+        yield Finding("missing", "chat template", "no", problem)
+        return
     yield _template(tokenizer, config)
     yield from _parsers(tokenizer, config)
 
@@ -143,7 +156,7 @@ def _source(folder: Path) -> str:
 def _template(tokenizer: Tokenizer, config: Config) -> Finding:
     from sylvan.text.chat_template import ChatTemplate
 
-    if config.text.chat_template:
+    if config.text.chat_template:  # it was compiled when it was read
         return Finding("ok", "chat template", config.text.chat_template)
     if not tokenizer.chat_templates:
         cost = "chat requests are refused, completions are not; --chat-template FILE gives one"

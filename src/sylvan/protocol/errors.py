@@ -3,12 +3,16 @@
 * SylvanError
   - ConfigError        the operator's fault; refuse to start (exit code 2)
   - RequestError       the client's fault; fails one request (HTTP 4xx)
+    - ContextLengthError the model cannot take as many tokens
   - CapacityError      nobody's fault; retry later (HTTP 429 or 503)
   - ExecutorError      a device or rank failed; its requests are retried or aborted
     - DeviceMemoryError  a step did not fit; its requests are retried in smaller ones
 """
 
 from __future__ import annotations
+
+from copy import copy
+from typing import Self
 
 
 class SylvanError(Exception):
@@ -26,12 +30,87 @@ class RequestError(SylvanError):
         message: One sentence that names the field and the limit.
         param: Path of the offending field as the client spelt it, if one is to blame.
         status: HTTP status that tells the client best.
+        code: Word by which clients tell errors apart.
     """
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.status = status
+        self.code = code
+
+    def renamed(self, message: str, param: str) -> Self:
+        """The same error with the field as the client spells it."""
+        error = copy(self)
+        error.args, error.param = (message,), param
+        return error
+
+
+class ContextLengthError(RequestError):
+    """Prompt, or prompt and output, are longer than the model's context.
+
+    Clients shorten the prompt, or take another model, when they read the code or known words.
+
+    Attributes:
+        limit: Tokens that prompt and output may have together.
+        prompt_tokens: Tokens of the prompt; None where it was not tokenised.
+        max_new_tokens: Tokens asked for; None where the prompt alone is too long.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        limit: int = 0,
+        prompt_tokens: int | None = None,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+        self.limit = limit
+        self.prompt_tokens = prompt_tokens
+        self.max_new_tokens = max_new_tokens
+
+    @classmethod
+    def of_text(cls, num_chars: int, limit: int, param: str) -> Self:
+        """A text of so many characters cannot fit, however it is tokenised."""
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, {param} has "
+            f"{num_chars} characters, far more than as many tokens hold."
+        )
+        return cls(message, param=param, limit=limit)
+
+    @classmethod
+    def of_prompt(cls, prompt_tokens: int, limit: int, param: str) -> Self:
+        """The prompt leaves no room for an output."""
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, {param} has "
+            f"{prompt_tokens} tokens: the input is longer than the model's context length."
+        )
+        return cls(message, param=param, limit=limit, prompt_tokens=prompt_tokens)
+
+    @classmethod
+    def of_output(cls, prompt_tokens: int, max_new_tokens: int, limit: int) -> Self:
+        """The prompt fits, but not together with as long an output."""
+        message = (
+            f"max_new_tokens: this model's maximum context length is {limit} tokens. However, you "
+            f"requested {prompt_tokens + max_new_tokens} tokens: {prompt_tokens} of the prompt and "
+            f"{max_new_tokens} of the output. There is room for {limit - prompt_tokens}."
+        )
+        return cls(
+            message,
+            param="max_new_tokens",
+            limit=limit,
+            prompt_tokens=prompt_tokens,
+            max_new_tokens=max_new_tokens,
+        )
 
 
 class CapacityError(SylvanError):

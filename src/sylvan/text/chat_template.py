@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.text.forgery import Marks, Neutraliser, strings_in
@@ -93,7 +93,10 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._env = ChatEnvironment(limits or RenderLimits(), now)
         self._sources = dict(tokenizer.chat_templates)
-        self._compiled = {name: self._compile(name, s) for name, s in self._sources.items()}
+        self._compiled = {
+            name: compile_template(self._env, name, source)
+            for name, source in self._sources.items()
+        }
         self._takes_parts = {
             name: bool(_LOOPS_OVER_CONTENT.search(s)) for name, s in self._sources.items()
         }
@@ -145,16 +148,6 @@ class ChatTemplate:
             return RenderedPrompt(plain, self._tokenizer.encode_segments(segments))
         ids = self._tokenizer.encode(plain, add_special_tokens=False)
         return RenderedPrompt(plain, ids)
-
-    def _compile(self, name: str, source: str) -> Any:
-        if len(source) > MAX_TEMPLATE_CHARS:
-            raise ConfigError(f"Chat template {name!r} is over {MAX_TEMPLATE_CHARS} characters.")
-        try:
-            return self._env.from_string(source)
-        except TemplateSyntaxError as error:
-            raise ConfigError(
-                f"Chat template {name!r} is not valid Jinja (line {error.lineno}): {error.message}"
-            ) from error
 
     def _choose(self, request: ChatRequest | None) -> str:
         if not self._compiled:
@@ -221,19 +214,48 @@ def resolve_template(choice: str) -> str:
     """Text of a template given as a built-in name, a file, or the template itself.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: It is none of these, cannot be read, or is not valid Jinja.
     """
+    source = _source(choice)
+    name = "given" if source is choice else choice
+    compile_template(ChatEnvironment(RenderLimits(), datetime.now), name, source)
+    return source
+
+
+def compile_template(env: ChatEnvironment, name: str, source: str) -> Template:
+    """Compile one template.
+
+    Raises:
+        ConfigError: It is too long, or not valid Jinja; the message names it.
+    """
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise ConfigError(f"Chat template {name!r} is over {MAX_TEMPLATE_CHARS} characters.")
+    try:
+        return env.from_string(source)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"Chat template {name!r} is not valid Jinja (line {error.lineno}): {error.message}"
+        ) from error
+
+
+def _source(choice: str) -> str:
     if choice in BUILT_IN:
         return BUILT_IN[choice]
     if "{{" in choice or "{%" in choice:
         return choice
-    path = Path(choice)
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    raise ConfigError(
-        f"Chat template {choice!r} is neither a file nor one of {sorted(BUILT_IN)}, and holds no "
-        "Jinja."
-    )
+    if choice.endswith(".json"):
+        raise ConfigError(
+            f"Chat template {choice!r} is a conversation in JSON; give a file in Jinja."
+        )
+    try:
+        return Path(choice).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"Chat template {choice!r} is neither a file nor one of {sorted(BUILT_IN)}, and holds "
+            "no Jinja."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Chat template {choice!r} cannot be read: {error}") from error
 
 
 def _prepare(message: dict[str, Any], *, parts: bool) -> dict[str, Any]:

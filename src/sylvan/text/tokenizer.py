@@ -6,7 +6,6 @@ import importlib
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,9 @@ class Tokenizer:
         files: What the checkpoint said.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, files: TokenizerFiles, chat_template: str | None = None
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -68,7 +69,9 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = tuple(
             dict.fromkeys((*files.eos_ids, *([] if eos is None else [eos])))
         )
-        self.chat_templates = dict(files.templates)
+        self.chat_templates = (
+            dict(files.templates) if chat_template is None else {"default": chat_template}
+        )
         self.named_tokens: Mapping[str, str] = named
         self.protected = self._find_protected()
         self.protected_pattern = alternation(self.protected)
@@ -83,23 +86,22 @@ class Tokenizer:
 
         Args:
             model_dir: The directory.
-            chat_template: Text of the template to use instead of the checkpoint's default one.
+            chat_template: Text of a template that replaces all of the checkpoint's.
             trusted: Python files of the directory may be run.
 
         Raises:
             ConfigError: Files are missing or broken; the message names them.
         """
         files = read_files(model_dir)
-        if chat_template is not None:
-            files = replace(files, templates={**files.templates, "default": chat_template})
         if files.tokenizer_json is None:
-            return cls(_convert_slow(Path(model_dir), files.config, trusted=trusted), files)
+            backend = _convert_slow(Path(model_dir), files.config, trusted=trusted)
+            return cls(backend, files, chat_template)
         try:
             backend = tokenizers.Tokenizer.from_str(files.tokenizer_json)
         except Exception as error:  # the library raises plain Exception
             path = Path(model_dir) / "tokenizer.json"
             raise ConfigError(f"{path} is not a tokenizer that can be read: {error}") from error
-        return cls(backend, files)
+        return cls(backend, files, chat_template)
 
     @property
     def chat_template(self) -> str | None:
@@ -215,7 +217,8 @@ class Tokenizer:
         return ids
 
     def _find_protected(self) -> dict[str, int]:
-        templates = "".join(self.chat_templates.values())
+        # the model knows the tokens of its own templates whichever one renders its prompts
+        templates = "".join((*self.files.templates.values(), *self.chat_templates.values()))
         found = {
             text: token
             for token, text in self._added.items()

@@ -186,6 +186,21 @@ def test_tensors_are_compared_without_loading_them(capsys, whole_model, spoil, w
     assert words in found["tensors"]["cost"]
 
 
+def test_a_chosen_template_is_read(capsys, whole_model, tmp_path):
+    file = tmp_path / "plain.jinja"
+    file.write_text("{{ messages[0].content }}")
+
+    code, found = check_model(capsys, whole_model, "--chat-template", str(file))
+
+    assert (code, found["chat template"]["detail"]) == (0, str(file))
+    assert found["tool calls"]["detail"] == "none: the template shows no sign of any"
+    for text in (None, "{% if %}"):
+        file.unlink() if text is None else file.write_text(text)
+        code, found = check_model(capsys, whole_model, "--chat-template", str(file))
+        assert (code, found["chat template"]["status"]) == (1, "missing")
+        assert str(file) in found["chat template"]["cost"]
+
+
 def test_the_memory_is_that_of_the_flags(capsys, whole_model):
     _, found = check_model(capsys, whole_model, "--dtype", "bfloat16")
 

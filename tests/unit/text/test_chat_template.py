@@ -295,8 +295,32 @@ def test_templates_resolve_from_name_file_or_text(tmp_path: Path) -> None:
     assert "im_start" in resolve_template("chatml")
     assert resolve_template(str(tmp_path / "x.jinja")) == "X"
     assert resolve_template("{{ messages }}") == "{{ messages }}"
-    with pytest.raises(ConfigError, match="neither a file"):
-        resolve_template("nope")
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("nope", "neither a file"),
+        ("n" * 5000, "cannot be read"),
+        ("a\0b", "cannot be read"),
+        (".", "cannot be read"),
+        ("latin.jinja", "cannot be read"),
+        ("conversation.json", "conversation in JSON"),
+        ("broken.jinja", r"not valid Jinja \(line 2\)"),
+        ("{% if %}", "not valid Jinja"),
+        ("{{ 1 }}" * 200_000, "over 1000000 characters"),
+    ],
+)
+def test_what_is_no_template_is_refused(
+    choice: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("latin.jinja").write_bytes(b"\xe4")
+    Path("conversation.json").write_text("{}")
+    Path("broken.jinja").write_text("a\n{% if %}")
+
+    with pytest.raises(ConfigError, match=message):
+        resolve_template(choice)
 
 
 def test_broken_template_is_a_config_error(folders: dict) -> None:

@@ -9,6 +9,7 @@ import tokenizers
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.tokenizer import Tokenizer
+from tests.support.scripted import write_checkpoint
 
 TEXTS = [
     "Hello world, how are you today?",
@@ -183,6 +184,20 @@ def test_templates_are_found_in_all_places(built: dict, tmp_path: Path) -> None:
     tok = Tokenizer.load(tmp_path)
     assert tok.chat_template == "B"
     assert tok.chat_templates["tool_use"] == "T"
+
+
+def test_given_template_replaces_all_others_and_keeps_their_tokens_protected(
+    tmp_path: Path,
+) -> None:
+    write_checkpoint(tmp_path)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("T")
+
+    tok = Tokenizer.load(tmp_path, chat_template="{{ messages[0].content }}")
+
+    assert tok.chat_templates == {"default": "{{ messages[0].content }}"}
+    assert tok.chat_template == "{{ messages[0].content }}"
+    assert tok.may_forge("<tool_call>")  # no special token, but the model's template writes it
 
 
 @pytest.mark.parametrize(

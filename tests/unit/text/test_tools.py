@@ -140,6 +140,15 @@ def pairs(opening: str, closing: str, *, tag: str = "", sep: str = "\n") -> str:
     return f"{opening}get_weather{sep}{body}{closing}{opening}now{sep}{closing}"
 
 
+MM = "]<]minimax[>["
+# an element for each parameter, and inside for each key and item: test_minimax_m3_tool_parser.py
+# of vLLM and minimax_m3.py of SGLang
+ELEMENTS = (
+    f'{MM}<tool_call>\n{MM}<invoke name="get_weather">{MM}<city>{ARGS["city"]}{MM}</city>'
+    f"{MM}<days>3{MM}</days>{MM}<where>{MM}<a>{MM}<item>1{MM}</item>"
+    f"{MM}<item>{MM}<b>null{MM}</b>{MM}</item>{MM}</a>{MM}</where>{MM}</invoke>\n"
+    f'{MM}<invoke name="now">{MM}</invoke>\n{MM}</tool_call>'
+)
 XML = (
     "<tool_call>\n<function=get_weather>\n<parameter=city>\n" + ARGS["city"] + "\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n<parameter=where>\n" + WHERE + "\n</parameter>\n"
@@ -206,7 +215,7 @@ SAMPLES = {
     '<function name="now"></function>',
     "dots": invoke("<dots_function_call>", "</dots_function_call>"),
     "minimax-m2": invoke("<minimax:tool_call>", "</minimax:tool_call>"),
-    "minimax-m3": invoke("<mm:tool_call>", "</mm:tool_call>"),
+    "minimax-m3": ELEMENTS,
     "step3": invoke(
         "<\uff5ctool_calls_begin\uff5c><\uff5ctool_call_begin\uff5c>function<\uff5ctool_sep\uff5c>",
         "<\uff5ctool_call_end\uff5c><\uff5ctool_calls_end\uff5c>",
@@ -352,6 +361,10 @@ def test_string_parameters_of_tags_stream_too() -> None:
         ("x", {}, "x"),
         ("7", {}, 7),
         ("nan", {"type": "number"}, "nan"),
+        ("null", {"type": "integer"}, None),
+        ("None", {"type": "object"}, None),
+        ("007", {"type": "integer"}, 7),
+        ("007", {"type": ["string", "integer"]}, "007"),
         ("NaN", {}, "NaN"),
     ],
 )
@@ -405,6 +418,102 @@ def test_dsml_takes_a_json_body() -> None:
     (call,) = run("deepseekv32", f"{text}</{DSML}function_calls>").calls
 
     assert json.loads(call.arguments) == ARGS
+
+
+ORDER = ToolSpec(
+    "create_order",
+    {
+        "$defs": {"place": {"type": "object", "properties": {"zip": {"type": "string"}}}},
+        "type": "object",
+        "properties": {
+            "user_id": {"type": "integer"},
+            "urgent": {"type": "boolean"},
+            "note": {"type": "string"},
+            "shipping": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "zip": {"type": "integer"}},
+            },
+            "items": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"sku": {"type": "string"}, "qty": {"type": "integer"}},
+                },
+            },
+            "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+            "duplicate_demo": {"type": "object"},
+            "tags": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+            "place": {"$ref": "#/$defs/place"},
+            "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
+        },
+    },
+)
+
+
+def test_nested_elements_follow_the_schema() -> None:
+    # build_order_call of vLLM's test_minimax_m3_tool_parser.py
+    text = (
+        f'{MM}<tool_call>\n{MM}<invoke name="create_order">{MM}<user_id>42{MM}</user_id>'
+        f"{MM}<urgent>true{MM}</urgent>{MM}<note>Please leave at front desk.{MM}</note>"
+        f"{MM}<shipping>{MM}<city>Singapore{MM}</city>{MM}<zip>018956{MM}</zip>{MM}</shipping>"
+        f"{MM}<items>{MM}<item>{MM}<sku>book-001{MM}</sku>{MM}<qty>2{MM}</qty>{MM}</item>"
+        f"{MM}<item>{MM}<sku>pen-007{MM}</sku>{MM}<qty>5{MM}</qty>{MM}</item>{MM}</items>"
+        f"{MM}<metadata>{MM}<source>mobile{MM}</source>{MM}<campaign>may-launch{MM}</campaign>"
+        f"{MM}</metadata>{MM}<duplicate_demo>{MM}<tag>a{MM}</tag>{MM}<tag>b{MM}</tag>"
+        f"{MM}</duplicate_demo>{MM}</invoke>\n{MM}</tool_call>"
+    )
+
+    result = run("minimax-m3", f"I will create it.\n{text}", [ORDER])
+
+    (call,) = result.calls
+    assert result.text == "I will create it."
+    assert json.loads(call.arguments) == {
+        "user_id": 42,
+        "urgent": True,
+        "note": "Please leave at front desk.",
+        "shipping": {"city": "Singapore", "zip": 18956},
+        "items": [{"sku": "book-001", "qty": 2}, {"sku": "pen-007", "qty": 5}],
+        "metadata": {"source": "mobile", "campaign": "may-launch"},
+        "duplicate_demo": {"tag": ["a", "b"]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("element", "want"),
+    [
+        ("<tags>#<item>7#</item>#</tags>", {"tags": ["7"]}),  # one item is a list too
+        ("<tags>null#</tags>", {"tags": None}),
+        ("<items>#</items>", {"items": []}),
+        ("<shipping>#</shipping>", {"shipping": {}}),
+        ("<metadata>#<a>5#</a>#</metadata>", {"metadata": {"a": "5"}}),
+        ("<place>#<zip>018956#</zip>#</place>", {"place": {"zip": "018956"}}),
+        ("<pair>#<item>1#</item>#<item>2#</item>#</pair>", {"pair": ["1", 2]}),
+        (
+            "<duplicate_demo>#<a>1#</a>#<a>x#</a>#</duplicate_demo>",
+            {"duplicate_demo": {"a": [1, "x"]}},
+        ),
+        ('<duplicate_demo>{"a": 1}#</duplicate_demo>', {"duplicate_demo": {"a": 1}}),
+        ("<note> a <b>c</b> #<d> \n# </note>", {"note": " a <b>c</b> #<d> \n"}),
+        ("<duplicate_demo>a#<b>c#</duplicate_demo>", {"duplicate_demo": "a#<b>c"}),
+        ("<other>#<item>1#</item>#<item>#<b>x#</b>#</item>#</other>", {"other": [1, {"b": "x"}]}),
+        ("<user_id>null#</user_id>", {"user_id": None}),
+    ],
+)
+def test_elements_become_what_the_schema_allows(element: str, want: dict[str, Any]) -> None:
+    text = f'#<tool_call>#<invoke name="create_order">#{element}#</invoke>#</tool_call>'
+    want = json.loads(json.dumps(want).replace("#", MM))
+
+    result = run("minimax-m3", text.replace("#", MM), [ORDER])
+
+    (call,) = result.calls
+    assert (json.loads(call.arguments), result.text) == (want, "")
+
+
+def test_minimax_m3_is_known_by_the_mark_in_its_template() -> None:
+    # how its chat_template.jinja composes tags
+    template = "{%- set ns_token = ']<]minimax[>[' -%}{%- set begin = ns_token ~ '<tool_call>' -%}"
+
+    assert choose(template + "tools <mm:think>").name == "minimax-m3"
 
 
 def test_trinity_ignores_calls_in_thinking() -> None:

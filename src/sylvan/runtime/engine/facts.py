@@ -65,8 +65,12 @@ def gather_facts(config: Config) -> Facts:
     """Look at the machine and at the model that `config` names.
 
     Raises:
-        ConfigError: there is no such model, or its files cannot be read.
+        ConfigError: there is no such model or chat template, or its files cannot be read.
     """
+    if config.text.chat_template is not None:
+        from sylvan.runtime.engine.text import read_chat_template  # brings Jinja and tokenizers
+
+        read_chat_template(config)  # refuses here, before the model is loaded
     compiled = kernels.describe().variant is not None
     runners = ("program", "eager") if compiled else ("eager",)
     devices = {"cpu": cpu_facts(inspect_machine(), runners)}

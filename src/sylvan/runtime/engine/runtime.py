@@ -16,7 +16,7 @@ from sylvan.runtime.engine.process import EarlyScheduler
 from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.engine.served import served_facts
 from sylvan.runtime.engine.supervisor import Meanwhile, Programs, Supervisor
-from sylvan.runtime.engine.text import load_tokenizer
+from sylvan.runtime.engine.text import load_tokenizer, read_chat_template
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
 from sylvan.text.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ async def _start_one(config: Config, build: Build | None, progress: Progress | N
         from sylvan.runtime.engine.build import build_scheduler  # brings torch
 
         build = partial(build_scheduler, progress=progress)
-    tokenizer = await asyncio.to_thread(load_tokenizer, config)
+    tokenizer = await asyncio.to_thread(_chat_tokenizer, config)
     manager = _manager(config, tokenizer)
     backend = LocalEngine(config, tokenizer, build)
     try:
@@ -135,13 +135,17 @@ async def _start_many(
 ) -> Runtime:
     try:
         await supervisor.spawn(meanwhile)
-        tokenizer = await asyncio.to_thread(load_tokenizer, config)
+        tokenizer = await asyncio.to_thread(_chat_tokenizer, config)
         manager = _manager(config, tokenizer)
         await supervisor.run(manager, _facts_of(config, tokenizer))
     except BaseException:
         await supervisor.close()
         raise
     return Runtime(manager, supervisor)
+
+
+def _chat_tokenizer(config: Config) -> Tokenizer:
+    return load_tokenizer(config, read_chat_template(config))
 
 
 def _manager(config: Config, tokenizer: Tokenizer) -> TokenizerManager:

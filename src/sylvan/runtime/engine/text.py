@@ -23,20 +23,41 @@ def tokenizer_dir(config: Config) -> Path:
     return model_dir(str(path)) if gguf_file(path) else path
 
 
-def load_tokenizer(config: Config) -> Tokenizer:
+def load_tokenizer(config: Config, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of the model.
+
+    Args:
+        config: Names the model.
+        chat_template: Text of a template that replaces the checkpoint's; processes that render no
+            prompts need none.
 
     Raises:
         ConfigError: it is missing or broken, or has tokens that the model lacks.
     """
-    tokenizer = read_tokenizer(config)
+    tokenizer = read_tokenizer(config, chat_template)
     check_vocabulary(tokenizer, model_dir(config.model))
     return tokenizer
 
 
-def read_tokenizer(config: Config) -> Tokenizer:
+def read_tokenizer(config: Config, chat_template: str | None = None) -> Tokenizer:
     """The same, without a look at the model."""
-    return Tokenizer.load(tokenizer_dir(config), trusted=config.trust_remote_code)
+    return Tokenizer.load(
+        tokenizer_dir(config), chat_template=chat_template, trusted=config.trust_remote_code
+    )
+
+
+def read_chat_template(config: Config) -> str | None:
+    """Text of the chat template that the configuration names; None: the checkpoint's is used.
+
+    Raises:
+        ConfigError: there is no such file, or it is no template.
+    """
+    choice = config.text.chat_template
+    if choice is None:
+        return None
+    from sylvan.text.chat_template import resolve_template  # brings Jinja
+
+    return resolve_template(choice)
 
 
 def check_vocabulary(tokenizer: Tokenizer, model: Path) -> str:

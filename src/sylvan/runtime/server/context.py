@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.keyring import Keyring, read_key_file
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.parsers import Parsers, make_parsers
@@ -47,6 +48,7 @@ class Context:
         sessions: Past turns of `/generate`.
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
+        detached: Calls that go on without their client.
         clock: Monotonic; for durations.
         wall: Seconds since 1970; for time stamps.
         started: Time stamp of the start.
@@ -62,6 +64,7 @@ class Context:
     sessions: SessionStore
     batches: Batches
     accounts: Accounts
+    detached: Detached = field(default_factory=Detached)
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
     started: float = 0.0

@@ -17,11 +17,16 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sylvan.api.errors import Family, error_body
+from sylvan.api.errors import Family, anthropic_overflow, error_body
 from sylvan.api.extras import MAX_NAMED, unknown_fields
 from sylvan.api.strict_json import decode_json
 from sylvan.api.validation import WireModel, parse
-from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.protocol.errors import (
+    CapacityError,
+    ContextLengthError,
+    RequestError,
+    SylvanError,
+)
 from sylvan.runtime.server.body import ClientGoneError, check_content_type, read_body
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.fields import respelt
@@ -158,6 +163,8 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
 def error_response(family: Family, error: SylvanError, *, checked: bool = True) -> Response:
     """The answer that an error stands for; `checked` is False while the body is still read."""
     status, message, param = error_parts(error)
+    if family is Family.ANTHROPIC and isinstance(error, ContextLengthError):
+        message = anthropic_overflow(error) or message
     kind = "Bad Request" if not checked and status == 400 and family is Family.OPENAI else None
     content = error_body(family, status, message, param=param, kind=kind, code=error_code(error))
     headers: dict[str, str] = {}
@@ -177,15 +184,14 @@ def error_parts(error: SylvanError) -> tuple[int, str, str | None]:
 
 def error_code(error: SylvanError) -> str | None:
     """The `code` by which OpenAI's clients tell errors apart."""
-    return getattr(error, "code", None)
+    return error.code if isinstance(error, RequestError) else None
 
 
 class NotFoundError(RequestError):
     """A named thing does not exist; `code` says what kind of thing."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message, param=param, status=404)
-        self.code = code
+        super().__init__(message, param=param, status=404, code=code)
 
 
 def json_response(

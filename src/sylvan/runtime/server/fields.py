@@ -43,12 +43,12 @@ def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
         after = message[len(part) :]
         # a schema has places in it; a text has none
         found = after.removeprefix(": ") if part.endswith(_TEXTS) else f"#{after}"
-        return RequestError(f"{name}: {found}", param=name, status=error.status)
+        return error.renamed(f"{name}: {found}", name)
     name = names.get(error.param)
     if name is None:
         return error
     message = re.sub(rf"\b{re.escape(error.param)}\b", lambda _: name, message, count=1)
-    return RequestError(message, param=name, status=error.status)
+    return error.renamed(message, name)
 
 
 def of_tools(

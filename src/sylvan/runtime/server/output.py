@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sylvan.text.reasoning import ReasoningFamily, ReasoningParser, make_parser
+from sylvan.text.spans import Span, SpanLog, SpanMap
 from sylvan.text.tools import (
     ArgumentsDelta,
     CallStart,
@@ -65,14 +66,19 @@ class OutputReader:
         self._parallel = rules.parallel
         self._stream_reasoning = rules.stream_reasoning
         self._held = ""
+        self._spans = SpanLog()
+        self._answered = SpanMap()
+        self._length = 0
         self.has_calls = False
 
     def feed(self, text: str) -> list[Piece]:
         """Add text; return what is new."""
+        self._length += len(text)
         if self._thinking is None:
-            return self._answer(text)
+            return self._answer(text, [Span(self._length - len(text), self._length)])
         reasoning, content = self._thinking.feed(text)
-        return [*self._reasoned(reasoning, done=bool(content)), *self._answer(content)]
+        pieces = self._reasoned(reasoning, done=bool(content))
+        return [*pieces, *self._answer(content, self._thinking.spans())]
 
     def finish(self) -> list[Piece]:
         """Say that the text is complete; return what was held back."""
@@ -80,10 +86,15 @@ class OutputReader:
         if self._thinking is not None:
             reasoning, content = self._thinking.finish()
             pieces += self._reasoned(reasoning, done=True)
-            pieces += self._answer(content)
+            pieces += self._answer(content, self._thinking.spans())
         if self._calls is not None:
             pieces += self._kept(self._calls.finish())
+            self._place()
         return pieces
+
+    def spans(self) -> list[Span]:
+        """Where thinking and text read since the last call stand in the output."""
+        return self._spans.take()
 
     def _reasoned(self, text: str, *, done: bool) -> list[Piece]:
         if not self._stream_reasoning:
@@ -93,12 +104,29 @@ class OutputReader:
                 text, self._held = self._held, ""
         return [ReasoningDelta(text)] if text else []
 
-    def _answer(self, text: str) -> list[Piece]:
+    def _answer(self, text: str, spans: list[Span]) -> list[Piece]:
+        """Read what is no thinking; it stands in the spans without `thinking`."""
+        answered: list[Span] = []
+        for span in spans:
+            if self._calls is not None and not span.thinking:
+                answered.append(span)
+            else:
+                self._spans.add(span.start, span.stop - span.start, thinking=span.thinking)
         if not text:
             return []
         if self._calls is None:
             return [TextDelta(text)]
-        return self._kept(self._calls.feed(text))
+        self._answered.extend(text, answered)
+        pieces = self._kept(self._calls.feed(text))
+        self._place()
+        return pieces
+
+    def _place(self) -> None:
+        """Note where the text beside calls stands."""
+        assert self._calls is not None, "there are calls to read"
+        for span in self._calls.spans():
+            for part in self._answered.find(span):
+                self._spans.add(part.start, part.stop - part.start)
 
     def _kept(self, events: Sequence[TextDelta | CallStart | ArgumentsDelta]) -> list[Piece]:
         kept: list[Piece] = []
@@ -127,6 +155,7 @@ class Answer:
         text: All text.
         calls: All calls.
         parts: The same in the order in which they came, as a stream brings them.
+        spans: Where thinking and text stand in the output.
     """
 
     def __init__(self) -> None:
@@ -134,6 +163,7 @@ class Answer:
         self.text = ""
         self.calls: list[CallText] = []
         self.parts: list[ReasoningDelta | TextDelta | CallText] = []
+        self.spans: list[Span] = []
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Take in more."""
@@ -163,4 +193,5 @@ def read_whole(rules: OutputRules, text: str) -> Answer:
     reader, answer = OutputReader(rules), Answer()
     answer.add(reader.feed(text))
     answer.add(reader.finish())
+    answer.spans = reader.spans()
     return answer

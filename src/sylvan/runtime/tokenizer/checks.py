@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
-from sylvan.protocol.errors import RequestError
+from sylvan.protocol.errors import ContextLengthError, RequestError
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.types import GenerateInput, ModelFacts
@@ -51,11 +51,7 @@ def check_input(inp: GenerateInput, facts: ModelFacts) -> None:
         given = "neither" if inp.text is None else "both"
         raise RequestError(f"one of text and input_ids is needed, not {given}", param="text")
     if inp.text is not None and len(inp.text) > MAX_CHARS_PER_TOKEN * facts.context_len:
-        raise RequestError(
-            f"text has {len(inp.text)} characters, far more than the {facts.context_len} tokens "
-            "the model can take",
-            param="text",
-        )
+        raise ContextLengthError.of_text(len(inp.text), facts.context_len, "text")
     if inp.rid is not None and not 0 < len(inp.rid) <= MAX_RID_CHARS:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
     if inp.priority not in _INT32:
@@ -152,11 +148,8 @@ def _check_prompt(prompt: Prompt, facts: ModelFacts) -> IntArray:
     if len(prompt.ids) == 0:
         raise RequestError(f"{prompt.param} is empty; the prompt needs a token", param=prompt.param)
     if len(prompt.ids) >= facts.max_request_tokens:
-        raise RequestError(
-            f"the prompt has {len(prompt.ids)} tokens; prompt and output together may have "
-            f"{facts.max_request_tokens}",
-            param=prompt.param,
-        )
+        limit = facts.max_request_tokens
+        raise ContextLengthError.of_prompt(len(prompt.ids), limit, prompt.param)
     return check_ids(prompt.ids, facts.vocab_size, prompt.param)
 
 
@@ -164,11 +157,7 @@ def _max_new_tokens(prompt_len: int, sampling: SamplingParams, facts: ModelFacts
     room = facts.max_request_tokens - prompt_len
     wanted = sampling.max_new_tokens
     if wanted is not None and wanted > room:
-        raise RequestError(
-            f"max_new_tokens is {wanted}, but after a prompt of {prompt_len} tokens there is room "
-            f"for {room} (prompt and output together may have {facts.max_request_tokens})",
-            param="max_new_tokens",
-        )
+        raise ContextLengthError.of_output(prompt_len, wanted, facts.max_request_tokens)
     return room if wanted is None else wanted
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
-from sylvan.protocol.errors import RequestError
+from sylvan.protocol.errors import ContextLengthError, RequestError
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.tokenizer.checks import (
     MAX_CHARS_PER_TOKEN,
@@ -114,8 +114,7 @@ def check_embed(inp: EmbedInput, facts: ModelFacts) -> None:
         raise RequestError(f"one of text and input_ids is needed, not {given}", param="text")
     size = len(inp.text or "") + len(inp.pair or "")
     if size > MAX_CHARS_PER_TOKEN * facts.context_len and not inp.truncate:
-        message = f"text has {size} characters, far more than the {facts.context_len} tokens "
-        raise RequestError(message + "the model can take", param="text")
+        raise ContextLengthError.of_text(size, facts.context_len, "text")
     if inp.rid is not None and not 0 < len(inp.rid) <= MAX_RID_CHARS:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
     if inp.priority not in _INT32:
@@ -150,8 +149,7 @@ def build_embed(
     if count == 0:
         raise RequestError(f"{prompt.param} is empty; a text needs a token", param=prompt.param)
     if count > most:
-        message = f"{prompt.param} has {count} tokens; this model takes {most}"
-        raise RequestError(message, param=prompt.param)
+        raise ContextLengthError.of_prompt(count, most, prompt.param)
     types: IntArray | None = None
     if prompt.types is not None and any(prompt.types):
         types = np.array(prompt.types, np.int32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sylvan.text.markers import possible_start
+from sylvan.text.spans import Span, SpanLog
 
 _MESSAGE = "<|message|>"
 
@@ -54,6 +55,8 @@ class ChannelReasoning:
         self._channels = channels
         self._stops = (*channels.closes, *channels.opens)
         self._held = ""
+        self._at = 0  # where the text held stands in the output
+        self._spans = SpanLog()
         self._at_start = bool(channels.bare) and not start_in_reasoning
         self._in_header = False
         self._kind = "reasoning" if start_in_reasoning else "content"
@@ -75,7 +78,12 @@ class ChannelReasoning:
         """See `ReasoningParser.finish`."""
         held, self._held = self._held, ""
         thinks = self._kind == "reasoning" and not self._in_header
+        self._spans.add(self._at, len(held), thinking=thinks)
         return (held, "") if thinks else ("", held)
+
+    def spans(self) -> list[Span]:
+        """See `ReasoningParser.spans`."""
+        return self._spans.take()
 
     def _started(self) -> bool:
         """Whether enough is there to tell if the output begins with a header."""
@@ -89,28 +97,32 @@ class ChannelReasoning:
         end = self._held.find(_MESSAGE)
         if end < 0:
             return False, "content", ""
-        header, self._held = self._held[:end], self._held[end + len(_MESSAGE) :]
+        header, start = self._held[:end], self._at
+        self._skip(end + len(_MESSAGE))
         self._in_header = False
         channels = self._channels
         if channels.keeps_calls and " to=" in header and "to=user" not in header:
             self._kind = "call"
+            self._spans.add(start, end + len(_MESSAGE))
             return True, "content", header + _MESSAGE
         self._kind = "reasoning" if channels.thinking in header else "content"
         return True, "content", ""
 
+    def _skip(self, count: int) -> None:
+        self._held = self._held[count:]
+        self._at += count
+
     def _body(self) -> tuple[bool, str, str]:
         kind = "reasoning" if self._kind == "reasoning" else "content"
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if not found:
-            end = possible_start(self._held, self._stops)
-            text, self._held = self._held[:end], self._held[end:]
-            return False, kind, text
-        end, stop = min(found)
-        text, self._held = self._held[:end], self._held[end:]
+        end, stop = min(found, default=(possible_start(self._held, self._stops), ""))
+        text, start = self._held[:end], self._at
+        self._skip(end)
         if stop in self._channels.opens:
             self._in_header = True
-        else:
-            self._held = self._held[len(stop) :]
+        elif stop:
+            self._skip(len(stop))
             text += stop if self._kind == "call" else ""
             self._kind = "content"
-        return True, kind, text
+        self._spans.add(start, len(text), thinking=kind == "reasoning")
+        return bool(stop), kind, text

@@ -8,6 +8,7 @@ from typing import Protocol
 from sylvan.text.markers import possible_start
 from sylvan.text.reasoning.channels import ChannelReasoning
 from sylvan.text.reasoning.families import ReasoningFamily
+from sylvan.text.spans import Span, SpanLog
 
 Split = tuple[str, str]
 
@@ -25,6 +26,10 @@ class ReasoningParser(Protocol):
 
     def finish(self) -> Split:
         """Return what was held back, as `feed` does."""
+        ...
+
+    def spans(self) -> list[Span]:
+        """Where the text returned since the last call stands in the output, in its order."""
         ...
 
 
@@ -49,7 +54,9 @@ class MarkedReasoning:
         self._stops = (*family.ends, *family.interrupts)
         self._place = _Place.BEFORE
         self._held = ""
+        self._at = 0  # where the text held stands in the output
         self._at_first = True
+        self._spans = SpanLog()
 
     def feed(self, text: str) -> Split:
         """See `ReasoningParser.feed`."""
@@ -60,10 +67,12 @@ class MarkedReasoning:
         if self._place is _Place.THINKING:
             reasoning = self._think()
         if self._place is _Place.GAP:
-            self._held = self._held.lstrip()
+            self._skip_to(self._held.lstrip())
             self._place = _Place.ANSWER if self._held else _Place.GAP
         if self._place is _Place.ANSWER:
-            content, self._held = self._held, ""
+            content = self._held
+            self._spans.add(self._at, len(content))
+            self._skip_to("")
         return reasoning, content
 
     def finish(self) -> Split:
@@ -72,14 +81,24 @@ class MarkedReasoning:
         if self._place is _Place.GAP:
             return "", ""
         thinking = self._place is _Place.THINKING or (self._place is _Place.BEFORE and self._forced)
+        self._spans.add(self._at, len(held), thinking=thinking)
         return (held, "") if thinking else ("", held)
+
+    def spans(self) -> list[Span]:
+        """See `ReasoningParser.spans`."""
+        return self._spans.take()
+
+    def _skip_to(self, rest: str) -> None:
+        """Leave the text held but for its end."""
+        self._at += len(self._held) - len(rest)
+        self._held = rest
 
     def _enter(self) -> None:
         begin = self._held.lstrip()
         # a marker may have white space of its own in front
         for text in (self._held, begin):
             if marker := _prefix_of(text, self._family.starts):
-                self._held = text[len(marker) :]
+                self._skip_to(text[len(marker) :])
                 self._place = _Place.THINKING
                 return
         if not any(start.startswith((begin, self._held)) for start in self._family.starts):
@@ -90,16 +109,19 @@ class MarkedReasoning:
         if found:
             end, stop = min(found, key=lambda item: (item[0], -len(item[1])))
             text = self._held[:end].rstrip()
-            skip = 0 if stop in self._family.interrupts else len(stop)
-            self._held = self._held[end + skip :]
+            rest = end + (0 if stop in self._family.interrupts else len(stop))
             self._place = _Place.GAP
         else:
             end = possible_start(self._held, self._stops)
             text = self._held[:end].rstrip()
-            self._held = self._held[len(text) :]
+            rest = len(text)
+        start = self._at
+        self._skip_to(self._held[rest:])
         if self._at_first:
+            start += len(text) - len(text.lstrip())
             text = text.lstrip()
             self._at_first = not text
+        self._spans.add(start, len(text), thinking=True)
         return text
 
 
@@ -108,9 +130,13 @@ class TaggedAnswer:
 
     def __init__(self, family: ReasoningFamily) -> None:
         self._prefix = family.starts[0]
+        self._at = 0
+        self._spans = SpanLog()
 
     def feed(self, text: str) -> Split:
         """See `ReasoningParser.feed`."""
+        self._spans.add(self._at, len(text))
+        self._at += len(text)
         if text:
             text, self._prefix = self._prefix + text, ""
         return "", text
@@ -118,6 +144,10 @@ class TaggedAnswer:
     def finish(self) -> Split:
         """See `ReasoningParser.finish`."""
         return "", ""
+
+    def spans(self) -> list[Span]:
+        """See `ReasoningParser.spans`."""
+        return self._spans.take()
 
 
 def make_parser(family: ReasoningFamily, *, start_in_reasoning: bool) -> ReasoningParser:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sylvan.text.spans import Span, SpanLog
 from sylvan.text.tools.reader import Malformed, Reader
 
 
@@ -77,6 +78,7 @@ class Calls:
         self._kind = "text"
         self._pieces: list[str] = []
         self._index = -1
+        self._spans = SpanLog()
 
     @property
     def count(self) -> int:
@@ -111,8 +113,20 @@ class Calls:
         self._reader.commit()
 
     def text(self, text: str) -> None:
-        """Report text."""
+        """Report text, the first that is not settled."""
+        self._spans.add(self._reader.settled, len(text))
         self._add("text", text)
+
+    def give_back(self) -> None:
+        """Report as text what was read and is not settled."""
+        start = self._reader.settled
+        text = self._reader.take_uncommitted()
+        self._spans.add(start, len(text))
+        self._add("text", text)
+
+    def spans(self) -> list[Span]:
+        """Where the text reported since the last call stands in the output."""
+        return self._spans.take()
 
     def take(self) -> list[Event]:
         """Hand over the events collected; neighbours of a kind are one event."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.text.tools.elements import ElementGrammar
 from sylvan.text.tools.named import NamedGrammar
 from sylvan.text.tools.objects import ObjectGrammar
 from sylvan.text.tools.parser import Grammar
@@ -252,7 +253,7 @@ def _add_tagged(add) -> None:  # noqa: ANN001 - the local function of `_families
     add("deepseekv41", _dsml("DSML", "tool_calls", " "))
     add("gigachat35", _dsml("GCML", "tool_calls"))
     add("minimax-m2", _invoke("<minimax:tool_call>"))
-    add("minimax-m3", _invoke("<mm:tool_call>", "<minimax:tool_call>", "<tool_call>"))
+    add("minimax-m3", ElementGrammar(mark="]<]minimax[>["))
     add("dots", _invoke("<dots_function_call>"))
     add(
         "muse",
@@ -304,6 +305,7 @@ _FROM_TEMPLATE = ("beam", "response_template")
 
 # which text in a chat template tells which family; the first that is found decides
 _SIGNS = (
+    ("]<]minimax[>[", "minimax-m3"),
     ("<|channel|>commentary", "gpt-oss"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<|open|>call", "kimi_k3"),
@@ -321,7 +323,6 @@ _SIGNS = (
     ("<arg_key>", "glm"),
     ("<atem:", "muse"),
     ("<minimax:tool_call>", "minimax-m2"),
-    ("<mm:tool_call>", "minimax-m3"),
     ("<dots_function_call>", "dots"),
     ("<function=", "qwen3_coder"),
     ("<param name=", "minicpm5"),

@@ -48,10 +48,10 @@ class ObjectGrammar:
             Malformed: They are not calls.
         """
         if self.hides and marker == self.hides[0]:
-            calls.text(reader.take_uncommitted())
+            calls.give_back()
             sink = _text_sink(reader, calls)
             yield from reader.until(self.hides[1:], sink=sink)
-            calls.text(reader.take_uncommitted())
+            calls.give_back()
             return
         yield from reader.accept(self.inner)
         yield from read_objects(reader, calls, self)
@@ -97,7 +97,7 @@ def read_object(reader: Reader, calls: Calls, name: str | None = None) -> Steps[
     if call.name is None:
         raise Malformed
     if not calls.knows(call.name):
-        calls.text(reader.take_uncommitted())
+        calls.give_back()
     elif not call.is_started:
         calls.start(call.name)
         calls.arguments(call.early_arguments or "{}")
@@ -169,7 +169,7 @@ def _is_object(text: str) -> bool:
 
 def _text_sink(reader: Reader, calls: Calls) -> Any:
     def sink(text: str) -> None:
-        reader.commit()
         calls.text(text)
+        reader.commit()
 
     return sink

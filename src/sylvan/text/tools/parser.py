@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sylvan.text.spans import Span
 from sylvan.text.tools.events import (
     ArgumentsDelta,
     Calls,
@@ -77,6 +78,10 @@ class ToolParser:
         self._finished = True
         return events
 
+    def spans(self) -> list[Span]:
+        """Where the text of the events since the last call stands in the output."""
+        return self._calls.spans()
+
     def _advance(self) -> list[Event]:
         next(self._steps, None)
         return self._calls.take()
@@ -95,14 +100,14 @@ class ToolParser:
         try:
             yield from self._grammar.read(marker, self._reader, self._calls)
         except Malformed:
-            self._calls.text(self._reader.take_uncommitted())
+            self._calls.give_back()
             self._after_call = False
             return
         self._after_call = self._calls.count > before
         if self._after_call:
             self._reader.commit()
         else:  # no function of the request was called
-            self._calls.text(self._reader.take_uncommitted())
+            self._calls.give_back()
 
 
 @dataclass(slots=True)

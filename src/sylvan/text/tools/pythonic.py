@@ -78,7 +78,7 @@ class PythonicGrammar:
         if known:
             writer.close()
         else:
-            calls.text(reader.take_uncommitted())
+            calls.give_back()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,10 +36,12 @@ class Reader:
 
     Attributes:
         pos: Where reading goes on. A grammar may move it back, not before `committed`.
+        settled: Characters that are settled, from the start of the output.
     """
 
     def __init__(self) -> None:
         self.pos = 0
+        self.settled = 0
         self._text = ""
         self._committed = 0
         self._ended = False
@@ -54,6 +56,7 @@ class Reader:
 
     def commit(self) -> None:
         """Settle all that was read."""
+        self.settled += self.pos - self._committed
         self._committed = self.pos
 
     def take_uncommitted(self) -> str:
@@ -95,6 +98,7 @@ class Reader:
             emit(visible)
             after_call = after_call and not visible
             self._committed += len(visible)
+            self.settled += len(visible)
             self.pos = end + len(marker)
             if marker or final:
                 return marker

@@ -9,6 +9,7 @@ _SCHEMAS_BY_NAME = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 )
 _VALUES = frozenset({"const", "enum", "default", "examples"})
+_MOST_REFERENCES = 16
 
 
 def refers(schema: object) -> bool:
@@ -17,6 +18,23 @@ def refers(schema: object) -> bool:
         own = schema.get("$ref")
         return (isinstance(own, str) and _is_place(own)) or any(map(refers, schema.values()))
     return isinstance(schema, list) and any(map(refers, schema))
+
+
+def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema that is meant where one is but a reference; None if it leads to no schema."""
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return None
+        reference = schema.get("$ref")
+        if reference is None:
+            return schema
+        if not isinstance(reference, str) or not _is_place(reference):
+            return None
+        schema = root
+        for part in reference.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return None
 
 
 def moved(schema: Mapping[str, Any], place: str) -> dict[str, Any]:

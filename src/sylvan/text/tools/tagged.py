@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sylvan.text.tools.references import moved, refers
+from sylvan.text.tools.references import moved, refers, resolved
 from sylvan.text.tools.values import allowed_types, to_json
 
 Node = dict[str, Any]
@@ -24,7 +24,6 @@ _NOTES = frozenset(
 _NOTES |= {"$comment", "$schema", "$id"}
 _ROOT = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _STRING = frozenset({"string"})
-_MOST_REFERENCES = 16
 
 
 class Inexpressible(ValueError):  # noqa: N818 - says what it is
@@ -205,18 +204,10 @@ def _is_plain(schema: object) -> bool:
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> Mapping[str, Any]:
     """What a schema that is but a reference refers to."""
-    for _ in range(_MOST_REFERENCES):
-        reference = schema.get("$ref")
-        if reference is None:
-            return schema
-        found: Any = root
-        for part in str(reference).split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping) or not str(reference).startswith("#"):
-            break
-        schema = found
-    raise Inexpressible(f"{at}/$ref leads to no schema")
+    found = resolved(schema, root)
+    if found is None:
+        raise Inexpressible(f"{at}/$ref leads to no schema")
+    return found
 
 
 def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:

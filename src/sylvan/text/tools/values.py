@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sylvan.text.tools.events import Calls
 from sylvan.text.tools.literals import parse_literal
 from sylvan.text.tools.reader import Reader, Sink, Steps
+from sylvan.text.tools.references import resolved
 
 _ANY = frozenset({"null", "boolean", "integer", "number", "object", "array", "string"})
+_LEADING_ZEROS = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 _KINDS = {"null": type(None), "boolean": bool, "object": dict, "array": list, "string": str}
 
 
@@ -37,10 +40,14 @@ def to_json(text: str, types: frozenset[str]) -> str:
     stripped = text.strip()
     if types != frozenset({"string"}):
         value = _parsed(stripped)
+        if "string" not in types and _LEADING_ZEROS.fullmatch(stripped):
+            value = int(stripped)
         if "string" not in types or not isinstance(value, str):
             for kind in types & _types_of(value):
                 if kind != "string":
                     return _dumped(value, kind)
+        if value is None and "string" not in types:
+            return "null"  # the model's word for no value, whether it is allowed or not
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -107,10 +114,12 @@ class ArgumentsWriter:
 
     def types(self, key: str) -> frozenset[str]:
         """JSON types that the schema allows for a parameter."""
-        properties = self._schema.get("properties")
+        root = resolved(self._schema, self._schema) or {}
+        properties = root.get("properties")
+        schema = root.get("additionalProperties")
         if isinstance(properties, Mapping) and key in properties:
-            return allowed_types(properties[key])
-        return allowed_types(self._schema.get("additionalProperties"))
+            schema = properties[key]
+        return allowed_types(resolved(schema, self._schema))
 
     def read(
         self, key: str, ends: Sequence[str], types: frozenset[str] | None = None

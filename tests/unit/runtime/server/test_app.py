@@ -473,3 +473,45 @@ async def test_client_that_leaves_amid_a_stream_ends_its_request(engine, path):
     assert engine.manager.num_live == 0
     assert len(engine.control.aborted) == 1
     assert len(sent) < 800
+
+
+@pytest.mark.parametrize(("streamed", "after"), [(False, 0), (True, 0), (True, 5)])
+async def test_background_request_goes_on_when_its_client_leaves(engine, streamed, after):
+    client = Client(engine)
+    engine.control.script = lambda request, prompt: "b" * 900
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 900}}
+    sent = await call_and_leave(
+        client, "/generate", {**body, "stream": streamed, "background": True}, after
+    )
+
+    while client.context.detached:
+        await asyncio.sleep(0)
+    assert engine.control.aborted == []
+    assert engine.control.given == 900
+    assert engine.manager.num_live == 0
+    assert len(sent) < 800
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_background_request_answers_as_others_do(client, streamed):
+    body = {"text": "abc", "stream": streamed}
+    replies = []
+    for fields in ({}, {"background": True}):
+        response = await client.post("/generate", {**body, **fields})
+        assert "x-sylvan-ignored-fields" not in response.headers
+        texts = re.findall(r'"text":"([^"]*)"', response.text)
+        replies.append((response.status_code, texts))
+    assert replies[0] == replies[1]
+
+    long = {"text": "a" * 9999, "stream": streamed, "background": True}
+    assert (await client.post("/generate", long)).status_code == 400
+    assert not client.context.detached
+
+
+async def test_background_stream_that_fails_ends_as_others_do(client, engine):
+    engine.control.fail, engine.control.fail_after = Finish(type="abort", status=503), 2
+    body = {"text": "abcdef", "stream": True, "background": True}
+
+    events = (await client.events("/generate", body))[:-1]
+
+    assert events[-1]["meta_info"]["finish_reason"]["status_code"] == 503

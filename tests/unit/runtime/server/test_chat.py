@@ -121,7 +121,7 @@ async def test_stream_order_is_role_deltas_finish_usage(client):
         "content": "",
         "reasoning_content": None,
     }
-    assert events[-2]["choices"][0]["delta"] == {}
+    assert events[-2]["choices"][0]["delta"] == {"reasoning_content": None}
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == 4
@@ -140,27 +140,62 @@ async def test_stream_of_several_choices_has_a_role_and_a_finish_each(client):
         assert message["finish"] == "stop"
 
 
+@pytest.mark.parametrize("text", ["Hi", "<think>a</think>b", TWO_CALLS])
+async def test_every_delta_has_the_keys_that_clients_read(client, text):
+    says(client, text)
+    events = await stream(client, tools=[TOOL], stream_options={"include_usage": True})
+
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    assert all("reasoning_content" in delta for delta in deltas)
+
+
 async def test_continuous_usage_is_in_every_chunk(client):
     events = await stream(client, stream_options={"continuous_usage_stats": True})
 
     assert all("usage" in event for event in events)
 
 
-async def test_logprobs_cover_every_token(client):
+def tokens(choice):
+    return "".join(entry["token"] for entry in choice["logprobs"]["content"])
+
+
+async def test_logprobs_cover_the_tokens_of_the_text(client):
     says(client, "Hey")
     reply = await chat(client, logprobs=True, top_logprobs=2)
     events = await stream(client, logprobs=True, top_logprobs=2)
 
-    content = reply["choices"][0]["logprobs"]["content"]
-    assert "".join(bytes(c["bytes"]).decode() for c in content[:-1]) == "Hey"
-    assert len(content[0]["top_logprobs"]) == 2
-    streamed = [
-        entry
-        for event in events
-        for choice in event["choices"]
-        for entry in (choice["logprobs"] or {}).get("content", [])
-    ]
-    assert [e["token"] for e in streamed] == [e["token"] for e in content]
+    [choice] = reply["choices"]
+    assert tokens(choice) == "Hey"  # without the end token
+    assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 2
+    streamed = joined(events)["logprobs"]
+    assert [e["token"] for e in streamed] == ["H", "e", "y"]
+
+
+async def test_logprobs_leave_out_marks_and_calls(client):
+    says(client, "<think>\nHm.\n</think>\n\n" + TWO_CALLS)
+
+    [choice] = (await chat(client, logprobs=True, tools=[TOOL]))["choices"]
+
+    assert tokens(choice) == "Hm." + "Let me see."
+
+
+async def test_logprobs_beside_token_ids_cover_all_of_them(client):
+    says(client, "<think>a</think>b")
+
+    [choice] = (await chat(client, logprobs=True, return_token_ids=True))["choices"]
+
+    assert len(choice["logprobs"]["content"]) == len(choice["response_token_ids"]) == 5
+    assert tokens(choice) == "<think>a</think>b<|im_end|>"
+
+
+async def test_masked_tokens_have_a_number(client, engine):
+    says(client, "a")
+    engine.control.masked = True
+
+    [choice] = (await chat(client, logprobs=True, top_logprobs=2))["choices"]
+
+    [entry] = choice["logprobs"]["content"]
+    assert [top["logprob"] for top in entry["top_logprobs"]] == [-1.0, -9999.0]
 
 
 async def test_tool_calls_are_parsed(client):
@@ -433,6 +468,9 @@ async def test_streamed_deltas_add_up_to_the_whole_answer(client, text, size, to
     assert [[n, a or "{}"] for n, a in message["calls"]] == whole
     assert message["finish"] == choice["finish_reason"]
     assert message["logprobs"] == (choice["logprobs"] or {}).get("content", [])
+    if logprobs:
+        shown = b"".join(bytes(entry["bytes"]) for entry in message["logprobs"]).decode()
+        assert shown == message["reasoning"] + message["content"]
     assert events[-1]["usage"] == reply["usage"]
     assert ("\ufffd" in message["content"] + message["reasoning"]) <= ("\ufffd" in text)
 

@@ -84,6 +84,26 @@ async def test_echo_comes_first_with_logprobs_of_the_prompt(client, streamed):
     assert len(logprobs["top_logprobs"][1]) == 2
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_logprobs_cover_the_tokens_of_the_text(client, streamed):
+    if streamed:
+        choices = [c for e in await stream(client, logprobs=1) for c in e["choices"]]
+        tokens = [t for c in choices for t in (c["logprobs"] or {}).get("tokens", ())]
+    else:
+        [choice] = (await complete(client, logprobs=1))["choices"]
+        tokens = choice["logprobs"]["tokens"]
+        assert {len(values) for values in choice["logprobs"].values()} == {3}
+
+    assert tokens == ["a", "b", "c"]  # without the end token
+
+
+async def test_logprobs_beside_token_ids_cover_all_of_them(client):
+    [choice] = (await complete(client, logprobs=1, return_token_ids=True))["choices"]
+
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c", "<|im_end|>"]
+    assert len(choice["token_ids"]) == 4
+
+
 async def test_best_of_returns_n(client):
     reply = await complete(client, best_of=4, n=2)
 

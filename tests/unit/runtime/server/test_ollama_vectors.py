@@ -42,7 +42,8 @@ async def test_long_texts_are_cut_unless_that_is_forbidden(embedder):
     assert (await embedder.post("/api/embed", huge)).status_code == 200
     refused = await embedder.post("/api/embed", {**body, "truncate": False})
     assert refused.status_code == 400
-    assert "37 tokens; this model takes 32" in refused.json()["error"]
+    assert "maximum context length is 32 tokens" in refused.json()["error"]
+    assert "input has 37 tokens" in refused.json()["error"]
 
 
 async def test_no_text_asks_for_the_model_to_be_loaded(embedder):

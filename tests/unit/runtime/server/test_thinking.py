@@ -88,6 +88,44 @@ async def test_reasoning_tokens_are_counted_with_their_markers(client, text, tok
     assert reply["usage"]["reasoning_tokens"] == tokens + (finished and bool(tokens))
 
 
+@pytest.mark.parametrize("size", [1, 2, 7])
+async def test_continuous_usage_counts_thinking_as_it_comes(client, size):
+    client.engine.control.script = lambda request, prompt: "<think>abcd</think>efg"
+    client.engine.control.per_message = size
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**CHAT, "stream": True, "stream_options": options}
+    events = (await client.events("/v1/chat/completions", body))[:-1]
+
+    counts = [event["usage"]["reasoning_tokens"] for event in events]
+    done = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+    assert all(count in (0, min(tokens, 6)) for count, tokens in zip(counts, done, strict=True))
+    assert any(0 < count < 6 for count in counts) == (size == 1 or size == 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "text", "fields", "tokens"),
+    [
+        ("x", "ab</think>c", {"require_reasoning": True}, 3),
+        ("x", "abc", {"require_reasoning": True}, 4),  # with the end token, all is thinking
+        ("x<think>\n", "ab</think>c", {}, 3),
+        ("x", "<think>ab</think>c", {}, 4),
+        ("x", "abc</think>", {}, 0),
+    ],
+)
+async def test_native_route_counts_thinking(client, prompt, text, fields, tokens, stream):
+    client.engine.control.script = lambda request, prompt: text
+    body = {"text": prompt, "stream": stream, **fields}
+    if stream:
+        reply = (await client.events("/generate", body))[-2]
+    else:
+        reply = (await client.post("/generate", body)).json()
+
+    assert reply["meta_info"]["reasoning_tokens"] == tokens
+
+
 SCHEMA = {"type": "object"}
 MARKED = {"regex": "a+", **CHAT}
 CONSTRAINED = {

@@ -116,8 +116,8 @@ async def test_text_spells_no_control_tokens(embedder):
         ({"input": []}, "input"),
         ({"input": ["a", ""]}, "input"),
         ({"input": [[]]}, "input"),
-        ({"input": [1, 10**6]}, "input_ids"),
-        ({"input": "a" * 33}, "text"),
+        ({"input": [1, 10**6]}, "input"),
+        ({"input": "a" * 33}, "input"),
         ({"input": "a", "dimensions": SIZE + 1}, "dimensions"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
@@ -322,7 +322,9 @@ async def test_the_longest_sequence_of_the_model_is_the_limit(prompted):
     long = await prompted.post("/v1/embeddings", {"input": "a" * 21, "prompt_name": "none"})
 
     assert fits.status_code == 200
-    assert "21 tokens; this model takes 20" in long.json()["message"]
+    assert "maximum context length is 20 tokens" in long.json()["message"]
+    assert "input has 21 tokens" in long.json()["message"]
+    assert long.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_prompts_that_cannot_be_honoured_are_refused(tmp_path):

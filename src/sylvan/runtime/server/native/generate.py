@@ -20,17 +20,20 @@ from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, event
 from sylvan.runtime.server.stores.sessions import Turn
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import Bound, ending, thinking_of
+from sylvan.runtime.server.thinking import Bound, ReasoningCounter, ending, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
 
 async def generate(call: Call[GenerateBody]) -> Response:
     """Continue one prompt, or a list of prompts."""
-    job = _Job(call, call.body)
+    job, detached = _Job(call, call.body), call.context.detached
+    goes_on = bool(call.body.background)
     if call.body.stream:
-        chunks = await primed(call.request, job.events(), native_error_event)
+        events = detached.stream(job.events()) if goes_on else job.events()
+        chunks = await primed(call.request, events, native_error_event)
         return EventStream(chunks)
-    return json_response(await unless_gone(call.request, job.replies()))
+    work = detached.whole(job.replies()) if goes_on else job.replies()
+    return json_response(await unless_gone(call.request, work))
 
 
 async def replies(call: Call[Any], body: GenerateBody) -> Any:
@@ -62,7 +65,7 @@ class _Job:
             samples = await collect(self._context.engine, inputs)
             self._record(samples[0][0].token_ids, ended=True)
         replies = [
-            self._whole(j, sample, self._options(i, prompt_ids))
+            self._whole(j, sample, self._options(i, prompt_ids), self._counter(inputs[i]))
             for i, of_prompt in enumerate(samples)
             for j, sample in enumerate(of_prompt)
         ]
@@ -77,6 +80,7 @@ class _Job:
             ReplyState(self._options(i, prompt_ids, j if many else None), cumulative)
             for j, i in enumerate(i for i in range(len(inputs)) for _ in range(self._n))
         ]
+        counters = [self._counter(inp) for inp in inputs for _ in range(self._n)]
         started = False
         with self._context.sessions.recorded(self._turn):
             async with aclosing(stream(self._context.engine, inputs)) as deltas:
@@ -85,7 +89,10 @@ class _Job:
                         raise error
                     started = True
                     self._record(delta.token_ids, ended=delta.finish is not None)
-                    state = states[prompt * self._n + delta.index]
+                    place = prompt * self._n + delta.index
+                    state = states[place]
+                    counters[place].add(delta.token_ids)
+                    state.reasoning_tokens = counters[place].count
                     state.add(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
                     yield event(self._reply(state, delta))
         yield DONE
@@ -162,8 +169,20 @@ class _Job:
             index=index,
         )
 
-    def _whole(self, index: int, sample: Sample, options: ReplyOptions) -> dict[str, Any]:
-        state = ReplyState(options)
+    def _counter(self, inp: GenerateInput) -> ReasoningCounter:
+        """Counts the thinking of a sample, which its prompt may have begun."""
+        family, tokenizer = self._context.parsers.reasoning, self._context.engine.tokenizer
+        inside = bool(self._body.require_reasoning)
+        if family is not None and not inside:
+            text = inp.text[-256:] if inp.text else ending(tokenizer, inp.input_ids or ())
+            inside = text.rstrip().endswith(family.starts)
+        return ReasoningCounter(self._context.parsers, inside=inside)
+
+    def _whole(
+        self, index: int, sample: Sample, options: ReplyOptions, counter: ReasoningCounter
+    ) -> dict[str, Any]:
+        counter.add(sample.token_ids)
+        state = ReplyState(options, reasoning_tokens=counter.count)
         state.add(sample.text, sample.token_ids, None, sample.prompt_logprobs)
         for part in sample.logprobs:
             state.add("", (), part, None)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
 from starlette.responses import Response
 
-from sylvan.api.logprobs import chat_content
 from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
 from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.messages import Finish, TokenLogprobs
+from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.context import Context
@@ -29,6 +28,7 @@ from sylvan.runtime.server.conversation import (
 )
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.fields import of_tools
+from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
@@ -44,7 +44,7 @@ from sylvan.runtime.server.output import (
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import count_reasoning
+from sylvan.runtime.server.thinking import ReasoningCounter, count_reasoning
 from sylvan.runtime.tokenizer.types import SampleDelta, error_of
 
 
@@ -192,7 +192,7 @@ class _Job:
     def _choice(self, index: int, sample: Sample, prepared: Prepared) -> dict[str, Any]:
         answer = read_whole(prepared.rules, sample.text)
         thought = count_reasoning(self._context, prepared.rules, sample.token_ids, answer.reasoning)
-        self._meter.reasoning_tokens += thought
+        self._meter.think(index, thought)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text if answer.text or not answer.calls else None,
@@ -200,10 +200,12 @@ class _Job:
         }
         if answer.calls:
             message["tool_calls"] = tool_calls(self._context, answer)
+        log = self.log(prepared)
         choice = {
             "index": index,
             "message": message,
-            "logprobs": self.logprobs(sample.logprobs),
+            "logprobs": log
+            and log.reply(sample.token_ids, sample.logprobs, sample.text, answer.spans),
             "finish_reason": finish_name(sample.finish, calls=bool(answer.calls)),
             "matched_stop": sample.finish.matched if sample.finish else None,
         }
@@ -253,17 +255,19 @@ class _Job:
         frame = {**self._frame, "choices": [choice]}
         return {**frame, "usage": self._meter.reply()} if usage else frame
 
-    def logprobs(self, parts: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        """`logprobs` of a choice, if the client wants any."""
+    def log(self, prepared: Prepared) -> ChatLogprobs | None:
+        """Makes `logprobs` of a choice, if the client wants any."""
         if not self._body.logprobs:
             return None
-        bytes_of = self._context.engine.tokenizer.token_bytes
-        return {"content": [entry for part in parts for entry in chat_content(part, bytes_of)]}
+        return ChatLogprobs(
+            self._context.engine.tokenizer,
+            skip_special_tokens=prepared.input.sampling.skip_special_tokens,
+            every=bool(self._body.return_token_ids),
+        )
 
-    def add_reasoning(self, prepared: Prepared, ids: Sequence[int], reasoning: str) -> None:
-        """Count the thinking of a finished sample."""
-        tokens = count_reasoning(self._context, prepared.rules, ids, reasoning)
-        self._meter.reasoning_tokens += tokens
+    def think(self, index: int, tokens: int) -> None:
+        """Set how many tokens of a choice have been thinking."""
+        self._meter.think(index, tokens)
 
     @property
     def context(self) -> Context:
@@ -278,16 +282,18 @@ class _Writer:
         self._job = job
         self._index = index
         self._prepared = prepared
-        self._plain = prepared.rules.plain and not self._wants_more()
+        self._log = job.log(prepared)
+        self._plain = prepared.rules.plain and self._log is None
         self._frame = Framed(job.chunk(index, _text_delta(HOLE), usage=False))
         self._reader = OutputReader(prepared.rules)
         self._begun = False
         self._ids: list[int] = []
+        inside = prepared.rules.starts_in_reasoning
+        self._counter = ReasoningCounter(job.context.parsers, inside=inside)
         self._thinking = ""
+        self._answers = False
+        self._is_over = False
         self._calls: list[str] = []
-
-    def _wants_more(self) -> bool:
-        return self._job.logprobs([]) is not None
 
     def write(self, delta: SampleDelta, usage: bool) -> bytes:
         """The chunks for a delta; nothing, if it brings nothing."""
@@ -305,27 +311,47 @@ class _Writer:
         pieces = self._reader.feed(delta.text)
         if delta.finish is not None:
             pieces += self._reader.finish()
-        logprobs = job.logprobs([delta.logprobs] if delta.logprobs is not None else [])
-        if self._prepared.rules.reasoning is not None:
-            self._ids.extend(delta.token_ids)
+        logprobs = self._logprobs(delta)
         deltas = [self._delta(piece) for piece in pieces]
+        if self._prepared.rules.reasoning is not None:
+            self._count(delta)
         if not deltas and logprobs and logprobs["content"]:
             deltas = [_text_delta("")]
         for content in deltas:
             yield job.chunk(index, content, usage=usage, logprobs=logprobs)
             logprobs = None
         if delta.finish is not None:
-            job.add_reasoning(self._prepared, self._ids, self._thinking)
             reason = finish_name(delta.finish, calls=self._reader.has_calls)
             matched = delta.finish.matched
-            yield job.chunk(index, {}, usage=usage, finish_reason=reason, matched_stop=matched)
+            last = {"reasoning_content": None}  # clients read it of every delta
+            yield job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
+
+    def _count(self, delta: SampleDelta) -> None:
+        """Count thinking while it comes, and once more when it is over."""
+        if self._is_over:
+            return
+        self._ids.extend(delta.token_ids)
+        self._counter.add(delta.token_ids)
+        tokens = self._counter.count if self._thinking else 0
+        self._is_over = delta.finish is not None or self._answers
+        if self._is_over:
+            context, rules = self._job.context, self._prepared.rules
+            tokens = count_reasoning(context, rules, self._ids, self._thinking)
+        self._job.think(self._index, tokens)
+
+    def _logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
+        if self._log is None:
+            return None
+        parts = [] if delta.logprobs is None else [delta.logprobs]
+        return self._log.reply(delta.token_ids, parts, delta.text, self._reader.spans())
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
-        if isinstance(piece, TextDelta):
-            return _text_delta(piece.text)
         if isinstance(piece, ReasoningDelta):
             self._thinking += piece.text
             return {"content": None, "reasoning_content": piece.text}
+        self._answers = True
+        if isinstance(piece, TextDelta):
+            return _text_delta(piece.text)
         call: dict[str, Any] = {"index": piece.index}
         if isinstance(piece, CallStart):
             call["id"] = call_id(self._job.context, piece.name, piece.index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
@@ -12,20 +12,22 @@ from uuid import uuid4
 from starlette.responses import Response
 
 from sylvan.api.errors import Family, error_body
-from sylvan.api.logprobs import CompletionLogprobs, joined_logprobs
+from sylvan.api.logprobs import CompletionLogprobs, CompletionToken
 from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
 from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, prompts_of
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
-from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.visible_tokens import VisibleTokens
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.text.infill import NOT_MADE, Infill
+from sylvan.text.spans import Span
 
 
 async def completions(call: Call[CompletionBody]) -> Response:
@@ -170,10 +172,10 @@ class _Job:
         return ranked[: 1 if self._body.n is None else self._body.n]
 
     def _choice(self, index: int, prompt: int, sample: Sample) -> dict[str, Any]:
-        parts = [sample.prompt_logprobs, *sample.logprobs]
         logprobs = None
-        if (maker := self.logprob_maker()) is not None:
-            logprobs = joined_logprobs([maker.add(part) for part in parts if part is not None])
+        if (log := self.token_log()) is not None:
+            log.add_prompt(sample.prompt_logprobs)
+            logprobs = log.reply(sample.token_ids, sample.logprobs, sample.text)
         echo = self._prompt_texts[prompt] if self._body.echo else ""
         choice = choice_of(index, echo + sample.text, logprobs, sample.finish)
         if self._body.return_token_ids:
@@ -182,11 +184,17 @@ class _Job:
             choice["prompt_token_ids"] = self._prompt_ids[prompt]
         return choice
 
-    def logprob_maker(self) -> CompletionLogprobs | None:
+    def token_log(self) -> _TokenLog | None:
         """Makes the logprobs of one choice, if the client wants any."""
         if self._body.logprobs is None:
             return None
-        return CompletionLogprobs(self._context.engine.tokenizer.token_text, self._body.logprobs)
+        tokenizer = self._context.engine.tokenizer
+        skip = self._sampling.skip_special_tokens
+        visible = VisibleTokens[CompletionToken](tokenizer, skip_special_tokens=skip)
+        return _TokenLog(
+            CompletionLogprobs(tokenizer.token_text, self._body.logprobs),
+            None if self._body.return_token_ids else visible,
+        )
 
     def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -224,27 +232,58 @@ class _Writer:
         self._job = job
         self._index = index
         self._echo = job.echo_of(prompt)
-        self._logprobs = job.logprob_maker()
+        self._log = job.token_log()
         self._plain = job.plain_frame(index)
 
     def write(self, delta: SampleDelta, usage: dict[str, Any] | None) -> bytes:
         """The chunk for a delta; nothing, if it brings nothing."""
         text, self._echo = self._echo + delta.text, ""
-        special = self._logprobs is not None or self._job.return_token_ids
+        special = self._log is not None or self._job.return_token_ids
         if delta.finish is None and usage is None and not special:
             return self._plain.fill(text) if text else b""
-        choice = choice_of(self._index, text, self._new_logprobs(delta), delta.finish)
+        choice = choice_of(self._index, text, self._logprobs(delta), delta.finish)
         if self._job.return_token_ids:
             choice["token_ids"] = delta.token_ids
         return self._job.frame_event(choice, usage)
 
-    def _new_logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
-        if self._logprobs is None:
+    def _logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
+        if self._log is None:
             return None
-        parts: list[TokenLogprobs] = [
-            part for part in (delta.prompt_logprobs, delta.logprobs) if part is not None
-        ]
-        return joined_logprobs([self._logprobs.add(part) for part in parts]) or None
+        self._log.add_prompt(delta.prompt_logprobs)
+        parts = [] if delta.logprobs is None else [delta.logprobs]
+        found = self._log.reply(delta.token_ids, parts, delta.text)
+        return found if found["tokens"] else None
+
+
+class _TokenLog:
+    """Log probabilities of the tokens of one choice: of the echoed prompt, and of its text.
+
+    `visible` is None where the client asked for all ids too: then there is one for each.
+    """
+
+    def __init__(
+        self, maker: CompletionLogprobs, visible: VisibleTokens[CompletionToken] | None
+    ) -> None:
+        self._maker = maker
+        self._visible = visible
+        self._ready: list[CompletionToken] = []
+        self._length = 0
+
+    def add_prompt(self, part: TokenLogprobs | None) -> None:
+        """Take in those of the prompt."""
+        self._ready += [] if part is None else self._maker.tokens(part)
+
+    def reply(
+        self, ids: Sequence[int], parts: Sequence[TokenLogprobs], text: str
+    ) -> dict[str, Any]:
+        """What can be said after more of the output."""
+        tokens = [token for part in parts for token in self._maker.tokens(part)]
+        if self._visible is not None:
+            start, self._length = self._length, self._length + len(text)
+            self._visible.add(ids, tokens, text)
+            tokens = self._visible.take([Span(start, self._length)])
+        ready, self._ready = [*self._ready, *tokens], []
+        return self._maker.reply(ready)
 
 
 def choice_of(
@@ -263,7 +302,8 @@ def choice_of(
 def openai_error_event(error: SylvanError) -> bytes:
     """The end of an OpenAI stream that failed."""
     status, message, param = error_parts(error)
-    flat = error_body(Family.OPENAI, status, message, param=param)
+    code = error_code(error)
+    flat = error_body(Family.OPENAI, status, message, param=param, code=code)
     del flat["error"]
     return event({"error": flat}) + DONE
 

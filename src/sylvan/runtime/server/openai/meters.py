@@ -18,11 +18,15 @@ class Meter:
         self._context: Context = call.context
         self._n = n
         self._usages = [Usage()] * (num_prompts * n)
-        self.reasoning_tokens = 0
+        self._reasoning = [0] * (num_prompts * n)
 
     def see(self, prompt: int, delta: SampleDelta) -> None:
         """Take in the counts of a delta."""
         self._usages[prompt * self._n + delta.index] = delta.usage
+
+    def think(self, index: int, tokens: int) -> None:
+        """Set how many tokens of a sample have been thinking."""
+        self._reasoning[index] = tokens
 
     def reply(self) -> dict[str, Any]:
         """`usage` so far."""
@@ -30,7 +34,7 @@ class Meter:
             self._usages,
             self._n,
             cached=self._context.settings.enable_cache_report,
-            reasoning_tokens=self.reasoning_tokens,
+            reasoning_tokens=sum(self._reasoning),
         )
 
 

@@ -31,7 +31,13 @@ from sylvan.runtime.server.conversation import (
     ToolUse,
     thinking_variables,
 )
-from sylvan.runtime.server.endpoint import Call, NotFoundError, error_parts, json_response
+from sylvan.runtime.server.endpoint import (
+    Call,
+    NotFoundError,
+    error_code,
+    error_parts,
+    json_response,
+)
 from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.responses.items import ItemEvents, Numbered, output_items
 from sylvan.runtime.server.stores.responses import Stored
@@ -178,8 +184,10 @@ class _Job:
         return self._numbered.event("response.failed", response=self._failed(error))
 
     def _failed(self, error: SylvanError) -> dict[str, Any]:
-        status, message, _ = error_parts(respelt(error, self._call.names))
-        detail = error_body(Family.RESPONSES, status, message)["error"]
+        error = respelt(error, self._call.names)
+        status, message, _ = error_parts(error)
+        code = error_code(error)
+        detail = error_body(Family.RESPONSES, status, message, code=code)["error"]
         reply = self._reply("failed", [], None)
         reply["error"] = {"code": detail["code"] or detail["type"], "message": message}
         return reply

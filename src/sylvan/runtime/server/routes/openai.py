@@ -38,6 +38,7 @@ _SPELLING = {
 }
 _CHAT_SPELLING = {"text": "messages", "input_ids": "messages", **_SPELLING}
 _PROMPT_SPELLING = {"text": "prompt", "input_ids": "prompt", **_SPELLING}
+_TEXTS_SPELLING = {"text": "input", "input_ids": "input"}
 _INPUT_SPELLING = {
     "text": "input",
     "input_ids": "input",
@@ -171,12 +172,14 @@ OPENAI = (
         body=EmbeddingsBody,
         reply=EmbeddingsReply,
         budgeted=True,
+        spelling=_TEXTS_SPELLING,
     ),
     openai(
         "/v1/classify",
         handler=vectors.classify,
         body=ClassifyBody,
         reply=ClassifyReply,
+        spelling=_TEXTS_SPELLING,
         budgeted=True,
     ),
     openai(

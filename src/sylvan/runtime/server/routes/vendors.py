@@ -47,7 +47,8 @@ _SPELLING = {
     "json_schema": "output_config.format.schema",
     TOOL_SCHEMA: ".input_schema",
 }
-_OLLAMA_SPELLING = {"json_schema": "format"}
+_OLLAMA_CHAT = {"json_schema": "format", "text": "messages", "input_ids": "messages"}
+_OLLAMA_PROMPT = {"json_schema": "format", "text": "prompt", "input_ids": "prompt"}
 
 VENDORS = (
     _anthropic(
@@ -72,7 +73,7 @@ VENDORS = (
         reply=OllamaReply,
         stream=NDJSON,
         budgeted=True,
-        spelling=_OLLAMA_SPELLING,
+        spelling=_OLLAMA_CHAT,
     ),
     _ollama(
         "/api/generate",
@@ -81,7 +82,7 @@ VENDORS = (
         reply=OllamaReply,
         stream=NDJSON,
         budgeted=True,
-        spelling=_OLLAMA_SPELLING,
+        spelling=_OLLAMA_PROMPT,
     ),
     _ollama(
         "/api/embed",
@@ -89,6 +90,7 @@ VENDORS = (
         body=OllamaEmbedBody,
         reply=OllamaEmbedReply,
         budgeted=True,
+        spelling={"text": "input", "input_ids": "input"},
     ),
     _ollama(
         "/api/embeddings",
@@ -96,6 +98,7 @@ VENDORS = (
         body=OllamaEmbeddingsBody,
         reply=OllamaEmbeddingsReply,
         budgeted=True,
+        spelling={"text": "prompt", "input_ids": "prompt"},
     ),
     _ollama("/api/ps", handler=ollama_models.running, methods=GET, reply=OllamaTags),
     _ollama("/api/tags", handler=ollama_models.tags, methods=GET, reply=OllamaTags),

@@ -1,0 +1,51 @@
+"""`logprobs` of chat choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sylvan.api.logprobs import chat_content
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.runtime.server.visible_tokens import VisibleTokens
+from sylvan.text.spans import Span
+from sylvan.text.tokenizer import Tokenizer
+
+
+class ChatLogprobs:
+    """Log probabilities of one choice: of the tokens of its thinking and its text.
+
+    Args:
+        tokenizer: Spells tokens.
+        skip_special_tokens: The text of the sample leaves special tokens out.
+        every: One entry for each id of the output instead, for clients that get the ids too.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, every: bool) -> None:
+        self._bytes_of = tokenizer.token_bytes
+        self._visible = None
+        if not every:
+            self._visible = VisibleTokens[dict[str, Any]](
+                tokenizer, skip_special_tokens=skip_special_tokens
+            )
+
+    def reply(
+        self,
+        ids: Sequence[int],
+        parts: Sequence[TokenLogprobs],
+        text: str,
+        spans: Sequence[Span],
+    ) -> dict[str, Any]:
+        """What can be said after more of the output.
+
+        Args:
+            ids: New tokens.
+            parts: Theirs.
+            text: New text.
+            spans: Where thinking and text that were read of it stand.
+        """
+        entries = [entry for part in parts for entry in chat_content(part, self._bytes_of)]
+        if self._visible is not None:
+            self._visible.add(ids[: len(entries)], entries, text)
+            entries = self._visible.take(spans)
+        return {"content": entries}
