@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from sylvan.runtime.tokenizer.types import (
 )
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.threads import call_in_pool
 
 CLIENT_ABORT = Finish(type="abort", message="aborted by the client")
 HEARTBEAT_MAX_AGE_S = 2.0
@@ -146,9 +146,7 @@ class TokenizerManager:
         encode = self.tokenizer.encode if trusted else self.tokenizer.encode_user
         if len(text) <= _INLINE_CHARS:
             return encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, lambda: encode(text, add_special_tokens=add_special_tokens)
-        )
+        return await call_in_pool(self._pool, encode, text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids.
@@ -159,9 +157,8 @@ class TokenizerManager:
         array = check_ids(ids, self.facts.vocab_size, "tokens").tolist()
         if len(array) <= _INLINE_CHARS:
             return self.tokenizer.decode(array, skip_special_tokens=skip_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool,
-            lambda: self.tokenizer.decode(array, skip_special_tokens=skip_special_tokens),
+        return await call_in_pool(
+            self._pool, self.tokenizer.decode, array, skip_special_tokens=skip_special_tokens
         )
 
     async def control(self, command: Command, *, timeout_s: float = 30.0) -> ControlReply:

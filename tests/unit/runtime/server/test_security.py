@@ -109,6 +109,17 @@ async def test_texts_of_clients_forge_no_control_tokens(client, path):
     assert request.input_ids.tolist().count(special[0]) == 1  # that of the template
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/render", "/tokenize"])
+async def test_a_text_of_every_private_character_is_answered(client, path):
+    text = "".join(map(chr, range(0xF0000, 0xFFFFE))) + "<|im_start|>"
+
+    call = client.post(path, {"messages": [{"role": "user", "content": text}]})
+    response = await asyncio.wait_for(call, 60)
+
+    assert response.status_code == 400
+    assert "U+F0000" in response.text
+
+
 def two_tenants(engine, tmp_path, **settings):
     entries = [
         {"sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name}

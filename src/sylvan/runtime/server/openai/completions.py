@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -26,6 +25,7 @@ from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.text.infill import NOT_MADE, Infill
+from sylvan.utils.threads import call_in_thread
 
 
 async def completions(call: Call[CompletionBody]) -> Response:
@@ -129,7 +129,7 @@ class _Job:
         if body.suffix:
             encode = Infill(engine.tokenizer).encode
             parts = [(p, body.suffix) for p in self._prompts]
-            self._prompts = [tuple(await asyncio.to_thread(encode, *part)) for part in parts]
+            self._prompts = [tuple(await call_in_thread(encode, *part)) for part in parts]
         if body.return_prompt_token_ids or body.echo or self._extras.wants_input:
             for prompt in self._prompts:
                 is_text = isinstance(prompt, str)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sylvan.runtime.server.stores.batches import BatchStore, Item, StoredFile
+from sylvan.utils.threads import call_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class BatchWorker:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        while waiting := await asyncio.to_thread(self._store.unfinished):
+        while waiting := await call_in_thread(self._store.unfinished):
             tenant, state = waiting[0]
             await self._work(tenant, state)
 
@@ -67,7 +68,7 @@ class BatchWorker:
         cancelled = self._cancelled.setdefault(name, asyncio.Event())
         if state["status"] == "cancelling":
             cancelled.set()
-        items = iter(await asyncio.to_thread(self._store.items, name, answered=False))
+        items = iter(await call_in_thread(self._store.items, name, answered=False))
         lanes = asyncio.gather(*(self._lane(tenant, state, items) for _ in range(CONCURRENCY)))
         stop = asyncio.create_task(cancelled.wait())
         left_s = max(0.0, state["expires_at"] - self._wall())
@@ -81,14 +82,14 @@ class BatchWorker:
         end = "completed" if finished else "expired"
         if cancelled.is_set():
             end = "cancelled"
-        await asyncio.to_thread(self._finish, tenant, state, end)
+        await call_in_thread(self._finish, tenant, state, end)
         self._cancelled.pop(name, None)
 
     async def _lane(self, tenant: str, state: dict[str, Any], items: Any) -> None:
         for item in items:
             status, answer = await self._answer(tenant, state["endpoint"], item)
             text = json.dumps(answer)
-            await asyncio.to_thread(self._store.answer, state["id"], item.line, status, text)
+            await call_in_thread(self._store.answer, state["id"], item.line, status, text)
 
     async def _answer(self, tenant: str, endpoint: str, item: Item) -> tuple[int, Any]:
         assert self._execute is not None, "begun before it runs"
