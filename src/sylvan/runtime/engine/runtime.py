@@ -150,6 +150,7 @@ def _manager(config: Config, tokenizer: Tokenizer) -> TokenizerManager:
     most = config.scheduler.max_waiting_reqs + _SPARE_SAMPLES
     limits = EdgeLimits(
         max_live_samples=most + (running if isinstance(running, int) else 0),
+        max_parameter_bytes=config.limits.parameter_bytes,
         stream_interval=config.text.stream_interval,
         seed=config.seed,
     )

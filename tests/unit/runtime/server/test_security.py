@@ -241,6 +241,53 @@ async def test_deep_and_wide_bodies_are_refused(client):
     assert client.engine.control.requests == []
 
 
+MANY = {
+    "custom_params": {
+        "text": ["a"] * 4096,
+        "sampling_params": {"custom_params": {"x": "y" * 20_000}},
+    },
+    "json_schema": {
+        "text": ["a"] * 100,
+        "sampling_params": {"n": 8, "json_schema": json.dumps({"description": "y" * 200_000})},
+    },
+    "stop": {"text": ["a"] * 4096, "sampling_params": {"stop": ["y" * 1000] * 32}},
+}
+
+
+@pytest.mark.parametrize("field", MANY)
+async def test_parameters_times_prompts_are_bounded(client, field):
+    response = await client.post("/generate", MANY[field])
+
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["param"].endswith(field)
+    assert "limits.parameter_bytes" in error["message"]
+    assert client.engine.control.requests == []
+
+
+async def test_parameters_times_samples_are_bounded(client):
+    body = {**CHAT, "n": 128, "regex": "y" * 1_000_000}
+    response = await client.post("/v1/chat/completions", body)
+
+    assert (response.status_code, response.json()["param"]) == (400, "regex")
+    assert client.engine.control.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"instances": [{"text": ["a"] * 4096}] * 60}, "instances"),
+        ({"instances": [{"text": "a"}] * 1024, "parameters": {"x": "y" * 100_000}}, "parameters"),
+        ({"instances": [{"text": "a"}, {"text": 5}]}, "instances[1].text"),
+    ],
+)
+async def test_instances_of_vertex_are_bounded_together(client, fields, param):
+    response = await client.post("/vertex_generate", fields)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert client.engine.control.requests == []
+
+
 async def test_names_of_files_are_only_names(client, tmp_path):
     form = {"file": ("../../../etc/passwd\r\nx-evil: 1", b"data"), "purpose": (None, "batch")}
     response = await client.http.post("/v1/files", files=form)

@@ -26,22 +26,22 @@ from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
 async def generate(call: Call[GenerateBody]) -> Response:
     """Continue one prompt, or a list of prompts."""
-    job = _Job(call, call.body)
+    job = Job(call, call.body)
     if call.body.stream:
         chunks = await primed(call.request, job.events(), native_error_event)
         return EventStream(chunks)
     return json_response(await unless_gone(call.request, job.replies()))
 
 
-async def replies(call: Call[Any], body: GenerateBody) -> Any:
-    """What `/generate` answers to `body`, whatever route it came by."""
-    return await _Job(call, body).replies()
-
-
-class _Job:
-    """One `/generate` call under way."""
+class Job:
+    """One `/generate` call under way, whatever route it came by."""
 
     def __init__(self, call: Call[Any], body: GenerateBody) -> None:
+        """Read the prompts of `body`.
+
+        Raises:
+            RequestError: Names the field and the limit.
+        """
         context = call.context
         self._call = call
         self._context = context
@@ -54,6 +54,11 @@ class _Job:
         self._began = context.clock()
         if self._session is not None and self._batch:
             raise RequestError("session_params needs a single prompt.", param="session_params")
+
+    @property
+    def num_samples(self) -> int:
+        """Prompts times samples."""
+        return self._n * len(self._prompts)
 
     async def replies(self) -> Any:
         """The object, or the list of objects, of a call without streaming."""
