@@ -71,6 +71,12 @@ def test_broad_excepts_stand_only_where_a_process_must_go_on():
     assert len(broad) <= 12, "\n".join(broad)
 
 
+def test_threads_are_called_where_no_exception_is_lost():
+    pattern = re.compile(r"\basyncio\.to_thread\b|\.run_in_executor\(")
+    callers = [name(p) for p in SOURCES if pattern.search(p.read_text())]
+    assert callers == ["src/sylvan/utils/threads.py"]
+
+
 def test_nothing_is_pickled():
     words = re.compile(r"\b(pickle|dill|cloudpickle|marshal|shelve|recv_pyobj|send_pyobj)\b")
     found = [name(p) for p in SOURCES if any(words.search(line) for line in _imports(p))]

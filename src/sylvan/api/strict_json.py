@@ -13,6 +13,7 @@ from sylvan.protocol.errors import RequestError
 
 MAX_DEPTH = 128
 MAX_VALUES = 4_000_000
+MAX_NAMES = 65_536
 MAX_INT = 2**64 - 1
 MIN_INT = -(2**63)
 
@@ -25,7 +26,8 @@ def decode_json(body: bytes) -> Any:
 
     Raises:
         RequestError: The text is not UTF-8, not JSON, or holds NaN, Infinity, a number beyond
-            64 bits, a name twice in one object, half a surrogate pair, too many levels or values.
+            64 bits, a name twice in one object, half a surrogate pair, too many levels, values, or
+            names in one object.
     """
     if body.count(b",") > MAX_VALUES:  # decoding holds up everybody else
         raise RequestError(f"The body has more than {MAX_VALUES} values.")
@@ -60,6 +62,8 @@ def _decoder(body: bytes) -> json.JSONDecoder:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_NAMES:
+        raise RequestError(f"An object of the body has more than {MAX_NAMES} names.")
     made = dict(pairs)
     if len(made) != len(pairs):
         seen: set[str] = set()

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, InitErrorDetails
 
+from sylvan.api.first_fault import fail_fast
 from sylvan.protocol.errors import RequestError
 
 MAX_SHOWN = 80  # characters of a client's value or name that an error repeats
@@ -18,18 +20,39 @@ class WireModel(BaseModel):
     """An object that came over the wire.
 
     Values are never converted ("5" is no number), and unknown names are kept aside, to be
-    counted and named in the answer.
+    counted and named in the answer. Lists and maps are checked up to their first fault: what is
+    reported of a body does not grow with it.
     """
 
     model_config = ConfigDict(
         extra="allow", strict=True, protected_namespaces=(), use_attribute_docstrings=True
     )
 
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler, /
+    ) -> CoreSchema:
+        """See pydantic."""
+        schema = handler(source)
+        fail_fast(schema)
+        return schema
+
 
 class ClosedModel(WireModel):
     """An object in which an unknown name is an error."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_name(cls, value: Any) -> Any:
+        if isinstance(value, dict):  # left to itself, pydantic reports every one
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            for name in cast(dict[str, Any], value):
+                if name not in known:
+                    fault = InitErrorDetails(type="extra_forbidden", loc=(name,), input=None)
+                    raise ValidationError.from_exception_data(cls.__name__, [fault])
+        return value
 
 
 Model = TypeVar("Model", bound=BaseModel)

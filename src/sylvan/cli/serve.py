@@ -21,6 +21,7 @@ from sylvan.config.load import dump
 from sylvan.runtime.engine.process import EarlyScheduler
 from sylvan.utils import logs
 from sylvan.utils.clock import monotonic
+from sylvan.utils.threads import call_in_thread
 
 SPEC = Spec(
     usage="serve [MODEL] [flags]",
@@ -105,7 +106,7 @@ async def _serve(job: Job) -> None:
 
 
 async def _import_face() -> None:
-    await asyncio.to_thread(importlib.import_module, _FACE)
+    await call_in_thread(importlib.import_module, _FACE)
 
 
 def _greet(job: Job, port: int) -> None:

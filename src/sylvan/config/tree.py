@@ -125,6 +125,15 @@ class ServerConfig(Section, frozen=True):
     """Password of the private key."""
 
 
+class LimitsConfig(Section, frozen=True):
+    """What clients may use: each refusal names the limit."""
+
+    samples: Count = 4096
+    """Prompts times samples of one request."""
+    parameter_bytes: Bytes = 64 << 20
+    """Sampling parameters, such as grammars, of all samples of one request together."""
+
+
 class TextConfig(Section, frozen=True):
     """From messages to tokens and back."""
 
@@ -304,6 +313,7 @@ class Config(Section, frozen=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     server: ServerConfig = ServerConfig()
+    limits: LimitsConfig = LimitsConfig()
     text: TextConfig = TextConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
     grammar: GrammarConfig = GrammarConfig()

@@ -23,6 +23,7 @@ from sylvan.lang.progress import ProgressBar
 from sylvan.lang.sampling import GenParams
 from sylvan.lang.settings import global_config
 from sylvan.lang.state import ProgramState
+from sylvan.utils.threads import call_in_thread
 
 MIN_BATCH_THREADS = 96
 BATCH_THREADS_PER_CPU = 16
@@ -85,11 +86,9 @@ async def run_program_async(
     job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ProgramState:
     """Run a program without blocking the event loop; it may be an `async def`. See above."""
-    import asyncio  # slow, and most programs never come here
-
     kwargs = {**kwargs, **job.bound}
     if not inspect.iscoroutinefunction(job.function):
-        return await asyncio.to_thread(run_program, job, args, kwargs)
+        return await call_in_thread(run_program, job, args, kwargs)
     state = job.start(kwargs)
     try:
         state.ret_value = await job.function(state, *args, **kwargs)

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
 
 FinishType = Literal["stop", "length", "abort"]
 
@@ -125,10 +126,22 @@ class TextBatch(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
     outputs: tuple[TextOutput, ...]
 
 
+class Params(msgspec.Struct, frozen=True, kw_only=True, tag="params"):
+    """Sampling parameters that requests to come have in common; they replace those of `slot`."""
+
+    slot: int
+    sampling: SamplingParams
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """Queue a request."""
+    """Queue a request.
+
+    With `params` its sampling parameters are those of that slot, but for `max_new_tokens` and
+    `sampling_seed`, which are its own.
+    """
 
     request: GenerateRequest | EmbedRequest
+    params: int | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -208,7 +221,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
     command: Command
 
 
-ToScheduler = Submit | Abort | Control | StopFound
+ToScheduler = Submit | Params | Abort | Control | StopFound
 
 
 class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):

@@ -66,7 +66,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     tpot_ms: float | None = None  # request is served all the same when they are missed
     thinking: Thinking | None = None
     interval: int | None = 1  # new tokens of which the client is told at once; the first always is
-    custom_params: dict[str, str | int | float | bool | None] | None = None
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):

@@ -131,15 +131,7 @@ class ChatTemplate:
         marks = self._neutraliser.begin(
             [list(request.messages), request.tools, request.documents, request.kwargs]
         )
-        variables = self._variables(request, marks, name)
-        try:
-            text = self._env.render_compiled(self._compiled[name], variables)
-        except TemplateError as error:
-            raise RequestError(f"Chat template: {error.message}", param="messages") from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise RequestError(
-                f"The chat template cannot render these messages: {error}.", param="messages"
-            ) from error
+        text = self._write(request, marks, name)
         if request.continue_final_message:
             text = _cut_at_mark(text)
         segments = marks.split(text)
@@ -148,6 +140,21 @@ class ChatTemplate:
             return RenderedPrompt(plain, self._tokenizer.encode_segments(segments))
         ids = self._tokenizer.encode(plain, add_special_tokens=False)
         return RenderedPrompt(plain, ids)
+
+    def _write(self, request: ChatRequest, marks: Marks, name: str) -> str:
+        try:
+            variables = self._variables(request, marks, name)
+            return self._env.render_compiled(self._compiled[name], variables)
+        except TemplateError as error:
+            raise RequestError(f"Chat template: {error.message}", param="messages") from error
+        except RecursionError as error:
+            raise RequestError(
+                "messages are nested too deeply for the chat template.", param="messages"
+            ) from error
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise RequestError(
+                f"The chat template cannot render these messages: {error}.", param="messages"
+            ) from error
 
     def _choose(self, request: ChatRequest | None) -> str:
         if not self._compiled:
@@ -291,7 +298,7 @@ def _joined(parts: list[Any]) -> str:
 def _parsed(arguments: str) -> Any:
     try:
         value = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
 

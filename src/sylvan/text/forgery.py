@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sylvan.protocol.errors import RequestError
+
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 _MARKS = re.compile(f"[{chr(_PRIVATE_USE[0])}-{chr(_PRIVATE_USE[-1])}]")
 
@@ -92,9 +94,20 @@ class Marks:
         return bool(self._marks)
 
     def of(self, text: str) -> str:
-        """The mark that stands for `text`."""
+        """The mark that stands for `text`.
+
+        Raises:
+            RequestError: The request itself uses every character that could be a mark.
+        """
         if text not in self._marks:
-            self._marks[text] = next(self._free)
+            mark = next(self._free, None)
+            if mark is None:
+                raise RequestError(
+                    "messages use every character from U+F0000 to U+FFFFD; beside text that spells "
+                    "a control token, at least one of these must be unused.",
+                    param="messages",
+                )
+            self._marks[text] = mark
         return self._marks[text]
 
     def split(self, rendered: str) -> list[tuple[str, bool]]:

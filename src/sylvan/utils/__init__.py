@@ -1,1 +1,1 @@
-"""Leaf helpers: clock, plug-in packages."""
+"""Leaf helpers: clock, threads, plug-in packages."""

@@ -258,6 +258,49 @@ def test_ascii_json_gives_forgeries_back(folders: dict) -> None:
     assert not set(result.input_ids) & tok.special_ids
 
 
+@pytest.mark.parametrize("last", [0xFFFFD, 0xFFFFC])
+def test_text_that_uses_every_mark_is_refused(last: int, families: dict) -> None:
+    chat = ChatTemplate(Tokenizer.load(families["chatml"]))
+    every = "".join(map(chr, range(0xF0000, last + 1)))
+    messages = [{"role": "user", "content": every + "<|im_start|>"}]
+
+    if last < 0xFFFFD:  # one is left, for the one control token
+        assert chat.render(ChatRequest(messages=messages)).text.count("<|im_start|>") == 3
+        return
+    with pytest.raises(RequestError, match="U\\+F0000") as error:
+        chat.render(ChatRequest(messages=messages))
+    assert error.value.param == "messages"
+
+
+def nested_call(depth: int) -> list[dict]:
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [SIMPLE[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+def test_arguments_too_deep_to_decode_are_text(families: dict) -> None:
+    chat = ChatTemplate(Tokenizer.load(families["qwen3"]))
+
+    found = chat.render(ChatRequest(messages=nested_call(100_000)))
+
+    assert found.text.count('{\\"a\\":') == 100_000
+
+
+def test_arguments_too_deep_for_the_template_are_refused(families: dict) -> None:
+    chat = ChatTemplate(Tokenizer.load(families["qwen3"]))
+
+    with pytest.raises(RequestError, match="too deeply") as error:
+        chat.render(ChatRequest(messages=nested_call(700)))
+    assert error.value.param == "messages"
+
+
+def test_template_that_calls_itself_for_ever_is_refused(folders: dict) -> None:
+    template = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+
+    with pytest.raises(RequestError, match="too deeply"):
+        render_with(template, folders["byte_level"])
+
+
 def test_wrong_requests_name_the_field(families: dict, folders: dict) -> None:
     chat = ChatTemplate(Tokenizer.load(families["chatml"]))
     empty = ChatTemplate(Tokenizer.load(folders["llama2"]))

@@ -13,7 +13,7 @@ from sylvan.api.sampling import OBJECT_SCHEMA, SamplingDefaults, read_sampling
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
-from sylvan.protocol.sampling import SamplingParams
+from sylvan.protocol.sampling import MAX_LOGIT_BIAS, SamplingParams
 
 MAX_STRINGS = 2048
 
@@ -49,7 +49,7 @@ class GenerationBody(WireModel):
     model: Name | None = None
     """Name of the model; any name is served, `base:adapter` selects an adapter."""
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     """Token id to a number from -100 to 100."""
     n: int | None = None
     """Number of choices."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import json
 import socket
@@ -15,6 +14,7 @@ from typing import Any
 from sylvan.lang.backends._http import HttpClient
 from sylvan.lang.backends.runtime_endpoint import RuntimeEndpoint
 from sylvan.lang.errors import BackendError
+from sylvan.utils.threads import call_in_thread
 
 LAST_PORT = 40000
 POLL_S = 0.1
@@ -97,7 +97,7 @@ class Runtime:
         body = {"text": prompt, "sampling_params": sampling_params, "stream": True, **fields}
         chunks: Iterator[Any] = self._http.stream("POST", "/generate", body)
         position = 0
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        while (chunk := await call_in_thread(next, chunks, None)) is not None:
             if piece := chunk["text"][position:]:
                 position += len(piece)
                 yield piece
@@ -122,7 +122,7 @@ class Runtime:
 
     async def get_server_info(self) -> Any:
         """What the server says about itself."""
-        return await asyncio.to_thread(self.endpoint.get_server_info)
+        return await call_in_thread(self.endpoint.get_server_info)
 
     def shutdown(self) -> None:
         """Stop the server; does nothing if it has ended."""

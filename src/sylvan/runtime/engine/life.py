@@ -17,7 +17,7 @@ import msgspec
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Failed, FromScheduler, Ready, TextBatch
 from sylvan.runtime.engine.child import Launch
-from sylvan.transport.api import AsyncReceiver, MessageError
+from sylvan.transport.api import AsyncReceiver
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Life:
             self._process.stdin.write(msgspec.json.encode(launch) + b"\n")
             self._process.stdin.flush()
         self._reader = loop.create_task(self._read())
+        self._reader.add_done_callback(self._on_reader_end)
         waiter = threading.Thread(target=self._wait, args=(loop,), name=f"wait-{name}", daemon=True)
         waiter.start()
 
@@ -116,6 +117,13 @@ class Life:
         # its last words may still be on their way
         asyncio.get_running_loop().call_later(0.2, self._never_ready, code)
 
+    def _on_reader_end(self, reader: asyncio.Task[None]) -> None:
+        """A child that nobody hears is as good as lost: its end has it replaced."""
+        if reader.cancelled() or (error := reader.exception()) is None:
+            return
+        logger.error("messages of the %s cannot be handled", self.name, exc_info=error)
+        self.signal(signal.SIGKILL)
+
     def _never_ready(self, code: int) -> None:
         if not self.ready.done():
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -129,11 +137,7 @@ class Life:
     async def _read(self) -> None:
         turn = 0
         while True:
-            try:
-                message = await self._receiver.receive()
-            except MessageError:
-                logger.exception("message of the %s dropped", self.name)
-                continue
+            message = await self._receiver.receive()
             if isinstance(message, Ready):
                 if not self.ready.done():
                     self.ready.set_result(message)

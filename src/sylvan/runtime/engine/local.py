@@ -26,6 +26,7 @@ from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import ModelFacts
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.transport.inproc import AsyncPipe, Pipe
+from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class LocalEngine:
         if self._thread.ident is not None and self._thread.is_alive():
             self._inbox.send(Control(id=0, command=Shutdown()))
             await self._ended.wait()
-            await asyncio.to_thread(self._thread.join)
+            await call_in_thread(self._thread.join)
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -22,6 +22,7 @@ from sylvan.runtime.engine.vectors import Caller, Reply, meta_of, usage_of
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta, error_of
 from sylvan.text.chat_template import ChatRequest, ChatTemplate
 from sylvan.text.pairs import PairEncoder
+from sylvan.utils.threads import call_in_thread
 
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
 _JUDGE = (
@@ -98,7 +99,7 @@ async def _by_answer(caller: Caller, body: RerankBody, chat: ChatTemplate) -> li
         )
         raise RequestError(message, param="model")
     wanted = [ids[0] for ids in words]
-    prompts = [await asyncio.to_thread(_judge_prompt, chat, body, text) for text in body.documents]
+    prompts = [await call_in_thread(_judge_prompt, chat, body, text) for text in body.documents]
     samples = await _next_tokens(caller, prompts, [wanted] * len(prompts), 1.0)
     return [Judged(_softmax(sample.logprobs)[0], sample.meta) for sample in samples]
 

@@ -20,6 +20,7 @@ from sylvan.runtime.engine.text import load_tokenizer, read_chat_template
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
 from sylvan.text.tokenizer import Tokenizer
+from sylvan.utils.threads import call_in_thread
 
 ABORT_PATIENCE_S = 2.0
 _SPARE_SAMPLES = 1024  # kept beyond those that run or wait: streams that are being read to the end
@@ -118,7 +119,7 @@ async def _start_one(config: Config, build: Build | None, progress: Progress | N
         from sylvan.runtime.engine.build import build_scheduler  # brings torch
 
         build = partial(build_scheduler, progress=progress)
-    tokenizer = await asyncio.to_thread(_chat_tokenizer, config)
+    tokenizer = await call_in_thread(_chat_tokenizer, config)
     manager = _manager(config, tokenizer)
     backend = LocalEngine(config, tokenizer, build)
     try:
@@ -135,7 +136,7 @@ async def _start_many(
 ) -> Runtime:
     try:
         await supervisor.spawn(meanwhile)
-        tokenizer = await asyncio.to_thread(_chat_tokenizer, config)
+        tokenizer = await call_in_thread(_chat_tokenizer, config)
         manager = _manager(config, tokenizer)
         await supervisor.run(manager, _facts_of(config, tokenizer))
     except BaseException:
@@ -153,6 +154,7 @@ def _manager(config: Config, tokenizer: Tokenizer) -> TokenizerManager:
     most = config.scheduler.max_waiting_reqs + _SPARE_SAMPLES
     limits = EdgeLimits(
         max_live_samples=most + (running if isinstance(running, int) else 0),
+        max_parameter_bytes=config.limits.parameter_bytes,
         stream_interval=config.text.stream_interval,
         seed=config.seed,
     )

@@ -24,6 +24,7 @@ from sylvan.protocol.messages import (
     Heartbeat,
     Inspection,
     OpenText,
+    Params,
     PassOn,
     Pause,
     Resume,
@@ -35,6 +36,7 @@ from sylvan.protocol.messages import (
     ToScheduler,
 )
 from sylvan.protocol.requests import GenerateRequest, Request
+from sylvan.protocol.shared_params import ParamsReceiver
 from sylvan.runtime.engine.composition import Inspect
 from sylvan.runtime.engine.throughput import Throughput
 from sylvan.runtime.sched.recorded import RecordedScheduler
@@ -101,6 +103,7 @@ class SchedulerLoop:
         self._ports = ports
         self._state = state
         self._inspect = inspect
+        self._params = ParamsReceiver()
         self._clock = clock
         self._at_rest = at_rest
         self._rests_at_s: float | None = None  # unless work comes; None: nothing was done since
@@ -169,10 +172,12 @@ class SchedulerLoop:
         for control in controls:
             self._control(control)
 
-    def _handle(self, message: Submit | Abort | StopFound) -> None:
+    def _handle(self, message: Submit | Params | Abort | StopFound) -> None:
         match message:
             case Submit():
-                self._submit(message.request)
+                self._submit(self._params.request(message))
+            case Params():
+                self._params.keep(message)
             case Abort():
                 self._scheduler.abort(message.rid, message.finish)
             case StopFound():

@@ -21,6 +21,7 @@ from sylvan.config import Config
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Loading, TextBatch, ToScheduler
+from sylvan.protocol.shared_params import ParamsSender
 from sylvan.runtime.engine.child import Launch
 from sylvan.runtime.engine.composition import Scalar
 from sylvan.runtime.engine.life import Backoff, FromChild, Life
@@ -123,7 +124,7 @@ class Supervisor:
         readies = await asyncio.gather(*(life.ready for life in lives))
         self._progress = None
         facts = dict(zip(self._lives, readies, strict=True))["scheduler"].facts
-        manager.line.connect(self._sender().send, facts_of(facts))
+        manager.line.connect(ParamsSender(self._sender().send).send, facts_of(facts))
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._keep_scheduler()),
@@ -214,7 +215,9 @@ class Supervisor:
             life = self._lives["scheduler"]
             with contextlib.suppress(ConfigError):  # its end is what the loop waits for next
                 ready = await life.ready
-                manager.line.connect(self._sender().send, self._facts_of(ready.facts))
+                manager.line.connect(
+                    ParamsSender(self._sender().send).send, self._facts_of(ready.facts)
+                )
                 logger.warning("scheduler restarted pid=%d", life.pid)
 
     async def _keep_detokenizer(self) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sylvan.runtime.server.context import Context
 from sylvan.text.chat_template import ChatRequest, RenderedPrompt
+from sylvan.utils.threads import call_in_thread
 
 INLINE_CHARS = 8192  # rendering and tokenising as much takes under 2 ms
 
@@ -20,7 +20,7 @@ async def render_chat(context: Context, request: ChatRequest) -> RenderedPrompt:
     """
     if _size(request.messages) + _size(request.tools) <= INLINE_CHARS:
         return context.template.render(request)
-    return await asyncio.to_thread(context.template.render, request)
+    return await call_in_thread(context.template.render, request)
 
 
 def _size(items: Sequence[Mapping[str, Any]] | None) -> int:

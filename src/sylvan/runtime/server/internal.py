@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import orjson
 from starlette.requests import Request
 
+from sylvan.api.errors import error_body
 from sylvan.api.extras import unknown_fields
 from sylvan.api.validation import parse
 from sylvan.protocol.errors import SylvanError
@@ -17,6 +19,9 @@ from sylvan.runtime.server.endpoint import Call, Endpoint, error_response
 from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate
+from sylvan.utils.tasks import settled
+
+log = logging.getLogger(__name__)
 
 LOWEST_PRIORITY = -(2**31)
 
@@ -30,10 +35,18 @@ class InternalCaller:
         self._table = {e.path: e for e in table if e.body is not None}
 
     async def __call__(self, tenant: str, path: str, body: Any) -> tuple[int, Any]:
-        """Status and body of the answer."""
-        endpoint = self._table[path]
+        """Status and body of the answer; a fault of our own is an answer of status 500."""
+        outcome = await settled(self._call(self._table[path], tenant, body))
+        if isinstance(outcome, BaseException):
+            log.error("request of a batch failed path=%s", path, exc_info=outcome)
+            message = "Internal error; see the server's log."
+            return 500, error_body(self._table[path].family, 500, message)
+        return outcome
+
+    async def _call(self, endpoint: Endpoint, tenant: str, body: Any) -> tuple[int, Any]:
         assert endpoint.body is not None, "only routes with a body are in the table"
         names = dict(endpoint.spelling)
+        path = endpoint.path
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
         try:
             parsed = parse(endpoint.body, {**body, "priority": LOWEST_PRIORITY})

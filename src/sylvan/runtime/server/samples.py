@@ -10,6 +10,7 @@ from typing import Any
 
 from sylvan.protocol.errors import SylvanError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
+from sylvan.runtime.tokenizer.checks import check_bytes
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
@@ -55,11 +56,16 @@ async def collect(engine: TokenizerManager, inputs: Sequence[GenerateInput]) -> 
     """
     if len(inputs) == 1:
         return [await _collect_one(engine, inputs[0])]
+    _check_together(engine, inputs)
     tasks = [asyncio.create_task(_collect_one(engine, inp)) for inp in inputs]
     try:
         return await asyncio.gather(*tasks)
     finally:
         await _end(tasks)
+
+
+def _check_together(engine: TokenizerManager, inputs: Sequence[GenerateInput]) -> None:
+    check_bytes([inp.sampling for inp in inputs], engine.limits.max_parameter_bytes)
 
 
 async def _collect_one(engine: TokenizerManager, inp: GenerateInput) -> list[Sample]:
@@ -88,6 +94,7 @@ async def stream(
             async for delta in deltas:
                 yield 0, delta
         return
+    _check_together(engine, inputs)
     queue: asyncio.Queue[_Item] = asyncio.Queue(2 * len(inputs))
     running = len(inputs)
     tasks = [asyncio.create_task(_feed(engine, i, inp, queue)) for i, inp in enumerate(inputs)]

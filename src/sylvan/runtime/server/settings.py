@@ -41,6 +41,7 @@ class ServerSettings:
         allow_control_text: Control tokens that messages spell count.
         reasoning_parser: Likewise for reasoning.
         max_batch_samples: Largest number of prompts times samples in one request.
+        max_parameter_bytes: Largest size of the parameters of one request, for all its samples.
         max_top_logprobs: Largest number of alternatives per position.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
@@ -69,6 +70,7 @@ class ServerSettings:
     tool_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
     max_batch_samples: int = 4096
+    max_parameter_bytes: int = 64 << 20
     max_top_logprobs: int = 128
     response_store_size: int = 1024
     data_dir: str | None = None
@@ -89,6 +91,8 @@ class ServerSettings:
             root_path=server.root_path,
             access_log=server.access_log,
             max_body_bytes=server.max_body_bytes,
+            max_batch_samples=config.limits.samples,
+            max_parameter_bytes=config.limits.parameter_bytes,
             data_dir=server.data_dir,
             incremental_streaming_output=text.incremental_stream,
             enable_cache_report=text.cache_report,

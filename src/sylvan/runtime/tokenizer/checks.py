@@ -59,7 +59,33 @@ def check_input(inp: GenerateInput, facts: ModelFacts) -> None:
     _check_times(inp)
     if inp.lora is not None:
         raise RequestError(f"there is no adapter called {inp.lora!r}", param="lora_path")
-    _check_sampling(inp.sampling, facts)
+
+
+def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
+    """Check what the sampling parameters of one request take, those of all its samples together.
+
+    Raises:
+        RequestError: more than `most` bytes; names the largest field.
+    """
+    sizes: dict[int, int] = {}
+    total = 0
+    for sampling in samplings:  # of many prompts it is the same object
+        if id(sampling) not in sizes:
+            sizes[id(sampling)] = len(msgspec.msgpack.encode(sampling))
+        total += sampling.n * sizes[id(sampling)]
+    if total <= most:
+        return
+    largest = max(samplings, key=lambda sampling: sizes[id(sampling)])
+    name = max(
+        SamplingParams.__struct_fields__,
+        key=lambda name: len(msgspec.msgpack.encode(getattr(largest, name))),
+    )
+    count = sum(sampling.n for sampling in samplings)
+    raise RequestError(
+        f"{name}: the sampling parameters of {count} samples take {total} bytes together; this "
+        f"server allows {most} (limits.parameter_bytes)",
+        param=name,
+    )
 
 
 def build_request(
@@ -103,7 +129,6 @@ def build_request(
         ttft_ms=inp.ttft_ms,
         tpot_ms=inp.tpot_ms,
         thinking=inp.thinking,
-        custom_params=sampling.custom_params,
     )
 
 
@@ -161,7 +186,12 @@ def _max_new_tokens(prompt_len: int, sampling: SamplingParams, facts: ModelFacts
     return room if wanted is None else wanted
 
 
-def _check_sampling(sampling: SamplingParams, facts: ModelFacts) -> None:
+def check_sampling(sampling: SamplingParams, facts: ModelFacts) -> None:
+    """Check what does not depend on the prompt.
+
+    Raises:
+        RequestError: a field is out of bounds; names it.
+    """
     try:  # the bounds of the type, for parameters that did not come from a body
         msgspec.convert(msgspec.structs.asdict(sampling), SamplingParams)
     except msgspec.ValidationError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from sylvan.runtime.tokenizer.checks import (
 from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, SampleDelta, Vector, error_of
 from sylvan.text.pairs import PairEncoder
 from sylvan.text.tokenizer import Tokenizer
+from sylvan.utils.threads import call_in_pool
 
 _INLINE_CHARS = 2048  # longer texts are tokenised in a thread
 _INT32 = range(-(2**31), 2**31)
@@ -61,8 +61,7 @@ class EmbedTexts:
         limit = most if inp.truncate else None
         if len(inp.text) + len(inp.pair or "") <= _INLINE_CHARS:
             return self._encode(inp.text, inp.pair, limit)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._encode, inp.text, inp.pair, limit)
+        return await call_in_pool(self._pool, self._encode, inp.text, inp.pair, limit)
 
     def _encode(self, text: str, pair: str | None, most: int | None) -> EmbedPrompt:
         if pair is not None:

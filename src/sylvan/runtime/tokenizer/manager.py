@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,15 @@ import msgspec
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import Command, ControlReply, Finish, Load
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.tokenizer.checks import Prompt, build_request, check_ids, check_input
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.tokenizer.checks import (
+    Prompt,
+    build_request,
+    check_bytes,
+    check_ids,
+    check_input,
+    check_sampling,
+)
 from sylvan.runtime.tokenizer.embeds import (
     EmbedTexts,
     build_embed,
@@ -34,6 +41,7 @@ from sylvan.runtime.tokenizer.types import (
 )
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.threads import call_in_pool
 
 CLIENT_ABORT = Finish(type="abort", message="aborted by the client")
 HEARTBEAT_MAX_AGE_S = 2.0
@@ -51,6 +59,7 @@ class TokenizerManager:
     Attributes:
         tokenizer: Of the model; safe to share between threads.
         line: For whoever runs the processes.
+        limits: Bounds and defaults of the edge.
     """
 
     def __init__(
@@ -58,9 +67,10 @@ class TokenizerManager:
     ) -> None:
         self.tokenizer = tokenizer
         self.line = Line(clock)
-        self._limits = limits or EdgeLimits()
+        self.limits = limits or EdgeLimits()
         self._clock = clock
         self._reserved = 0
+        self._checked: SamplingParams | None = None
         self.isolation = CacheIsolation()
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._texts = EmbedTexts(tokenizer, self._pool)
@@ -146,9 +156,7 @@ class TokenizerManager:
         encode = self.tokenizer.encode if trusted else self.tokenizer.encode_user
         if len(text) <= _INLINE_CHARS:
             return encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, lambda: encode(text, add_special_tokens=add_special_tokens)
-        )
+        return await call_in_pool(self._pool, encode, text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids.
@@ -159,9 +167,8 @@ class TokenizerManager:
         array = check_ids(ids, self.facts.vocab_size, "tokens").tolist()
         if len(array) <= _INLINE_CHARS:
             return self.tokenizer.decode(array, skip_special_tokens=skip_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool,
-            lambda: self.tokenizer.decode(array, skip_special_tokens=skip_special_tokens),
+        return await call_in_pool(
+            self._pool, self.tokenizer.decode, array, skip_special_tokens=skip_special_tokens
         )
 
     async def control(self, command: Command, *, timeout_s: float = 30.0) -> ControlReply:
@@ -207,6 +214,7 @@ class TokenizerManager:
         self._check_admission(inp.rid, inp.sampling.n)
         check_generates(self.facts)
         check_input(inp, self.facts)
+        self._check_sampling(inp.sampling)
         rid = inp.rid or secrets.token_hex(16)
         # the place is taken while the text is tokenised
         self._reserved += inp.sampling.n
@@ -215,16 +223,22 @@ class TokenizerManager:
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.sampling.n)
-        seed = secrets.randbits(63) if self._limits.seed is None else self._limits.seed
+        seed = secrets.randbits(63) if self.limits.seed is None else self.limits.seed
         base = build_request(inp, prompt, self.facts, seed=seed)
         return self._submit(inp, msgspec.structs.replace(base, rid=rid))
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        if sampling is not self._checked:  # the prompts of a body share theirs
+            check_sampling(sampling, self.facts)
+            check_bytes([sampling], self.limits.max_parameter_bytes)
+            self._checked = sampling
 
     def _check_admission(self, rid: str | None, count: int) -> None:
         if self.state not in ("up", "recovering"):
             raise CapacityError(f"no requests are taken: the engine is {self.state}")
         if rid is not None and rid in self.line.live:
             raise RequestError(f"a request called {rid!r} is being served", param="rid")
-        most, live = self._limits.max_live_samples, self.line.num_samples + self._reserved
+        most, live = self.limits.max_live_samples, self.line.num_samples + self._reserved
         if live + count > most:
             raise CapacityError(f"{live} samples are being served; at most {most} can be")
 
@@ -240,7 +254,7 @@ class TokenizerManager:
     def _submit(self, inp: GenerateInput, base: GenerateRequest) -> LiveRequest:
         salt = self.isolation.salt(inp.tenant, inp.cache_salt)
         shared = self.isolation.shared_tokens(base.input_ids) if salt else 0
-        interval = base.sampling.stream_interval or self._limits.stream_interval
+        interval = base.sampling.stream_interval or self.limits.stream_interval
         interval = interval if inp.stream else None
         base = msgspec.structs.replace(
             base, cache_salt=salt, shared_tokens=shared, interval=interval

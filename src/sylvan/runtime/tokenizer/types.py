@@ -156,10 +156,12 @@ class ModelFacts:
 class EdgeLimits:
     """Bounds and defaults of the edge.
 
-    `max_live_samples` bounds what is kept for replay; `seed` is for requests that bring none.
+    `max_live_samples` bounds what is kept for replay, `max_parameter_bytes` the sampling parameters
+    of all samples of a request; `seed` is for requests that bring none.
     """
 
     max_live_samples: int = 16384
+    max_parameter_bytes: int = 64 << 20
     stream_interval: int = 1
     seed: int | None = None
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
+from sylvan.runtime.server.internal import InternalCaller
+from sylvan.runtime.server.openai import completions
+from sylvan.runtime.server.routes import ENDPOINTS
+from sylvan.runtime.server.security import Gate
 from tests.support.http import Client
 
 PATH = "/v1/completions"
@@ -97,6 +102,37 @@ async def test_batch_answers_every_line_at_the_lowest_priority(durable):
     bad = await lines_of(durable, done["error_file_id"])
     assert bad["bad"]["response"]["status_code"] == 400
     assert {r.priority for r in durable.engine.control.requests} == {-(2**31)}
+
+
+async def test_a_fault_of_our_own_fails_its_line_only(durable):
+    async def broken(call):
+        if call.body.prompt == "p7":
+            raise ZeroDivisionError
+        return await completions.completions(call)
+
+    table = [replace(e, handler=broken) if e.path == PATH else e for e in ENDPOINTS]
+    gate = Gate(durable.context.settings, durable.context.keyring)
+    durable.context.batches.worker.begin(InternalCaller(durable.context, gate, table))
+    batch = await start(durable, b"\n".join(line(f"r{i}", prompt=f"p{i}") for i in range(50)))
+    done = await ended(durable, batch["id"])
+
+    assert done["status"] == "completed"
+    assert done["request_counts"] == {"total": 50, "completed": 49, "failed": 1}
+    good = await lines_of(durable, done["output_file_id"])
+    bad = await lines_of(durable, done["error_file_id"])
+    assert set(good) == {f"r{i}" for i in range(50)} - {"r7"}
+    assert bad["r7"]["response"]["status_code"] == 500
+    assert bad["r7"]["response"]["body"]["message"] == "Internal error; see the server's log."
+
+
+async def test_a_full_disk_is_named(durable):
+    [pages] = durable.context.batches.store._db.execute("PRAGMA page_count").fetchone()
+    durable.context.batches.store._db.execute(f"PRAGMA max_page_count = {pages}")
+    files = {"file": ("in.jsonl", b"x" * 100_000)}
+    response = await durable.http.post("/v1/files", files=files, data={"purpose": "batch"})
+
+    assert response.status_code == 507
+    assert "no room" in response.json()["message"]
 
 
 async def test_batch_with_bad_lines_fails_naming_them(durable):

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from sylvan.config.values import Secret
+from sylvan.runtime.server.turn import Turn
 from tests.support.http import Client
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -143,6 +144,19 @@ async def test_background_responses_are_read_later(client):
         await asyncio.sleep(0)
     assert found["status"] == "completed"
     assert found["output"][0]["content"][0]["text"] == "Hi"
+
+
+async def test_background_responses_tell_of_a_fault_of_our_own(client, monkeypatch):
+    async def broken(self):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Turn, "whole", broken)
+    path = f"/v1/responses/{(await create(client, background=True))['id']}"
+    while (found := (await client.get(path)).json())["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0)
+
+    assert found["status"] == "failed"
+    assert found["error"]["message"] == "Internal error; see the server's log."
 
 
 async def test_background_responses_can_be_cancelled(client):

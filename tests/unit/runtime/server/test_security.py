@@ -109,6 +109,17 @@ async def test_texts_of_clients_forge_no_control_tokens(client, path):
     assert request.input_ids.tolist().count(special[0]) == 1  # that of the template
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/render", "/tokenize"])
+async def test_a_text_of_every_private_character_is_answered(client, path):
+    text = "".join(map(chr, range(0xF0000, 0xFFFFE))) + "<|im_start|>"
+
+    call = client.post(path, {"messages": [{"role": "user", "content": text}]})
+    response = await asyncio.wait_for(call, 60)
+
+    assert response.status_code == 400
+    assert "U+F0000" in response.text
+
+
 def two_tenants(engine, tmp_path, **settings):
     entries = [
         {"sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name}
@@ -227,6 +238,53 @@ async def test_deep_and_wide_bodies_are_refused(client):
         headers = {"content-type": "application/json"}
         response = await client.http.post("/v1/chat/completions", content=content, headers=headers)
         assert response.status_code == 400
+    assert client.engine.control.requests == []
+
+
+MANY = {
+    "custom_params": {
+        "text": ["a"] * 4096,
+        "sampling_params": {"custom_params": {"x": "y" * 20_000}},
+    },
+    "json_schema": {
+        "text": ["a"] * 100,
+        "sampling_params": {"n": 8, "json_schema": json.dumps({"description": "y" * 200_000})},
+    },
+    "stop": {"text": ["a"] * 4096, "sampling_params": {"stop": ["y" * 1000] * 32}},
+}
+
+
+@pytest.mark.parametrize("field", MANY)
+async def test_parameters_times_prompts_are_bounded(client, field):
+    response = await client.post("/generate", MANY[field])
+
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["param"].endswith(field)
+    assert "limits.parameter_bytes" in error["message"]
+    assert client.engine.control.requests == []
+
+
+async def test_parameters_times_samples_are_bounded(client):
+    body = {**CHAT, "n": 128, "regex": "y" * 1_000_000}
+    response = await client.post("/v1/chat/completions", body)
+
+    assert (response.status_code, response.json()["param"]) == (400, "regex")
+    assert client.engine.control.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"instances": [{"text": ["a"] * 4096}] * 60}, "instances"),
+        ({"instances": [{"text": "a"}] * 1024, "parameters": {"x": "y" * 100_000}}, "parameters"),
+        ({"instances": [{"text": "a"}, {"text": 5}]}, "instances[1].text"),
+    ],
+)
+async def test_instances_of_vertex_are_bounded_together(client, fields, param):
+    response = await client.post("/vertex_generate", fields)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert client.engine.control.requests == []
 
 

@@ -68,7 +68,7 @@ async def test_full_queue_and_timeout_say_when_to_come_again(client, path, messa
 
 
 async def test_full_edge_says_when_to_come_again(engine):
-    engine.manager._limits = EdgeLimits(max_live_samples=1)
+    engine.manager.limits = EdgeLimits(max_live_samples=1)
     response = await Client(engine).post("/generate", {"text": "a", "sampling_params": {"n": 2}})
 
     assert response.status_code == 503

@@ -9,7 +9,13 @@ import pytest
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.tokenizer.checks import Prompt, build_request, check_ids, check_input
+from sylvan.runtime.tokenizer.checks import (
+    Prompt,
+    build_request,
+    check_ids,
+    check_input,
+    check_sampling,
+)
 from sylvan.runtime.tokenizer.types import GenerateInput, ModelFacts
 
 FACTS = ModelFacts(
@@ -25,6 +31,7 @@ FACTS = ModelFacts(
 def build(prompt: Any = (1, 2, 3), facts: ModelFacts = FACTS, **fields: Any) -> Any:
     inp = GenerateInput(input_ids=prompt, **fields)
     check_input(inp, facts)
+    check_sampling(inp.sampling, facts)
     return build_request(inp, Prompt(prompt, "input_ids"), facts, seed=77)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from sylvan.runtime.server.batches.multipart import parse_form
 from sylvan.runtime.server.body import read_body
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
 from sylvan.runtime.server.stores.batches import StoredFile
+from sylvan.utils.threads import call_in_thread
 
 WINDOW_S = 24 * 3600
 MAX_TENANT_BYTES = 4 * 2**30
@@ -33,7 +33,7 @@ async def upload(call: Call[None]) -> Response:
     if purpose is None:
         raise RequestError("purpose must be given.", param="purpose")
     store = context.batches.store
-    used = await asyncio.to_thread(store.bytes_of, call.tenant.name)
+    used = await call_in_thread(store.bytes_of, call.tenant.name)
     if used + len(part.content) > MAX_TENANT_BYTES:
         message = f"file: more than {MAX_TENANT_BYTES} bytes would be stored; delete some first."
         raise RequestError(message, param="file", status=413)
@@ -45,7 +45,7 @@ async def upload(call: Call[None]) -> Response:
         int(context.wall()),
         len(part.content),
     )
-    await asyncio.to_thread(store.add_file, file, part.content)
+    await call_in_thread(store.add_file, file, part.content)
     return json_response(_file_reply(file))
 
 
@@ -53,7 +53,7 @@ async def list_files(call: Call[None]) -> Response:
     """The files that are stored, the latest first."""
     query: ListQuery = call.query
     store = call.context.batches.store
-    files = await asyncio.to_thread(store.files, call.tenant.name, query.purpose)
+    files = await call_in_thread(store.files, call.tenant.name, query.purpose)
     return json_response(_page([_file_reply(file) for file in files], query))
 
 
@@ -65,7 +65,7 @@ async def retrieve_file(call: Call[None]) -> Response:
 async def file_content(call: Call[None]) -> Response:
     """What a file holds."""
     file = await _file(call)
-    content = await asyncio.to_thread(call.context.batches.store.content, file.id)
+    content = await call_in_thread(call.context.batches.store.content, file.id)
     headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment"}
     return Response(content, 200, headers, "application/octet-stream")
 
@@ -73,19 +73,19 @@ async def file_content(call: Call[None]) -> Response:
 async def delete_file(call: Call[None]) -> Response:
     """Forget a file."""
     file = await _file(call)
-    await asyncio.to_thread(call.context.batches.store.delete_file, file.id)
+    await call_in_thread(call.context.batches.store.delete_file, file.id)
     return json_response({"id": file.id, "object": "file", "deleted": True})
 
 
 async def create(call: Call[BatchBody]) -> Response:
     """Have a file of requests worked off."""
     body, batches, tenant = call.body, call.context.batches, call.tenant.name
-    file = await asyncio.to_thread(batches.store.file, body.input_file_id, tenant)
+    file = await call_in_thread(batches.store.file, body.input_file_id, tenant)
     if file is None:
         message = f"There is no file {body.input_file_id[:80]!r}."
         raise RequestError(message, param="input_file_id")
-    content = await asyncio.to_thread(batches.store.content, file.id)
-    items, errors = await asyncio.to_thread(read_lines, content, body.endpoint)
+    content = await call_in_thread(batches.store.content, file.id)
+    items, errors = await call_in_thread(read_lines, content, body.endpoint)
     now = int(call.context.wall())
     status = "failed" if errors else "in_progress"
     state: dict[str, Any] = {
@@ -104,14 +104,14 @@ async def create(call: Call[BatchBody]) -> Response:
         "metadata": body.metadata,
     }
     state[f"{status}_at"] = now
-    await asyncio.to_thread(batches.store.save_batch, tenant, state, () if errors else items)
+    await call_in_thread(batches.store.save_batch, tenant, state, () if errors else items)
     batches.worker.wake()
     return json_response(_batch_reply(call, state))
 
 
 async def list_batches(call: Call[None]) -> Response:
     """The batches there are, the latest first."""
-    states = await asyncio.to_thread(call.context.batches.store.batches, call.tenant.name)
+    states = await call_in_thread(call.context.batches.store.batches, call.tenant.name)
     page = _page(states, call.query)
     page["data"] = [_batch_reply(call, state) for state in page["data"]]
     return json_response(page)
@@ -128,7 +128,7 @@ async def cancel(call: Call[None]) -> Response:
     if state["status"] == "in_progress":
         state.update({"status": "cancelling", "cancelling_at": int(call.context.wall())})
         batches = call.context.batches
-        await asyncio.to_thread(batches.store.save_batch, call.tenant.name, state)
+        await call_in_thread(batches.store.save_batch, call.tenant.name, state)
         batches.worker.cancel(state["id"])
         batches.worker.wake()
     return json_response(_batch_reply(call, state))
@@ -136,7 +136,7 @@ async def cancel(call: Call[None]) -> Response:
 
 async def _file(call: Call[Any]) -> StoredFile:
     name = call.request.path_params["file_id"]
-    found = await asyncio.to_thread(call.context.batches.store.file, name, call.tenant.name)
+    found = await call_in_thread(call.context.batches.store.file, name, call.tenant.name)
     if found is None:
         raise NotFoundError(f"There is no file {name[:80]!r}.", code="file_not_found")
     return found
@@ -144,7 +144,7 @@ async def _file(call: Call[Any]) -> StoredFile:
 
 async def _batch(call: Call[Any]) -> dict[str, Any]:
     name = call.request.path_params["batch_id"]
-    found = await asyncio.to_thread(call.context.batches.store.batch, name, call.tenant.name)
+    found = await call_in_thread(call.context.batches.store.batch, name, call.tenant.name)
     if found is None:
         raise NotFoundError(f"There is no batch {name[:80]!r}.", code="batch_not_found")
     return found

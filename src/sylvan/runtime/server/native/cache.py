@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import CachePrompts, CacheRequest, CacheTree
 from sylvan.runtime.cache.curve import hit_curve
 from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.utils.threads import call_in_thread
 
 
 async def cache_tree(call: Call[None]) -> Response:
@@ -47,7 +47,7 @@ async def cache_curve(call: Call[None]) -> Response:
     prompts = [np.array(p, np.uint64) for p in body["prompts"]]
     total = call.context.engine.facts.max_total_tokens
     sizes = sorted({max(64, total * step // query.points) for step in range(1, query.points + 1)})
-    curve = await asyncio.to_thread(hit_curve, prompts, sizes)
+    curve = await call_in_thread(hit_curve, prompts, sizes)
     points = [{"cache_tokens": size, "hit_rate": round(rate, 6)} for size, rate in curve]
     return json_response({"prompts": len(prompts), "cache_tokens": total, "curve": points})
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
+import orjson
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from sylvan.api.extras import unknown_fields
 from sylvan.api.native import GenerateBody
 from sylvan.api.validation import WireModel, parse
+from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
-from sylvan.runtime.server.native.generate import replies
+from sylvan.runtime.server.native.generate import Job
 from sylvan.runtime.server.native.health import health
 from sylvan.runtime.server.streaming import unless_gone
 
@@ -36,10 +38,46 @@ class VertexReply(BaseModel):
 
 async def vertex_generate(call: Call[VertexBody]) -> Response:
     """Continue prompts."""
-    body = call.body
-    shared = body.parameters or {}
-    bodies = [parse(GenerateBody, {**shared, **one, "stream": False}) for one in body.instances]
-    for one in bodies:
-        call.ignored.extend(unknown_fields(one))
-    work = asyncio.gather(*(replies(call, one) for one in bodies))
-    return json_response({"predictions": await unless_gone(call.request, work)})
+    jobs = [Job(call, body) for body in _bodies(call)]
+    total, most = sum(job.num_samples for job in jobs), call.context.limits.max_samples
+    if total > most:
+        message = f"instances: {total} samples are more than {most} (limits.samples)."
+        raise RequestError(message, param="instances")
+    return json_response({"predictions": await unless_gone(call.request, _all(jobs))})
+
+
+async def _all(jobs: list[Job]) -> list[Any]:
+    """The replies of all jobs; if one fails, the others are ended."""
+    tasks = [asyncio.create_task(job.replies()) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _bodies(call: Call[VertexBody]) -> list[GenerateBody]:
+    """The instances, each with the parameters that it does not set itself."""
+    instances = call.body.instances
+    parameters = {**(call.body.parameters or {}), "stream": False}
+    size, most = len(orjson.dumps(parameters)), call.context.settings.max_parameter_bytes
+    if size * len(instances) > most:
+        message = (
+            f"parameters: {size} bytes for each of {len(instances)} instances are more than "
+            f"{most} (limits.parameter_bytes)."
+        )
+        raise RequestError(message, param="parameters")
+    shared = parse(GenerateBody, parameters)
+    bodies: list[GenerateBody] = []
+    for i, instance in enumerate(instances):
+        try:
+            own = parse(GenerateBody, {**instance, "stream": False})
+        except RequestError as error:
+            path = f"instances[{i}].{error.param}" if error.param else f"instances[{i}]"
+            raise RequestError(f"instances[{i}]: {error}", param=path) from error
+        given = {name: getattr(own, name) for name in own.model_fields_set}
+        bodies.append(shared.model_copy(update=given))
+        call.ignored.extend(unknown_fields(own))
+    call.ignored.extend(unknown_fields(shared))
+    return bodies

@@ -26,7 +26,7 @@ from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
 async def generate(call: Call[GenerateBody]) -> Response:
     """Continue one prompt, or a list of prompts."""
-    job, detached = _Job(call, call.body), call.context.detached
+    job, detached = Job(call, call.body), call.context.detached
     goes_on = bool(call.body.background)
     if call.body.stream:
         events = detached.stream(job.events()) if goes_on else job.events()
@@ -36,15 +36,15 @@ async def generate(call: Call[GenerateBody]) -> Response:
     return json_response(await unless_gone(call.request, work))
 
 
-async def replies(call: Call[Any], body: GenerateBody) -> Any:
-    """What `/generate` answers to `body`, whatever route it came by."""
-    return await _Job(call, body).replies()
-
-
-class _Job:
-    """One `/generate` call under way."""
+class Job:
+    """One `/generate` call under way, whatever route it came by."""
 
     def __init__(self, call: Call[Any], body: GenerateBody) -> None:
+        """Read the prompts of `body`.
+
+        Raises:
+            RequestError: Names the field and the limit.
+        """
         context = call.context
         self._call = call
         self._context = context
@@ -57,6 +57,11 @@ class _Job:
         self._began = context.clock()
         if self._session is not None and self._batch:
             raise RequestError("session_params needs a single prompt.", param="session_params")
+
+    @property
+    def num_samples(self) -> int:
+        """Prompts times samples."""
+        return self._n * len(self._prompts)
 
     async def replies(self) -> Any:
         """The object, or the list of objects, of a call without streaming."""

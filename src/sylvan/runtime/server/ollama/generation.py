@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator
@@ -37,6 +36,7 @@ from sylvan.runtime.server.sse import line
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
 from sylvan.text.infill import NOT_MADE, Infill
+from sylvan.utils.threads import call_in_thread
 
 
 async def chat(call: Call[OllamaChatBody]) -> Response:
@@ -59,7 +59,7 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
         infill = Infill(call.context.engine.tokenizer)
         if not infill:
             raise RequestError(NOT_MADE, param="suffix")
-        ids = await asyncio.to_thread(infill.encode, body.prompt, body.suffix)
+        ids = await call_in_thread(infill.encode, body.prompt, body.suffix)
         conversation = _conversation(call, [], ToolUse(), ids)
     elif body.raw:
         ids = await call.context.engine.tokenize(body.prompt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -28,6 +27,7 @@ from sylvan.runtime.server.visible_tokens import VisibleTokens
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.text.infill import NOT_MADE, Infill
 from sylvan.text.spans import Span
+from sylvan.utils.threads import call_in_thread
 
 
 async def completions(call: Call[CompletionBody]) -> Response:
@@ -131,7 +131,7 @@ class _Job:
         if body.suffix:
             encode = Infill(engine.tokenizer).encode
             parts = [(p, body.suffix) for p in self._prompts]
-            self._prompts = [tuple(await asyncio.to_thread(encode, *part)) for part in parts]
+            self._prompts = [tuple(await call_in_thread(encode, *part)) for part in parts]
         if body.return_prompt_token_ids or body.echo or self._extras.wants_input:
             for prompt in self._prompts:
                 is_text = isinstance(prompt, str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -43,6 +44,9 @@ from sylvan.runtime.server.responses.items import ItemEvents, Numbered, output_i
 from sylvan.runtime.server.stores.responses import Stored
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
+from sylvan.utils.tasks import settled
+
+log = logging.getLogger(__name__)
 
 _SAME_NAME = (
     "frequency_penalty",
@@ -138,10 +142,13 @@ class _Job:
 
     async def _in_background(self, stored: Stored) -> None:
         stored.reply["status"] = "in_progress"
-        try:
-            stored.reply.update(await self.run())
-        except SylvanError as error:
-            stored.reply.update(self._failed(error))
+        outcome = await settled(self.run())
+        if isinstance(outcome, BaseException):
+            if not isinstance(outcome, SylvanError):
+                log.error("response failed id=%s", self._id, exc_info=outcome)
+            stored.reply.update(self._failed(outcome))
+        else:
+            stored.reply.update(outcome)
 
     async def run(self) -> dict[str, Any]:
         """The response, when it is complete."""
@@ -183,10 +190,12 @@ class _Job:
         """The end of a stream that failed."""
         return self._numbered.event("response.failed", response=self._failed(error))
 
-    def _failed(self, error: SylvanError) -> dict[str, Any]:
-        error = respelt(error, self._call.names)
-        status, message, _ = error_parts(error)
-        code = error_code(error)
+    def _failed(self, error: BaseException) -> dict[str, Any]:
+        status, message, code = 500, "Internal error; see the server's log.", None
+        if isinstance(error, SylvanError):
+            error = respelt(error, self._call.names)
+            status, message, _ = error_parts(error)
+            code = error_code(error)
         detail = error_body(Family.RESPONSES, status, message, code=code)["error"]
         reply = self._reply("failed", [], None)
         reply["error"] = {"code": detail["code"] or detail["type"], "message": message}

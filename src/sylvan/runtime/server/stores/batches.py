@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sylvan.protocol.errors import CapacityError
+
+log = logging.getLogger(__name__)
 
 UNFINISHED = ("in_progress", "finalizing", "cancelling")
 
@@ -51,6 +56,9 @@ class Item:
 
 class BatchStore:
     """The database; may be called from any thread.
+
+    Every method raises CapacityError while the database cannot be written or read: with status 507
+    where there is no room, else 503.
 
     Args:
         folder: Where it lies; None keeps it in memory, until the process ends.
@@ -165,5 +173,12 @@ class BatchStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._db:
-            yield self._db
+        try:
+            with self._lock, self._db:
+                yield self._db
+        except sqlite3.OperationalError as error:
+            log.warning("files and batches cannot be stored: %s", error)
+            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            why = "there is no room left" if full else str(error)
+            message = f"Files and batches cannot be stored now: {why}."
+            raise CapacityError(message, status=507 if full else 503) from error

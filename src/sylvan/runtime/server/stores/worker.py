@@ -6,10 +6,13 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
+from sylvan.protocol.errors import CapacityError
 from sylvan.runtime.server.stores.batches import BatchStore, Item, StoredFile
+from sylvan.utils.tasks import settled
+from sylvan.utils.threads import call_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +20,20 @@ CONCURRENCY = 8
 RETRY_STATUSES = (429, 503)
 RETRY_S = 1.0
 
+# The code and message of "batch_expired" are those of OpenAI's guide to the Batch API.
+_UNANSWERED = {
+    "expired": (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    "failed": ("internal_error", "This request could not be executed; see the server's log."),
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 Execute = Callable[[str, str, Any], Awaitable[tuple[int, Any]]]
-"""Tenant, endpoint and body to the status and body of the answer."""
+"""Tenant, endpoint and body to the status and body of the answer; raises nothing."""
 
 
 class BatchWorker:
@@ -27,10 +42,14 @@ class BatchWorker:
     Args:
         store: Where batches lie.
         wall: Seconds since 1970.
+        retry_s: Seconds between attempts, at a request and at a store that cannot be used.
     """
 
-    def __init__(self, store: BatchStore, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, store: BatchStore, wall: Callable[[], float], retry_s: float = RETRY_S
+    ) -> None:
         self._store = store
+        self._retry_s = retry_s
         self._execute: Execute | None = None
         self._wall = wall
         self._task: asyncio.Task[None] | None = None
@@ -58,37 +77,69 @@ class BatchWorker:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        while waiting := await asyncio.to_thread(self._store.unfinished):
+        while waiting := await self._stored(self._store.unfinished):
             tenant, state = waiting[0]
             await self._work(tenant, state)
+
+    async def _stored(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a call of the store returns, as soon as the store can be used."""
+        lost = False
+        while True:
+            try:
+                found = await call_in_thread(call, *args, **kwargs)
+            except CapacityError as error:
+                if not lost:
+                    log.warning("batches wait: %s", error)
+                lost = True
+                await asyncio.sleep(self._retry_s)
+            else:
+                if lost:
+                    log.warning("batches go on")
+                return found
 
     async def _work(self, tenant: str, state: dict[str, Any]) -> None:
         name = state["id"]
         cancelled = self._cancelled.setdefault(name, asyncio.Event())
         if state["status"] == "cancelling":
             cancelled.set()
-        items = iter(await asyncio.to_thread(self._store.items, name, answered=False))
-        lanes = asyncio.gather(*(self._lane(tenant, state, items) for _ in range(CONCURRENCY)))
-        stop = asyncio.create_task(cancelled.wait())
-        left_s = max(0.0, state["expires_at"] - self._wall())
-        try:
-            await asyncio.wait({lanes, stop}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            finished = lanes.done() and not lanes.cancelled()
-            lanes.cancel()
-            stop.cancel()
-            await asyncio.gather(lanes, stop, return_exceptions=True)
-        end = "completed" if finished else "expired"
-        if cancelled.is_set():
-            end = "cancelled"
-        await asyncio.to_thread(self._finish, tenant, state, end)
+        items = iter(await self._stored(self._store.items, name, answered=False))
+        work = asyncio.create_task(self._lanes(tenant, state, items))
+        end = await self._outcome(work, cancelled, state["expires_at"] - self._wall())
+        await self._stored(self._finish, tenant, state, end)
         self._cancelled.pop(name, None)
 
-    async def _lane(self, tenant: str, state: dict[str, Any], items: Any) -> None:
+    async def _outcome(
+        self, work: asyncio.Task[None], cancelled: asyncio.Event, left_s: float
+    ) -> str:
+        """Status of a batch when its work has ended, was cancelled, or has run out of time."""
+        stop = asyncio.create_task(cancelled.wait())
+        try:
+            await asyncio.wait(
+                {work, stop}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            work.cancel()
+            stop.cancel()
+            outcome = await settled(work)
+        if cancelled.is_set():
+            return "cancelled"
+        if outcome is None:
+            return "completed"
+        if isinstance(outcome, asyncio.CancelledError):
+            return "expired"
+        log.error("batch failed", exc_info=outcome)
+        return "failed"
+
+    async def _lanes(self, tenant: str, state: dict[str, Any], items: Iterator[Item]) -> None:
+        async with asyncio.TaskGroup() as lanes:  # one that fails ends the others
+            for _ in range(CONCURRENCY):
+                lanes.create_task(self._lane(tenant, state, items))
+
+    async def _lane(self, tenant: str, state: dict[str, Any], items: Iterator[Item]) -> None:
         for item in items:
             status, answer = await self._answer(tenant, state["endpoint"], item)
             text = json.dumps(answer)
-            await asyncio.to_thread(self._store.answer, state["id"], item.line, status, text)
+            await self._stored(self._store.answer, state["id"], item.line, status, text)
 
     async def _answer(self, tenant: str, endpoint: str, item: Item) -> tuple[int, Any]:
         assert self._execute is not None, "begun before it runs"
@@ -96,7 +147,7 @@ class BatchWorker:
             status, answer = await self._execute(tenant, endpoint, json.loads(item.body))
             if status not in RETRY_STATUSES:
                 return status, answer
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._retry_s)
 
     def _finish(self, tenant: str, state: dict[str, Any], end: str) -> None:
         """Write the files of answers and errors, and the last state."""
@@ -104,12 +155,18 @@ class BatchWorker:
         good: list[bytes] = []
         bad: list[bytes] = []
         for item in self._store.items(state["id"], answered=True):
-            (bad if (item.status or 0) >= 400 else good).append(_line(item))
+            (bad if (item.status or 0) >= 400 else good).append(_answered(item))
+        if end in _UNANSWERED:
+            unanswered = self._store.items(state["id"], answered=False)
+            bad += [_unanswered(item, *_UNANSWERED[end]) for item in unanswered]
         for kind, lines in (("output_file_id", good), ("error_file_id", bad)):
             if lines:
                 state[kind] = self._write(tenant, state["id"], kind, b"".join(lines))
         now = int(self._wall())
         state.update({"status": end, "finalizing_at": now, f"{end}_at": now})
+        if end == "failed":
+            fault = {"code": "internal_error", "message": "Internal error; see the server's log."}
+            state["errors"] = {"object": "list", "data": [{**fault, "line": None, "param": None}]}
         self._store.save_batch(tenant, state)
         log.info("batch ended batch=%s status=%s", state["id"], end)
 
@@ -121,16 +178,24 @@ class BatchWorker:
         return name
 
 
-def _line(item: Item) -> bytes:
+def _answered(item: Item) -> bytes:
     response = {
         "status_code": item.status,
         "request_id": f"req_{item.line}",
         "body": json.loads(item.response or "null"),
     }
+    return _line(item, response, None)
+
+
+def _unanswered(item: Item, code: str, message: str) -> bytes:
+    return _line(item, None, {"code": code, "message": message})
+
+
+def _line(item: Item, response: dict[str, Any] | None, error: dict[str, Any] | None) -> bytes:
     line = {
         "id": f"batch_req_{item.line}",
         "custom_id": item.custom_id,
         "response": response,
-        "error": None,
+        "error": error,
     }
     return json.dumps(line).encode() + b"\n"

@@ -1,0 +1,87 @@
+"""Sampling parameters that many requests have in common cross to the scheduler once.
+
+A grammar may take megabytes, and a body may hold thousands of prompts; each of them is a request
+of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from sylvan.protocol.messages import Params, Submit, ToScheduler
+from sylvan.protocol.requests import GenerateRequest, Request
+from sylvan.protocol.sampling import SamplingParams
+
+SLOTS = 4
+MIN_CHARS = 1024
+_TEXTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_COLLECTIONS = ("stop", "stop_token_ids", "stop_regex", "choice", "logit_bias", "custom_params")
+
+
+class ParamsSender:
+    """Sends large sampling parameters ahead of the first request that has them.
+
+    Args:
+        send: Where messages go; they must arrive in order.
+    """
+
+    def __init__(self, send: Callable[[ToScheduler], None]) -> None:
+        self._send = send
+        self._kept: list[SamplingParams | None] = [None] * SLOTS
+        self._next = 0
+
+    def send(self, message: ToScheduler) -> None:
+        """Send a message; see `Sender.send`."""
+        if isinstance(message, Submit) and isinstance(message.request, GenerateRequest):
+            message = self._shortened(message, message.request)
+        self._send(message)
+
+    def _shortened(self, message: Submit, request: GenerateRequest) -> Submit:
+        sampling = request.sampling
+        if not _is_large(sampling):
+            return message
+        common = msgspec.structs.replace(sampling, max_new_tokens=None, sampling_seed=None)
+        if common in self._kept:  # those of one body are the same objects, compared at once
+            slot = self._kept.index(common)
+        else:
+            slot, self._next = self._next, (self._next + 1) % SLOTS
+            self._kept[slot] = None
+            self._send(Params(slot=slot, sampling=common))
+            self._kept[slot] = common
+        own = SamplingParams(
+            max_new_tokens=sampling.max_new_tokens, sampling_seed=sampling.sampling_seed
+        )
+        short = msgspec.structs.replace(request, sampling=own)
+        return Submit(request=short, params=slot)
+
+
+class ParamsReceiver:
+    """Puts together what a `ParamsSender` took apart."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, SamplingParams] = {}
+
+    def keep(self, message: Params) -> None:
+        """Take in parameters of requests to come."""
+        self._kept[message.slot] = message.sampling
+
+    def request(self, message: Submit) -> Request:
+        """The whole request."""
+        request = message.request
+        if message.params is None or not isinstance(request, GenerateRequest):
+            return request
+        own = request.sampling
+        sampling = msgspec.structs.replace(
+            self._kept[message.params],
+            max_new_tokens=own.max_new_tokens,
+            sampling_seed=own.sampling_seed,
+        )
+        return msgspec.structs.replace(request, sampling=sampling)
+
+
+def _is_large(sampling: SamplingParams) -> bool:
+    if any(getattr(sampling, name) for name in _COLLECTIONS):
+        return True
+    return any(len(getattr(sampling, name) or "") >= MIN_CHARS for name in _TEXTS)

@@ -1,0 +1,19 @@
+"""What became of work that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def settled(work: Awaitable[T]) -> T | BaseException:
+    """The result of `work`, or what it raised.
+
+    For boundaries behind which others must go on. Cancelling the caller cancels `work` and passes
+    through.
+    """
+    [outcome] = await asyncio.gather(work, return_exceptions=True)
+    return outcome
