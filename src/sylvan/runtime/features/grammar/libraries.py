@@ -12,7 +12,7 @@ from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.utils import plugins
 
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
-    "combined": ("xgrammar", "llguidance"),
+    "combined": ("llguidance", "xgrammar"),
     "llguidance": ("llguidance",),
     "outlines_core": ("outlines_core",),
     "xgrammar": ("xgrammar",),

@@ -1,4 +1,4 @@
-"""xgrammar, and llguidance for what xgrammar cannot do: what `auto` stands for with both."""
+"""llguidance, and xgrammar for what llguidance cannot do: what `auto` stands for with both."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from sylvan.runtime.features.grammar.backends.xgrammar import XGrammar
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
-_FIRST, _SECOND = b"x", b"l"  # which library a dump is from
+_FIRST, _SECOND = b"l", b"x"  # which library a dump is from
 
 
 class Combined:
-    """See `GrammarBackend`. A grammar that is not valid is refused by the library asked first."""
+    """See `GrammarBackend`. Refusals are those of the library that is asked first."""
 
     loads_unlocked = False
     grows_later = True
 
     def __init__(self, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> None:
         self._libraries: dict[bytes, GrammarBackend] = {
-            _FIRST: XGrammar(vocabulary),
-            _SECOND: LLGuidance(vocabulary, max_states),
+            _FIRST: LLGuidance(vocabulary, max_states),
+            _SECOND: XGrammar(vocabulary),
         }
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """See `GrammarBackend.compile`."""
         try:
             return _Compiled(_FIRST, self._libraries[_FIRST].compile(spec))
-        except NotSupportedError:
-            return _Compiled(_SECOND, self._libraries[_SECOND].compile(spec))
+        except NotSupportedError as refusal:
+            try:
+                return _Compiled(_SECOND, self._libraries[_SECOND].compile(spec))
+            except RequestError:
+                raise refusal from None
 
     def load(self, data: bytes) -> CompiledGrammar:
         """See `GrammarBackend.load`."""

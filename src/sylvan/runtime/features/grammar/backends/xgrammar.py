@@ -32,7 +32,7 @@ from sylvan.runtime.features.grammar.structural import (
     with_leaves,
     within,
 )
-from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary, single_bytes
 
 try:
     import xgrammar
@@ -44,6 +44,7 @@ except ImportError as error:
 MAX_REASON_CHARS = 1000
 MAX_CHARS = 2000  # with the place
 MAX_WHITESPACE = 32
+MAX_FORCED_BYTES = 256
 DIALECT = Dialect(
     backend="xgrammar",
     typed={
@@ -114,6 +115,9 @@ _SECOND_BYTES = {
     0xF0: tuple(range(0x90, 0xC0)),
     0xF4: tuple(range(0x80, 0x90)),
 }
+
+_NO_BYTE = 256  # what no text begins with
+_MOST_WORDS = 1024  # of a mask in which to look for a common first byte
 
 _JSON_OPTIONS: Mapping[str, Any] = {"strict_mode": False, "max_whitespace_cnt": MAX_WHITESPACE}
 _OF_EBNF = re.compile(r"^EBNF \w+ error at line \d+, column \d+: ")
@@ -242,7 +246,10 @@ class _Words:
         textual = np.array([bool(t) and not _is_broken(t) for t in tokens], bool)
         textual[vocabulary.untextual()] = False  # the library takes control tokens for text
         ends = np.isin(np.arange(len(tokens)), vocabulary.eos_ids)
-        first_bytes = np.array([t[0] if t else 256 for t in tokens], np.int32)
+        first_bytes = np.array([t[0] if t else _NO_BYTE for t in tokens], np.int32)
+        first_bytes[vocabulary.untextual()] = _NO_BYTE
+        self._first_bytes = first_bytes
+        self.singles = single_bytes(vocabulary)
         self.usable = self._packed(textual | ends)
         self.no_ends = self._packed(textual & ~ends)
         self.following = {  # which ids may come after such a byte
@@ -254,6 +261,16 @@ class _Words:
         bits = np.zeros(self.vocabulary.words * 32, np.uint8)
         bits[: len(allowed)] = allowed
         return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def only_byte(self, row: IntArray) -> int | None:
+        """The byte that every id of a mask begins with; None if there are several, or none."""
+        places = np.flatnonzero(row)
+        if not 0 < len(places) <= _MOST_WORDS:
+            return None
+        bits = np.unpackbits(row[places].view(np.uint8), bitorder="little").reshape(-1, 32)
+        at, bit = np.nonzero(bits)
+        found = np.unique(self._first_bytes[places[at] * 32 + bit])
+        return int(found[0]) if len(found) == 1 and found[0] != _NO_BYTE else None
 
     def with_ids(self, mask: IntArray, ids: list[int]) -> IntArray:
         """A mask that allows some more."""
@@ -289,15 +306,26 @@ class _Matcher:
         self._matcher, self._compiled = matcher, compiled
         self._error = ""
         self._last_bytes = [0]  # of the tokens so far
+        self._row: IntArray = np.empty_like(compiled.usable)
+        self._is_filled = False  # `_row` is the mask of the current state
 
     def fill_mask(self, row: IntArray) -> bool:
         """See `GrammarMatcher.fill_mask`."""
+        row[:] = self._mask()
+        return True
+
+    def _mask(self) -> IntArray:
+        """The mask of the current state; the next one takes its place."""
+        row, compiled = self._row, self._compiled
+        if self._is_filled:
+            return row
         if not self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0):
             row[:] = -1
-        np.bitwise_and(row, self._compiled.usable, out=row)
+        np.bitwise_and(row, compiled.usable, out=row)
         if self._last_bytes[-1] in _SECOND_BYTES:
-            np.bitwise_and(row, self._compiled.words.following[self._last_bytes[-1]], out=row)
-        return True
+            np.bitwise_and(row, compiled.words.following[self._last_bytes[-1]], out=row)
+        self._is_filled = True
+        return row
 
     def accept(self, token: int) -> bool:
         """See `GrammarMatcher.accept`."""
@@ -311,6 +339,7 @@ class _Matcher:
             return False
         if taken:
             self._last_bytes.append(text[-1] if text else 0)
+            self._is_filled = False
         return taken
 
     @staticmethod
@@ -327,10 +356,22 @@ class _Matcher:
         if num_tokens:
             self._matcher.rollback(num_tokens)
             del self._last_bytes[-num_tokens:]
+            self._is_filled = False
 
     def forced(self) -> bytes:
-        """See `GrammarMatcher.forced`."""
-        return self._matcher.find_jump_forward_string().encode()
+        """See `GrammarMatcher.forced`.
+
+        Follows masks byte by byte. The library's own `find_jump_forward_string` has no bound, and
+        raises where the text ends inside a character.
+        """
+        words, data = self._compiled.words, bytearray()
+        while words.singles and len(data) < MAX_FORCED_BYTES and not self.is_accepting():
+            byte = words.only_byte(self._mask())
+            if byte is None or not self.accept(words.singles[byte]):
+                break
+            data.append(byte)
+        self.rollback(len(data))
+        return bytes(data)
 
     def is_accepting(self) -> bool:
         """See `GrammarMatcher.is_accepting`."""
@@ -340,9 +381,7 @@ class _Matcher:
         """See `GrammarMatcher.is_terminated`."""
         if not self._matcher.is_completed():
             return False
-        row = np.empty_like(self._compiled.usable)
-        self.fill_mask(row)
-        return not bool((row & self._compiled.no_ends).any())
+        return not bool((self._mask() & self._compiled.no_ends).any())
 
     def error(self) -> str:
         """See `GrammarMatcher.error`."""
