@@ -63,8 +63,9 @@ _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
 
 
 class LLGuidance:
-    """See `GrammarBackend`."""
+    """See `GrammarLibrary`."""
 
+    isolated = False
     loads_unlocked = True
     grows_later = True
 
@@ -94,7 +95,7 @@ class LLGuidance:
         return _Compiled(text, first)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarBackend.load`."""
+        """See `GrammarLoader.load`."""
         text = data.decode()
         first = self._first(text)
         if first.is_error():
@@ -163,6 +164,8 @@ class _Tokens(llguidance.TokenizerWrapper):
 
 class _Compiled:
     """A grammar as text, and a matcher at its start to be copied."""
+
+    library = "llguidance"
 
     def __init__(self, text: str, first: llguidance.LLMatcher) -> None:
         self._text, self._first = text, first

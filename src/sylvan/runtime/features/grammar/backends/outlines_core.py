@@ -65,8 +65,9 @@ _ERRORS = (ValueError, TypeError, RuntimeError)
 
 
 class OutlinesCore:
-    """See `GrammarBackend`."""
+    """See `GrammarLibrary`."""
 
+    isolated = False
     loads_unlocked = False
     grows_later = False
 
@@ -88,7 +89,7 @@ class OutlinesCore:
         return _Compiled(index, self._textual)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarBackend.load`."""
+        """See `GrammarLoader.load`."""
         try:
             index = outlines_core.Index.from_binary(data)
         except _ERRORS as error:
@@ -105,6 +106,8 @@ class _Textual:
 
 
 class _Compiled:
+    library = "outlines_core"
+
     def __init__(self, index: outlines_core.Index, textual: _Textual) -> None:
         self.index, self.textual = index, textual
 
