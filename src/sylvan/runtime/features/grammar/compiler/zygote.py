@@ -37,6 +37,7 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     Prove,
     pack,
 )
+from sylvan.runtime.features.grammar.counts import check_counts
 from sylvan.runtime.features.grammar.libraries import make_backend
 from sylvan.runtime.features.grammar.limits import Limits, limit_memory
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
@@ -245,6 +246,7 @@ def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idl
     try:
         spec = GrammarSpec(order.kind, order.text)
         check_depth(spec)
+        check_counts(spec)
         compiled = backend.compile(spec)
         matcher = compiled.matcher()
         row = np.zeros(vocabulary.words, np.int32)
