@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
-from sylvan.runtime.features.grammar.compiler.messages import Limits
-from sylvan.runtime.features.grammar.libraries import make_backend
+from sylvan.runtime.features.grammar.limits import Limits
+from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
 
@@ -97,8 +97,8 @@ def main() -> int:
     tokens = [*(bytes([i]) for i in range(256)), b"<|end|>"]
     special = {"<|end|>": 256}
     words = Vocabulary(tokens, special, (256,), GreedyEncoder(tokens, frozenset({256})))
-    backend = make_backend(options.backend, words)
-    compiler = GrammarCompiler(options.backend, lambda: Setup(backend, words), Limits())
+    limits = Limits()
+    compiler = GrammarCompiler(options.backend, lambda: Setup(Loaders(words, limits)), limits)
     began_s = time.perf_counter()
     warm = max(8, options.count // 10)
     refused = refuse(compiler, range(warm), options.backend)

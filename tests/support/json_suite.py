@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup
-from sylvan.runtime.features.grammar.compiler.messages import Limits
 from sylvan.runtime.features.grammar.forced import Jumper
-from sylvan.runtime.features.grammar.libraries import make_backend
+from sylvan.runtime.features.grammar.limits import Limits
+from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.text import vocabulary_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
@@ -130,9 +130,8 @@ class Compilers:
     def __init__(self, name: str, timeout_s: float) -> None:
         found = vocabulary_of(Tokenizer.load(SAPLING), 0)
         self.vocabulary = found
-        backend = make_backend(name, found)
         limits = Limits(timeout_s=timeout_s, quick_s=min(1.0, timeout_s))
-        self._compiler = GrammarCompiler(name, lambda: Setup(backend, found), limits)
+        self._compiler = GrammarCompiler(name, lambda: Setup(Loaders(found, limits)), limits)
 
     def compile(self, cases: Sequence[Case]) -> list[CompiledGrammar | None]:
         """A grammar for each case; None for those that are refused."""

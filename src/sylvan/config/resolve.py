@@ -192,9 +192,9 @@ def _names(state: _State) -> None:
     state.decide("scheduler.policy", "lpm" if cached else "fcfs", why)
     backends = state.facts.options.get("grammar.backend", ())
     order = {
-        "combined": "xgrammar, and llguidance for what it does not support",
-        "xgrammar": "installed",
+        "combined": "llguidance, and xgrammar for what it does not support",
         "llguidance": "installed",
+        "xgrammar": "installed",
     }
     chosen = next((name for name in order if name in backends), "none")
     why = order.get(chosen, "no grammar library is installed")

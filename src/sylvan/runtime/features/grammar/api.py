@@ -67,37 +67,33 @@ class GrammarMatcher(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A grammar ready for use; immutable, shared by requests."""
+    """A grammar ready for use; immutable, shared by requests.
+
+    Attributes:
+        library: Name of the library that compiled it, which loads what `dump` gives.
+    """
+
+    library: str
 
     def matcher(self) -> GrammarMatcher:
         """A matcher at the start. Cheap."""
         ...
 
     def dump(self) -> bytes:
-        """What `GrammarBackend.load` makes the same grammar from, in this or another process."""
+        """What `GrammarLoader.load` makes the same grammar from, in this or another process."""
         ...
 
 
-class GrammarBackend(Protocol):
-    """A library and one vocabulary. Several threads may load at once.
+class GrammarLoader(Protocol):
+    """Makes grammars that were compiled before. Several threads may load at once.
 
     Attributes:
+        isolated: Whether grammars live in processes of their own, so that whoever loads one waits.
         loads_unlocked: Whether `load` lets go of the interpreter's lock while it works.
-        grows_later: States of its automata are made while outputs are written, so that a limit on
-            their number is its second argument. Others make all of them while they compile, where
-            limits on time and memory hold.
     """
 
+    isolated: bool
     loads_unlocked: bool
-    grows_later: bool
-
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a grammar. May take long, and much memory.
-
-        Raises:
-            RequestError: it is not valid or not supported; the library's reason.
-        """
-        ...
 
     def load(self, data: bytes) -> CompiledGrammar:
         """What `CompiledGrammar.dump` gave, by the same version of the library.
@@ -108,6 +104,30 @@ class GrammarBackend(Protocol):
             RequestError: it is not from this version and vocabulary.
         """
         ...
+
+
+class GrammarBackend(Protocol):
+    """Compiles grammars for one vocabulary.
+
+    Attributes:
+        grows_later: States of its automata are made while outputs are written, so that a limit on
+            their number is its second argument. Others make all of them while they compile, where
+            limits on time and memory hold.
+    """
+
+    grows_later: bool
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile a grammar. May take long, and much memory.
+
+        Raises:
+            RequestError: it is not valid or not supported; the library's reason.
+        """
+        ...
+
+
+class GrammarLibrary(GrammarBackend, GrammarLoader, Protocol):
+    """A library; loads what it compiled itself."""
 
 
 def fill_each(matchers: Sequence[GrammarMatcher], bits: IntArray, rows: Sequence[int]) -> None:

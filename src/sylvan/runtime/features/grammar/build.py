@@ -16,11 +16,12 @@ from sylvan.runtime.features.grammar.compiler.client import (
     GrammarCompiler,
     Setup,
 )
-from sylvan.runtime.features.grammar.compiler.messages import Limits
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.grammar.data import Matchers
-from sylvan.runtime.features.grammar.libraries import library_version, make_backend
+from sylvan.runtime.features.grammar.libraries import library_version
+from sylvan.runtime.features.grammar.limits import Limits
+from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.sched.feature import Feature, Verdict
@@ -66,8 +67,7 @@ def build_grammar(
 
     def setup() -> Setup:
         words = vocabulary()
-        backend = make_backend(name, words, config.max_states)
-        return Setup(backend, words, _store(config, name, words))
+        return Setup(Loaders(words, limits), _store(config, name, words))
 
     limits = Limits(timeout_s=config.compile_timeout_s, max_states=config.max_states)
     compiler = GrammarCompiler(name, setup, limits)

@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from sylvan.runtime.features.grammar import backends
-from sylvan.runtime.features.grammar.api import MAX_STATES, GrammarBackend
+from sylvan.runtime.features.grammar.api import MAX_STATES, GrammarBackend, GrammarLibrary
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.utils import plugins
 
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
-    "combined": ("xgrammar", "llguidance"),
+    "combined": ("llguidance", "xgrammar"),
     "llguidance": ("llguidance",),
     "outlines_core": ("outlines_core",),
     "xgrammar": ("xgrammar",),
 }
 """What to install for each backend; `combined` is no library of its own."""
+
+BOUNDED = frozenset({"llguidance", "outlines_core"})
+"""Libraries of which every call is bounded in time and memory, so that the engine may make it."""
 
 
 def installed_backends() -> tuple[str, ...]:
@@ -36,7 +39,7 @@ def library_version(backend: str) -> str:
 
 
 def make_backend(name: str, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> GrammarBackend:
-    """A library by name, which it imports.
+    """What compiles grammars, by name; imports its libraries.
 
     Args:
         name: Of a module in `backends`.
@@ -46,5 +49,11 @@ def make_backend(name: str, vocabulary: Vocabulary, max_states: int = MAX_STATES
     Raises:
         ConfigError: the library is not installed.
     """
+    kind = plugins.load(backends, name).BACKEND
+    return kind(vocabulary, max_states) if kind.grows_later else kind(vocabulary)
+
+
+def make_library(name: str, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> GrammarLibrary:
+    """See `make_backend`; `name` is a `CompiledGrammar.library`."""
     kind = plugins.load(backends, name).BACKEND
     return kind(vocabulary, max_states) if kind.grows_later else kind(vocabulary)

@@ -45,6 +45,21 @@ class Vocabulary:
         return np.array(sorted({*empty, *self.special.values()}), np.int32)
 
 
+def single_bytes(vocabulary: Vocabulary) -> dict[int, int]:
+    """The id of each single byte; empty unless every byte has one.
+
+    With all of them, a text can be written byte by byte, so that what the next tokens may begin
+    with is what the text may go on with.
+    """
+    unusable = {*vocabulary.untextual().tolist(), *vocabulary.eos_ids}
+    found = {
+        token[0]: i
+        for i, token in enumerate(vocabulary.tokens)
+        if len(token) == 1 and i not in unusable
+    }
+    return found if len(found) == 256 else {}
+
+
 class GreedyEncoder:
     """The longest token each time; knows nothing of merges. Leaves out bytes that no token has."""
 

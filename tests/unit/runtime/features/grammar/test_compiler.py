@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from sylvan.runtime.features.grammar import libraries
 from sylvan.runtime.features.grammar.compiler import provers
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
-from sylvan.runtime.features.grammar.compiler.messages import Limits
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
+from sylvan.runtime.features.grammar.limits import Limits
+from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import MAX_DEPTH, MAX_TEXT_BYTES, GrammarSpec
-from tests.support.grammar import accept, allowed, make_backend, vocabulary
+from tests.support.grammar import accept, allowed, vocabulary
 
 PATIENCE_S = 120.0
 
@@ -30,8 +30,7 @@ def make(limits: Limits | None = None, store: Path | None = None) -> GrammarComp
     words = vocabulary()
 
     def setup() -> Setup:
-        backend = libraries.make_backend("llguidance", words, limits.max_states)
-        return Setup(backend, words, GrammarStore(store) if store else None)
+        return Setup(Loaders(words, limits), GrammarStore(store) if store else None)
 
     limits = limits or Limits()
     return GrammarCompiler("llguidance", setup, limits)
@@ -139,7 +138,8 @@ def test_a_refusal_is_remembered(compiler) -> None:
     assert str(again.error) == str(first.error)
 
 
-def test_many_bad_grammars_leave_nothing_behind(compiler) -> None:
+def test_many_bad_grammars_leave_nothing_behind(compiler, monkeypatch) -> None:
+    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)  # a busy machine starts no second process
     compile_one(compiler, "regex", "(b")
     gc.collect()
     # what earlier tests left in this process may end meanwhile: fewer is no leak
@@ -194,7 +194,7 @@ def make_sleepy(monkeypatch, tmp_path) -> Iterator[Callable[..., GrammarCompiler
 
     def make_one(timeout_s: float, quick_s: float = 0.2) -> GrammarCompiler:
         limits = Limits(timeout_s=timeout_s, quick_s=quick_s, memory_bytes=256 << 20)
-        setup = Setup(make_backend("llguidance"), words)
+        setup = Setup(Loaders(words, limits))
         made.append(GrammarCompiler("sleepy", lambda: setup, limits))
         return made[-1]
 

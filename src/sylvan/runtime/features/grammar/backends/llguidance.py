@@ -23,7 +23,7 @@ from sylvan.runtime.features.grammar.schema import (
     pointer,
     walk,
 )
-from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import (
     LarkWriter,
     choices,
@@ -34,6 +34,9 @@ from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 MAX_REASON_CHARS = 1000
 MAX_CHARS = 2000  # with the place
+MAX_FORCED_BYTES = (
+    1 << 16
+)  # handed out at once; finding more takes up to 0.3 s, by the limits below
 
 # The library's own limits, beside the one on states (1 to 2 KiB each).
 MAX_EXPRESSIONS = 1_000_000  # that all regexes of a grammar are made of; 20 ms
@@ -46,6 +49,7 @@ _ALONE = 2  # so many masks are done before other threads are awake
 _FEW_CORES = 2  # where the threads of a step still hold them, waking others gains nothing
 _MOST_KNOWN = 4096  # texts of which the ids are kept
 
+_UNABLE = re.compile(r"Unimplemented keys|Unknown format|\bnot supported\b")
 _OPTIONS_KEY = "x-guidance"  # by which a schema tells the library how to compile it
 _CONTROL = b"\xff"  # begins a control token among forced bytes; no text has it
 
@@ -59,8 +63,9 @@ _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
 
 
 class LLGuidance:
-    """See `GrammarBackend`."""
+    """See `GrammarLibrary`."""
 
+    isolated = False
     loads_unlocked = True
     grows_later = True
 
@@ -85,11 +90,12 @@ class LLGuidance:
         first = self._first(text)
         if first.is_error():
             reason = _told(spec, text, _reason(first))
-            raise RequestError(blame(spec, reason, self._probe)[:MAX_CHARS], param=spec.kind)
+            kind = NotSupportedError if _UNABLE.search(reason) else RequestError
+            raise kind(blame(spec, reason, self._probe)[:MAX_CHARS], param=spec.kind)
         return _Compiled(text, first)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarBackend.load`."""
+        """See `GrammarLoader.load`."""
         text = data.decode()
         first = self._first(text)
         if first.is_error():
@@ -159,6 +165,8 @@ class _Tokens(llguidance.TokenizerWrapper):
 class _Compiled:
     """A grammar as text, and a matcher at its start to be copied."""
 
+    library = "llguidance"
+
     def __init__(self, text: str, first: llguidance.LLMatcher) -> None:
         self._text, self._first = text, first
         self._spare: list[llguidance.LLMatcher] = []
@@ -217,7 +225,7 @@ class _Matcher:
 
     def forced(self) -> bytes:
         """See `GrammarMatcher.forced`."""
-        return self.library.compute_ff_bytes().partition(_CONTROL)[0]
+        return self.library.compute_ff_bytes().partition(_CONTROL)[0][:MAX_FORCED_BYTES]
 
     def is_terminated(self) -> bool:
         """See `GrammarMatcher.is_terminated`."""
@@ -247,7 +255,7 @@ def _checked(spec: GrammarSpec) -> Schema:
         if counts_on_names(node):
             message = f"json_schema: {at}/minProperties of names that are not given is not"
             message += " supported by grammar.backend llguidance"
-            raise RequestError(message, param="json_schema")
+            raise NotSupportedError(message, param="json_schema")
         if node is not schema and _OPTIONS_KEY in node:
             message = f"json_schema: {pointer(at, _OPTIONS_KEY)} is not supported"
             raise RequestError(message, param="json_schema")

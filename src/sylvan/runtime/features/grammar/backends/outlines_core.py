@@ -22,7 +22,7 @@ from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import choices
-from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary, single_bytes
 
 try:
     import outlines_core
@@ -65,8 +65,9 @@ _ERRORS = (ValueError, TypeError, RuntimeError)
 
 
 class OutlinesCore:
-    """See `GrammarBackend`."""
+    """See `GrammarLibrary`."""
 
+    isolated = False
     loads_unlocked = False
     grows_later = False
 
@@ -88,7 +89,7 @@ class OutlinesCore:
         return _Compiled(index, self._textual)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarBackend.load`."""
+        """See `GrammarLoader.load`."""
         try:
             index = outlines_core.Index.from_binary(data)
         except _ERRORS as error:
@@ -97,21 +98,16 @@ class OutlinesCore:
 
 
 class _Textual:
-    """What matchers know of the vocabulary: which id is each single byte, if all bytes have one."""
+    """What matchers know of the vocabulary: which byte ids are, of those that are a single one."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        unusable = {*vocabulary.untextual().tolist(), *vocabulary.eos_ids}
-        self.singles = {
-            i: token[0]
-            for i, token in enumerate(vocabulary.tokens)
-            if len(token) == 1 and i not in unusable
-        }
-        if len(set(self.singles.values())) < 256:
-            self.singles = {}
+        self.singles = {i: byte for byte, i in single_bytes(vocabulary).items()}
 
 
 class _Compiled:
+    library = "outlines_core"
+
     def __init__(self, index: outlines_core.Index, textual: _Textual) -> None:
         self.index, self.textual = index, textual
 

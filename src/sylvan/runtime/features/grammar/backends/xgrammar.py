@@ -32,7 +32,7 @@ from sylvan.runtime.features.grammar.structural import (
     with_leaves,
     within,
 )
-from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary, single_bytes
 
 try:
     import xgrammar
@@ -44,6 +44,7 @@ except ImportError as error:
 MAX_REASON_CHARS = 1000
 MAX_CHARS = 2000  # with the place
 MAX_WHITESPACE = 32
+MAX_FORCED_BYTES = 256
 DIALECT = Dialect(
     backend="xgrammar",
     typed={
@@ -115,6 +116,9 @@ _SECOND_BYTES = {
     0xF4: tuple(range(0x80, 0x90)),
 }
 
+_NO_BYTE = 256  # what no text begins with
+_MOST_WORDS = 1024  # of a mask in which to look for a common first byte
+
 _JSON_OPTIONS: Mapping[str, Any] = {"strict_mode": False, "max_whitespace_cnt": MAX_WHITESPACE}
 _OF_EBNF = re.compile(r"^EBNF \w+ error at line \d+, column \d+: ")
 _UNABLE = re.compile(r"(?i)\bunsupported\b|\bnot (?:yet )?(?:supported|implemented)\b")
@@ -123,8 +127,9 @@ _ERRORS = (RuntimeError, ValueError, TypeError)
 
 
 class XGrammar:
-    """See `GrammarBackend`."""
+    """See `GrammarLibrary`."""
 
+    isolated = False
     loads_unlocked = False
     grows_later = False
 
@@ -149,16 +154,15 @@ class XGrammar:
             raise kind(blame(spec, reason, _probe)[:MAX_CHARS], param=spec.kind) from None
         tags = spec.kind in ("structural_tag", "ebnf", "choice")
         named = [i for name, i in self._vocabulary.special.items() if tags and name in spec.text]
-        return _Compiled(compiled, named, self._words)
+        return _Compiled(compiled, spec, named, self._words)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarBackend.load`."""
+        """See `GrammarLoader.load`. Compiling takes less than reading the library's JSON."""
         try:
-            text, named = msgspec.msgpack.decode(data, type=tuple[str, list[int]])
-            compiled = xgrammar.CompiledGrammar.deserialize_json(text, self._info)
-        except (*_ERRORS, msgspec.MsgspecError) as error:
+            spec = GrammarSpec(*msgspec.msgpack.decode(data, type=tuple[str, str]))
+        except msgspec.MsgspecError as error:
             raise RequestError(f"the compiled grammar cannot be read: {error}") from None
-        return _Compiled(compiled, named, self._words)
+        return self.compile(spec)
 
     def _recipe(self, spec: GrammarSpec) -> Callable[[], xgrammar.CompiledGrammar]:
         compiler = self._compiler
@@ -242,7 +246,10 @@ class _Words:
         textual = np.array([bool(t) and not _is_broken(t) for t in tokens], bool)
         textual[vocabulary.untextual()] = False  # the library takes control tokens for text
         ends = np.isin(np.arange(len(tokens)), vocabulary.eos_ids)
-        first_bytes = np.array([t[0] if t else 256 for t in tokens], np.int32)
+        first_bytes = np.array([t[0] if t else _NO_BYTE for t in tokens], np.int32)
+        first_bytes[vocabulary.untextual()] = _NO_BYTE
+        self._first_bytes = first_bytes
+        self.singles = single_bytes(vocabulary)
         self.usable = self._packed(textual | ends)
         self.no_ends = self._packed(textual & ~ends)
         self.following = {  # which ids may come after such a byte
@@ -255,6 +262,16 @@ class _Words:
         bits[: len(allowed)] = allowed
         return np.packbits(bits, bitorder="little").view(np.int32)
 
+    def only_byte(self, row: IntArray) -> int | None:
+        """The byte that every id of a mask begins with; None if there are several, or none."""
+        places = np.flatnonzero(row)
+        if not 0 < len(places) <= _MOST_WORDS:
+            return None
+        bits = np.unpackbits(row[places].view(np.uint8), bitorder="little").reshape(-1, 32)
+        at, bit = np.nonzero(bits)
+        found = np.unique(self._first_bytes[places[at] * 32 + bit])
+        return int(found[0]) if len(found) == 1 and found[0] != _NO_BYTE else None
+
     def with_ids(self, mask: IntArray, ids: list[int]) -> IntArray:
         """A mask that allows some more."""
         if not ids:
@@ -265,10 +282,18 @@ class _Words:
 
 
 class _Compiled:
-    """A compiled grammar, and the control tokens that it names."""
+    """A compiled grammar, what it was compiled from, and the control tokens that it names."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, named: list[int], words: _Words) -> None:
-        self._compiled, self._named = compiled, named
+    library = "xgrammar"
+
+    def __init__(
+        self,
+        compiled: xgrammar.CompiledGrammar,
+        spec: GrammarSpec,
+        named: list[int],
+        words: _Words,
+    ) -> None:
+        self._compiled, self._spec = compiled, spec
         self.words = words
         self.usable = words.with_ids(words.usable, named)
         self.no_ends = words.with_ids(words.no_ends, named)
@@ -278,8 +303,8 @@ class _Compiled:
         return _Matcher(xgrammar.GrammarMatcher(self._compiled), self)
 
     def dump(self) -> bytes:
-        """See `CompiledGrammar.dump`."""
-        return msgspec.msgpack.encode((self._compiled.serialize_json(), self._named))
+        """See `CompiledGrammar.dump`: the library's JSON is a thousand times as large."""
+        return msgspec.msgpack.encode((self._spec.kind, self._spec.text))
 
 
 class _Matcher:
@@ -289,15 +314,26 @@ class _Matcher:
         self._matcher, self._compiled = matcher, compiled
         self._error = ""
         self._last_bytes = [0]  # of the tokens so far
+        self._row: IntArray = np.empty_like(compiled.usable)
+        self._is_filled = False  # `_row` is the mask of the current state
 
     def fill_mask(self, row: IntArray) -> bool:
         """See `GrammarMatcher.fill_mask`."""
+        row[:] = self._mask()
+        return True
+
+    def _mask(self) -> IntArray:
+        """The mask of the current state; the next one takes its place."""
+        row, compiled = self._row, self._compiled
+        if self._is_filled:
+            return row
         if not self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0):
             row[:] = -1
-        np.bitwise_and(row, self._compiled.usable, out=row)
+        np.bitwise_and(row, compiled.usable, out=row)
         if self._last_bytes[-1] in _SECOND_BYTES:
-            np.bitwise_and(row, self._compiled.words.following[self._last_bytes[-1]], out=row)
-        return True
+            np.bitwise_and(row, compiled.words.following[self._last_bytes[-1]], out=row)
+        self._is_filled = True
+        return row
 
     def accept(self, token: int) -> bool:
         """See `GrammarMatcher.accept`."""
@@ -311,6 +347,7 @@ class _Matcher:
             return False
         if taken:
             self._last_bytes.append(text[-1] if text else 0)
+            self._is_filled = False
         return taken
 
     @staticmethod
@@ -327,10 +364,22 @@ class _Matcher:
         if num_tokens:
             self._matcher.rollback(num_tokens)
             del self._last_bytes[-num_tokens:]
+            self._is_filled = False
 
     def forced(self) -> bytes:
-        """See `GrammarMatcher.forced`."""
-        return self._matcher.find_jump_forward_string().encode()
+        """See `GrammarMatcher.forced`.
+
+        Follows masks byte by byte. The library's own `find_jump_forward_string` has no bound, and
+        raises where the text ends inside a character.
+        """
+        words, data = self._compiled.words, bytearray()
+        while words.singles and len(data) < MAX_FORCED_BYTES and not self.is_accepting():
+            byte = words.only_byte(self._mask())
+            if byte is None or not self.accept(words.singles[byte]):
+                break
+            data.append(byte)
+        self.rollback(len(data))
+        return bytes(data)
 
     def is_accepting(self) -> bool:
         """See `GrammarMatcher.is_accepting`."""
@@ -340,9 +389,7 @@ class _Matcher:
         """See `GrammarMatcher.is_terminated`."""
         if not self._matcher.is_completed():
             return False
-        row = np.empty_like(self._compiled.usable)
-        self.fill_mask(row)
-        return not bool((row & self._compiled.no_ends).any())
+        return not bool((self._mask() & self._compiled.no_ends).any())
 
     def error(self) -> str:
         """See `GrammarMatcher.error`."""

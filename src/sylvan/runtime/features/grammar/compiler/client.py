@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from sylvan.protocol.errors import ConfigError, RequestError
-from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarBackend
+from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.cache import GrammarCache
+from sylvan.runtime.features.grammar.compiler.apart import ApartLoader, Loaded
 from sylvan.runtime.features.grammar.compiler.cores import CoreWatch
 from sylvan.runtime.features.grammar.compiler.loader import IdleLoader
-from sylvan.runtime.features.grammar.compiler.messages import Limits, Prepare, Proof, Prove
+from sylvan.runtime.features.grammar.compiler.messages import Proof, Prove
 from sylvan.runtime.features.grammar.compiler.priority import thread_steps_back
 from sylvan.runtime.features.grammar.compiler.provers import Answers, Provers
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
+from sylvan.runtime.features.grammar.limits import Limits
+from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_size
-from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.wire import Prepare, preparation
 
 _END_S = 5.0
 
@@ -46,8 +49,7 @@ class Ticket:
 class Setup:
     """What loads grammars that were proved; `store` keeps the proofs on disk, if wished."""
 
-    backend: GrammarBackend
-    vocabulary: Vocabulary
+    loaders: Loaders
     store: GrammarStore | None = None
 
 
@@ -96,6 +98,7 @@ class GrammarCompiler:
         self._provers = Provers(self._preparation, self._orders.put, answers)
         watch = CoreWatch(helpers=lambda: self._provers.pids)
         self._idle = IdleLoader(self._orders.put, watch)
+        self._apart = ApartLoader(self._orders.put)
         self._stats = CompilerStats()
 
     @property
@@ -166,6 +169,9 @@ class GrammarCompiler:
             self._look_after()
         self._idle.close()
         self._provers.close()
+        if self._setup is not None:
+            self._setup.loaders.close()
+        self._apart.close()
 
     def _patience_s(self) -> float | None:
         due_s = [s for s in (self._idle.patience_s, self._provers.patience_s) if s is not None]
@@ -189,8 +195,13 @@ class GrammarCompiler:
         except ConfigError as error:
             ticket.fail(RequestError(str(error), param=ticket.spec.kind, status=500))
             return
-        if setup.store is not None and self._load_stored(ticket, setup.store):
-            return
+        stored = setup.store.read(ticket.digest) if setup.store is not None else None
+        if stored is None:
+            self._prove(ticket)
+        else:
+            self._load_stored(ticket, stored)
+
+    def _prove(self, ticket: Ticket) -> None:
         self._owed[ticket.id] = ticket
         self._provers.prove(Prove(id=ticket.id, kind=ticket.spec.kind, text=ticket.spec.text))
 
@@ -199,30 +210,35 @@ class GrammarCompiler:
             self._setup = self._make_setup()
         return self._setup
 
-    def _load_stored(self, ticket: Ticket, store: GrammarStore) -> bool:
-        stored = store.read(ticket.digest)
-        if stored is None:
-            return False
+    def _load_stored(self, ticket: Ticket, stored: Proof) -> None:
+        def loaded(found: CompiledGrammar | RequestError) -> None:
+            if isinstance(found, RequestError):
+                self._prove(ticket)
+                return
+            self._stats.disk_hits += 1
+            self._keep(ticket, stored, found)
+
+        self._load(stored, loaded)
+
+    def _load(self, proof: Proof, loaded: Loaded) -> None:
+        """Load here, or have a process do it."""
+        loader = self._ready().loaders.of(proof.library)
+        if loader.isolated:
+            self._apart.load(loader, proof.data, loaded)
+            return
         try:
-            self._keep(ticket, stored)
-        except RequestError:  # it is compiled anew
-            return False
-        self._stats.disk_hits += 1
-        return True
+            found = loader.load(proof.data)
+        except RequestError as error:
+            loaded(error)
+        else:
+            loaded(found)
 
     def _cancel(self, ticket: Ticket) -> None:
         if self._owed.pop(ticket.id, None):
             self._provers.cancel(ticket.id)
 
     def _preparation(self) -> Prepare:
-        words = self._ready().vocabulary
-        return Prepare(
-            backend=self._name,
-            tokens=list(words.tokens),
-            special=words.special,
-            eos_ids=words.eos_ids,
-            limits=self._limits,
-        )
+        return preparation(self._name, self._ready().loaders.vocabulary, self._limits)
 
     def _finish(self, proof: Proof) -> None:
         ticket = self._owed.pop(proof.id)
@@ -237,20 +253,27 @@ class GrammarCompiler:
         if setup.store is not None:
             setup.store.write(ticket.digest, proof)
 
-        def keep(grammar: CompiledGrammar | None) -> None:
-            try:
-                self._keep(ticket, proof, grammar)
-            except RequestError as error:
-                self._refuse(ticket, str(error))
+        def loaded(found: CompiledGrammar | RequestError) -> None:
+            if not isinstance(found, RequestError):
+                self._keep(ticket, proof, found)
+            elif found.status == 400:
+                self._refuse(ticket, str(found))
+            else:
+                ticket.fail(found)
 
-        if not self._idle.lend(setup.backend, proof, keep):
+        def keep(grammar: CompiledGrammar | None) -> None:
+            if grammar is None:
+                self._load(proof, loaded)
+            else:
+                self._stats.idle_loads += 1
+                self._keep(ticket, proof, grammar)
+
+        loader = setup.loaders.of(proof.library)
+        if loader.isolated or not self._idle.lend(loader, proof, keep):
             keep(None)
 
-    def _keep(self, ticket: Ticket, proof: Proof, grammar: CompiledGrammar | None = None) -> None:
-        """Hand out a grammar, loaded here unless it is given."""
-        self._stats.idle_loads += grammar is not None
-        if grammar is None:
-            grammar = self._ready().backend.load(proof.data)
+    def _keep(self, ticket: Ticket, proof: Proof, grammar: CompiledGrammar) -> None:
+        """Hand out a grammar."""
         self._cache.put(ticket.digest, grammar, proof.memory_bytes)
         self._stats.compiled += 1
         ticket.grammar, ticket.done = grammar, True

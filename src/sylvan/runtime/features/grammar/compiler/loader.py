@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarBackend
+from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarLoader
 from sylvan.runtime.features.grammar.compiler.cores import CoreWatch
 from sylvan.runtime.features.grammar.compiler.messages import Proof
 from sylvan.runtime.features.grammar.compiler.priority import wait_for_idle_cores
@@ -53,7 +53,7 @@ class IdleLoader:
         self._post = post
         self._watch = watch or CoreWatch()
         self._lent: list[_Loan] = []
-        self._queue: SimpleQueue[tuple[GrammarBackend, _Loan] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[GrammarLoader, _Loan] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -62,9 +62,9 @@ class IdleLoader:
         due_s = min((loan.due_s for loan in self._lent), default=None)
         return None if due_s is None else max(0.0, due_s - time.monotonic())
 
-    def lend(self, backend: GrammarBackend, proof: Proof, keep: Keep) -> bool:
+    def lend(self, loader: GrammarLoader, proof: Proof, keep: Keep) -> bool:
         """Have it loaded, then `keep` called where `post` says; False: that would not be wise."""
-        if not (backend.loads_unlocked and proof.on_idle and len(proof.data) <= _MOST_BYTES):
+        if not (loader.loads_unlocked and proof.on_idle and len(proof.data) <= _MOST_BYTES):
             return False
         if self._watch.busy_with_others() > _MOST_FOREIGN:
             return False
@@ -76,7 +76,7 @@ class IdleLoader:
         patience_s = min(_MOST_PATIENCE_S, _PATIENCE_S + _PROOFS * proof.seconds)
         loan = _Loan(proof, keep, time.monotonic() + patience_s)
         self._lent.append(loan)
-        self._queue.put((backend, loan))
+        self._queue.put((loader, loan))
         return True
 
     def overdue(self) -> list[Keep]:
@@ -105,11 +105,11 @@ class IdleLoader:
     def _work(self) -> None:
         wait_for_idle_cores()
         while (asked := self._queue.get()) is not None:
-            backend, loan = asked
+            loader, loan = asked
             if loan.void:
                 continue
             try:
-                grammar = backend.load(loan.proof.data)
+                grammar = loader.load(loan.proof.data)
             except RequestError:
                 continue  # whoever loads it when it is due says so
             self._post(lambda loan=loan, grammar=grammar: self._take(loan, grammar))

@@ -15,13 +15,8 @@ from queue import SimpleQueue
 import msgspec
 
 from sylvan.config.env import without_settings
-from sylvan.runtime.features.grammar.compiler.messages import (
-    Order,
-    Prepare,
-    Proof,
-    pack,
-    read_frame,
-)
+from sylvan.runtime.features.grammar.compiler.messages import Order, Proof, pack
+from sylvan.runtime.features.grammar.wire import Prepare, read_frame
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sylvan.runtime.features.grammar.compiler.messages import Cancel, Prepare, Proof, Prove
+from sylvan.runtime.features.grammar.compiler.messages import Cancel, Proof, Prove
 from sylvan.runtime.features.grammar.compiler.priority import IDLE_LANE
 from sylvan.runtime.features.grammar.compiler.process import ProvingProcess
+from sylvan.runtime.features.grammar.wire import Prepare
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -30,19 +29,20 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import GrammarBackend, GrammarMatcher
 from sylvan.runtime.features.grammar.compiler.messages import (
+    MAX_GRAMMAR_BYTES,
     SIGN_OF_LIFE,
     Cancel,
-    Limits,
     Order,
-    Prepare,
     Proof,
     Prove,
     pack,
-    read_frame,
 )
+from sylvan.runtime.features.grammar.counts import check_counts
 from sylvan.runtime.features.grammar.libraries import make_backend
+from sylvan.runtime.features.grammar.limits import Limits, limit_memory
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
-from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.wire import Prepare, read_frame, vocabulary_of
 
 _SLACK_S = 2
 _SIGN_S = 0.5
@@ -246,6 +246,7 @@ def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idl
     try:
         spec = GrammarSpec(order.kind, order.text)
         check_depth(spec)
+        check_counts(spec)
         compiled = backend.compile(spec)
         matcher = compiled.matcher()
         row = np.zeros(vocabulary.words, np.int32)
@@ -256,6 +257,10 @@ def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idl
         if reason:
             return Proof(id=order.id, reason=f"{order.kind}: {reason}")
         data = compiled.dump()
+        if len(data) > MAX_GRAMMAR_BYTES:
+            most = MAX_GRAMMAR_BYTES >> 20
+            reason = f"it takes {len(data) >> 20} MiB when compiled; at most {most} are allowed"
+            return Proof(id=order.id, reason=f"{order.kind}: {reason}")
     except RequestError as error:
         return Proof(id=order.id, reason=str(error))
     except RecursionError:
@@ -263,6 +268,7 @@ def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idl
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return Proof(
         id=order.id,
+        library=compiled.library,
         data=data,
         memory_bytes=max(len(data), grown << 10),
         seconds=time.monotonic() - before_s,
@@ -285,19 +291,11 @@ def _stuck(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:
 
 
 def _restrict(limits: Limits) -> None:
-    """Bound what this process may still use; pages of the parent's are not counted anew."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if _has_proc() else 0
-    if pages:
-        most = pages * resource.getpagesize() + limits.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    """Bound what this process may still use."""
+    limit_memory(limits.memory_bytes)
     seconds = int(limits.timeout_s) + _SLACK_S  # in case nobody is left to end it
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     signal.alarm(int(limits.timeout_s * LOW.slow) + _SLACK_S)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _has_proc() -> bool:
-    return Path("/proc/self/statm").exists()
 
 
 def _out_of_memory(limits: Limits) -> str:
@@ -325,9 +323,7 @@ def serve(*, idle: bool) -> None:
         if frame is None:
             return
         prepare = msgspec.msgpack.decode(frame, type=Prepare)
-        special = frozenset(prepare.special.values())
-        encode = GreedyEncoder(prepare.tokens, special)
-        vocabulary = Vocabulary(prepare.tokens, prepare.special, prepare.eos_ids, encode)
+        vocabulary = vocabulary_of(prepare)
         backend = make_backend(prepare.backend, vocabulary, prepare.limits.max_states)
         sys.stdout.flush()
         gc.collect()

@@ -1,0 +1,266 @@
+"""Grammars and matchers that live in other processes, as the engine sees them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.features.grammar.api import GrammarMatcher
+from sylvan.runtime.features.grammar.isolation.messages import (
+    State,
+    Step,
+    receive,
+    send,
+    send_socket,
+)
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""How long a server may take for an answer; its processor time is bounded by far less."""
+MOST_FAULTS = 2
+"""Servers that may end at a step of one output."""
+_MOST_PENDING = 64  # answers that sockets have room for
+
+_NO_ANSWER = "the grammar library ended on this output, or took too long"
+_NO_PROCESS = "the process of this grammar ended"
+_NOT_ALIKE = "the grammar library did not accept what its mask allows"
+
+
+class IsolatedGrammar:
+    """See `CompiledGrammar`. Matchers of one grammar are for one thread at a time.
+
+    Args:
+        control: To the process of the grammar, which starts servers.
+        library: See `CompiledGrammar`.
+        data: What the grammar is loaded from.
+    """
+
+    def __init__(self, control: socket.socket, library: str, data: bytes) -> None:
+        self.library = library
+        self._control, self._data = control, data
+        self._numbers = itertools.count(1)
+        self._closed: deque[int] = deque()  # matchers that are gone; filled by any thread
+        self._server: _Connection | None = None
+        weakref.finalize(self, control.close)
+
+    def matcher(self) -> GrammarMatcher:
+        """See `CompiledGrammar.matcher`."""
+        matcher = IsolatedMatcher(self, next(self._numbers))
+        weakref.finalize(matcher, self._closed.append, matcher.number)
+        return matcher
+
+    def dump(self) -> bytes:
+        """See `CompiledGrammar.dump`."""
+        return self._data
+
+    def server(self) -> _Connection | None:
+        """The server that runs, or a new one; None: there can be none."""
+        if self._server is None or self._server.is_lost:
+            self._server = self._start()
+        return self._server
+
+    def _start(self) -> _Connection | None:
+        ours, theirs = socket.socketpair()
+        self._closed.clear()
+        try:
+            with theirs:
+                send_socket(self._control, theirs, b"")
+        except OSError:
+            ours.close()
+            return None
+        return _Connection(ours, self._closed)
+
+
+class _Connection:
+    """To a server: steps go there, states come back in the same order."""
+
+    def __init__(self, connection: socket.socket, closed: deque[int]) -> None:
+        connection.settimeout(ANSWER_S)
+        self._socket = connection
+        self._closed = closed
+        self._stream = connection.makefile("rb")
+        self._decoder = msgspec.msgpack.Decoder(State)
+        self._pending: deque[IsolatedMatcher] = deque()
+        self.is_lost = False
+        weakref.finalize(self, connection.close)
+
+    def send(self, matcher: IsolatedMatcher, step: Step) -> None:
+        """Send a step. What comes of it goes to `matcher`, once `receive` has read it."""
+        while len(self._pending) >= _MOST_PENDING:
+            self.receive()
+        if self.is_lost:
+            matcher.lose(at_fault=False)
+            return
+        closed = [self._closed.popleft() for _ in range(len(self._closed))]
+        self._pending.append(matcher)
+        try:
+            send(self._socket, msgspec.structs.replace(step, closed=closed) if closed else step)
+        except OSError:  # earlier answers may be there yet; `receive` comes to the end
+            logger.debug("a server of a grammar does not listen")
+
+    def receive(self) -> None:
+        """Take in the next state; one is pending."""
+        try:
+            state = receive(self._stream, self._decoder)
+        except OSError:  # it takes too long
+            state = None
+        if state is not None:
+            self._pending.popleft().take(state)
+            return
+        logger.warning("a server of a grammar ended")
+        self.is_lost = True
+        self._stream.close()
+        self._socket.close()
+        culprit = self._pending.popleft()
+        for matcher in {*self._pending} - {culprit}:
+            matcher.lose(at_fault=False)
+        self._pending.clear()
+        culprit.lose(at_fault=True)
+
+
+class IsolatedMatcher:
+    """See `GrammarMatcher`. Knows its mask before it is asked, and accepts without waiting.
+
+    Attributes:
+        number: By which servers know it.
+    """
+
+    def __init__(self, grammar: IsolatedGrammar, number: int) -> None:
+        self.number = number
+        self._grammar = grammar
+        self._tokens: list[int] = []  # that were accepted
+        self._connection: _Connection | None = None
+        self._expected: deque[int | None] = deque()  # tokens that pending steps have to take
+        self._state = State()
+        self._faults = 0
+        self._error = ""
+
+    # ---- for the connection
+
+    def take(self, state: State) -> None:
+        """What came of a step."""
+        expected = self._expected.popleft()
+        self._state = state
+        self._error = self._error or state.error
+        if expected is not None and state.taken != expected:
+            self._error = self._error or _NOT_ALIKE
+
+    def lose(self, *, at_fault: bool) -> None:
+        """The server ended; at a step of this output?"""
+        self._connection = None
+        self._expected.clear()
+        self._faults += at_fault
+        if self._faults >= MOST_FAULTS:
+            self._error = _NO_ANSWER
+
+    # ---- GrammarMatcher
+
+    def fill_mask(self, row: IntArray) -> bool:
+        """See `GrammarMatcher.fill_mask`."""
+        state = self._settle()
+        if state is not None and not state.mask:
+            state = self._ask(Step(self.number, wants_mask=True))
+        row[:] = np.frombuffer(state.mask, np.int32) if state is not None else 0
+        return True
+
+    @staticmethod
+    def fill_masks(
+        matchers: Sequence[IsolatedMatcher], bits: IntArray, rows: Sequence[int]
+    ) -> None:
+        """See `GrammarMatcher.fill_masks`."""
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.fill_mask(bits[row])
+
+    def accept(self, token: int) -> bool:
+        """See `GrammarMatcher.accept`."""
+        state, connection = self._settle(), self._connection
+        if state is None or connection is None:
+            return False
+        if not state.mask:
+            return self.accept_all([token]) == 1
+        if not state.mask[token >> 3] >> (token & 7) & 1:
+            return False
+        self._send(connection, Step(self.number, tokens=[token]), expected=1)
+        self._tokens.append(token)
+        return True
+
+    def accept_all(self, tokens: Sequence[int]) -> int:
+        """See `GrammarMatcher.accept_all`."""
+        state = self._ask(Step(self.number, tokens=list(tokens))) if tokens else None
+        taken = state.taken if state is not None else 0
+        self._tokens += tokens[:taken]
+        return taken
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `GrammarMatcher.rollback`."""
+        if num_tokens:
+            self._ask(Step(self.number, rollback=num_tokens))
+            del self._tokens[-num_tokens:]
+
+    def forced(self) -> bytes:
+        """See `GrammarMatcher.forced`."""
+        state = self._settle()
+        return state.forced if state is not None else b""
+
+    def is_accepting(self) -> bool:
+        """See `GrammarMatcher.is_accepting`."""
+        state = self._settle()
+        return state is not None and state.is_accepting
+
+    def is_terminated(self) -> bool:
+        """See `GrammarMatcher.is_terminated`."""
+        state = self._settle()
+        return state is not None and state.is_terminated
+
+    def error(self) -> str:
+        """See `GrammarMatcher.error`."""
+        return self._error
+
+    # ---- steps
+
+    def _settle(self) -> State | None:
+        """The state after all that was sent; None: there is an error."""
+        while not self._error and (connection := self._open()) is not None:
+            if self._wait(connection):
+                return self._state
+        return None
+
+    def _ask(self, step: Step) -> State | None:
+        """Do a step, as often as a server ends meanwhile; None: there is an error."""
+        while not self._error and (connection := self._open()) is not None:
+            self._send(connection, step)
+            if self._wait(connection):
+                return self._state
+        return None
+
+    def _wait(self, connection: _Connection) -> bool:
+        """Until nothing is pending; False if the server ended, or there is an error."""
+        while self._expected:
+            connection.receive()
+        return self._connection is connection and not self._error
+
+    def _open(self) -> _Connection | None:
+        """A connection to a server that has been given all tokens so far."""
+        if self._connection is not None and not self._connection.is_lost:
+            return self._connection
+        self._connection = self._grammar.server()
+        if self._connection is None:
+            self._error = _NO_PROCESS
+            return None
+        self._expected.clear()
+        tokens = list(self._tokens)
+        self._send(self._connection, Step(self.number, tokens=tokens), expected=len(tokens))
+        return self._connection
+
+    def _send(self, connection: _Connection, step: Step, expected: int | None = None) -> None:
+        self._expected.append(expected)
+        connection.send(self, step)
