@@ -15,11 +15,18 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.facts import ModelFacts
-from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from tests.support.kv import check_memory
+
+
+def build_standard(path: Path, options: LocalOptions, **also) -> tuple[Executor, ModelFacts]:
+    """`build_executor` with the worker halves that every server has."""
+    return build_executor(path, options, parts=ExecutorParts(STANDARD_WORKERS), **also)
 
 
 class Serving:
@@ -34,7 +41,8 @@ class Serving:
         overlap: bool = False,
         runner: str = "eager",
         options: dict[str, object] | None = None,
-        build: Callable[[Path, LocalOptions], tuple[Executor, ModelFacts]] = build_executor,
+        build: Callable[[Path, LocalOptions], tuple[Executor, ModelFacts]] = build_standard,
+        capabilities: tuple[Capability, ...] = (),
         **limits: object,
     ) -> None:
         self.limits = Limits(
@@ -61,6 +69,14 @@ class Serving:
                 executor=self.executor,
                 policy=schedule_policy("fcfs"),
                 emit=self._emit,
+                capabilities=(
+                    *standard_capabilities(
+                        self.cache,
+                        makes_vectors=self.executor.caps.makes_vectors,
+                        pools_all=self.executor.caps.pools_all,
+                    ),
+                    *capabilities,
+                ),
             ),
             self.limits,
         )

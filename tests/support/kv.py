@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,8 +18,12 @@ from sylvan.runtime.cache.prefix import NoPrefixCache
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.states import StateRadix, StateSlots
 from sylvan.runtime.cache.types import Node
-from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.core.states import StateWork
+from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.features.standard import standard_capabilities
+from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -70,94 +75,160 @@ class Later:
         return self._result
 
 
-class CheckingExecutor:
-    """Runs slices in order over a real page table; asserts that every slot read is right."""
+@dataclass
+class Occupant:
+    """A request in its slot, as far as plans have told."""
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self.caps = ExecutorCaps(max_batch_tokens=10**6, max_running_reqs=10**6)
+    request: GenerateRequest | EmbedRequest
+    ids: list[int]
+    pages: list[int] = field(default_factory=list)
+    newest: int = -1
+
+    @property
+    def seed(self) -> int:
+        return self.request.sampling.sampling_seed or 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A slice of a plan, its ids known."""
+
+    index: int
+    rid: str
+    occupant: Occupant
+    start: int
+    stop: int
+    samples: bool
+
+
+class CheckingExecutor:
+    """Knows nothing but plans; runs slices in order and asserts that every slot read is right."""
+
+    def __init__(self, num_pages: int, page_size: int, num_slots: int = 10**4) -> None:
+        self.caps = ExecutorCaps(max_batch_tokens=10**6, max_running_reqs=num_slots)
         self.page_size = page_size
         self.memory = np.full(num_pages * page_size, -1, np.int64)
         self.sampled: dict[tuple[str, int], int] = {}
         self.computed: list[tuple[str, int, int]] = []
         self.steps = 0
         self.states: dict[int, int] = {0: 0}
-        self.watch: Callable[[Batch], None] = lambda batch: None
+        self.slots: dict[int, Occupant] = {}
 
-    def launch(self, batch: Batch) -> Later:
-        self.watch(batch)
-        self.steps += bool(batch.slices)
-        size = self.page_size
-        for source, target, count in batch.copies:
-            assert count < size
-            self.memory[target * size : target * size + count] = self.memory[
-                source * size : source * size + count
-            ]
-        ids = [self._ids(s) for s in batch.slices]
-        self._go_on(batch)
-        for piece, tokens in zip(batch.slices, ids, strict=True):
-            self._store(piece, tokens)
-        return Later(StepResult([self._output(s) for s in batch.slices]))
+    def launch(self, plan: StepPlan) -> Later:
+        self.steps += bool(plan.num_slices)
+        self._apply(plan)
+        pieces = self._pieces(plan)
+        self._advance_states(pieces, plan.work.get("recurrent"))
+        for piece in pieces:
+            self._store(piece)
+        result = StepResult.of([self._output(piece) for piece in pieces])
+        vectors = {p.index: self._vector(p) for p in pieces if self._embeds(p) and self._last(p)}
+        if vectors:
+            result.reports["embeddings"] = vectors
+        return Later(result)
 
     def close(self) -> None:
         pass
 
-    def _go_on(self, batch: Batch) -> None:
+    def _apply(self, plan: StepPlan) -> None:
+        for slot in plan.leaves:
+            self.slots.pop(slot, None)
+        for join in plan.joins:
+            assert join.slot not in self.slots, "two requests in one slot"
+            ids = [*join.request.input_ids.tolist(), *join.outputs.tolist()]
+            self.slots[join.slot] = Occupant(join.request, ids)
+        for update in plan.pages:
+            pages = self.slots[update.slot].pages
+            pages[update.start :] = update.pages.tolist()
+            assert len(set(pages)) == len(pages)
+            assert 0 not in pages
+        size = self.page_size
+        for copy in plan.copies:
+            assert copy.num_tokens < size
+            source = self.memory[copy.source * size :][: copy.num_tokens]
+            self.memory[copy.target * size :][: copy.num_tokens] = source
+
+    def _pieces(self, plan: StepPlan) -> list[Piece]:
+        found: list[Piece] = []
+        samples, in_flight = set(plan.samples.tolist()), set(plan.in_flight.tolist())
+        row = 0
+        spans = zip(plan.slots.tolist(), plan.starts.tolist(), plan.stops.tolist(), strict=True)
+        for index, (slot, start, stop) in enumerate(spans):
+            occupant = self.slots[slot]
+            ids = plan.input_ids[row : row + stop - start].tolist()
+            ids = [occupant.newest if row + i in in_flight else t for i, t in enumerate(ids)]
+            occupant.ids[start : start + len(ids)] = ids
+            row += stop - start
+            rid = occupant.request.rid
+            found.append(Piece(index, rid, occupant, start, stop, index in samples))
+        return found
+
+    def _advance_states(self, pieces: list[Piece], work: StateWork | None) -> None:
         """Recurrent states: each must stand for exactly the tokens before its slice."""
-        states = [(s, s.req.kv.state) for s in batch.slices if s.req.kv.state is not None]
-        for piece, state in states:
-            if piece.start == state.begun:
-                self.states[state.slot] = self.states.get(state.source, 0)
+        if work is None:
+            return
+        for source, target in work.copies:
+            self.states[target] = self.states.get(source, 0)
         written: list[int] = []
-        for piece, state in states:
-            request = piece.req.request
-            after = histories(request, self._history(piece)[len(request.input_ids) :])
-            assert self.states[state.slot] == after[piece.start], "a state of another history"
-            self.states[state.slot] = after[piece.stop]
-            assert state.at == piece.stop
-            for tokens, slot in state.saves:
-                assert piece.start < tokens <= piece.stop
-                self.states[slot] = after[tokens]
-            written += [state.slot, *(slot for _, slot in state.saves)]
+        for piece, slot in zip(pieces, work.slots.tolist(), strict=True):
+            request = piece.occupant.request
+            after = histories(request, piece.occupant.ids[len(request.input_ids) :])
+            assert self.states[slot] == after[piece.start], "a state of another history"
+            self.states[slot] = after[piece.stop]
+            saves = [(tokens, at) for index, tokens, at in work.saves if index == piece.index]
+            for tokens, at in saves:
+                assert 0 < tokens <= piece.stop - piece.start
+                self.states[at] = after[piece.start + tokens]
+            written += [slot, *(at for _, at in saves)]
         assert 0 not in written
         assert len(set(written)) == len(written), "two states share a slot"
 
-    def _ids(self, piece: Slice) -> list[int]:
-        return self._history(piece)[piece.start :]
+    def _slot(self, occupant: Occupant, position: int) -> int:
+        page = occupant.pages[position // self.page_size]
+        return page * self.page_size + position % self.page_size
 
-    def _history(self, piece: Slice) -> list[int]:
-        """All ids up to the end of the slice; the scheduler may not know the last ones yet."""
-        req = piece.req
-        known = min(piece.stop, len(req.tokens))
-        ids = req.tokens.view(0, known).tolist()
-        return ids + [self.sampled[req.rid, at] for at in range(known, piece.stop)]
+    def _store(self, piece: Piece) -> None:
+        occupant = piece.occupant
+        history = int(self.memory[self._slot(occupant, piece.start - 1)]) if piece.start else 0
+        for position in range(piece.start, piece.stop):
+            space = space_at(occupant.request, position)
+            history = digest(history, occupant.ids[position], space)
+            self.memory[self._slot(occupant, position)] = history
+        self.computed.append((piece.rid, piece.start, piece.stop))
 
-    def _slot(self, req: Req, position: int) -> int:
-        pages = req.kv.view()
-        return int(pages[position // self.page_size]) * self.page_size + position % self.page_size
+    def _history(self, piece: Piece) -> int:
+        """Digest of all tokens up to the end of the slice, which memory must hold."""
+        occupant, history = piece.occupant, 0
+        for position, token in enumerate(occupant.ids[: piece.stop]):
+            history = digest(history, token, space_at(occupant.request, position))
+            assert self.memory[self._slot(occupant, position)] == history, "a slot holds other KV"
+        return history
 
-    def _store(self, piece: Slice, ids: list[int]) -> None:
-        req = piece.req
-        assert req.kv is not None
-        assert len(set(req.kv.view().tolist())) == req.kv.num_pages
-        assert 0 not in req.kv.view()
-        history = int(self.memory[self._slot(req, piece.start - 1)]) if piece.start else 0
-        for position, token in enumerate(ids, piece.start):
-            history = digest(history, token, space_at(req.request, position))
-            self.memory[self._slot(req, position)] = history
-        self.computed.append((req.rid, piece.start, piece.stop))
-
-    def _output(self, piece: Slice) -> SliceOutput:
+    def _output(self, piece: Piece) -> SliceOutput:
         if not piece.samples:
             return SliceOutput()
-        req, history = piece.req, 0
-        for position, token in enumerate(self._history(piece)):
-            history = digest(history, token, space_at(req.request, position))
-            assert self.memory[self._slot(req, position)] == history, "a slot holds other KV"
-        if isinstance(req.request, EmbedRequest):
-            return SliceOutput(vector=np.array([history]))
-        token = next_token(history, req.request.sampling.sampling_seed)
-        self.sampled[req.rid, piece.stop] = token
+        token = next_token(self._history(piece), piece.occupant.seed)
+        piece.occupant.newest = self.sampled[piece.rid, piece.stop] = token
         return SliceOutput((token,))
+
+    def _embeds(self, piece: Piece) -> bool:
+        return isinstance(piece.occupant.request, EmbedRequest)
+
+    def _last(self, piece: Piece) -> bool:
+        return piece.stop == len(piece.occupant.request.input_ids)
+
+    def _vector(self, piece: Piece) -> np.ndarray:
+        return np.array([self._history(piece)])
+
+
+class Watcher(Capability):
+    """Shows each batch to a test."""
+
+    def __init__(self) -> None:
+        self.watch: Callable[[Batch], None] = lambda batch: None
+
+    def on_batch(self, batch: Batch) -> None:
+        self.watch(batch)
 
 
 class World:
@@ -171,7 +242,8 @@ class World:
         policy: str = "fcfs",
         eviction: str = "lru",
         prefix: bool = True,
-        features: tuple = (),
+        capabilities: tuple = (),
+        pool_all: bool = False,
         states: int = 0,
         tenant_weights: Mapping[str, float] | None = None,
         **limits,
@@ -187,12 +259,14 @@ class World:
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, object] = {}
         self.outputs: dict[str, list] = {}
+        standard = standard_capabilities(self.cache, makes_vectors=True, pools_all=pool_all)
+        self.watcher = Watcher()
         parts = Parts(
             cache=self.cache,
             executor=self.executor,
             policy=schedule_policy(policy),
             emit=self._emit,
-            features=features,
+            capabilities=(*standard, *capabilities, self.watcher),
             clock=self.clock,
             tenant_weights=tenant_weights or {},
         )
@@ -228,8 +302,7 @@ class World:
 
 def holders_in(scheduler: Scheduler) -> list[Req]:
     """Requests that have memory, those included that have ended."""
-    ended = [*scheduler._closing.values(), *scheduler._held.values()]
-    return [req for req in [*scheduler.running, *ended] if req.kv is not None]
+    return list(scheduler._requests.with_memory())
 
 
 def check_memory(scheduler: Scheduler, cache: KVCacheManager) -> None:

@@ -42,7 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.setup = setup
         weights = {"a": 2.0, "b": 0.5}
         self.world = World(pages=max(2, room // size), tenant_weights=weights, **setup)
-        self.world.executor.watch = self.watch
+        self.world.watcher.watch = self.watch
         self.scheduler = self.world.scheduler
         self.asked: dict[str, GenerateRequest | EmbedRequest] = {}
         self.aborted: set[str] = set()
@@ -142,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def tell(self) -> None:
         self.tells += 1
-        self.scheduler.tell()
+        self.scheduler.flush_outputs()
         for req in (*self.scheduler.running, *self.scheduler.waiting):
             asked = req.request
             if isinstance(asked, GenerateRequest) and asked.interval is None:
@@ -358,7 +358,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What clients were given by now; text may still be cut until it is confirmed."""
         alive = (*self.scheduler.running, *self.scheduler.waiting)
         self.retracted |= {req.rid for req in alive if req.retractions}
-        kept_back = {r.rid: r.tokens.view(r.told, len(r.tokens)).tolist() for r in alive}
+        kept_back = {r.rid: r.tokens.view(r.num_emitted, len(r.tokens)).tolist() for r in alive}
         for rid, tokens in self.world.tokens.items():
             told = [*tokens, *kept_back.get(rid, ())]
             ended = self.world.finish.get(rid)

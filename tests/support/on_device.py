@@ -9,9 +9,10 @@ import torch
 from sylvan.runtime.attention.dense import DenseAttention
 from sylvan.runtime.core.forward import BatchLimits
 from sylvan.runtime.executor.device.build import DevicePlan, build_device
-from sylvan.runtime.executor.device.executor import DeviceExecutor
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.local import DeviceExecutor
 from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import load_weights
 from sylvan.runtime.models.registry import family_of, load_config
@@ -57,6 +58,7 @@ class OnDevice:
             num_pages=options.num_pages,
             vocab_size=config.vocab_size,
             graph=self.graph,
+            capabilities=(PromptLogprobsWorker(),),
             **{"attention": DenseAttention()} | self.parts,
         )
         executor, self.report = build_device(plan)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.options import ExecutorParts
+from sylvan.runtime.features.standard import STANDARD_WORKERS
 from sylvan.runtime.sampling.constraints import Masks, Outcome
 from tests.support.random_model import VOCAB
 
@@ -75,3 +78,19 @@ class Rhymes:
                 outcomes[row] = Outcome(tokens)
             self.next[slot] = position + len(tokens)
         return outcomes
+
+
+class RhymesWorker(CapabilityWorker):
+    """Lends its constraints to a worker."""
+
+    def __init__(self, rhymes: Rhymes) -> None:
+        self._rhymes = rhymes
+
+    @property
+    def constraints(self) -> Rhymes:
+        return self._rhymes
+
+
+def constrained(rhymes: Rhymes) -> ExecutorParts:
+    """What an executor whose outputs rhyme is made of."""
+    return ExecutorParts((*STANDARD_WORKERS, lambda site: RhymesWorker(rhymes)))

@@ -23,8 +23,11 @@ SPEC = Spec(
 
 def run(args: Parsed) -> int:
     """See `SPEC`."""
-    from sylvan.runtime.sched.recording import LIFE, lives  # help does not need numpy
-    from sylvan.runtime.sched.replay import replay
+    from sylvan.runtime.features.flight_recorder.recording import (
+        LIFE,
+        lives,
+    )  # help does not need numpy
+    from sylvan.runtime.features.flight_recorder.replay import replay
 
     if not args.positions:
         raise ConfigError(f"FOLDER is missing; usage: sylvan {SPEC.usage}")

@@ -8,6 +8,7 @@ import torch
 
 from sylvan.kernels.paged import reference
 from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
+from sylvan.runtime.core.step import DraftRows, ancestors
 
 
 class ReferenceAttention:
@@ -16,6 +17,7 @@ class ReferenceAttention:
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+        tree_mask=True,
     )
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -34,15 +36,39 @@ class ReferenceAttention:
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         starts, lens = batch.q_starts_R.tolist(), batch.kv_lens_R.tolist()
+        drafts = {draft.index: draft for draft in batch.drafts if not draft.is_chain}
         for r, row in enumerate(batch.req_slots_R.tolist()):
             pages = batch.page_table_SP[row, : -(-lens[r] // batch.kv.page_size)].long()
             k_SKH, v_SKH = (
                 x[pages].flatten(0, 1)[: lens[r]].to(q_TNH.dtype) for x in (keys, values)
             )
             own = slice(starts[r], starts[r + 1])
-            out = reference.attend(q_TNH[own], k_SKH, v_SKH, spec)
+            if r in drafts:
+                out = _attend_tree(q_TNH[own], k_SKH, v_SKH, spec, drafts[r])
+            else:
+                out = reference.attend(q_TNH[own], k_SKH, v_SKH, spec)
             out_TNH[own] = out.unflatten(1, (spec.num_heads, spec.value_dim))
         return out_TNH
+
+
+def _attend_tree(
+    q_TNH: torch.Tensor,
+    k_SKH: torch.Tensor,
+    v_SKH: torch.Tensor,
+    spec: AttentionLayer,
+    draft: DraftRows,
+) -> torch.Tensor:
+    """Each guess attends to the known tokens, to the guesses that lead to it, and to itself."""
+    count = len(draft.parents)
+    known = len(k_SKH) - count
+    first = len(q_TNH) - count
+    out = [reference.attend(q_TNH[:first], k_SKH[:known], v_SKH[:known], spec)]
+    for guess in range(count):
+        path = [known + i for i in ancestors(draft.parents, guess)]
+        seen = torch.tensor([*range(known), *path], device=k_SKH.device)
+        row = slice(first + guess, first + guess + 1)
+        out.append(reference.attend(q_TNH[row], k_SKH[seen], v_SKH[seen], spec))
+    return torch.cat(out)
 
 
 BACKEND = ReferenceAttention

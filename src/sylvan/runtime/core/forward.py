@@ -16,6 +16,7 @@ import torch
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.states import StatePool, StateWork
+from sylvan.runtime.core.step import DraftRows, InputEmbeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,13 @@ class KVCachePool(Protocol):
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first tokens of page `source` into page `target`, in every layer."""
+        ...
+
+    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
+        """Copy the entries at slots `sources_N` to slots `targets_N`, in every layer.
+
+        A slot is page * page_size + offset. All sources are read before any target is written.
+        """
         ...
 
     def export_pages(self, pages: IntArray) -> memoryview:
@@ -154,7 +162,7 @@ class HostArrays:
         self.kv_lens: IntArray = np.zeros(reqs, np.int32)
         self.q_starts: IntArray = np.zeros(reqs + 1, np.int32)
         self.req_slots: IntArray = np.zeros(reqs, np.int32)
-        self.sample_rows: IntArray = np.zeros(reqs, np.int32)
+        self.sample_rows: IntArray = np.zeros(max(tokens, reqs), np.int32)  # guesses are sampled
         self.page_table: IntArray = np.zeros((reqs, limits.max_pages_per_req), np.int32)
 
 
@@ -166,7 +174,8 @@ class ForwardBatch:
     has rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, kv_lens_R[r] tokens of KV once
     they are stored, and its pages in page_table_SP[req_slots_R[r]]. q_starts_R has R + 1 entries;
     `sample_rows` (<= R,) are the rows whose logits are wanted. Models with recurrent layers have
-    `states`, and `state_work` says what this step does with them.
+    `states`, and `state_work` says what this step does with them. `input_embeds` are vectors that
+    stand for token embeddings, `drafts` the slices whose last rows are guesses.
     """
 
     def __init__(
@@ -182,6 +191,8 @@ class ForwardBatch:
         self.attention = attention
         self.states = states
         self.state_work: StateWork | None = None
+        self.input_embeds: tuple[InputEmbeds, ...] = ()
+        self.drafts: tuple[DraftRows, ...] = ()
         self.host = HostArrays(limits)
         self.num_tokens = 0
         self.num_reqs = 0

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from enum import Enum, auto
 
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
-from sylvan.protocol.messages import Finish, TokenLogprobs
+from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
+from sylvan.runtime.core.step import PageCopy
 
 NEVER = sys.maxsize
 """More tokens than there can be."""
@@ -56,6 +56,22 @@ class TokenBuffer:
             self.last = int(self._ids[length - 1]) if length else -1
 
 
+class Phase(Enum):
+    """Where a request is in its life; see `sched.phases` for the transitions that are allowed.
+
+    WAITING has no memory. LOADING owns memory whose KV or input is on its way. RUNNING takes part
+    in steps. CLOSING has ended, but its text may turn out to end earlier. HELD has ended, and a
+    capability still needs its memory. ENDED has given everything back.
+    """
+
+    WAITING = auto()
+    LOADING = auto()
+    RUNNING = auto()
+    CLOSING = auto()
+    HELD = auto()
+    ENDED = auto()
+
+
 @dataclass(slots=True, eq=False)
 class Req:
     """A request as the scheduler sees it.
@@ -75,6 +91,8 @@ class Req:
     stop_ids: frozenset[int] = field(init=False)
     priority: int = field(init=False)
     ignores_eos: bool = False
+    takes_drafts: bool = False  # what is drawn after a guess depends on the guess by its KV alone
+    phase: Phase = Phase.WAITING
     computed: int = 0  # tokens whose KV exists once all steps in flight are done
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
@@ -82,9 +100,11 @@ class Req:
     key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     retractions: int = 0
-    told: int = field(init=False)  # of `tokens`, those that the client has or need not be told
-    tell_at: int = field(init=False)  # tokens with which it is told of the next ones
-    tell_every: int = 1  # so many later for each time after that
+    num_emitted: int = field(init=False)  # of `tokens`: sent to the client, or known to it
+    emit_at: int = field(init=False)  # number of tokens at which the next output is emitted
+    emit_interval: int = 1  # tokens between outputs after that
+    may_load: bool = True  # False once a load failed or took too long
+    loading_since_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float = 0.0
     finish: Finish | None = None
@@ -101,15 +121,16 @@ class Req:
             self.max_tokens += sampling.max_new_tokens or 0
             self.min_tokens += sampling.min_new_tokens
             self.ignores_eos = sampling.ignore_eos
+            self.takes_drafts = _takes_drafts(request)
             if not sampling.ignore_eos:
                 self.stop_ids = frozenset((*request.eos_ids, *sampling.stop_token_ids))
             ids = np.concatenate([ids, request.output_ids])
             room = min(sampling.max_new_tokens or 0, 4096)
-            # whoever follows the text must see each token; log probabilities are not kept here
+            # stop strings need every token at once, and log probabilities are not buffered here
             if not (sampling.stop or sampling.stop_regex or request.logprobs):
-                self.tell_every = request.interval or NEVER
+                self.emit_interval = request.interval or NEVER
         self.tokens = TokenBuffer(ids, room)
-        self.told, self.tell_at = len(ids), len(ids) + 1
+        self.num_emitted, self.emit_at = len(ids), len(ids) + 1
 
     @property
     def num_tokens(self) -> int:
@@ -127,6 +148,14 @@ class Req:
         return self.tokens.length + self.pending - self.computed
 
 
+def _takes_drafts(request: GenerateRequest) -> bool:
+    """Penalties, grammars and budgets of thinking look at tokens that are not sure yet."""
+    sampling = request.sampling
+    penalties = sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty
+    constrained = sampling.grammar is not None or request.thinking is not None
+    return penalties == (0.0, 0.0, 1.0) and not constrained
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Guesses for the tokens that follow, as a tree.
@@ -138,6 +167,11 @@ class Draft:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each guess follows the one before it."""
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
+
 
 @dataclass(slots=True, eq=False)  # not frozen: that makes its constructor three times as slow
 class Slice:
@@ -145,8 +179,8 @@ class Slice:
 
     `samples`: it reaches the last token, so it samples the next. If the last token is itself in
     flight (`stop - 1 >= len(req.tokens)`), the executor feeds the id it sampled.
-    `draft` holds guesses to verify in the same pass; `lookahead` is how many slots after `stop`
-    the executor may fill by itself. `whole` slices are never chunked (bidirectional encoders).
+    `draft` holds guesses to verify in the same pass. `whole` slices are never chunked
+    (bidirectional encoders).
     """
 
     req: Req
@@ -154,85 +188,26 @@ class Slice:
     stop: int
     samples: bool
     draft: Draft | None = None
-    lookahead: int = 0
     whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work.
+    """One step's work as the scheduler sees it; `core.step.StepPlan` is what crosses.
 
-    `copies` are (source, destination, tokens): the first `tokens` KV entries of page `source` are
-    copied into page `destination` before the forward pass. `ended` names requests the executor is
-    to forget. `decodes`: each slice is the newest output of its request and samples the next, which
-    is what nearly all steps are. `grown`: the slices are those of the batch before, the very same
-    objects, each moved on by one token; these requests got memory for it, the others needed none.
+    `copies` are done before the forward pass. `ended` names requests whose slots are free.
+    `decodes`: each slice is the newest output of its request and samples the next, which is what
+    nearly all steps are. `grown`: the slices are those of the batch before, the very same objects,
+    each moved on by one token; these requests got memory for it, the others needed none.
     """
 
     slices: tuple[Slice, ...]
-    copies: tuple[tuple[int, int, int], ...] = ()
+    copies: tuple[PageCopy, ...] = ()
     ended: tuple[str, ...] = ()
     decodes: bool = False
     grown: tuple[Req, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed by this step."""
+        """Tokens computed by this step, guesses excluded."""
         return sum(s.stop - s.start for s in self.slices)
-
-
-@dataclass(slots=True, eq=False)
-class SliceOutput:
-    """What one slice brought.
-
-    `token_ids` is empty where the slice samples none, one id, or several when guesses were
-    accepted, or when what follows the first was certain without asking the model: the KV of those
-    is lacking, and later steps in flight sample none for this request. `ended`: the output is
-    complete with `token_ids`.
-
-    `prompt_logprobs` are those of the prompt tokens at positions start + 1 to stop (those that the
-    rows of this slice predict), without the last when it is not part of the prompt; only if the
-    request asks for prompt log probabilities. `error` fails this request only, with `status`.
-    """
-
-    token_ids: Sequence[int] = ()
-    logprobs: TokenLogprobs | None = None  # of token_ids
-    prompt_logprobs: TokenLogprobs | None = None
-    vector: np.ndarray | None = None  # float32, for EmbedRequest
-    error: str = ""
-    ended: bool = False
-    status: int = 500
-
-
-NO_OTHERS: Mapping[int, SliceOutput] = MappingProxyType({})
-
-
-class StepResult:
-    """One output per slice of the batch, in order.
-
-    `tokens`, if known, says that each slice brought just this one id, which is what nearly all do,
-    those in `others` apart, by index.
-    """
-
-    __slots__ = ("_outputs", "others", "tokens")
-
-    def __init__(
-        self,
-        outputs: Sequence[SliceOutput] = (),
-        *,
-        tokens: Sequence[int] | None = None,
-        others: Mapping[int, SliceOutput] = NO_OTHERS,
-    ) -> None:
-        self._outputs = outputs
-        self.tokens, self.others = tokens, others
-
-    @property
-    def outputs(self) -> Sequence[SliceOutput]:
-        """All of it, slice by slice."""
-        if self.tokens is not None and not self._outputs:
-            others = self.others
-            self._outputs = [
-                others.get(index) or SliceOutput((token,))
-                for index, token in enumerate(self.tokens)
-            ]
-        return self._outputs

@@ -5,16 +5,13 @@ Shapes: R requests of the step, S state slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-
-from sylvan.protocol.arrays import IntArray
+import msgspec
+import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
-class StateWork:
+class StateWork(msgspec.Struct, frozen=True):
     """What a step does with states.
 
     `copies` (source, target) come first. Then request r goes on from slot slots[r] (R,) and leaves
@@ -22,7 +19,7 @@ class StateWork:
     this step is kept in that slot too.
     """
 
-    slots: IntArray
+    slots: np.ndarray  # int32
     copies: tuple[tuple[int, int], ...] = ()
     saves: tuple[tuple[int, int, int], ...] = ()
 
@@ -35,8 +32,8 @@ class StatePool(Protocol):
 
     num_slots: int
 
-    def part(self, index: int) -> torch.Tensor:
-        """All slots of one part."""
+    def part(self, index: int) -> Any:
+        """All slots of one part: a tensor (S, ...)."""
         ...
 
     def copy(self, source: int, target: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,20 @@ from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.facts import ModelFacts, read_facts
-from sylvan.runtime.executor.options import LocalOptions, SamplingParts
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
 from sylvan.runtime.features.explain.control import CacheExplain
+from sylvan.runtime.features.flight_recorder.control import FlightRecorder
+from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.worker import GrammarWorker
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
+from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.models.pooling import PoolingWish
-from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.recorded import RecordedScheduler
-from sylvan.runtime.sched.recording import Recorder, Setup
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.machine import inspect_machine
 
@@ -88,7 +90,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         path,
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        sampling=SamplingParts(grammar.matchers),
+        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: GrammarWorker(grammar.matchers))),
     )
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
@@ -146,34 +148,34 @@ def compose_scheduler(
     config: Config,
     executor: Executor,
     emit: Emit,
-    features: tuple[Feature, ...] = (),
+    capabilities: tuple[Capability, ...] = (),
     publisher: KVEventPublisher | None = None,
-) -> tuple[Scheduler | RecordedScheduler, Inspect]:
+) -> tuple[Scheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
-    settings, size = config.scheduler, _number(config.cache.page_size)
+    settings, size, caps = config.scheduler, _number(config.cache.page_size), executor.caps
     num_pages = _number(config.cache.max_tokens) // size + 1
-    states = executor.caps.num_states
-    prefix = "none" if executor.caps.both_ways else config.cache.prefix
-    cache = kv_cache(num_pages, size, prefix, config.cache.eviction, states)
+    prefix = "none" if caps.both_ways else config.cache.prefix
+    cache = kv_cache(num_pages, size, prefix, config.cache.eviction, caps.num_states)
+    standard = standard_capabilities(
+        cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all
+    )
     explain = CacheExplain(cache.tree) if isinstance(cache.tree, RadixCache) else None
     if explain:
-        features = (explain, *features)
+        capabilities = (explain, *capabilities)
     if publisher is not None and isinstance(cache.tree, RadixCache):
         medium = "CPU" if config.device == "cpu" else "GPU"
-        features = (*features, KVEvents(cache.tree, publisher, medium))
+        capabilities = (*capabilities, KVEvents(cache.tree, publisher, medium))
     parts = Parts(
         cache=cache,
         executor=executor,
         policy=schedule_policy(settings.policy),
         emit=emit,
-        features=features,
+        capabilities=(*standard, *capabilities),
         seed=config.seed or 0,
         tenant_weights=settings.tenant_weights,
     )
-    limits = _limits(config, executor.caps)
-    if config.observe.record is None:
-        scheduler = Scheduler(parts, limits)
-    else:
+    limits = _limits(config, caps)
+    if config.observe.record is not None:
         setup = Setup(
             page_size=size,
             num_pages=num_pages,
@@ -182,14 +184,21 @@ def compose_scheduler(
             policy=settings.policy,
             seed=parts.seed,
             limits=asdict(limits),
-            features=len(parts.features),
+            questions=Hooks(parts.capabilities).questions,
             tenant_weights=settings.tenant_weights,
-            lockstep=executor.caps.lockstep,
-            num_states=states,
+            lockstep=caps.lockstep,
+            num_states=caps.num_states,
+            num_slots=caps.max_running_reqs,
+            makes_vectors=caps.makes_vectors,
+            pools_all=caps.pools_all,
         )
-        recorder = Recorder(Path(config.observe.record), setup)
-        scheduler = RecordedScheduler(parts, limits, recorder)
-    return scheduler, explain.answer if explain else _no_answer
+        flight = FlightRecorder(Recorder(Path(config.observe.record), setup))
+        parts = replace(
+            parts,
+            clock=flight.clock(parts.clock),
+            capabilities=(*parts.capabilities, flight),
+        )
+    return Scheduler(parts, limits), explain.answer if explain else _no_answer
 
 
 def _vocabulary(config: Config, vocab_size: int) -> Vocabulary:
@@ -218,7 +227,6 @@ def _limits(config: Config, caps: ExecutorCaps) -> Limits:
         conservativeness=settings.conservativeness,
         preemption_threshold=settings.preempt_threshold,
         whole_prompts=chunk_tokens == 0 or caps.both_ways,
-        pool_all=caps.pools_all,
     )
 
 

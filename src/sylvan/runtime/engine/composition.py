@@ -8,7 +8,6 @@ from typing import Any
 
 from sylvan.config import Config
 from sylvan.protocol.messages import Inspection, TokenOutput
-from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.scheduler import Scheduler
 
 Emit = Callable[[Sequence[TokenOutput]], None]
@@ -28,7 +27,7 @@ class Composition:
         close: Ends the executor and frees memory.
     """
 
-    scheduler: Scheduler | RecordedScheduler
+    scheduler: Scheduler
     facts: Mapping[str, Scalar]
     state: Callable[[], Mapping[str, Any]]
     inspect: Inspect

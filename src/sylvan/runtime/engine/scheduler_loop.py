@@ -39,7 +39,6 @@ from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
 from sylvan.runtime.engine.composition import Inspect
 from sylvan.runtime.engine.throughput import Throughput
-from sylvan.runtime.sched.recorded import RecordedScheduler
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.transport.api import MessageError, Receiver, Sender
 from sylvan.utils.clock import Clock, monotonic
@@ -92,7 +91,7 @@ class SchedulerLoop:
 
     def __init__(
         self,
-        scheduler: Scheduler | RecordedScheduler,
+        scheduler: Scheduler,
         ports: Ports,
         state: Callable[[], Mapping[str, Any]],
         inspect: Inspect = lambda command: None,
@@ -148,7 +147,7 @@ class SchedulerLoop:
         if now >= self._beat_due_s:
             self._beat_due_s = now + HEARTBEAT_S
             if not self._scheduler.idle:
-                self._scheduler.tell()
+                self._scheduler.flush_outputs()
                 self._ports.text.send(PassOn())
             load = self._throughput.told(self._scheduler.load(), now)
             self._ports.replies.send(Heartbeat(load=load))

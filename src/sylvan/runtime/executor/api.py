@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from sylvan.runtime.core.req import Batch, StepResult
+from sylvan.runtime.core.step import StepPlan, StepResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorCaps:
-    """Facts the scheduler and config checks read.
+    """Facts that the scheduler and configuration checks read.
 
-    `lockstep`: every rank must run every step, so an empty batch is launched too. `num_states`:
-    slots of recurrent state, the empty one included; 0 where all layers attend.
+    `lockstep`: every rank must run every step, so an empty plan is launched too. `num_states`:
+    slots of recurrent state, the empty one included; 0 where all layers attend. `drafts`: which
+    guesses a step can verify.
     """
 
     max_batch_tokens: int
@@ -21,7 +22,10 @@ class ExecutorCaps:
     lockstep: bool = False
     num_states: int = 0
     both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
+    makes_vectors: bool = False  # `EmbedRequest` is served
     pools_all: bool = False  # vectors are made of all tokens: none may come from the cache
+    draft_chains: bool = False
+    draft_trees: bool = False
 
 
 class Pending(Protocol):
@@ -35,17 +39,17 @@ class Pending(Protocol):
         """Block until the step is done.
 
         Raises:
-            ExecutorError: a device or rank failed; the requests of the batch must be aborted.
+            ExecutorError: a device or rank failed; the requests of the step must be aborted.
         """
         ...
 
 
 class Executor(Protocol):
-    """Runs batches one after another, in the order launched."""
+    """Runs steps one after another, in the order launched."""
 
     caps: ExecutorCaps
 
-    def launch(self, batch: Batch) -> Pending:
+    def launch(self, plan: StepPlan) -> Pending:
         """Start a step without waiting for it.
 
         Token ids still in flight from earlier steps are resolved by the executor.

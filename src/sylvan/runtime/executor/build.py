@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,18 @@ from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
+from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner
+from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
-from sylvan.runtime.executor.options import LocalOptions, SamplingParts
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.executor.parts import Made, ModelPlan
-from sylvan.runtime.executor.pooling import Pooler
 from sylvan.runtime.executor.pools import program_pool, tensor_pool
-from sylvan.runtime.executor.runner import EagerRunner, GraphRunner
+from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
+from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import (
@@ -57,7 +60,7 @@ def build_executor(
     options: LocalOptions,
     *,
     progress: Progress | None = None,
-    sampling: SamplingParts | None = None,
+    parts: ExecutorParts | None = None,
     platform: Platform | None = None,
 ) -> tuple[Executor, ModelFacts]:
     """Load a model and make the executor that runs it.
@@ -66,7 +69,7 @@ def build_executor(
         model_dir: Its directory.
         options: How to serve it.
         progress: Told of the bytes that are loaded.
-        sampling: What features add.
+        parts: What capabilities add.
         platform: Instead of the one that `options.device` names.
 
     Raises:
@@ -101,7 +104,7 @@ def build_executor(
     numbers = facts.kv_bytes_per_token // plan.build.dtype.itemsize
     kv_bytes = bytes_of(numbers, plan.kv_type, config.head_dim)
     facts = replace(facts, kv_bytes_per_token=kv_bytes, expert_load=plan.loads)
-    parts = sampling or SamplingParts()
+    parts = parts or ExecutorParts()
     if platform is not None and plan.suits_device:
         return _on_device(plan, platform, parts, facts)
     try:
@@ -116,27 +119,33 @@ def build_executor(
 
 
 def _in_memory(
-    plan: ModelPlan, parts: SamplingParts, facts: ModelFacts
+    plan: ModelPlan, parts: ExecutorParts, facts: ModelFacts
 ) -> tuple[Executor, ModelFacts]:
     """Steps run in turn, or one ahead, in the memory of this process."""
     options, config, pooling = plan.options, plan.config, plan.pooling
+    head = _LateHead()
+    workers = _workers(plan, parts, head)
+    plan = replace(
+        plan,
+        hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
+        edited_by=next((w.name for w in workers if w.edits_inputs), None),
+    )
     made = _with_program(plan) or _with_tensors(plan)
+    head.runner = made.runner
     states = plan.states
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
-    worker = Worker(
-        made.runner,
-        batch,
-        _sampler(made, parts),
-        config.vocab_size,
-        _pooler(plan, made.runner),
-        constraints=parts.constraints,
-    )
+    slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
+    backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
+    worker = Worker(backend, slots, workers)
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
         num_states=states.num_slots if states else 0,
         both_ways=not config.causal,
+        makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
+        draft_chains=made.runner.verifies_drafts and not config.states,
+        draft_trees=made.runner.verifies_drafts and made.attention.caps.tree_mask,
     )
     facts = replace(facts, runner=made.name, exact=made.exact, num_states=caps.num_states)
     if pooling is not None:
@@ -144,7 +153,7 @@ def _in_memory(
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
 
 
-def _sampler(made: Made, parts: SamplingParts) -> TokenSampler:
+def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
     """Custom processors are Python over tensors; so is everything where nothing is compiled."""
     if parts.custom or made.library is None:
         return Sampler(parts.custom)
@@ -173,7 +182,15 @@ def _with_program(plan: ModelPlan) -> Made | None:
         return None
 
 
+def _check_capabilities(plan: ModelPlan) -> None:
+    if plan.hidden_layers:
+        raise Unsupported("a capability reads hidden vectors of layers")
+    if plan.edited_by is not None:
+        raise Unsupported(f"{plan.edited_by} gives inputs as vectors")
+
+
 def _record(plan: ModelPlan) -> Made:
+    _check_capabilities(plan)
     if plan.options.runner == "eager":
         raise Unsupported("runner eager was asked for")
     if plan.platform is not None:
@@ -208,10 +225,29 @@ def _record(plan: ModelPlan) -> Made:
     )
 
 
-def _pooler(plan: ModelPlan, runner: GraphRunner) -> Pooler | None:
-    if plan.pooling is None:
-        return None
-    return Pooler(plan.pooling, labels=plan.config.num_labels > 0, head=runner.head)
+class _LateHead:
+    """The head of a runner that is made after those who use it."""
+
+    def __init__(self) -> None:
+        self.runner: ModelRunner | None = None
+
+    def __call__(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        assert self.runner is not None
+        return self.runner.head(vectors_RD)
+
+
+def _workers(
+    plan: ModelPlan, parts: ExecutorParts, head: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[CapabilityWorker, ...]:
+    site = ModelSite(
+        vocab_size=plan.config.vocab_size,
+        pooling=plan.pooling,
+        labels=plan.config.num_labels > 0,
+        has_states=bool(plan.config.states),
+        head=head,
+    )
+    made = (make(site) for make in parts.workers)
+    return tuple(worker for worker in made if worker is not None)
 
 
 def _with_tensors(plan: ModelPlan) -> Made:
@@ -220,13 +256,15 @@ def _with_tensors(plan: ModelPlan) -> Made:
     attention = _attention(plan, plan.platform)
     if not plan.config.causal:
         attention = NullAttention()  # such layers attend by themselves
-    model = _loaded(plan)
+    model, layers = _loaded(plan), plan.hidden_layers
     native = _with_kernels(plan, model)
     name, library = (native.name, native.library) if native else ("eager", None)
     if native and native.pool and native.attention:
-        return Made(name, EagerRunner(model), native.pool, native.attention, library)
+        return Made(
+            name, EagerRunner(model, hidden_layers=layers), native.pool, native.attention, library
+        )
     pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
-    return Made(name, EagerRunner(model), pool, attention, library)
+    return Made(name, EagerRunner(model, hidden_layers=layers), pool, attention, library)
 
 
 def _with_kernels(plan: ModelPlan, model: Any) -> Native | None:
@@ -260,12 +298,13 @@ def _open(device: str) -> Platform:
 
 
 def _on_device(
-    plan: ModelPlan, platform: Platform, parts: SamplingParts, facts: ModelFacts
+    plan: ModelPlan, platform: Platform, parts: ExecutorParts, facts: ModelFacts
 ) -> tuple[Executor, ModelFacts]:
     """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options, shape = plan.options, plan.kv_shape
+    head = _LateHead()
     attention = _attention(plan, platform)
     platform.trim()
     before = platform.memory()
@@ -293,7 +332,7 @@ def _on_device(
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
                 graph=graph,
-                constraints=parts.constraints,
+                capabilities=_workers(plan, parts, head),
                 custom=tuple(parts.custom),
             )
         )

@@ -1,36 +1,32 @@
-"""Runs batches in this process, beside the scheduler or in its turn."""
+"""Runs steps in this process: beside the scheduler, or in its turn."""
 
 from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from sylvan.protocol.errors import ExecutorError
-from sylvan.runtime.core.req import Batch, StepResult
+from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps, Pending
-from sylvan.runtime.executor.plan import Planner, StepPlan
-from sylvan.runtime.executor.worker import Worker
+from sylvan.runtime.executor.worker import LaunchedStep, Worker
 
 
 class LocalExecutor:
-    """One worker. With `overlap` steps run in a thread of their own, one after another.
+    """One worker, whose backend is immediate.
 
-    The batch is copied into a plan before `launch` returns, so the scheduler may change its
-    objects at once.
+    With `overlap` steps run in a thread of their own, one after another; else when they are waited
+    for, so that outputs of the step before are emitted first.
     """
 
     def __init__(self, worker: Worker, caps: ExecutorCaps, *, overlap: bool) -> None:
         self.caps = caps
         self._worker = worker
-        self._planner = Planner(caps.max_running_reqs)
         self._waiting: deque[_Lazy] = deque()
         self._thread = ThreadPoolExecutor(1, "sylvan-step") if overlap else None
 
-    def launch(self, batch: Batch) -> Pending:
+    def launch(self, plan: StepPlan) -> Pending:
         """See `Executor.launch`."""
-        plan = self._planner.plan(batch)
         if self._thread is not None:
-            return _Threaded(self._thread.submit(self._worker.execute, plan))
+            return _Threaded(self._thread.submit(self._worker.launch, plan))
         step = _Lazy(self._worker, plan, self._waiting)
         self._waiting.append(step)
         return step
@@ -39,12 +35,29 @@ class LocalExecutor:
         """See `Executor.close`."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()
+
+
+class DeviceExecutor:
+    """One worker, whose backend queues: `launch` returns while the device still works."""
+
+    def __init__(self, worker: Worker, caps: ExecutorCaps) -> None:
+        self.caps = caps
+        self._worker = worker
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """See `Executor.launch`."""
+        return self._worker.launch(plan)
+
+    def close(self) -> None:
+        """See `Executor.close`; the device's memory goes with the process."""
+        self._worker.close()
 
 
 class _Threaded:
     """A step in the executor's thread."""
 
-    def __init__(self, future: Future[StepResult]) -> None:
+    def __init__(self, future: Future[LaunchedStep]) -> None:
         self._future = future
 
     def done(self) -> bool:
@@ -53,18 +66,15 @@ class _Threaded:
 
     def wait(self) -> StepResult:
         """See `Pending.wait`."""
-        return self._future.result()
+        return self._future.result().wait()
 
 
 class _Lazy:
     """A step that runs when it is waited for, after all launched before it."""
 
     def __init__(self, worker: Worker, plan: StepPlan, waiting: deque[_Lazy]) -> None:
-        self._worker = worker
-        self._plan = plan
-        self._waiting = waiting
-        self._result: StepResult | None = None
-        self._error: Exception | None = None
+        self._worker, self._plan, self._waiting = worker, plan, waiting
+        self._step: LaunchedStep | None = None
 
     def done(self) -> bool:
         """There is nothing to wait for: `wait` itself does the work."""
@@ -72,16 +82,10 @@ class _Lazy:
 
     def wait(self) -> StepResult:
         """See `Pending.wait`."""
-        while self._result is None and self._error is None:
+        while self._step is None:
             self._waiting.popleft().run()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+        return self._step.wait()
 
     def run(self) -> None:
         """Do the work and keep what came of it."""
-        try:
-            self._result = self._worker.execute(self._plan)
-        except ExecutorError as error:
-            self._error = error
+        self._step = self._worker.launch(self._plan)

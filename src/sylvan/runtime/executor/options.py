@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
+from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.models.files import LoadFormat
-from sylvan.runtime.models.pooling import PoolingWish
-from sylvan.runtime.sampling.constraints import Constraints
+from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
 RunnerName = Literal["auto", "eager", "program", "graph"]
@@ -52,9 +54,33 @@ class LocalOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParts:
-    """What features add to sampling."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSite:
+    """What the worker half of a capability may be made from.
 
-    constraints: Constraints | None = None
+    Attributes:
+        vocab_size: Columns of logits.
+        pooling: How vectors are made; None: the model makes none.
+        labels: Whether the model's head gives numbers of labels.
+        has_states: Whether some layers keep a recurrent state.
+        head: The model's head on vectors that are no rows of a step.
+    """
+
+    vocab_size: int
+    pooling: PoolingSpec | None
+    labels: bool
+    has_states: bool
+    head: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorParts:
+    """What is added to an executor.
+
+    Attributes:
+        workers: Make the worker halves of capabilities; None: this model needs none.
+        custom: Logits processors.
+    """
+
+    workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]] = ()
     custom: Sequence[LogitsProcessor] = ()

@@ -12,7 +12,7 @@ from sylvan.kernels.native.library import Library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
 from sylvan.runtime.executor.options import LocalOptions
-from sylvan.runtime.executor.runner import GraphRunner
+from sylvan.runtime.executor.runner import ModelRunner
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load
 from sylvan.runtime.models.checkpoint import Progress
@@ -37,6 +37,8 @@ class ModelPlan:
     progress: Progress | None
     pooling: PoolingSpec | None = None
     platform: Platform | None = None
+    hidden_layers: tuple[int, ...] = ()  # whose output capabilities read
+    edited_by: str | None = None  # the capability that gives inputs as vectors
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
     def model(self) -> Any:
@@ -113,7 +115,7 @@ class Made:
     """
 
     name: str
-    runner: GraphRunner
+    runner: ModelRunner
     pool: KVCachePool
     attention: AttentionBackend
     library: Library | None = None  # of kernels that compute on the CPU

@@ -1,36 +1,62 @@
-"""Runs a model on one step's batch: eagerly here, or by a recorded program in `graphs`."""
+"""Runs a model on one step's batch: op by op here, by a step program or by graphs in `graphs`."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.executor.steps import Step
+from sylvan.runtime.executor.sizes import Bucket
+from sylvan.runtime.executor.steps import FusedStep
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.params import SamplingSlots
 
 
-class GraphRunner(Protocol):
-    """One forward pass. Results are views that live until the next `run`."""
+class ModelRunner(Protocol):
+    """One forward pass. Results are views that live until the next `run`.
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
+    Rows are given as int32 numpy arrays or as int64 tensors on the model's device.
+
+    Attributes:
+        verifies_drafts: Whether a slice may have several sampled rows.
+    """
+
+    verifies_drafts: bool
+
+    def bucket(self, tokens: int, requests: int) -> Bucket | None:
+        """What a step of so many is padded to; None: it is run as it is."""
+        ...
+
+    def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         """Compute all rows, store their KV, return logits of `batch.sample_rows`.
 
+        With `graph` the batch is padded to a bucket.
         Returns: float32 (num_samples, vocab_size); the caller may overwrite it.
         """
         ...
 
-    def logits(self, rows: IntArray) -> torch.Tensor:
-        """Logits of other rows of the step just run, at most `batch.limits.max_reqs` at once."""
+    def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """Logits of other rows of the step just run without a graph: float32 (n, V).
+
+        At most `batch.limits.max_reqs` at once.
+        """
         ...
 
-    def hidden(self, rows: IntArray) -> torch.Tensor:
+    def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """Hidden vectors after the final norm, of rows of the step just run: float32 (n, D)."""
+        ...
+
+    def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """Output of one layer for rows of the step just run: (n, D).
+
+        Raises:
+            KeyError: the runner was not made to keep this layer.
+        """
         ...
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
@@ -46,7 +72,7 @@ class GraphRunner(Protocol):
         sampler: TokenSampler,
         last_token: IntArray,
         params: SamplingSlots,
-    ) -> Step | None:
+    ) -> FusedStep | None:
         """Steps that leave less to Python, where this runner and this sampler can; or None.
 
         Args:
@@ -59,28 +85,59 @@ class GraphRunner(Protocol):
 
 
 class EagerRunner:
-    """Runs the model's Python on tensors, op by op: the reference for every other runner."""
+    """Runs the model's Python on tensors, op by op: the reference for every other runner.
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    Args:
+        model: With its weights.
+        prepare: Changes the batch before each pass, on the device.
+        hidden_layers: Layers whose output is kept.
+    """
+
+    verifies_drafts = True
+
+    def __init__(
+        self,
+        model: Model,
+        prepare: Callable[[ForwardBatch], None] | None = None,
+        hidden_layers: Sequence[int] = (),
+    ) -> None:
+        self._model, self._prepare = model, prepare
         self._hidden_TD = torch.empty(0)
+        self._layers: dict[int, torch.Tensor] = {}
+        layers: Any = getattr(model, "layers", ())
+        for layer in hidden_layers:
+            layers[layer].register_forward_hook(self._keeper(layer))
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
-        """See `GraphRunner.run`."""
+    def bucket(self, tokens: int, requests: int) -> Bucket | None:
+        """See `ModelRunner.bucket`."""
+        return None
+
+    def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
+        """See `ModelRunner.run`."""
+        if self._prepare is not None:
+            self._prepare(batch)
         batch.attention.plan(batch)
-        self._hidden_TD = self._model.forward(self._model.embed(batch), batch)
+        x_TD = self._model.embed(batch)
+        for part in batch.input_embeds:
+            vectors = torch.from_numpy(part.vectors).to(x_TD)
+            x_TD[part.row : part.row + len(vectors)] = vectors
+        self._hidden_TD = self._model.forward(x_TD, batch)
         return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
 
-    def logits(self, rows: IntArray) -> torch.Tensor:
-        """See `GraphRunner.logits`."""
-        return self._model.head(self._take(rows))
+    def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.logits`."""
+        return self._model.head(self._take(self._hidden_TD, rows))
 
-    def hidden(self, rows: IntArray) -> torch.Tensor:
-        """See `GraphRunner.hidden`."""
-        return self._take(rows).float()
+    def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.hidden`."""
+        return self._take(self._hidden_TD, rows).float()
+
+    def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.layer_hidden`."""
+        return self._take(self._layers[layer], rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `GraphRunner.head`."""
+        """See `ModelRunner.head`."""
         return self._model.head(vectors_RD.to(self._hidden_TD)).float()
 
     def fuse(
@@ -90,8 +147,15 @@ class EagerRunner:
         last_token: IntArray,
         params: SamplingSlots,
     ) -> None:
-        """See `GraphRunner.fuse`."""
+        """See `ModelRunner.fuse`."""
 
-    def _take(self, rows: IntArray) -> torch.Tensor:
-        index = torch.from_numpy(rows).to(self._hidden_TD.device)
-        return ops.take_rows(self._hidden_TD, index)
+    def _keeper(self, layer: int) -> Callable[[Any, Any, torch.Tensor], None]:
+        def keep(module: Any, inputs: Any, output: torch.Tensor) -> None:
+            del module, inputs
+            self._layers[layer] = output
+
+        return keep
+
+    def _take(self, values: torch.Tensor, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        index = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(rows)
+        return ops.take_rows(values, index.to(values.device))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sylvan.runtime.core.req import Batch, Req, SliceOutput, StepResult
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps
+
+SimRequest = GenerateRequest | EmbedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +32,33 @@ class SimExecutor:
 
     def __init__(
         self,
-        next_token: Callable[[Req, int], int],
-        step_time_s: Callable[[Batch], float],
+        next_token: Callable[[SimRequest, int], int],
+        step_time_s: Callable[[StepPlan], float],
         caps: ExecutorCaps | None = None,
     ) -> None:
-        """`next_token(req, position)` gives the id of the token at `position`."""
+        """`next_token(request, position)` gives the id of the token at `position`."""
         self.caps = caps or ExecutorCaps(max_batch_tokens=8192, max_running_reqs=256)
         self.now_s = 0.0
         self.steps = 0
         self.computed_tokens = 0
         self._next_token = next_token
         self._step_time_s = step_time_s
+        self._requests: dict[int, SimRequest] = {}  # by slot
 
-    def launch(self, batch: Batch) -> Done:
+    def launch(self, plan: StepPlan) -> Done:
         """Account for the step and return its tokens."""
-        self.now_s += self._step_time_s(batch)
+        for join in plan.joins:
+            self._requests[join.slot] = join.request
+        self.now_s += self._step_time_s(plan)
         self.steps += 1
-        self.computed_tokens += batch.num_tokens
-        tokens = [self._next_token(s.req, s.stop) if s.samples else 0 for s in batch.slices]
-        others = {i: SliceOutput() for i, s in enumerate(batch.slices) if not s.samples}
-        return Done(StepResult(tokens=tokens, others=others))
+        self.computed_tokens += plan.num_tokens
+        tokens = [0] * plan.num_slices
+        slots, stops = plan.slots.tolist(), plan.stops.tolist()
+        samples = plan.samples.tolist()
+        for index in samples:
+            tokens[index] = self._next_token(self._requests[slots[index]], stops[index])
+        silent = set(range(plan.num_slices)).difference(samples)
+        return Done(StepResult(tokens, {index: SliceOutput() for index in silent}))
 
     def close(self) -> None:
         """See `Executor.close`."""

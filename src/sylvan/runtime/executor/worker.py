@@ -1,331 +1,268 @@
-"""One rank: has plans computed and sampled, and tells what that brought.
+"""One rank: applies plans, has them computed, and turns what was sampled into results.
 
-Shapes: T rows of the step, R slices, S request slots.
+On an immediate backend everything has happened when `launch` returns. On a device, `launch` queues
+the step, and its ids are looked at when they are needed: by `LaunchedStep.wait`, or before the next
+step draws for requests whose outputs are constrained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from sylvan.protocol.arrays import FloatArray, IntArray
-from sylvan.protocol.messages import TokenLogprobs
-from sylvan.protocol.requests import GenerateRequest, LogprobOptions
-from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.core.req import SliceOutput, StepResult
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import ExecutorError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.step import Join, StepPlan, StepResult
+from sylvan.runtime.executor.backend import Drawing, StepBackend
+from sylvan.runtime.executor.capability import (
+    CapabilityWorker,
+    Report,
+    StepContext,
+    overriding,
+)
 from sylvan.runtime.executor.failures import FAILURES, failure
-from sylvan.runtime.executor.plan import Join, StepPlan
-from sylvan.runtime.executor.pooling import Pooler
-from sylvan.runtime.executor.runner import GraphRunner
-from sylvan.runtime.executor.steps import Step, TensorStep
-from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
-from sylvan.runtime.sampling.constraints import Constraints, Outcome
-from sylvan.runtime.sampling.logprobs import join
-from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
+from sylvan.runtime.executor.results import step_result
+from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.sampling.constraints import Constraints, Masks, Outcome
+from sylvan.runtime.sampling.params import SamplingBatch
 
-_PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once
+NO_OUTCOMES: Mapping[int, Outcome] = {}
+NO_ERRORS: Mapping[int, str] = {}
 
 
-@dataclass(slots=True)
-class _Found:
-    """What a step brought so far, by slice index."""
+@dataclass(slots=True, eq=False)
+class LaunchedStep:
+    """Implements `Pending`. A later step may complete it before it is waited for.
 
-    token_ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt: dict[int, TokenLogprobs] = field(default_factory=dict)
-    vectors: dict[int, FloatArray] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)  # of `errors`: what was asked for is to blame
+    Attributes:
+        drawing: None: the step had no slices, or failed.
+        rows: Its sampled rows, if some of them are constrained.
+        errors: Slice index -> why its request fails.
+        context: If the step carries work of capabilities.
+        reports: By capability.
+    """
+
+    worker: Worker
+    plan: StepPlan
+    drawing: Drawing | None = None
+    rows: SamplingBatch | None = None
+    errors: Mapping[int, str] | None = None
+    context: StepContext | None = None
+    reports: Mapping[str, Report] | None = None
+    error: ExecutorError | None = None
+    result: StepResult | None = None
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return self.result is not None or self.drawing is None or self.drawing.done()
+
+    def wait(self) -> StepResult:
+        """See `Pending.wait`."""
+        self.complete()
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+    def complete(self) -> None:
+        """Turn what was drawn into a result, once."""
+        if self.result is not None or self.error is not None:
+            return
+        if self.drawing is None:
+            self.result = StepResult()
+            return
+        try:
+            self.result = self.worker.complete(self, self.drawing)
+        except FAILURES as error:
+            self.error = failure(error)
 
 
 class Worker:
-    """Owns the step's buffers, the sampling parameters and the newest token of each slot."""
+    """Owns the request slots and the worker halves of capabilities."""
 
     def __init__(
         self,
-        runner: GraphRunner,
-        batch: ForwardBatch,
-        sampler: TokenSampler,
-        vocab_size: int,
-        pooler: Pooler | None = None,
-        constraints: Constraints | None = None,
+        backend: StepBackend,
+        slots: RequestSlots,
+        capabilities: Sequence[CapabilityWorker] = (),
     ) -> None:
-        num_slots = batch.limits.max_reqs
-        self._runner = runner
-        self._batch = batch
-        self._sampler = sampler
-        self._params = params = SamplingSlots(num_slots, vocab_size)
-        self._pooler = pooler
-        self._constraints = constraints
-        self._last_token: IntArray = np.zeros(num_slots, np.int32)
-        self._step: Step = runner.fuse(batch, sampler, self._last_token, params) or TensorStep(
-            runner, batch, self._last_token, vocab_size
+        self._backend, self._slots = backend, slots
+        self._capabilities = tuple(capabilities)
+        self._by_name = {c.name: c for c in capabilities}
+        self._joiners = overriding(self._capabilities, "join")
+        self._leavers = overriding(self._capabilities, "leave")
+        self._constraints: Constraints | None = next(
+            (c for worker in capabilities if (c := worker.constraints) is not None), None
         )
-        self._bad: dict[int, str] = {}  # slot -> why its request cannot be sampled
-        self._prompt_rows = max(1, min(num_slots, _PROMPT_BLOCK_BYTES // (4 * vocab_size)))
+        self._constrained: set[int] = set()  # slots whose outputs are constrained
+        self._unseen: deque[LaunchedStep] = deque()  # constraints have not seen their ids yet
+        self._unapplied: StepPlan | None = None  # nor who leaves and joins in this one
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step.
-
-        Raises:
-            ExecutorError: the forward pass failed; nothing of the step counts.
-        """
-        self._apply(plan)
-        if not plan.num_slices:
-            return StepResult(())
-        rows = None  # that are sampled, if some may be constrained
-        if self._constraints is not None and not self._constraints.idle:
-            rows = SamplingBatch(plan.sample_slots, plan.sample_positions, self._params)
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start a step. Its failure is raised by `LaunchedStep.wait`; then nothing of it counts."""
+        step = LaunchedStep(self, plan)
+        self._unapplied = plan
         try:
-            self._copy_pages(plan)
-            drawn = self._compute(plan, rows)
+            self._launch(plan, step)
         except FAILURES as error:
-            raise failure(error) from error
-        if drawn is not None and self._is_plain(plan, drawn):
-            return self._plain_result(plan, drawn, rows)
-        return StepResult(self._results(plan, drawn))
+            self._backend.discard()
+            step.drawing, step.error = None, failure(error)
+            self._follow(plan)
+        return step
 
-    def _compute(self, plan: StepPlan, rows: SamplingBatch | None) -> SampleOutput | None:
-        """Run the step; its tokens, or None if they are to be drawn once masks are there."""
-        constraints = self._constraints
-        if (
-            constraints is None
-            or rows is None
-            or not constraints.prepare(rows.slots, rows.positions)
-        ):
-            return self._step.run(plan, draw=True)
-        if not constraints.ready:
-            return self._step.run(plan, draw=False)
-        return self._step.run(plan, draw=True, masks=constraints.masks(rows))
+    def complete(self, step: LaunchedStep, drawing: Drawing) -> StepResult:
+        """The result of a launched step; waits for it."""
+        plan, drawn = step.plan, drawing.wait()
+        outcomes = NO_OUTCOMES
+        if step.rows is not None and self._constraints is not None:
+            outcomes = self._constraints.advance(step.rows, drawn.token_ids)
+        self._backend.accept(plan, drawn, outcomes)
+        result = step_result(plan, drawn, outcomes, step.errors or NO_ERRORS)
+        if step.context is not None:
+            self._report(step, step.context, drawn.token_ids, result)
+        return result
 
-    def _is_plain(self, plan: StepPlan, drawn: SampleOutput) -> bool:
-        """Whether slices bring one token or none, and nothing else."""
-        return not (self._bad or plan.prompt or plan.embeds or drawn.logprobs or drawn.errors)
+    def close(self) -> None:
+        """End what capabilities started."""
+        for capability in self._capabilities:
+            capability.close()
 
-    def _plain_result(
-        self, plan: StepPlan, drawn: SampleOutput, rows: SamplingBatch | None
-    ) -> StepResult:
-        """One token for each that samples, but for what the constraints make of some."""
-        slots, token_ids = plan.sample_slots, drawn.token_ids
-        outcomes = {}
-        if self._constraints is not None and rows is not None:
-            outcomes = self._constraints.advance(rows, token_ids)
-        if not outcomes:
-            self._params.sampled(slots, token_ids)
-            return _by_slice(plan, token_ids.tolist(), {})
-        tokens: list[Sequence[int]] = [(token,) for token in token_ids.tolist()]
-        for row, outcome in outcomes.items():
-            tokens[row] = outcome.tokens
-            self._newest(int(slots[row]), outcome)
-        self._count(slots, tokens)
-        others = {row: _changed(outcome) for row, outcome in outcomes.items()}
-        return _by_slice(plan, token_ids.tolist(), others)
-
-    def _newest(self, slot: int, outcome: Outcome) -> None:
-        """A step in flight may feed the first token; the others are known by then."""
-        if outcome.tokens:
-            self._last_token[slot] = outcome.tokens[0]
-
-    def _count(self, slots: IntArray, tokens: Sequence[Sequence[int]]) -> None:
-        """Count the tokens that each slot got."""
-        if not self._params.counts:
+    def _launch(self, plan: StepPlan, step: LaunchedStep) -> None:
+        backend = self._backend
+        if plan.work:
+            self._prepare(plan)
+        self._apply(plan)
+        backend.update(plan)
+        if not plan.num_slices:
+            self._follow(plan)
             return
-        each = np.repeat(slots, [len(t) for t in tokens])
-        ids = np.fromiter((t for some in tokens for t in some), np.int32, len(each))
-        self._params.sampled(each, ids)
+        if plan.work:
+            step.context = self._before_forward(plan)
+        if backend.immediate:
+            step.drawing = self._compute(plan, step)
+        else:
+            backend.forward(plan, graph=step.context is None or step.context.may_use_graph)
+            self._follow(plan)
+            step.drawing = backend.draw(plan, self._masks(plan, step))
+        if step.context is not None:
+            self._after_forward(step, step.context)
+        if self._slots.errors:
+            self._note_errors(plan, step)
+        if backend.immediate:
+            step.complete()
+            if step.error is not None:
+                self._follow(plan)
+        else:
+            backend.finish(step.drawing)
 
-    def _results(self, plan: StepPlan, drawn: SampleOutput | None) -> list[SliceOutput]:
-        found = _Found()
-        with torch.inference_mode():
-            self._sample(plan, drawn, found)
-            self._prompt_logprobs(plan, found)
-            self._pool(plan, found)
-        return [_output(found, index) for index in range(plan.num_slices)]
+    def _compute(self, plan: StepPlan, step: LaunchedStep) -> Drawing:
+        """Forward and draw at once; masks that take long are made during the forward pass."""
+        backend, constraints = self._backend, self._constraints
+        self._follow(plan)
+        if constraints is None or not self._is_constrained(plan):
+            return backend.step(plan, None)
+        rows = step.rows = self._slots.rows(plan)
+        if not constraints.prepare(rows.slots, rows.positions):
+            return backend.step(plan, None)
+        if constraints.ready:
+            return backend.step(plan, constraints.masks(rows))
+        backend.forward(plan, graph=False)
+        return backend.draw(plan, constraints.masks(rows))
+
+    def _masks(self, plan: StepPlan, step: LaunchedStep) -> Masks | None:
+        constraints = self._constraints
+        if constraints is None or not self._is_constrained(plan):
+            return None
+        rows = step.rows = self._slots.rows(plan)
+        constraints.prepare(rows.slots, rows.positions)
+        self._unseen.append(step)
+        return constraints.masks(rows)
+
+    def _is_constrained(self, plan: StepPlan) -> bool:
+        constrained = self._constrained
+        return bool(constrained) and not constrained.isdisjoint(plan.sample_slots.tolist())
+
+    def _note_errors(self, plan: StepPlan, step: LaunchedStep) -> None:
+        errors, slots = dict(step.errors or {}), plan.slots
+        for index in set(plan.samples.tolist()):
+            if why := self._slots.errors.get(int(slots[index])):
+                errors[index] = why
+        step.errors = errors
+
+    # ---- requests come and go
 
     def _apply(self, plan: StepPlan) -> None:
+        if not plan.leaves and not plan.joins:
+            return
+        self._slots.apply(plan)
         for slot in plan.leaves:
-            self._params.leave(slot)
-            self._bad.pop(slot, None)
-            if self._constraints is not None:
-                self._constraints.leave(slot)
-            if self._pooler is not None:
-                self._pooler.forget(slot)
-        for entry in plan.joins:
-            self._join(entry)
-        table = self._batch.host.page_table
-        for update in plan.pages:
-            table[update.slot, update.start : update.start + len(update.pages)] = update.pages
-
-    def _join(self, entry: Join) -> None:
-        self._bad.pop(entry.slot, None)
-        if not _within(entry.request, self._params.vocab_size):
-            self._bad[entry.slot] = f"token ids must be in 0..{self._params.vocab_size - 1}"
-        try:
-            self._params.join(entry.slot, entry.request, entry.outputs)
-            if self._constraints is not None:
-                self._constraints.join(entry.slot, entry.request, entry.outputs)
-        except FAILURES as error:
-            self._params.leave(entry.slot)
-            self._bad[entry.slot] = f"sampling parameters cannot be used: {error}"
-
-    def _copy_pages(self, plan: StepPlan) -> None:
-        for source, target, num_tokens in plan.copies:
-            self._batch.kv.copy(source, target, num_tokens)
-        self._batch.state_work = plan.states
-        if plan.states is not None and self._batch.states is not None:
-            for source, target in plan.states.copies:
-                self._batch.states.copy(source, target)
-
-    def _sample(self, plan: StepPlan, drawn: SampleOutput | None, found: _Found) -> None:
-        if not plan.num_samples:
-            return
-        samples = plan.samples
-        rows = SamplingBatch(plan.sample_slots, plan.sample_positions, self._params)
-        if drawn is not None:
-            self._note(samples, rows, drawn, found)
-        else:
-            self._draw(samples, rows, found)
-        for index in samples.tolist() if self._bad else ():
-            if why := self._bad.get(int(plan.slots[index])):
-                found.errors[index] = why
-
-    def _draw(self, samples: IntArray, rows: SamplingBatch, found: _Found) -> None:
-        try:
-            self._note(samples, rows, self._choose(rows, self._step.logits()), found)
-        except FAILURES:
-            # One request's parameters are to blame, but not known which: each by itself.
-            count = len(samples)
-            logits_RV = self._runner.logits(self._batch.host.sample_rows[:count].copy())
-            for i in range(count):
-                one = slice(i, i + 1)
-                part = SamplingBatch(rows.slots[one], rows.positions[one], self._params)
+            for capability in self._leavers:
+                capability.leave(slot)
+        for join in plan.joins:
+            for capability in self._joiners:
                 try:
-                    chosen = self._choose(part, logits_RV[one])
-                    self._note(samples[one], part, chosen, found)
+                    capability.join(join)
                 except FAILURES as error:
-                    found.errors[int(samples[i])] = f"sampling failed: {error}"
+                    self._slots.fail(join.slot, error)
 
-    def _choose(self, rows: SamplingBatch, logits_RV: torch.Tensor) -> SampleOutput:
-        masks = self._constraints.masks(rows) if self._constraints is not None else None
-        return self._sampler.sample(logits_RV, rows, masks)
-
-    def _note(
-        self, indices: IntArray, rows: SamplingBatch, out: SampleOutput, found: _Found
-    ) -> None:
-        """What sampling some slices brought."""
-        self._last_token[rows.slots] = out.token_ids
-        slices = indices.tolist()
-        tokens = ((token,) for token in out.token_ids.tolist())
-        found.token_ids.update(zip(slices, tokens, strict=True))
-        found.logprobs.update((slices[row], value) for row, value in out.logprobs.items())
-        found.errors.update((slices[row], why) for row, why in out.errors.items())
-        if self._constraints is not None and self._adjust(indices, rows, out.token_ids, found):
+    def _follow(self, plan: StepPlan) -> None:
+        """Let constraints see all ids sampled so far, then who leaves and joins."""
+        if self._unapplied is not plan:
             return
-        self._params.sampled(rows.slots, out.token_ids)
+        self._unapplied = None
+        while self._unseen:
+            self._unseen.popleft().complete()
+        self._backend.correct(plan)
+        if self._constraints is None:
+            return
+        for slot in plan.leaves:
+            self._constraints.leave(slot)
+            self._constrained.discard(slot)
+        for join in plan.joins:
+            self._constrained.discard(join.slot)
+            self._constrain(self._constraints, join)
 
-    def _adjust(
-        self, indices: IntArray, rows: SamplingBatch, token_ids: IntArray, found: _Found
-    ) -> bool:
-        """Let the constraints follow what was sampled; whether that changed and counted it."""
-        assert self._constraints is not None
-        outcomes = self._constraints.advance(rows, token_ids)
-        if not outcomes:
-            return False
-        for row, outcome in outcomes.items():
-            index = int(indices[row])
-            found.token_ids[index] = outcome.tokens
-            self._newest(int(rows.slots[row]), outcome)
-            if not outcome.tokens:
-                found.logprobs.pop(index, None)
-                found.errors.pop(index, None)
-            if outcome.ended:
-                found.ended.add(index)
-            if outcome.error:
-                found.errors[index] = outcome.error
-                found.refused.add(index)
-        self._count(rows.slots, [found.token_ids[int(i)] for i in indices])
-        return True
+    def _constrain(self, constraints: Constraints, join: Join) -> None:
+        if not isinstance(join.request, GenerateRequest):
+            return
+        try:
+            constraints.join(join.slot, join.request, join.outputs)
+        except FAILURES as error:
+            self._slots.fail(join.slot, error)
+            return
+        if constraints.bound(join.slot):
+            self._constrained.add(join.slot)
 
-    def _prompt_logprobs(self, plan: StepPlan, found: _Found) -> None:
-        for want in plan.prompt:
-            options = self._params.logprobs[plan.slots[want.index]]
-            if options is None:
-                continue
-            try:
-                found.prompt[want.index] = self._prompt_part(want.rows, want.token_ids, options)
-            except FAILURES as error:
-                found.errors[want.index] = f"prompt log probabilities failed: {error}"
+    # ---- capabilities
 
-    def _prompt_part(
-        self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
-    ) -> TokenLogprobs:
-        """In blocks of rows, so that memory does not grow with the prompt."""
-        parts: list[TokenLogprobs] = []
-        for start in range(0, len(rows), self._prompt_rows):
-            block = slice(start, start + self._prompt_rows)
-            logits = self._runner.logits(rows[block])
-            parts.append(self._sampler.token_logprobs(logits, token_ids[block], options))
-        return join(parts)
+    def _prepare(self, plan: StepPlan) -> None:
+        unknown = plan.work.keys() - self._by_name.keys()
+        if unknown:
+            raise ValueError(f"the plan has work for unknown capabilities: {sorted(unknown)}")
+        for name, work in plan.work.items():
+            self._by_name[name].prepare(work)
 
-    def _pool(self, plan: StepPlan, found: _Found) -> None:
-        ends = np.cumsum(plan.stops - plan.starts)
-        for work in plan.embeds:
-            index = work.index
-            if self._pooler is None:
-                found.errors[index] = "this model makes no vectors"
-                continue
-            count = int(plan.stops[index] - plan.starts[index])
-            end = int(ends[index])
-            rows = np.arange(end - count, end, dtype=np.int32)
-            try:
-                vector = self._pooler.add(self._runner, int(plan.slots[index]), rows, work)
-            except FAILURES as error:
-                found.errors[index] = f"pooling failed: {error}"
-                continue
-            if vector is not None:
-                found.vectors[index] = vector
+    def _before_forward(self, plan: StepPlan) -> StepContext:
+        reads_rows = any(self._by_name[name].reads_rows for name in plan.work)
+        context = StepContext(plan, self._backend, may_use_graph=not reads_rows)
+        for name, work in plan.work.items():
+            self._by_name[name].before_forward(context, work)
+        return context
 
+    def _after_forward(self, step: LaunchedStep, context: StepContext) -> None:
+        reports: dict[str, Report] = {}
+        for name, work in context.plan.work.items():
+            report = self._by_name[name].after_forward(context, work)
+            if report is not None:
+                reports[name] = report
+        step.reports, step.errors = reports, context.errors
 
-def _within(request: GenerateRequest, vocab_size: int) -> bool:
-    """Whether a kernel may look up the ids; the edge has refused others already."""
-    parts = (request.input_ids, request.output_ids)
-    return all(not len(ids) or ids.view(np.uint32).max() < vocab_size for ids in parts)
-
-
-def _by_slice(plan: StepPlan, tokens: list[int], others: dict[int, SliceOutput]) -> StepResult:
-    """What the sampled rows brought, slice by slice; the others bring nothing."""
-    if plan.num_samples == plan.num_slices:
-        return StepResult(tokens=tokens, others=others)
-    found = [-1] * plan.num_slices
-    changed: dict[int, SliceOutput] = {}
-    for row, (index, token) in enumerate(zip(plan.samples.tolist(), tokens, strict=True)):
-        found[index] = token
-        if row in others:
-            changed[index] = others[row]
-    for index, token in enumerate(found):
-        if token < 0:
-            changed[index] = SliceOutput()
-    return StepResult(tokens=found, others=changed)
-
-
-def _changed(outcome: Outcome) -> SliceOutput:
-    if outcome.error:
-        return SliceOutput(error=outcome.error, status=400)
-    return SliceOutput(outcome.tokens, ended=outcome.ended)
-
-
-def _output(found: _Found, index: int) -> SliceOutput:
-    if index in found.errors:
-        status = 400 if index in found.refused else 500
-        return SliceOutput(error=found.errors[index], status=status)
-    return SliceOutput(
-        token_ids=found.token_ids.get(index, ()),
-        ended=index in found.ended,
-        logprobs=found.logprobs.get(index),
-        prompt_logprobs=found.prompt.get(index),
-        vector=found.vectors.get(index),
-    )
+    def _report(
+        self, step: LaunchedStep, context: StepContext, token_ids: IntArray, result: StepResult
+    ) -> None:
+        for name, work in context.plan.work.items():
+            self._by_name[name].after_sample(context, work, token_ids)
+        for name, report in (step.reports or {}).items():
+            result.reports[name] = report()

@@ -50,6 +50,13 @@ class LatentPool:
         for tensor in self._layers:
             tensor[target, :num_tokens] = tensor[source, :num_tokens]
 
+    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
+        """See `KVCachePool.move`."""
+        sources, targets = (torch.from_numpy(x.astype(np.int64)) for x in (sources_N, targets_N))
+        for tensor in self._layers:
+            rows = tensor.flatten(0, 1)
+            rows[targets.to(rows.device)] = rows[sources.to(rows.device)]
+
     def export_pages(self, pages: IntArray) -> memoryview:
         """See `KVCachePool.export_pages`."""
         index = torch.from_numpy(pages.astype(np.int64))

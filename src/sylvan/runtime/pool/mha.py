@@ -78,6 +78,13 @@ class MHAPool:
         for tensor in (*self._keys, *self._values):
             tensor[target, :num_tokens] = tensor[source, :num_tokens]
 
+    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
+        """See `KVCachePool.move`."""
+        sources, targets = (torch.from_numpy(x.astype(np.int64)) for x in (sources_N, targets_N))
+        for tensor in (*self._keys, *self._values):
+            rows = tensor.flatten(0, 1)
+            rows[targets.to(rows.device)] = rows[sources.to(rows.device)]
+
     def export_pages(self, pages: IntArray) -> memoryview:
         """See `KVCachePool.export_pages`."""
         index = torch.from_numpy(pages.astype(np.int64))

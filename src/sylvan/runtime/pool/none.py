@@ -35,6 +35,9 @@ class NoPool:
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """See `KVCachePool.copy`."""
 
+    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
+        """See `KVCachePool.move`."""
+
     def export_pages(self, pages: IntArray) -> memoryview:
         """See `KVCachePool.export_pages`."""
         return memoryview(b"")

@@ -24,6 +24,14 @@ class SampleOutput:
     logprobs: dict[int, TokenLogprobs]
     errors: dict[int, str]
 
+    def done(self) -> bool:
+        """The tokens are here."""
+        return True
+
+    def wait(self) -> SampleOutput:
+        """There is nothing to wait for."""
+        return self
+
 
 class TokenSampler(Protocol):
     """From logits to tokens. A row never sees another row."""

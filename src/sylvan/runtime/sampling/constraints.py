@@ -24,6 +24,11 @@ class Masks:
     rows: IntArray
     bits: IntArray
 
+    def of(self, row: int) -> Masks | None:
+        """The mask of one row, for a batch of that row alone; None if it has none."""
+        found = np.flatnonzero(self.rows == row)
+        return Masks(np.zeros(1, np.int32), self.bits[found]) if len(found) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

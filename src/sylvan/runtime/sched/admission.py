@@ -13,6 +13,14 @@ MIN_RATIO_FACTOR = 0.14
 DECAY_STEPS = 600
 CLIP_NEW_TOKENS = 4096
 RETRACT_STEPS = 20  # outputs per request that the ratio after a retraction leaves room for
+START_COST = 12  # decodes that take the scheduler as long as starting a request
+LIGHT_STEP = 400  # decodes that take it about 2 ms
+MIN_STARTS = 12
+
+
+def most_starts(num_others: int) -> int:
+    """How many requests a step starts beside others, which wait meanwhile. The rest follow."""
+    return max(MIN_STARTS, (LIGHT_STEP - num_others) // START_COST)
 
 
 class Admission:

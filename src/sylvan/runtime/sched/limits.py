@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
 from sylvan.utils.clock import Clock, monotonic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Upper bounds of a step, of the queue, and of patience.
+    """Upper bounds of a step, of the queue, and of waiting.
 
-    `inflight`: steps launched and not yet settled; 2 plans a step while the one before runs.
+    `inflight`: steps launched whose results are not in; 2 plans a step while the one before runs.
     `chunk_tokens`: prompt tokens a step computes at most, so that decoding is not held up.
     `age_limit_s`: a request that waited longer goes before all others of its priority, whatever
     the policy: the bound on starvation.
+    `load_timeout_s`: a request whose memory is not filled by then computes everything itself.
     `share_in_batch`: a request may read pages that another of the same step writes (the executor
     stores all keys and values of a layer before it attends).
     """
@@ -31,12 +32,12 @@ class Limits:
     max_waiting_reqs: int = 4096
     inflight: int = 1
     queue_timeout_s: float | None = None
+    load_timeout_s: float = 30.0
     age_limit_s: float = 10.0
     conservativeness: float = 1.0
     preemption_threshold: int | None = 10
     share_in_batch: bool = True
     whole_prompts: bool = False  # bidirectional encoders cannot be chunked
-    pool_all: bool = False  # pooling reads all tokens of an EmbedRequest: none may be cached
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ class Parts:
     executor: Executor
     policy: Callable[[PolicyContext], SchedulePolicy]
     emit: Callable[[Sequence[TokenOutput]], None]
-    features: tuple[Feature, ...] = ()
+    capabilities: tuple[Capability, ...] = ()
     clock: Clock = monotonic
     seed: int = 0
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -1,54 +1,47 @@
-"""What of a request the prefix cache holds."""
+"""What the prefix cache holds of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.types import CacheKey, tenant_span
+from sylvan.runtime.cache.types import (
+    CacheKey,
+    common_prefix_len,
+    media_divergence,
+    tenant_span,
+)
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.sched.outputs import PromptLogprobs
+from sylvan.runtime.sched.capability import Hooks
 
 
 class Lookup:
     """Asks the cache about requests; many that wait are asked about at each step."""
 
-    def __init__(
-        self, cache: KVCacheManager, prompt_logprobs: PromptLogprobs, *, pool_all: bool
-    ) -> None:
+    def __init__(self, cache: KVCacheManager, hooks: Hooks) -> None:
         self._tree = cache.tree
         self._roots = cache.tree.roots()
-        self._prompt_logprobs = prompt_logprobs
-        self._pool_all = pool_all
+        self._hooks = hooks
 
     def key(self, req: Req) -> CacheKey:
         """Of all tokens of `req` that are known; the same object until there are more."""
         key = req.key
         if key is None or len(key.tokens) != req.tokens.length:
-            key = req.key = _key(req)
+            key = req.key = _key(req, self._hooks.cache_namespace(req))
             key.first = self._tree.first_page(key)
         return key
 
     def limit(self, req: Req) -> int:
         """Longest prefix that may come from the cache: one token is always computed."""
-        request = req.request
-        limit = req.tokens.length + req.pending - 1
-        if isinstance(request, EmbedRequest):
-            return 0 if self._pool_all else limit
-        if request.logprobs is None:
-            return limit
-        start = self._prompt_logprobs.wanted(req)
-        return limit if start is None else min(limit, start)
+        return self._hooks.cache_limit(req, req.tokens.length + req.pending - 1)
 
     def cached_tokens(self, req: Req) -> int:
         """Tokens of `req` that the cache holds now."""
-        key, request = req.key, req.request
-        length = req.tokens.length
-        if key is None or len(key.tokens) != length:
+        key = req.key
+        if key is None or len(key.tokens) != req.tokens.length:
             key = self.key(req)
-        plain = isinstance(request, GenerateRequest) and request.logprobs is None
-        return self._tree.peek(key, length + req.pending - 1 if plain else self.limit(req))
+        return self._tree.peek(key, self.limit(req))
 
     def likely_hits(self, reqs: Iterable[Req]) -> Iterator[Req]:
         """Those whose first page is cached.
@@ -62,13 +55,31 @@ class Lookup:
             if root is not None and key.first in root.children:
                 yield req
 
+    def gains_from(self, req: Req, leaders: Sequence[Req], at_least: int) -> bool:
+        """Whether the prompt of a running request shares so many tokens more than are cached."""
+        key, known = self.key(req), None
+        for leader in leaders:
+            if leader.kv is None or leader.kv.key.namespace != key.namespace:
+                continue
+            n = min(leader.prompt_len, req.prompt_len)
+            shared = common_prefix_len(leader.tokens.view(0, n), req.tokens.view(0, n))
+            theirs = leader.kv.key.media
+            if key.media or theirs:
+                shared = media_divergence(theirs, key.media, 0, shared)
+            if shared < at_least:
+                continue
+            known = self.cached_tokens(req) if known is None else known
+            if shared - known >= at_least:
+                return True
+        return False
 
-def _key(req: Req) -> CacheKey:
+
+def _key(req: Req, apart_by: str) -> CacheKey:
     request = req.request
     tokens = req.tokens.view(0, len(req.tokens))
     if isinstance(request, EmbedRequest):
-        return CacheKey(tokens, f"embed:{request.cache_salt}")
+        return CacheKey(tokens, f"embed:{request.cache_salt}{apart_by}")
     if request.cache_salt and request.shared_tokens:
         apart = (tenant_span(request.shared_tokens, request.cache_salt),)
-        return CacheKey(tokens, f"{request.lora or ''}:", apart)
-    return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}")
+        return CacheKey(tokens, f"{request.lora or ''}:{apart_by}", apart)
+    return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}{apart_by}")

@@ -1,15 +1,15 @@
-"""From what a step brought to what the client is told."""
+"""From what a step brought to what is emitted to the client."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-
-import numpy as np
+from typing import Any
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, TokenOutput, Usage
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.core.req import NEVER, Req, Slice, SliceOutput, StepResult
+from sylvan.runtime.core.req import NEVER, Req, Slice
+from sylvan.runtime.core.step import SliceOutput, StepResult
 
 
 def finish_reason(req: Req, token: int) -> Finish | None:
@@ -46,15 +46,14 @@ def usage(req: Req) -> Usage:
     )
 
 
-def output(
-    req: Req,
-    now_s: float,
-    *,
-    logprobs: TokenLogprobs | None = None,
-    prompt_logprobs: TokenLogprobs | None = None,
-    embedding: np.ndarray | None = None,
-) -> TokenOutput:
-    """All that is new of `req`, of which the client is told now; its timing if it has ended."""
+def output(req: Req, now_s: float, **fields: Any) -> TokenOutput:
+    """All that is new of `req`, which counts as emitted; its timing if it has ended.
+
+    Args:
+        req: The request.
+        now_s: Time now, for a request that has ended.
+        fields: Other fields of `TokenOutput`.
+    """
     timing = None
     if req.finish:
         timing = Timing(
@@ -65,26 +64,24 @@ def output(
         )
     return TokenOutput(
         rid=req.rid,
-        token_ids=_untold(req),
+        token_ids=_take_new(req),
         usage=usage(req),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        embedding=embedding,
         finish=req.finish,
         timing=timing,
+        **fields,
     )
 
 
-def kept_back(reqs: Iterable[Req]) -> list[TokenOutput]:
-    """What nobody waits for of requests that go on; see `GenerateRequest.interval`."""
-    kept = (r for r in reqs if r.tell_every == NEVER and r.told < r.tokens.length)
-    return [TokenOutput(rid=r.rid, token_ids=_untold(r), usage=usage(r)) for r in kept]
+def buffered_outputs(reqs: Iterable[Req]) -> list[TokenOutput]:
+    """Buffered tokens of unfinished requests; see `GenerateRequest.interval`."""
+    buffered = (r for r in reqs if r.emit_interval == NEVER and r.num_emitted < r.tokens.length)
+    return [TokenOutput(rid=r.rid, token_ids=_take_new(r), usage=usage(r)) for r in buffered]
 
 
-def _untold(req: Req) -> tuple[int, ...]:
-    """Tokens of which the client was not told; from now on it has been."""
-    start, stop = req.told, req.tokens.length
-    req.told, req.tell_at = stop, stop + req.tell_every
+def _take_new(req: Req) -> tuple[int, ...]:
+    """Tokens that were not emitted yet; they count as emitted from now on."""
+    start, stop = req.num_emitted, req.tokens.length
+    req.num_emitted, req.emit_at = stop, stop + req.emit_interval
     if start == stop - 1:
         return (req.tokens.last,)
     return tuple(req.tokens.view(start, stop).tolist())
@@ -93,13 +90,13 @@ def _untold(req: Req) -> tuple[int, ...]:
 def accept_plain(
     pieces: Sequence[Slice], result: StepResult, outbox: list[TokenOutput]
 ) -> list[tuple[Slice, SliceOutput]]:
-    """Give requests that go on afterwards their next token, which is nearly all there is to do.
+    """Append the next token of requests that go on afterwards, which is nearly all there is to do.
 
-    Returns those to which there is more, unchanged, with what the step brought for them.
+    Returns the slices that need more than that, unchanged, with what the step brought for them.
     """
     left: list[tuple[Slice, SliceOutput]] = []
-    others, tell = result.others, outbox.append
-    for index, (piece, token) in enumerate(zip(pieces, result.tokens or (), strict=True)):
+    others, emit = result.others, outbox.append
+    for index, (piece, token) in enumerate(zip(pieces, result.tokens, strict=True)):
         req = piece.req
         known = req.tokens
         length = known.length + 1
@@ -115,7 +112,7 @@ def accept_plain(
             continue
         req.pending -= 1
         known.append(token)
-        if length < req.tell_at:
+        if length < req.emit_at:
             continue
         counts = Usage(
             prompt_tokens=req.prompt_len,
@@ -123,7 +120,7 @@ def accept_plain(
             cached_tokens=req.cached_tokens,
             retractions=req.retractions,
         )
-        tell(TokenOutput(rid=req.rid, token_ids=_untold(req), usage=counts))
+        emit(TokenOutput(rid=req.rid, token_ids=_take_new(req), usage=counts))
     return left
 
 
@@ -144,40 +141,6 @@ def met_targets(req: Req, now_s: float) -> bool | None:
     return not late and not slow
 
 
-class PromptLogprobs:
-    """Collects the prompt log probabilities of requests whose prompt is computed in pieces."""
-
-    def __init__(self) -> None:
-        self._parts: dict[str, dict[int, TokenLogprobs]] = {}
-        self._done: set[str] = set()
-
-    def wanted(self, req: Req) -> int | None:
-        """First prompt position whose KV must be computed anew for `req`, if any."""
-        request = req.request
-        if not isinstance(request, GenerateRequest) or request.logprobs is None:
-            return None
-        return None if req.rid in self._done else request.logprobs.start
-
-    def add(self, req: Req, start: int, part: TokenLogprobs) -> None:
-        """Keep those that the rows from position `start` on predict."""
-        self._parts.setdefault(req.rid, {})[start] = part
-
-    def take(self, req: Req) -> TokenLogprobs | None:
-        """All of them, in order, once; the first prompt token asked for has none."""
-        start = self.wanted(req)
-        if start is None:
-            return None
-        self._done.add(req.rid)
-        parts = self._parts.pop(req.rid, {})
-        first = _nothing(req, min(start, req.prompt_len - 1), [*parts.values()])
-        return _join([first, *(parts[at] for at in sorted(parts))])
-
-    def forget(self, rid: str) -> None:
-        """The request ended."""
-        self._parts.pop(rid, None)
-        self._done.discard(rid)
-
-
 def head(logprobs: TokenLogprobs | None, count: int) -> TokenLogprobs | None:
     """The first `count` positions."""
     if logprobs is None or len(logprobs.token_ids) == count:
@@ -190,37 +153,4 @@ def head(logprobs: TokenLogprobs | None, count: int) -> TokenLogprobs | None:
         token_ids=logprobs.token_ids[:count],
         logprobs=logprobs.logprobs[:count],
         **dict(zip(("top_ids", "top_logprobs", "chosen_logprobs"), rows, strict=True)),
-    )
-
-
-def _nothing(req: Req, position: int, like: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """One position without log probabilities, in the shapes of `like`."""
-
-    def row(name: str, fill: float) -> np.ndarray | None:
-        model = getattr(like[0], name) if like else None
-        return None if model is None else np.full((1, model.shape[1]), fill, model.dtype)
-
-    return TokenLogprobs(
-        token_ids=req.tokens.view(position, position + 1).copy(),
-        logprobs=np.full(1, np.nan, np.float32),
-        top_ids=row("top_ids", -1),
-        top_logprobs=row("top_logprobs", np.nan),
-        chosen_logprobs=row("chosen_logprobs", np.nan),
-    )
-
-
-def _join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    def rows(name: str) -> np.ndarray | None:
-        arrays = [a for p in parts if (a := getattr(p, name)) is not None]
-        return np.concatenate(arrays) if arrays else None
-
-    ids, logprobs = rows("token_ids"), rows("logprobs")
-    assert ids is not None
-    assert logprobs is not None
-    return TokenLogprobs(
-        token_ids=ids,
-        logprobs=logprobs,
-        top_ids=rows("top_ids"),
-        top_logprobs=rows("top_logprobs"),
-        chosen_logprobs=rows("chosen_logprobs"),
     )

@@ -33,7 +33,7 @@ from sylvan.runtime.cache.eviction import eviction_policy
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.engine.scheduler_loop import AUDIT_S, HEARTBEAT_S, Ports, SchedulerLoop
 from sylvan.runtime.engine.throughput import Throughput
 from sylvan.runtime.executor.sim import SimExecutor
@@ -71,7 +71,7 @@ class Wire:
 
 
 class Fixture:
-    def __init__(self, next_token: Callable[[Req, int], int] | None = None) -> None:
+    def __init__(self, next_token: Callable[[GenerateRequest, int], int] | None = None) -> None:
         clock = VirtualClock()
         self.inbox, self.text, self.replies = Wire(clock), Wire(clock), Wire(clock)
         ports = Ports(self.inbox, self.text, self.replies)
@@ -119,10 +119,10 @@ class Fragile(SimExecutor):
 
     broken: Exception | None = None
 
-    def launch(self, batch: Batch) -> Any:
+    def launch(self, plan: StepPlan) -> Any:
         if self.broken is not None:
             raise self.broken
-        return super().launch(batch)
+        return super().launch(plan)
 
 
 def submit(rid: str, prompt_len: int = 3, interval: int | None = 1, **sampling: Any) -> Submit:

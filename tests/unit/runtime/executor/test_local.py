@@ -13,13 +13,22 @@ from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.cache.types import CacheKey, KVHandle, Node
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.req import Batch, Req, Slice
+from sylvan.runtime.core.step import PageCopy
 from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
-from sylvan.runtime.executor.pooling import Pooler
+from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import Worker
+from sylvan.runtime.features.embeddings.control import Embeddings
+from sylvan.runtime.features.embeddings.pooling import Pooler
+from sylvan.runtime.features.embeddings.worker import EmbeddingsWorker
+from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
+from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from sylvan.runtime.sampling.sampler import Sampler
+from sylvan.runtime.sched.capability import Hooks
+from sylvan.runtime.sched.plan_builder import PlanBuilder
 
 VOCAB, PAGE = 50, 4
 
@@ -34,7 +43,7 @@ class Successor:
         self.seen: list[dict[str, list[int]]] = []
         self.largest = 0
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
+    def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         assert self.gate.wait(30)
         if self.fail:
             raise RuntimeError(self.fail)
@@ -63,9 +72,13 @@ class Bench:
         self.pool = MHAPool(shape, torch.float32)
         limits = BatchLimits(max_tokens=64, max_reqs=4, max_pages_per_req=8)
         batch = ForwardBatch(limits, self.pool, NullAttention())
-        worker = Worker(self.runner, batch, sampler or Sampler(), VOCAB, pooler)
+        slots = RequestSlots(limits.max_reqs, VOCAB)
+        backend = ImmediateBackend(self.runner, batch, sampler or Sampler(), slots)
+        halves = [PromptLogprobsWorker(), *([EmbeddingsWorker(pooler)] if pooler else [])]
         caps = ExecutorCaps(max_batch_tokens=64, max_running_reqs=4)
-        self.executor = LocalExecutor(worker, caps, overlap=overlap)
+        self.executor = LocalExecutor(Worker(backend, slots, halves), caps, overlap=overlap)
+        self.builder = PlanBuilder(caps.max_running_reqs)
+        self.hooks = Hooks((PromptLogprobs(), *([Embeddings(pools_all=True)] if pooler else [])))
         self._page = 1
 
     def req(self, *ids: int, request=None, **fields) -> Req:
@@ -85,7 +98,8 @@ class Bench:
 
     def launch(self, *work: tuple[Req, int, int], **fields):
         slices = tuple(Slice(r, a, b, b == r.num_tokens) for r, a, b in work)
-        pending = self.executor.launch(Batch(slices, **fields))
+        batch = Batch(slices, **fields)
+        pending = self.executor.launch(self.builder.build(batch, self.hooks.plan_work(batch)))
         for piece in slices:
             piece.req.pending += piece.samples
         return pending
@@ -163,14 +177,14 @@ def test_a_failed_forward_is_an_executor_error_and_the_next_step_runs(bench):
 
 
 def test_an_empty_step_is_legal(bench):
-    assert bench.launch(ended=("nobody",)).wait().outputs == ()
+    assert bench.launch(ended=("nobody",)).wait().outputs == []
 
 
 def test_pages_are_copied_before_the_forward(bench):
     keys, _ = bench.pool.layer(0)
     keys[9] = 3.0
 
-    bench.launch((bench.req(1), 0, 1), copies=((9, 12, 2),)).wait()
+    bench.launch((bench.req(1), 0, 1), copies=(PageCopy(9, 12, 2),)).wait()
 
     assert keys[12, :2].eq(3.0).all()
     assert keys[12, 2:].eq(0.0).all()
@@ -222,7 +236,7 @@ def test_prompt_logprobs_come_in_bounded_blocks(bench):
 
     first, second = bench.launch((a, 0, 7)).wait(), bench.launch((a, 7, 13)).wait()
 
-    parts = [first.outputs[0].prompt_logprobs, second.outputs[0].prompt_logprobs]
+    parts = [step.reports[PromptLogprobs.name][0] for step in (first, second)]
     assert [p.token_ids.tolist() for p in parts] == [list(ids[3:8]), list(ids[8:13])]
     assert np.concatenate([p.top_ids[:, 0] for p in parts]).tolist() == [
         ids[i] + i for i in range(2, 12)
@@ -234,20 +248,10 @@ def test_embeddings_pool_the_rows_of_their_request():
     request = EmbedRequest(rid="e", input_ids=np.array([4, 6], np.int32))
     bench = Bench(pooler=Pooler(PoolingSpec(modes=("mean",), normalize=False)))
 
-    out = bench.launch((bench.req(1), 0, 1), (bench.req(request=request), 0, 2)).wait().outputs
+    result = bench.launch((bench.req(1), 0, 1), (bench.req(request=request), 0, 2)).wait()
 
-    assert out[1].vector.tolist() == [5.0]
-    assert list(out[0].token_ids) == [1]
-
-
-def test_embeddings_without_a_pooler_fail_alone():
-    request = EmbedRequest(rid="e", input_ids=np.array([4, 6], np.int32))
-    bench = Bench()
-
-    out = bench.launch((bench.req(request=request), 0, 2), (bench.req(1), 0, 1)).wait().outputs
-
-    assert "no vectors" in out[0].error
-    assert list(out[1].token_ids) == [1]
+    assert {i: v.tolist() for i, v in result.reports[Embeddings.name].items()} == {1: [5.0]}
+    assert list(result.outputs[0].token_ids) == [1]
 
 
 def test_many_requests_pass_through_few_slots(bench):

@@ -20,8 +20,8 @@ def model_dir(tmp_path_factory):
 
 
 def model_of(executor):
-    worker = executor._worker
-    return worker._runner._model if hasattr(worker, "_runner") else worker._parts.runner._model
+    backend = executor._worker._backend
+    return (backend._runner if backend.immediate else backend._parts.runner)._model
 
 
 def starve(executor, *, when) -> list[int]:

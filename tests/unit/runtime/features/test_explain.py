@@ -20,7 +20,7 @@ def start(pages: int = 12) -> tuple[World, CacheExplain]:
     plain = World(pages=pages, page_size=4)
     explain = CacheExplain(plain.tree)
     parts = plain.scheduler._parts
-    plain.scheduler = Scheduler(replace(parts, features=(explain,)), plain.scheduler._limits)
+    plain.scheduler = Scheduler(replace(parts, capabilities=(explain,)), plain.scheduler._limits)
     return plain, explain
 
 

@@ -1,4 +1,4 @@
-"""Features that refuse a request, and executors that bring more tokens than they computed."""
+"""Capabilities that refuse a request, and executors that bring more tokens than they computed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish
-from sylvan.runtime.core.req import Batch, Req, Slice, SliceOutput, StepResult
-from sylvan.runtime.sched.feature import Feature, Verdict
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.core.step import SliceOutput
+from sylvan.runtime.sched.capability import Capability, Verdict
 from sylvan.runtime.sched.scheduler import Scheduler
-from tests.support.kv import CheckingExecutor, Later, World, digest, next_token, request
+from tests.support.kv import CheckingExecutor, Piece, World, digest, next_token, request
 
 JUMP = 5
 
@@ -43,10 +44,10 @@ class JumpingExecutor(CheckingExecutor):
         super().__init__(num_pages, page_size)
         self.next_position: dict[str, int] = {}
 
-    def _output(self, piece: Slice) -> SliceOutput:
-        rid = piece.req.rid
+    def _output(self, piece: Piece) -> SliceOutput:
+        rid = piece.rid
         if piece.samples and piece.stop < self.next_position.get(rid, 0):
-            self.sampled[rid, piece.stop] = -1
+            piece.occupant.newest = self.sampled[rid, piece.stop] = -1
             return SliceOutput()
         out = super()._output(piece)
         if not piece.samples:
@@ -56,28 +57,10 @@ class JumpingExecutor(CheckingExecutor):
         return SliceOutput(tokens)
 
 
-class TerseExecutor(JumpingExecutor):
-    """Tells one token a slice, and what is more to some apart, as the workers do."""
-
-    def launch(self, batch: Batch) -> Later:
-        found = super().launch(batch).wait()
-        if not all(piece.samples for piece in batch.slices):
-            return Later(found)
-        tokens = [self.sampled[piece.req.rid, piece.stop] for piece in batch.slices]
-        outputs = enumerate(found.outputs)
-        others = {i: out for i, out in outputs if list(out.token_ids) != [tokens[i]]}
-        terse = StepResult(tokens=tokens, others=others)
-        assert [list(o.token_ids) for o in terse.outputs] == [
-            list(o.token_ids) for o in found.outputs
-        ]
-        return Later(terse)
-
-
-@pytest.mark.parametrize("executor", [JumpingExecutor, TerseExecutor])
 @pytest.mark.parametrize("inflight", [1, 2])
 @pytest.mark.parametrize("pages", [12, 400])
-def test_certain_tokens_are_appended_and_computed_together(executor, inflight, pages) -> None:
-    jumping = executor(pages + 1, 4)
+def test_certain_tokens_are_appended_and_computed_together(inflight, pages) -> None:
+    jumping = JumpingExecutor(pages + 1, 4)
     world = _with_executor(World(pages=pages, page_size=4, inflight=inflight), jumping)
     reqs = [
         request(str(i), [i + 1] * (i + 2), new=17, seed=i, eos_ids=(40,) if i == 3 else ())
@@ -113,7 +96,7 @@ def test_certain_tokens_save_steps() -> None:
 
 
 class EndingExecutor(CheckingExecutor):
-    def _output(self, piece: Slice) -> SliceOutput:
+    def _output(self, piece: Piece) -> SliceOutput:
         out = super()._output(piece)
         return SliceOutput(out.token_ids, ended=piece.stop >= 5)
 
@@ -129,12 +112,13 @@ def test_an_executor_can_end_a_request(inflight) -> None:
     world.check_empty()
 
 
-class Refusing(Feature):
+class Refusing(Capability):
     """Refuses requests by name, the running ones once they have some outputs."""
+
+    gates_running = True
 
     def __init__(self) -> None:
         self.finished: list[str] = []
-        self.batches: list[Batch] = []
 
     def gate(self, req: Req) -> Verdict:
         if req.rid == "bad" or (req.rid == "later" and req.num_outputs >= 2):
@@ -148,7 +132,7 @@ class Refusing(Feature):
 @pytest.mark.parametrize("inflight", [1, 2])
 def test_a_gate_that_raises_ends_its_request_alone(inflight) -> None:
     feature = Refusing()
-    world = World(pages=100, features=(feature,), inflight=inflight)
+    world = World(pages=100, capabilities=(feature,), inflight=inflight)
     for rid in ("bad", "good", "later"):
         world.scheduler.add(request(rid, [1, 2, 3], new=5))
     world.scheduler.add(request("bad too", [1], new=1, priority=50))

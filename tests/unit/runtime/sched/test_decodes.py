@@ -15,7 +15,7 @@ def requests(count: int, new: int = 20):
 def watched(world: World) -> list[tuple[Batch, list[tuple[int, int]]]]:
     """Batches as they are launched, and what their slices said then."""
     seen: list[tuple[Batch, list[tuple[int, int]]]] = []
-    world.executor.watch = lambda batch: seen.append((
+    world.watcher.watch = lambda batch: seen.append((
         batch,
         [(piece.start, piece.stop) for piece in batch.slices],
     ))  # fmt: skip

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.sched.feature import Feature, Verdict
+from sylvan.runtime.sched.capability import Capability, Verdict
 from tests.support.kv import World, alone, request
 
 SHARED, OWN, GROUPS, PER_GROUP = 96, 8, 24, 16
@@ -75,9 +75,10 @@ def test_few_shot_workload_computes_exactly_what_theory_says(questions, outputs)
     assert totals[False] == questions * SHOTS + sum(lengths) + later
 
 
-class HeldUp(Feature):
+class HeldUp(Capability):
     """The request `leader` does not get on after its first step."""
 
+    gates_running = True
     held = True
 
     def gate(self, req: Req) -> Verdict:
@@ -88,7 +89,7 @@ class HeldUp(Feature):
 @pytest.mark.parametrize("age_limit_s", [0.5, 2.0])
 def test_request_waits_for_a_common_start_no_longer_than_the_age_limit(age_limit_s):
     hold = HeldUp()
-    world = World(page_size=1, features=(hold,), age_limit_s=age_limit_s)
+    world = World(page_size=1, capabilities=(hold,), age_limit_s=age_limit_s)
     common = [*range(16), *range(40, 0, -1)]
     reqs = [request("leader", [*common, 3], new=3), request("follower", [*common, 4], new=3)]
     world.scheduler.add(reqs[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sylvan.runtime.core.req import Batch
-from sylvan.runtime.sched.planner import LIGHT_STEP, MIN_STARTS, most_starts
+from sylvan.runtime.sched.admission import LIGHT_STEP, MIN_STARTS, most_starts
 from tests.support.kv import World, alone, request
 
 CROWD = 100
@@ -24,7 +24,7 @@ def roomy(**limits) -> World:
 def test_a_crowd_holds_up_those_that_decode_by_a_few_starts_at_a_time(inflight):
     world = roomy(inflight=inflight)
     steps: list[Batch] = []
-    world.executor.watch = steps.append
+    world.watcher.watch = steps.append
     first = request("first", range(7), new=40)
     world.scheduler.add(first)
     for _ in range(4):
@@ -51,7 +51,7 @@ def test_a_crowd_holds_up_those_that_decode_by_a_few_starts_at_a_time(inflight):
 def test_where_nobody_decodes_all_that_fit_start_at_once():
     world = roomy()
     steps: list[Batch] = []
-    world.executor.watch = steps.append
+    world.watcher.watch = steps.append
     for one in crowd():
         world.scheduler.add(one)
     world.run()

@@ -36,12 +36,12 @@ def timed_world(policy: str = "slo", **limits) -> World:
     world = World(pages=9000, page_size=1, policy=policy, **limits)
     launch, busy_until = world.executor.launch, 0.0
 
-    def launch_timed(batch) -> Timed:
+    def launch_timed(plan) -> Timed:
         nonlocal busy_until
-        sizes = [s.stop - s.start for s in batch.slices]
+        sizes = (plan.stops - plan.starts).tolist()
         prompts = sum(size for size in sizes if size > 1)
         busy_until = max(busy_until, world.clock()) + DECODE_S + TOKEN_S * prompts
-        return Timed(launch(batch), world.clock, busy_until)
+        return Timed(launch(plan), world.clock, busy_until)
 
     world.executor.launch = launch_timed
     return world

@@ -11,8 +11,8 @@ import torch
 
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import ExecutorCaps
-from sylvan.runtime.executor.device.executor import DeviceExecutor
-from sylvan.runtime.executor.device.fill import Sizes
+from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.device.backend import DeviceBackend
 from sylvan.runtime.executor.device.memory import (
     GRAPH_BYTES,
     Measured,
@@ -21,12 +21,15 @@ from sylvan.runtime.executor.device.memory import (
 )
 from sylvan.runtime.executor.device.parts import DeviceParts, StepMemory
 from sylvan.runtime.executor.device.sampling import device_sampling
-from sylvan.runtime.executor.device.worker import DeviceWorker
-from sylvan.runtime.executor.graphs.buckets import BucketRunner, Runner, TensorRunner
-from sylvan.runtime.executor.graphs.sizes import Bucket, decode_buckets, mixed_buckets
+from sylvan.runtime.executor.graphs.buckets import BucketRunner
+from sylvan.runtime.executor.inputs import Sizes
+from sylvan.runtime.executor.local import DeviceExecutor
+from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
+from sylvan.runtime.executor.sizes import Bucket, decode_buckets, mixed_buckets
+from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.platform.api import Memory, Platform
-from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.on_device import Rows
 from sylvan.runtime.sampling.params import NO_TOP_K
 from sylvan.runtime.sampling.processors import LogitsProcessor
@@ -53,8 +56,8 @@ class DevicePlan:
         most_pages: Of as many as fit, no more than these.
         vocab_size: Columns of logits.
         graph: Whether decoding steps replay graphs.
-        constraints: Of features.
-        custom: Logits processors of features.
+        capabilities: Worker halves.
+        custom: Logits processors.
     """
 
     platform: Platform
@@ -68,7 +71,7 @@ class DevicePlan:
     num_pages: int | None
     vocab_size: int
     graph: bool
-    constraints: Constraints | None = None
+    capabilities: tuple[CapabilityWorker, ...] = ()
     custom: tuple[LogitsProcessor, ...] = ()
     most_pages: int | None = None
 
@@ -85,12 +88,12 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     pool = plan.make_pool(_PROBE_PAGES)
     batch = ForwardBatch(limits, pool, plan.attention, platform.device)
     memory = StepMemory(platform, batch, plan.vocab_size)
-    eager = TensorRunner(plan.model, memory.feed)
+    layers = [layer for c in plan.capabilities for layer in c.hidden_layers]
+    eager = EagerRunner(plan.model, memory.feed, layers)
     parts = DeviceParts(
         memory=memory,
         runner=eager,
         sampling=device_sampling(platform.device),
-        constraints=plan.constraints,
         custom=plan.custom,
     )
     buckets: tuple[Bucket, ...] = ()
@@ -109,7 +112,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     report = plan_pages(measured, plan.page_bytes, plan.num_pages, least, plan.most_pages)
     del pool
     batch.kv = plan.make_pool(report.num_pages)
-    runner: Runner = eager
+    runner: ModelRunner = eager
     if buckets:
         platform.trim()
         free = platform.memory().free
@@ -121,10 +124,12 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         )
     logger.info("memory: %s", report.describe())
     caps = ExecutorCaps(max_batch_tokens=limits.max_tokens, max_running_reqs=limits.max_reqs)
-    return DeviceExecutor(DeviceWorker(replace(parts, runner=runner)), caps), report
+    slots = RequestSlots(limits.max_reqs, plan.vocab_size)
+    backend = DeviceBackend(replace(parts, runner=runner), slots)
+    return DeviceExecutor(Worker(backend, slots, plan.capabilities), caps), report
 
 
-def _captured(parts: DeviceParts, eager: TensorRunner, buckets: Sequence[Bucket]) -> Runner:
+def _captured(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[Bucket]) -> ModelRunner:
     """Graphs of all buckets, or none where a step does what no graph can hold."""
     runner = BucketRunner(eager, buckets)
     try:
@@ -137,7 +142,7 @@ def _captured(parts: DeviceParts, eager: TensorRunner, buckets: Sequence[Bucket]
     return runner
 
 
-def _largest_step(parts: DeviceParts, eager: TensorRunner, longest: int) -> None:
+def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
     """Prompts of as many tokens as a step can have, and as many samples; inside `Stream.run`.
 
     All of them write to the padding page and read what is there.
@@ -170,7 +175,7 @@ def _largest_step(parts: DeviceParts, eager: TensorRunner, longest: int) -> None
         parts.sampling.draw(logits, rows)
 
 
-def _graph_reserve(parts: DeviceParts, eager: TensorRunner, buckets: Sequence[Bucket]) -> int:
+def _graph_reserve(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[Bucket]) -> int:
     """Bytes to keep for graphs: they share the memory that the largest computes in."""
 
     def largest() -> None:

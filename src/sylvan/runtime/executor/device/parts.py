@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
-from sylvan.runtime.executor.device.fill import Sizes
 from sylvan.runtime.executor.device.layout import Host, Inputs, step_layout
 from sylvan.runtime.executor.device.table import PageTable
-from sylvan.runtime.executor.graphs.buckets import Runner
-from sylvan.runtime.executor.graphs.sizes import Bucket
+from sylvan.runtime.executor.inputs import Sizes
+from sylvan.runtime.executor.runner import ModelRunner
+from sylvan.runtime.executor.sizes import Bucket
 from sylvan.runtime.platform.api import Platform
-from sylvan.runtime.sampling.constraints import Constraints
 from sylvan.runtime.sampling.on_device import DeviceSampling
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
@@ -90,9 +89,8 @@ class DeviceParts:
     """Everything that a device worker needs."""
 
     memory: StepMemory
-    runner: Runner
+    runner: ModelRunner
     sampling: DeviceSampling
-    constraints: Constraints | None = None
     custom: tuple[LogitsProcessor, ...] = ()
 
     @property
@@ -107,11 +105,10 @@ class DeviceParts:
 
 
 Work = Callable[[], None]
-Views = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class StagedStep:
     """A step's inputs: where they are written, and how many count."""
 
     inputs: Inputs

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.executor.plan import PageUpdate
+from sylvan.runtime.core.step import PageUpdate
 from sylvan.runtime.platform.api import Platform
 
 

@@ -10,64 +10,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import torch
 
-from sylvan.kernels import ops
+from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.executor.graphs.sizes import Bucket
-from sylvan.runtime.models.registry import Model
+from sylvan.runtime.executor.runner import EagerRunner
+from sylvan.runtime.executor.sizes import Bucket
 from sylvan.runtime.platform.api import Graph, Platform
+from sylvan.runtime.sampling.api import TokenSampler
+from sylvan.runtime.sampling.params import SamplingSlots
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
-    """One forward pass inside `Stream.run`. Results live until the next one."""
-
-    def bucket(self, tokens: int, requests: int) -> Bucket | None:
-        """What a step of so many is padded to; None: it is run as it is."""
-        ...
-
-    def run(self, batch: ForwardBatch, *, graph: bool) -> torch.Tensor:
-        """Logits float32 (samples, V); with `graph` the batch is padded to a bucket."""
-        ...
-
-    def at(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits of other rows (int64) of the step just run op by op."""
-        ...
-
-
-class TensorRunner:
-    """Op by op, always. `prepare` changes the batch before each pass, on the device."""
-
-    def __init__(self, model: Model, prepare: Callable[[ForwardBatch], None]) -> None:
-        self._model = model
-        self._prepare = prepare
-        self._hidden_TD = torch.empty(0)
-
-    def bucket(self, tokens: int, requests: int) -> Bucket | None:
-        """See `Runner.bucket`."""
-        return None
-
-    def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
-        """See `Runner.run`."""
-        self._prepare(batch)
-        batch.attention.plan(batch)
-        self._hidden_TD = self._model.forward(self._model.embed(batch), batch)
-        return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
-
-    def at(self, rows: torch.Tensor) -> torch.Tensor:
-        """See `Runner.at`."""
-        return self._model.head(ops.take_rows(self._hidden_TD, rows))
-
-
 class BucketRunner:
     """Replays a graph where one was captured for the batch's padded size."""
 
-    def __init__(self, eager: TensorRunner, buckets: Iterable[Bucket]) -> None:
+    verifies_drafts = False
+
+    def __init__(self, eager: EagerRunner, buckets: Iterable[Bucket]) -> None:
         self._eager = eager
         self._buckets = sorted(buckets)
         self._graphs: dict[Bucket, Graph] = {}
@@ -100,7 +63,7 @@ class BucketRunner:
         logger.info("captured %d graphs in %.1f s", len(self._buckets), clock() - begun)
 
     def bucket(self, tokens: int, requests: int) -> Bucket | None:
-        """See `Runner.bucket`."""
+        """See `ModelRunner.bucket`."""
         same = tokens == requests
         fits = (
             b
@@ -109,16 +72,37 @@ class BucketRunner:
         )
         return next(fits, None)
 
-    def run(self, batch: ForwardBatch, *, graph: bool) -> torch.Tensor:
-        """See `Runner.run`."""
+    def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
+        """See `ModelRunner.run`."""
         if not graph:
             return self._eager.run(batch)
         self._graphs[Bucket(batch.num_tokens, batch.num_reqs)].replay()
         return self._logits_RV[: batch.num_reqs]
 
-    def at(self, rows: torch.Tensor) -> torch.Tensor:
-        """See `Runner.at`."""
-        return self._eager.at(rows)
+    def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.logits`."""
+        return self._eager.logits(rows)
+
+    def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.hidden`."""
+        return self._eager.hidden(rows)
+
+    def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.layer_hidden`."""
+        return self._eager.layer_hidden(layer, rows)
+
+    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.head`."""
+        return self._eager.head(vectors_RD)
+
+    def fuse(
+        self,
+        batch: ForwardBatch,
+        sampler: TokenSampler,
+        last_token: IntArray,
+        params: SamplingSlots,
+    ) -> None:
+        """See `ModelRunner.fuse`."""
 
     def _warm_up(self, batch: ForwardBatch, most: int) -> None:
         with torch.inference_mode():

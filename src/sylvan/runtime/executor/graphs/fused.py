@@ -11,15 +11,15 @@ from sylvan.kernels.native.binding import Inputs, Run
 from sylvan.kernels.native.program import Program
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.executor.plan import StepPlan
+from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.native import NativeRows
 from sylvan.runtime.sampling.params import SamplingSlots
 
 
-class FusedStep:
-    """Implements `Step`. Between the numbers of a plan and its tokens there is no Python.
+class NativeStep:
+    """Implements `FusedStep`. Between the numbers of a plan and its tokens there is no Python.
 
     Args:
         program: A recorded model.
@@ -58,7 +58,7 @@ class FusedStep:
         self._typed = True  # whether a token may be of another type than 0
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
-        """See `Step.run`."""
+        """See `FusedStep.run`."""
         inputs, batch = self._inputs, self._batch
         self._numbers[: len(plan.numbers)] = plan.numbers
         inputs.seqs = batch.num_reqs = plan.num_slices
@@ -85,5 +85,5 @@ class FusedStep:
         self._typed = plan.token_types is not None
 
     def logits(self) -> torch.Tensor:
-        """See `Step.logits`."""
+        """See `FusedStep.logits`."""
         return self._logits_RV[: self._batch.num_samples]

@@ -79,6 +79,10 @@ class NativePool:
             layer.keys[target] = layer.keys[source]
             layer.values[target] = layer.values[source]
 
+    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
+        """Not offered: step programs verify no trees of guesses."""
+        raise NotImplementedError("step programs verify no trees of guesses")
+
     def export_pages(self, pages: IntArray) -> memoryview:
         """See `KVCachePool.export_pages`."""
         sides = [x[pages] for layer in self._layers for x in (layer.keys, layer.values)]

@@ -16,7 +16,7 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
-from sylvan.runtime.executor.graphs.fused import FusedStep
+from sylvan.runtime.executor.graphs.fused import NativeStep
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.pool.none import NoPool
@@ -46,12 +46,14 @@ class Recording:
 
 
 class ProgramRunner:
-    """See `GraphRunner`. One native call a step, whatever the mix of prompts and decodes.
+    """See `ModelRunner`. One native call a step, whatever the mix of prompts and decodes.
 
     Recording packs the weights, one at a time, and frees those of torch parameters; but a model
     that cannot be recorded is left as it was. The batches given to `run` must have buffers of
     `limits`, filled through `host`, and `pool` as their KV.
     """
+
+    verifies_drafts = False
 
     def __init__(
         self,
@@ -85,8 +87,11 @@ class ProgramRunner:
         self._run = Run()
         self._batch: ForwardBatch | None = None
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
-        """See `GraphRunner.run`."""
+    def bucket(self, tokens: int, requests: int) -> None:
+        """See `ModelRunner.bucket`; programs take steps of any size."""
+
+    def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
+        """See `ModelRunner.run`."""
         self._program.run(self._step(batch))
         return self._program.read(self._recording.logits, batch.num_samples)
 
@@ -96,29 +101,33 @@ class ProgramRunner:
         sampler: TokenSampler,
         last_token: IntArray,
         params: SamplingSlots,
-    ) -> FusedStep | None:
-        """See `GraphRunner.fuse`."""
+    ) -> NativeStep | None:
+        """See `ModelRunner.fuse`."""
         if not isinstance(sampler, NativeSampler):
             return None
         whole = self._program.read(self._recording.logits, batch.limits.max_reqs)
-        return FusedStep(self._program, _bound(batch), batch, whole, last_token, params)
+        return NativeStep(self._program, _bound(batch), batch, whole, last_token, params)
 
-    def logits(self, rows: IntArray) -> torch.Tensor:
-        """See `GraphRunner.logits`."""
+    def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.logits`."""
         assert len(rows) <= len(self._rows)
-        self._rows[: len(rows)] = rows
+        self._rows[: len(rows)] = np.asarray(rows)
         step = Run(outputs=len(rows), out_rows=self._rows.ctypes.data)
         self._rows_and_head.run(step)
         return self._program.read(self._recording.logits, len(rows))
 
-    def hidden(self, rows: IntArray) -> torch.Tensor:
-        """See `GraphRunner.hidden`."""
+    def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.hidden`."""
         count = int(rows.max()) + 1
         whole = self._program.read(self._recording.hidden, count)
-        return whole[torch.from_numpy(rows).long()].float()
+        return whole[torch.as_tensor(rows).long()].float()
+
+    def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.layer_hidden`."""
+        raise KeyError(f"step programs keep no output of layer {layer}")
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `GraphRunner.head`."""
+        """See `ModelRunner.head`."""
         self._program.write(self._recording.taken, vectors_RD)
         self._head.run(Run(outputs=len(vectors_RD)))
         found = self._program.read(self._recording.logits, len(vectors_RD))

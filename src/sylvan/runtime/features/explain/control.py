@@ -14,7 +14,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import CacheKey
 from sylvan.runtime.cache.view import Reason, divergence, owned, tree_view, why_missed
 from sylvan.runtime.core.req import Req, Slice
-from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.capability import Capability
 
 MAX_REQUESTS = 1024
 MAX_KEPT_TOKENS = 4 << 20
@@ -30,7 +30,7 @@ class Record:
     reason: Reason
 
 
-class CacheExplain(Feature):
+class CacheExplain(Capability):
     """Notes the fate of each prompt as it starts; answers questions about the newest ones."""
 
     def __init__(self, tree: RadixCache) -> None:
@@ -40,7 +40,7 @@ class CacheExplain(Feature):
         self._prompts: deque[Hashes] = deque(maxlen=MAX_REQUESTS)
 
     def on_start(self, piece: Slice) -> None:
-        """See `Feature.on_start`."""
+        """See `Capability.on_start`."""
         if piece.req.kv and not piece.req.retractions:
             self._keep(piece.req, piece.start)
 

@@ -24,14 +24,14 @@ from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
-from sylvan.runtime.sched.feature import Feature, Verdict
+from sylvan.runtime.sched.capability import Capability, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """The capability: its control half, and the data half beside the sampler."""
 
-    control: Feature
+    control: Capability
     matchers: Matchers
     stats: Callable[[], CompilerStats]
     close: Callable[[], None]
@@ -82,11 +82,11 @@ def build_grammar(
     return Grammar(GrammarControl(compiler, grammars), matchers, lambda: compiler.stats, close)
 
 
-class NoGrammar(Feature):
+class NoGrammar(Capability):
     """Refuses requests with a grammar."""
 
     def gate(self, req: Req) -> Verdict:
-        """See `Feature.gate`."""
+        """See `Capability.gate`."""
         spec = spec_of(req.request)
         if spec is not None:
             message = f"{spec.kind} cannot be honoured: this server runs with grammar.backend none"

@@ -6,10 +6,10 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Ticket
 from sylvan.runtime.features.grammar.spec import spec_of
-from sylvan.runtime.sched.feature import Feature, Verdict
+from sylvan.runtime.sched.capability import Capability, Verdict
 
 
-class GrammarControl(Feature):
+class GrammarControl(Capability):
     """Asks for grammars, and hands them to the matchers beside the sampler by rid."""
 
     gates_running = False
@@ -26,7 +26,7 @@ class GrammarControl(Feature):
         return len(self._tickets)
 
     def gate(self, req: Req) -> Verdict:
-        """See `Feature.gate`.
+        """See `Capability.gate`.
 
         Raises:
             RequestError: its grammar cannot be compiled; the library's reason.
@@ -52,7 +52,7 @@ class GrammarControl(Feature):
         return Verdict.READY
 
     def on_finish(self, req: Req) -> None:
-        """See `Feature.on_finish`."""
+        """See `Capability.on_finish`."""
         self._ready.discard(req.rid)
         self._grammars.pop(req.rid, None)
         self._drop_ticket(req.rid)

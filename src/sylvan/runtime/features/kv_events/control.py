@@ -7,10 +7,10 @@ from functools import partial
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.features.kv_events.blocks import kv_events
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
-from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.capability import Capability
 
 
-class KVEvents(Feature):
+class KVEvents(Capability):
     """Hands over, once a step, what the steps before it cached and evicted."""
 
     def __init__(self, tree: RadixCache, publisher: KVEventPublisher, medium: str) -> None:
@@ -18,7 +18,7 @@ class KVEvents(Feature):
         tree.record_events()
 
     def poll(self) -> None:
-        """See `Feature.poll`."""
+        """See `Capability.poll`."""
         changes = self._tree.take_events()
         if changes:
             empty = self._tree.total_pages == 0

@@ -9,7 +9,7 @@ from math import inf
 
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
 DEFAULT_TTFT_MS = 10_000.0
@@ -18,7 +18,7 @@ SMOOTHING = 0.1
 HOPE = 0.5  # steps may become so much shorter, as other requests end
 
 
-class LeastSlack(Feature):
+class LeastSlack(Capability):
     """Maximises goodput: requests that meet their `ttft_ms` and `tpot_ms`.
 
     Waiting requests: slack is the time left to a request's target for the first token less the

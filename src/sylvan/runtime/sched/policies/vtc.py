@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
 OUTPUT_WEIGHT = 2.0  # an output token costs as much as two prompt tokens (the paper's choice)
 
 
-class VirtualTokenCounter(Feature):
+class VirtualTokenCounter(Capability):
     """The tenant that was served least, for its weight, goes first.
 
     Charged are tokens that were computed: what came from the prefix cache is free, and what waits

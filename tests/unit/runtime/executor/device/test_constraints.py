@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.options import SamplingParts
 from tests.parity.serving import Serving
 from tests.support.delayed import DelayedPlatform
 from tests.support.random_model import write_random_model
-from tests.support.rhymes import Rhymes
+from tests.support.rhymes import Rhymes, constrained
 
 PROMPTS = [[5, 9, 200, 31], [7] * 17, list(range(40, 60))]
 
@@ -23,7 +22,7 @@ def serve(model_dir, platform=None, *, overlap=False):
     rhymes = Rhymes()
 
     def build(path, options):
-        return build_executor(path, options, sampling=SamplingParts(rhymes), platform=platform)
+        return build_executor(path, options, parts=constrained(rhymes), platform=platform)
 
     options = {"attention": "dense", "runner": "graph"} if platform else {}
     return rhymes, Serving(model_dir, overlap=overlap, build=build, options=options)

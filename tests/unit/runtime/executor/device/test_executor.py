@@ -14,8 +14,8 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.device.parts import StepMemory
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
-from sylvan.runtime.executor.graphs.sizes import mixed_buckets
 from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.sizes import mixed_buckets
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from tests.parity.serving import Serving
 from tests.support.delayed import DelayedPlatform, EarlySyncError
@@ -225,7 +225,7 @@ def test_launching_does_not_wait(model_dir):
 def test_an_op_that_waits_is_found_out(model_dir):
     build = OnDevice(graph=False)
     serving = serve(model_dir, build)
-    model = serving.executor._worker._parts.runner._model
+    model = serving.executor._worker._backend._parts.runner._model
     embed = model.embed
 
     def curious(batch):
@@ -251,7 +251,7 @@ def test_reading_before_the_event_gives_nothing(model_dir):
 
     def watched(batch):
         step = launch(batch)
-        seen.append((step.done(), step.ids.tolist() if len(step.ids) else None))
+        seen.append((step.done(), step.drawing.ids.tolist() if step.drawing else None))
         return step
 
     serving.executor.launch = watched

@@ -6,9 +6,10 @@ import torch
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.device.memory import GRAPH_BYTES, Measured, plan_pages
-from sylvan.runtime.executor.graphs.buckets import BucketRunner, TensorRunner
-from sylvan.runtime.executor.graphs.sizes import Bucket, decode_buckets, mixed_buckets
+from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.runner import EagerRunner
+from sylvan.runtime.executor.sizes import Bucket, decode_buckets, mixed_buckets
 from tests.support.delayed import DelayedPlatform
 from tests.support.random_model import VOCAB, write_random_model
 
@@ -80,7 +81,7 @@ def test_buckets_of_prompts_have_more_rows_than_requests():
 )
 def test_a_step_gets_the_least_graph_that_holds_it(tokens, requests, bucket):
     buckets = [Bucket(1, 1), Bucket(4, 4), Bucket(8, 8), Bucket(32, 8), Bucket(64, 8)]
-    runner = BucketRunner(TensorRunner(None, None), [*buckets, Bucket(128, 64)])
+    runner = BucketRunner(EagerRunner(None, None), [*buckets, Bucket(128, 64)])
 
     assert runner.bucket(tokens, requests) == bucket
 

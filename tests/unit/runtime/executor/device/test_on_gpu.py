@@ -12,13 +12,14 @@ import torch
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.options import SamplingParts
+from sylvan.runtime.executor.options import ExecutorParts
+from sylvan.runtime.features.standard import STANDARD_WORKERS
 from sylvan.runtime.platform.accelerator import DeviceGraph
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from tests.parity.serving import Serving
 from tests.support.chosen import device_name
 from tests.support.random_model import write_random_model
-from tests.support.rhymes import Rhymes
+from tests.support.rhymes import Rhymes, constrained
 
 pytestmark = pytest.mark.gpu
 
@@ -65,7 +66,9 @@ def replayed(monkeypatch):
 
 def serve(model_dir, gpu, *, graph=True, overlap=True, parts=None, options=None, **limits):
     def build(path, local):
-        return build_executor(path, local, sampling=parts, platform=gpu)
+        return build_executor(
+            path, local, parts=parts or ExecutorParts(STANDARD_WORKERS), platform=gpu
+        )
 
     return Serving(
         model_dir,
@@ -201,10 +204,10 @@ def test_constraints_see_the_same_tokens_as_on_the_cpu(model_dir, gpu, overlap):
     prompts = [[5, 9, 200, 31], [7] * 17, list(range(40, 60))]
 
     def build(path, local):
-        return build_executor(path, local, sampling=SamplingParts(Rhymes()))
+        return build_executor(path, local, parts=constrained(Rhymes()))
 
     rhymes, plain = Rhymes(), Serving(model_dir, build=build)
-    serving = serve(model_dir, gpu, overlap=overlap, parts=SamplingParts(rhymes))
+    serving = serve(model_dir, gpu, overlap=overlap, parts=constrained(rhymes))
     for way in ({}, {"temperature": 1.1}, {"frequency_penalty": 1.0, "temperature": 1.5}):
         asked = way | {"max_new_tokens": 30}
         assert serving.generate(prompts, **asked) == plain.generate(prompts, **asked)
@@ -221,10 +224,12 @@ def test_processors_of_others_may_change_logits(model_dir, gpu):
     def forbid_slot(logits, batch):
         logits[torch.from_numpy(batch.slots == 1).to(logits.device)] = float("-inf")
 
-    serving = serve(model_dir, gpu, parts=SamplingParts(custom=(forbid_all_but_seven,)))
+    serving = serve(
+        model_dir, gpu, parts=ExecutorParts(STANDARD_WORKERS, custom=(forbid_all_but_seven,))
+    )
     assert serving.generate([[1, 2, 3]], max_new_tokens=3) == [[7, 7, 7]]
 
-    serving = serve(model_dir, gpu, parts=SamplingParts(custom=(forbid_slot,)))
+    serving = serve(model_dir, gpu, parts=ExecutorParts(STANDARD_WORKERS, custom=(forbid_slot,)))
     rids = [serving.add(prompt, max_new_tokens=2) for prompt in PROMPTS[:2]]
     serving.run()
     assert {serving.finish[rid].type for rid in rids} == {"length", "abort"}

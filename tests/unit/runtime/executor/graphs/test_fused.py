@@ -13,13 +13,13 @@ from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
-from sylvan.runtime.executor.plan import StepPlan
-from sylvan.runtime.executor.steps import Step, TensorStep
+from sylvan.runtime.executor.immediate import ImmediateBackend
+from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.native import NativeSampler
-from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
 from tests.unit.runtime.executor.graphs.test_program import LIMITS, PAGE, SHAPE, VOCAB, model_of
 
@@ -49,7 +49,13 @@ def plan(slices: list[tuple[int, int, int, bool]], ids: list[int], fed: list[int
     chosen = [i for i, wanted in enumerate(samples) if wanted]
     numbers = [*slots, *starts, *stops, *chosen, *fed, *(of_row[row] for row in fed), *ids]
     packed = np.frombuffer(array("i", numbers), np.int32)
-    return StepPlan(len(slices), len(ids), len(chosen), len(fed), packed)
+    return StepPlan(
+        num_slices=len(slices),
+        num_tokens=len(ids),
+        num_samples=len(chosen),
+        num_in_flight=len(fed),
+        numbers=packed,
+    )
 
 
 class Served:
@@ -60,23 +66,29 @@ class Served:
         )
         self.batch = ForwardBatch(LIMITS, pool, NullAttention())
         self.batch.host.page_table[:3] = 1 + np.arange(60, dtype=np.int32).reshape(3, 20) % 36
-        self.params = SamplingSlots(LIMITS.max_reqs, VOCAB)
-        self.last_token = np.zeros(LIMITS.max_reqs, np.int32)
+        self.slots = RequestSlots(LIMITS.max_reqs, VOCAB)
         for slot in range(3):
-            self.params.join(slot, request(slot), np.empty(0, np.int32))
-        parts = self.batch, NativeSampler(load()), self.last_token, self.params
-        assert runner.fuse(self.batch, Sampler(), *parts[2:]) is None
-        apart = TensorStep(runner, self.batch, self.last_token, VOCAB)
-        self.sampler = parts[1]
-        self.step: Step = (runner.fuse(*parts) or apart) if fused else apart
+            self.slots.params.join(slot, request(slot), np.empty(0, np.int32))
+        sampler = NativeSampler(load())
+        self.backend = ImmediateBackend(runner, self.batch, sampler, self.slots)
+        assert runner.fuse(self.batch, Sampler(), self.last_token, self.slots.params) is None
+        assert self.backend._fused is not None
+        if not fused:
+            self.backend._fused = None
+
+    @property
+    def last_token(self) -> np.ndarray:
+        return self.backend._last_token
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Of the last step."""
+        fused = self.backend._fused
+        return self.backend._logits_SV if fused is None else fused.logits()
 
     def run(self, work: StepPlan, masks: Masks | None = None) -> tuple[list[int], list[bytes]]:
-        found = self.step.run(work, draw=True, masks=masks)
-        if found is None:
-            rows = SamplingBatch(work.sample_slots, work.sample_positions, self.params)
-            found = self.sampler.sample(self.step.logits(), rows, masks)
-            self.last_token[rows.slots] = found.token_ids
-        self.params.sampled(work.sample_slots, found.token_ids)
+        found = self.backend.step(work, masks).wait()
+        self.backend.accept(work, found, {})
         told = [p.logprobs.tobytes() + p.top_ids.tobytes() for p in found.logprobs.values()]
         return found.token_ids.tolist(), told
 
@@ -94,7 +106,6 @@ def test_a_fused_step_is_its_parts():
 
     found = [(fused.run(work), apart.run(work)) for work in steps]
 
-    assert not isinstance(fused.step, TensorStep)
     assert [mine for mine, _ in found] == [theirs for _, theirs in found]
     assert [len(ids) for (ids, _), _ in found] == [2, 2] + [3] * 12
     assert fused.last_token.tolist() == apart.last_token.tolist()
@@ -106,7 +117,7 @@ def test_logits_of_greedy_rows_are_never_written():
 
     assert fused.run(work) == apart.run(work)
 
-    rows = zip(fused.step.logits(), apart.step.logits(), strict=True)
+    rows = zip(fused.logits, apart.logits, strict=True)
     assert [torch.equal(mine, theirs) for mine, theirs in rows] == [False, True]
 
 
@@ -136,7 +147,7 @@ def test_positions_and_places_are_those_of_numpy():
     for fused in (True, False):
         served = Served(fused=fused)
         served.last_token[0] = 42
-        served.step.run(work, draw=False)
+        served.backend.forward(work, graph=False)
         host = served.batch.host
         counts = {"input_ids": 6, "positions": 6, "out_slots": 6, "kv_lens": 2, "q_starts": 3}
         counts |= {"req_slots": 2, "sample_rows": 2}

@@ -2,33 +2,48 @@
 
 A state is kept at the last page boundary of each step's share of a prompt, at the last one that a
 repetition of the prompt can start from, and where another prompt left a cached one without a state
-there. What a request had seen when it ends is kept by the cache itself.
+there. The cache itself keeps what a request had seen when it ends.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
 
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.states import StateSlots
 from sylvan.runtime.cache.types import CacheKey, RunningState
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.sched.feature import Feature
+from sylvan.runtime.core.states import StateWork
+from sylvan.runtime.sched.capability import Capability
 
 
-class StateKeeper(Feature):
-    """The scheduler has one if its cache has states; there is none where all layers attend."""
+class RecurrentStates(Capability):
+    """Control half: plans copies, slots and saves. Absent where all layers attend."""
+
+    name: ClassVar = "recurrent"
+    work_type: ClassVar = StateWork
 
     def __init__(self, cache: KVCacheManager, states: StateSlots) -> None:
         self._cache, self._states = cache, states
 
-    def on_batch(self, batch: Batch) -> None:
-        """See `Feature.on_batch`."""
-        for piece in batch.slices:
-            kv = piece.req.kv
-            if kv is None or kv.state is None:
-                continue
-            kv.state.saves = self._saves(piece, kv.state)
-            kv.state.at = piece.stop
+    def plan_work(self, batch: Batch) -> StateWork | None:
+        """See `Capability.plan_work`."""
+        slots = np.zeros(len(batch.slices), np.int32)
+        copies: list[tuple[int, int]] = []
+        saves: list[tuple[int, int, int]] = []
+        for index, piece in enumerate(batch.slices):
+            state = piece.req.kv.state if piece.req.kv else None
+            assert state is not None, "a slice of a request without state"
+            state.saves = self._saves(piece, state)
+            state.at = piece.stop
+            slots[index] = state.slot
+            if piece.start == state.begun:
+                copies.append((state.source, state.slot))
+            saves += [(index, tokens - piece.start, slot) for tokens, slot in state.saves]
         self._states.launched()
+        return StateWork(slots, tuple(copies), tuple(saves)) if batch.slices else None
 
     def _saves(self, piece: Slice, state: RunningState) -> tuple[tuple[int, int], ...]:
         req = piece.req
@@ -36,7 +51,7 @@ class StateKeeper(Feature):
             return ()
         known = min(piece.stop, len(req.tokens))
         saves: list[tuple[int, int]] = []
-        for tokens in sorted(self._places(req, known, state)):
+        for tokens in sorted(self._boundaries(req, known, state)):
             if piece.start < tokens <= known:
                 key = req.kv.key
                 ids = req.tokens.view(0, tokens)
@@ -44,6 +59,6 @@ class StateKeeper(Feature):
                 saves += [(tokens, slot)] if slot else []
         return tuple(saves)
 
-    def _places(self, req: Req, known: int, state: RunningState) -> set[int]:
+    def _boundaries(self, req: Req, known: int, state: RunningState) -> set[int]:
         size = self._cache.page_size
         return {known // size * size, (req.prompt_len - 1) // size * size, state.wish}

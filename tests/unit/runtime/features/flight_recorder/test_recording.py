@@ -11,16 +11,23 @@ import pytest
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.sched.feature import Feature, Verdict
+from sylvan.runtime.features.flight_recorder.control import FlightRecorder
+from sylvan.runtime.features.flight_recorder.recording import (
+    Completed,
+    Recorder,
+    Setup,
+    lives,
+    read,
+)
+from sylvan.runtime.features.flight_recorder.replay import replay
+from sylvan.runtime.sched.capability import Capability, Hooks, Verdict
 from sylvan.runtime.sched.limits import Limits
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.recorded import RecordedScheduler
-from sylvan.runtime.sched.recording import Brought, Decided, Recorder, Setup, lives, read
-from sylvan.runtime.sched.replay import replay
+from sylvan.runtime.sched.scheduler import Scheduler
 from tests.support.kv import World, alone, request
 
 
-class Moody(Feature):
+class Moody(Capability):
     """Makes some requests wait; not a function of what a replay could know."""
 
     def __init__(self) -> None:
@@ -30,11 +37,12 @@ class Moody(Feature):
         return self._random.choice([Verdict.READY, Verdict.READY, Verdict.WAIT])
 
 
-def record(folder, *, policy="lpm", pages=16, features=(), inflight=2, weights=None) -> World:
+def record(folder, *, policy="lpm", pages=16, capabilities=(), inflight=2, weights=None) -> World:
     limits = Limits(
         max_batch_tokens=16, chunk_tokens=8, max_running_reqs=4, inflight=inflight, age_limit_s=0.3
     )
-    world = World(pages=pages, page_size=4)
+    world = World(pages=pages, page_size=4, capabilities=capabilities)
+    parts = world.scheduler._parts
     setup = Setup(
         page_size=4,
         num_pages=pages + 1,
@@ -43,18 +51,21 @@ def record(folder, *, policy="lpm", pages=16, features=(), inflight=2, weights=N
         policy=policy,
         seed=3,
         limits=asdict(limits),
-        features=len(features),
+        questions=Hooks(parts.capabilities).questions,
+        num_slots=world.executor.caps.max_running_reqs,
+        makes_vectors=True,
         tenant_weights=weights or {},
     )
-    recorder = Recorder(folder, setup)
+    flight = FlightRecorder(Recorder(folder, setup))
     parts = replace(
-        world.scheduler._parts,
+        parts,
         policy=schedule_policy(policy),
-        features=features,
+        capabilities=(*parts.capabilities, flight),
+        clock=flight.clock(parts.clock),
         seed=3,
         tenant_weights=weights or {},
     )
-    world.scheduler = RecordedScheduler(parts, limits, recorder)
+    world.scheduler = Scheduler(parts, limits)
     rng = random.Random(1)
     todo = [
         request(
@@ -76,7 +87,7 @@ def record(folder, *, policy="lpm", pages=16, features=(), inflight=2, weights=N
             world.scheduler.pause("retract")
             world.scheduler.resume()
     world.run()
-    recorder.close()
+    flight.close()
     for req in todo:
         assert req.rid == "9" or world.tokens[req.rid] == alone(req)
     return world
@@ -103,8 +114,8 @@ def test_replay_decides_the_same(tmp_path, policy, inflight):
     assert outcome.tokens == sum(len(t) for t in world.tokens.values())
 
 
-def test_replay_repeats_what_features_said(tmp_path):
-    record(tmp_path, features=(Moody(),))
+def test_replay_repeats_what_capabilities_answered(tmp_path):
+    record(tmp_path, capabilities=(Moody(),))
     assert replay(tmp_path).difference == ""
 
 
@@ -115,8 +126,8 @@ def test_replay_shows_the_first_difference(tmp_path):
     (tmp_path / "life-1" / "setup.json").write_bytes(msgspec.json.encode(other))
 
     outcome = replay(tmp_path)
-    assert outcome.difference.startswith("step 1: decided 0[0:3]")
-    assert "recorded 0[0:7]" in outcome.difference
+    assert outcome.difference.startswith("step 1: planned slot 0[0:3]")
+    assert "recorded slot 0[0:7]" in outcome.difference
 
 
 def test_replay_stops_where_told(tmp_path):
@@ -137,7 +148,6 @@ def test_recording_cut_off_anywhere_by_a_crash_replays(tmp_path, inflight):
     assert {outcome.difference for outcome in outcomes} == {""}
     assert not outcomes[0].cut
     assert any(outcome.cut for outcome in outcomes)
-    assert sum(isinstance(e, Decided) for e in read(tmp_path / "life-1")[1]) == 0
     assert outcomes[len(outcomes) // 2].steps > 10
 
 
@@ -145,7 +155,7 @@ def test_difference_in_a_step_that_was_cut_off_is_shown(tmp_path):
     record(tmp_path)
     events = tmp_path / "life-1" / "events.msgpack"
     setup, written = read(tmp_path / "life-1")
-    first = [*itertools.takewhile(lambda e: not isinstance(e, Brought), written)]
+    first = [*itertools.takewhile(lambda e: not isinstance(e, Completed), written)]
     events.unlink()
     again = Recorder(tmp_path, setup)
     for event in first:
@@ -157,7 +167,7 @@ def test_difference_in_a_step_that_was_cut_off_is_shown(tmp_path):
 
     other = replace_limits(setup, chunk_tokens=3)
     (tmp_path / "life-2" / "setup.json").write_bytes(msgspec.json.encode(other))
-    assert replay(tmp_path / "life-2").difference.startswith("step 1: decided 0[0:3]")
+    assert replay(tmp_path / "life-2").difference.startswith("step 1: planned slot 0[0:3]")
 
 
 def test_next_life_is_recorded_beside_the_first(tmp_path):

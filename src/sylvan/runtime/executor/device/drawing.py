@@ -6,79 +6,79 @@ Shapes: N rows that sample, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from sylvan.runtime.executor.device.counts import DeviceCounts
-from sylvan.runtime.executor.device.logprobs import (
-    LogprobReader,
-    Wanted,
-    index_on,
-    sampled_logits,
-)
-from sylvan.runtime.executor.device.parts import DeviceParts, Placed
-from sylvan.runtime.executor.device.step import DeviceStep
-from sylvan.runtime.executor.plan import PromptWant
-from sylvan.runtime.platform.api import Stream
+from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, sampled_logits
+from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep
+from sylvan.runtime.executor.results import hopeless
+from sylvan.runtime.platform.api import Event, Stream
+from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import filtered
 from sylvan.runtime.sampling.on_device import Edits, Entries, MaskBits, Penalties, Rows
 from sylvan.runtime.sampling.params import SamplingBatch
 
-_PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
+
+@dataclass(slots=True, eq=False)
+class DeviceDrawing:
+    """Implements `Drawing`: host memory that sampled ids and their log probabilities arrive in."""
+
+    ids: torch.Tensor
+    readers: dict[int, LogprobReader] = field(default_factory=dict[int, LogprobReader])  # by row
+    event: Event | None = None  # None: not everything of the step is queued yet
+
+    def done(self) -> bool:
+        """See `Drawing.done`."""
+        return self.event is not None and self.event.done()
+
+    def wait(self) -> SampleOutput:
+        """See `Drawing.wait`."""
+        assert self.event is not None
+        self.event.wait()
+        ids = self.ids.numpy().copy()
+        errors = hopeless(ids.tolist())
+        logprobs = {
+            row: reader.read(ids[row : row + 1])
+            for row, reader in self.readers.items()
+            if row not in errors
+        }
+        return SampleOutput(ids, logprobs, errors)
 
 
 class SampleLaunch:
-    """`prepare` reads what the step needs of parameters and constraints, `run` launches it."""
+    """`prepare` reads what the step needs of parameters and masks, `run` launches it."""
 
     def __init__(
-        self, parts: DeviceParts, counts: DeviceCounts, placed: Placed, step: DeviceStep
+        self, parts: DeviceParts, counts: DeviceCounts, staged: StagedStep, rows: SamplingBatch
     ) -> None:
         self._parts, self._platform = parts, parts.platform
-        self._counts, self._placed, self._step = counts, placed, step
+        self._counts, self._staged, self._rows_of = counts, staged, rows
+        self._drawing = DeviceDrawing(self._platform.pinned(len(rows.slots), torch.int32))
         self._masks: tuple[torch.Tensor, torch.Tensor] | None = None  # bits, rows
         self._entries: tuple[torch.Tensor, torch.Tensor] | None = None  # rows and ids, values
         self._greedy = self._filtered = self._penalised = False
         self._temperatures: dict[int, float] = {}  # of rows with log probabilities
-        self._blocks: list[_Block] = []
-        self._rows_of: SamplingBatch | None = None
 
-    def prepare(self, rows: SamplingBatch, bad: dict[int, str], *, bound: bool) -> SampleLaunch:
+    def prepare(self, masks: Masks | None) -> None:
         """Copy parameters, masks and options of the rows."""
-        params, plan = rows.params, self._step.plan
+        rows, params = self._rows_of, self._rows_of.params
         self._greedy = bool(params.greedy[rows.slots].all())
         self._filtered = bool(filtered(params, rows.slots).any())
         self._penalised = bool(params.has_penalty[rows.slots].any())
-        constraints = self._parts.constraints
-        if bound and constraints is not None:
-            constraints.prepare(rows.slots, rows.positions)
-            self._keep_masks(constraints.masks(rows))
-            self._step.follow = lambda ids: constraints.advance(rows, ids)
+        self._keep_masks(masks)
         self._keep_entries(rows)
         for row in np.flatnonzero(params.has_logprobs[rows.slots]).tolist():
             options = params.logprobs[rows.slots[row]]
             assert options is not None
             reader = LogprobReader(self._platform, Wanted(1, options), params.vocab_size)
-            self._step.logprobs[row] = reader
+            self._drawing.readers[row] = reader
             self._temperatures[row] = float(params.temperature[rows.slots[row]])
-        for want in plan.prompt:
-            options = params.logprobs[plan.slots[want.index]]
-            if options is not None:
-                wanted = Wanted(len(want.rows), options)
-                reader = LogprobReader(self._platform, wanted, params.vocab_size)
-                self._step.prompt[want.index] = reader, want.token_ids
-                self._blocks += self._split(reader, want)
-        self._step.bad = {
-            index: why
-            for index in plan.samples.tolist()
-            if (why := bad.get(int(plan.slots[index])))
-        }
-        self._rows_of = rows
-        return self
 
-    def run(self, stream: Stream, logits_of: Callable[[], torch.Tensor]) -> None:
+    def run(self, stream: Stream, logits_of: Callable[[], torch.Tensor]) -> DeviceDrawing:
         """Give it to the stream, after the forward pass."""
         if self._parts.custom:
             self._customise(stream, logits_of)
@@ -88,9 +88,9 @@ class SampleLaunch:
                 if not self._parts.custom:
                     self._edit(logits_of())
                 self._draw(logits_of())
-                self._prompt()
 
         stream.run(work)
+        return self._drawing
 
     def _customise(self, stream: Stream, logits_of: Callable[[], torch.Tensor]) -> None:
         """Processors of others may do anything, waiting for the device included."""
@@ -101,7 +101,6 @@ class SampleLaunch:
 
         stream.run(edit)
         stream.event().wait()
-        assert self._rows_of is not None
         with torch.inference_mode():
             for process in self._parts.custom:
                 process(logits_of(), self._rows_of)
@@ -111,26 +110,13 @@ class SampleLaunch:
     def _keep_masks(self, masks: Masks | None) -> None:
         if masks is None:
             return
-        count = len(self._step.plan.samples)
+        count = len(self._rows_of.slots)
         bits = self._platform.pinned(masks.bits.size, torch.int32).view(masks.bits.shape)
         bits.numpy()[:] = masks.bits
         rows = self._platform.pinned(count, torch.int32)
         rows.numpy()[:] = -1
         rows.numpy()[masks.rows] = np.arange(len(masks.rows))
         self._masks = bits, rows
-
-    def _split(self, reader: LogprobReader, want: PromptWant) -> list[_Block]:
-        """In blocks of rows, so that memory does not grow with the prompt."""
-        size = max(1, _PROMPT_BLOCK_BYTES // (4 * self._parts.memory.vocab_size))
-        return [
-            _Block(
-                reader,
-                start,
-                index_on(self._platform, want.rows[start : start + size]),
-                index_on(self._platform, want.token_ids[start : start + size]),
-            )
-            for start in range(0, len(want.rows), size)
-        ]
 
     def _keep_entries(self, rows: SamplingBatch) -> None:
         """Stop ids that come too early, and `logit_bias`."""
@@ -159,22 +145,22 @@ class SampleLaunch:
             self._parts.sampling.edit(logits_NV, self._edits())
 
     def _draw(self, logits_NV: torch.Tensor) -> None:
-        count = len(self._step.plan.samples)
+        count = len(self._rows_of.slots)
         if not count:
             return
-        views = self._placed.inputs.device
+        views = self._staged.inputs.device
         drawn = None if self._greedy else self._rows(count)
         ids_N = self._parts.sampling.draw(logits_NV, drawn, filtered=self._filtered)
         self._parts.memory.last_S.index_copy_(0, views["slots"][:count].long(), ids_N)
         if self._penalised:
             self._counts.add(views["count_rows"][:count], ids_N)
-        for row, reader in self._step.logprobs.items():
+        for row, reader in self._drawing.readers.items():
             scaled = sampled_logits(logits_NV, row, self._temperatures[row])
             reader.launch(scaled, ids_N[row : row + 1])
-        self._step.ids.copy_(ids_N, non_blocking=True)
+        self._drawing.ids.copy_(ids_N, non_blocking=True)
 
     def _rows(self, count: int) -> Rows:
-        views = self._placed.inputs.device
+        views = self._staged.inputs.device
         names = (
             "greedy",
             "temperature",
@@ -189,7 +175,7 @@ class SampleLaunch:
         return Rows(**{name: views[name][:count] for name in names})
 
     def _edits(self) -> Edits:
-        count, views = len(self._step.plan.samples), self._placed.inputs.device
+        count, views = len(self._rows_of.slots), self._staged.inputs.device
         device = self._platform.device
         penalties = masks = entries = None
         if self._penalised:
@@ -203,19 +189,3 @@ class SampleLaunch:
             where, value = (x.to(device, non_blocking=True) for x in self._entries)
             entries = Entries(where[0], where[1], value)
         return Edits(penalties=penalties, masks=masks, entries=entries)
-
-    def _prompt(self) -> None:
-        device = self._platform.device
-        for block in self._blocks:
-            rows, ids = (x.to(device, non_blocking=True) for x in (block.rows, block.ids))
-            block.reader.launch(self._parts.runner.at(rows).float(), ids, block.start)
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Prompt positions from `start` on: their rows of the step, and the ids they predict."""
-
-    reader: LogprobReader
-    start: int
-    rows: torch.Tensor
-    ids: torch.Tensor

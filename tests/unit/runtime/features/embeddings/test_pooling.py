@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sylvan.runtime.executor.plan import EmbedWork
-from sylvan.runtime.executor.pooling import Pooler
+from sylvan.runtime.features.embeddings.control import PoolSlice
+from sylvan.runtime.features.embeddings.pooling import Pooler
 from sylvan.runtime.models.pooling import PoolingSpec
 
 ROWS, SIZE = 23, 8
@@ -35,7 +35,7 @@ def pool(modes, cuts=(), **fields):
     borders, vector = (0, *cuts, ROWS), None
     for start, stop in itertools.pairwise(borders):
         rows = np.arange(stop - start, dtype=np.int32)
-        work = EmbedWork(0, start, stop == ROWS, *asked)
+        work = PoolSlice(0, start, stop == ROWS, *asked)
         vector = pooler.add(Hidden(start), 5, rows, work)
         assert (vector is None) == (stop < ROWS)
     return vector
@@ -78,7 +78,7 @@ def test_a_shortened_vector_has_unit_length_unless_told_otherwise():
 
 def test_labels_come_from_the_last_token_by_the_recorded_head():
     pooler = Pooler(PoolingSpec(modes=("last",), normalize=False), labels=True)
-    work = EmbedWork(0, 0, True, None, True)
+    work = PoolSlice(0, 0, True, None, True)
 
     found = pooler.add(Hidden(), 0, np.arange(ROWS, dtype=np.int32), work)
 
@@ -88,7 +88,7 @@ def test_labels_come_from_the_last_token_by_the_recorded_head():
 def test_labels_of_other_poolings_go_through_the_head():
     spec = PoolingSpec(modes=("cls",), normalize=False)
     pooler = Pooler(spec, labels=True, head=lambda vectors: vectors[:, :2] + 1)
-    work = EmbedWork(0, 0, True, None, True)
+    work = PoolSlice(0, 0, True, None, True)
 
     found = pooler.add(Hidden(), 0, np.arange(ROWS, dtype=np.int32), work)
 
@@ -99,8 +99,8 @@ def test_a_request_that_comes_back_starts_afresh():
     pooler = Pooler(PoolingSpec(modes=("mean",), normalize=False))
     asked = None, True
     half = np.arange(10, dtype=np.int32)
-    pooler.add(Hidden(), 0, half, EmbedWork(0, 0, False, *asked))
+    pooler.add(Hidden(), 0, half, PoolSlice(0, 0, False, *asked))
 
-    whole = pooler.add(Hidden(), 0, np.arange(ROWS, dtype=np.int32), EmbedWork(0, 0, True, *asked))
+    whole = pooler.add(Hidden(), 0, np.arange(ROWS, dtype=np.int32), PoolSlice(0, 0, True, *asked))
 
     assert np.array_equal(whole, pool(("mean",)))

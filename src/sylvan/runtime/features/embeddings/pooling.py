@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import FloatArray, IntArray
-from sylvan.runtime.executor.plan import EmbedWork
-from sylvan.runtime.executor.runner import GraphRunner
+from sylvan.runtime.executor.capability import StepContext
+from sylvan.runtime.features.embeddings.control import PoolSlice
 from sylvan.runtime.models.pooling import Mode, PoolingSpec
 
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -47,17 +47,17 @@ class Pooler:
     _sums: dict[int, _Sum] = field(default_factory=dict[int, _Sum])
 
     def add(
-        self, runner: GraphRunner, slot: int, rows: IntArray, work: EmbedWork
+        self, step: StepContext, slot: int, rows: IntArray, work: PoolSlice
     ) -> FloatArray | None:
         """Take in the rows of a slice; the vector, once the text is complete."""
         if self.spec.reads_all:
-            self._add(slot, runner.hidden(rows), work.start)
+            self._add(slot, step.hidden(rows), work.start)
         if not work.done:
             return None
         if self.labels and not self.spec.reads_all:
-            return runner.logits(rows[-1:])[0].float().cpu().numpy().copy()
+            return step.logits(rows[-1:])[0].float().cpu().numpy().copy()
         found = self._sums.pop(slot, _Sum())
-        last = runner.hidden(rows[-1:])[0]
+        last = step.hidden(rows[-1:])[0]
         parts = [_pooled(mode, found, last) for mode in self.spec.modes]
         vector = torch.cat(parts) if len(parts) > 1 else parts[0]
         return self._finished(vector, work).numpy()
@@ -84,7 +84,7 @@ class Pooler:
             found.total = np.add.reduce(wide, axis=0)  # one row after another
         found.rows += len(rows)
 
-    def _finished(self, vector: torch.Tensor, work: EmbedWork) -> torch.Tensor:
+    def _finished(self, vector: torch.Tensor, work: PoolSlice) -> torch.Tensor:
         if self.labels:
             assert self.head is not None, "labels of pooled vectors need the head"
             return self.head(vector[None])[0].cpu()

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from sylvan.protocol.errors import ExecutorError
-from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.types import CacheKey, KVHandle, Node
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.executor.plan import Planner
+from sylvan.runtime.sched.plan_builder import PlanBuilder
 
 
 def handle(*pages: int) -> KVHandle:
@@ -40,10 +40,10 @@ def updates(plan) -> list[tuple[int, int, list[int]]]:
 
 
 def test_new_requests_get_slots_and_tell_all():
-    planner = Planner(4)
+    builder = PlanBuilder(4)
     a, b = req("a", 1, 2, 3, pages=(5, 6)), req("b", 8, 9, pages=(7,), outputs=(4,))
 
-    plan = planner.plan(Batch((piece(a, 0, 2, False), piece(b, 0, 3))))
+    plan = builder.build(Batch((piece(a, 0, 2, False), piece(b, 0, 3))))
 
     assert plan.slots.tolist() == [0, 1]
     assert plan.input_ids.tolist() == [1, 2, 8, 9, 4]
@@ -53,64 +53,64 @@ def test_new_requests_get_slots_and_tell_all():
 
 
 def test_only_what_is_new_is_told_later():
-    planner, a = Planner(4), req("a", 1, 2, 3, pages=(5,))
-    planner.plan(Batch((piece(a, 0, 3),)))
+    builder, a = PlanBuilder(4), req("a", 1, 2, 3, pages=(5,))
+    builder.build(Batch((piece(a, 0, 3),)))
     a.pending = 1
     a.kv.pages[1], a.kv.num_pages = 6, 2
 
-    plan = planner.plan(Batch((piece(a, 3, 4),)))
+    plan = builder.build(Batch((piece(a, 3, 4),)))
 
     assert updates(plan) == [(0, 1, [6])]
-    assert plan.joins == []
+    assert not plan.joins
     assert plan.in_flight.tolist() == [0]
     assert plan.in_flight_slots.tolist() == [0]
 
 
 @pytest.mark.parametrize("change", ["other handle", "other version"])
 def test_changed_pages_are_told_from_the_start(change):
-    planner, a = Planner(4), req("a", 1, 2, pages=(5, 6))
-    planner.plan(Batch((piece(a, 0, 2),)))
+    builder, a = PlanBuilder(4), req("a", 1, 2, pages=(5, 6))
+    builder.build(Batch((piece(a, 0, 2),)))
     if change == "other handle":
         a.kv = handle(8, 6)
     else:
         a.kv.pages[0] = 8
         a.kv.version += 1
 
-    plan = planner.plan(Batch((piece(a, 0, 2),)))
+    plan = builder.build(Batch((piece(a, 0, 2),)))
 
     assert updates(plan) == [(0, 0, [8, 6])]
-    assert plan.joins == []
+    assert not plan.joins
 
 
 def test_ended_requests_free_their_slot_at_once():
-    planner, a = Planner(1), req("a", 1)
-    planner.plan(Batch((piece(a, 0, 1),)))
+    builder, a = PlanBuilder(1), req("a", 1)
+    builder.build(Batch((piece(a, 0, 1),)))
 
-    plan = planner.plan(Batch((piece(req("b", 2), 0, 1),), ended=("a", "unknown")))
+    plan = builder.build(Batch((piece(req("b", 2), 0, 1),), ended=("a", "unknown")))
 
     assert plan.leaves == [0]
     assert [j.request.rid for j in plan.joins] == ["b"]
 
 
 def test_a_rid_may_come_back_as_another_request():
-    planner = Planner(2)
-    planner.plan(Batch((piece(req("a", 1), 0, 1),)))
+    builder = PlanBuilder(2)
+    builder.build(Batch((piece(req("a", 1), 0, 1),)))
 
-    plan = planner.plan(Batch((piece(req("a", 9), 0, 1),)))
+    plan = builder.build(Batch((piece(req("a", 9), 0, 1),)))
 
     assert plan.leaves == [0]
     assert [j.request.input_ids.tolist() for j in plan.joins] == [[9]]
 
 
 def test_waiting_requests_without_memory_yield_their_slot():
-    planner, a = Planner(1), req("a", 1)
-    planner.plan(Batch((piece(a, 0, 1),)))
+    builder, a = PlanBuilder(1), req("a", 1)
+    builder.build(Batch((piece(a, 0, 1),)))
     a.kv = None
-    planner.plan(Batch((piece(req("b", 2), 0, 1),)))
+    builder.build(Batch((piece(req("b", 2), 0, 1),)))
     a.kv = handle(3)
     a.tokens.append(77)
 
-    plan = planner.plan(Batch((piece(a, 0, 2),), ended=("b",)))
+    plan = builder.build(Batch((piece(a, 0, 2),), ended=("b",)))
 
     assert [j.outputs.tolist() for j in plan.joins] == [[77]]
 
@@ -119,12 +119,12 @@ def test_more_requests_than_slots_is_an_error():
     work = tuple(piece(req(rid, 1), 0, 1) for rid in "ab")
 
     with pytest.raises(ExecutorError, match="slots"):
-        Planner(1).plan(Batch(work))
+        PlanBuilder(1).build(Batch(work))
 
 
 def test_a_plan_does_not_see_later_changes():
-    planner, a = Planner(1), req("a", 1, 2, 3, pages=(5, 6))
-    plan = planner.plan(Batch((piece(a, 0, 3),)))
+    builder, a = PlanBuilder(1), req("a", 1, 2, 3, pages=(5, 6))
+    plan = builder.build(Batch((piece(a, 0, 3),)))
 
     a.tokens.truncate(1)
     a.tokens.append(50)
@@ -134,40 +134,12 @@ def test_a_plan_does_not_see_later_changes():
     assert updates(plan) == [(0, 0, [5, 6])]
 
 
-@pytest.mark.parametrize(
-    ("work", "start", "expected"),
-    [
-        ((0, 5, True), 0, ([0, 1, 2, 3], [11, 12, 13, 14])),
-        ((0, 5, True), 2, ([2, 3], [13, 14])),
-        ((2, 4, False), 0, ([0, 1], [13, 14])),
-        ((0, 2, False), 3, None),
-        ((0, 5, True), 4, None),
-        ((0, 5, True), None, None),
-    ],
-)
-def test_prompt_positions_whose_log_probability_is_wanted(work, start, expected):
-    a = req("a", 10, 11, 12, 13, 14, logprobs=LogprobOptions(start=start))
-    a.pending = int(work[2])
-
-    plan = Planner(1).plan(Batch((piece(a, *work),)))
-
-    found = [(w.rows.tolist(), w.token_ids.tolist()) for w in plan.prompt]
-    assert found == ([expected] if expected else [])
-
-
-def test_prompt_is_not_answered_for_twice():
-    a = req("a", 10, 11, 12, outputs=(4,), logprobs=LogprobOptions(start=0))
-    a.pending = 1
-
-    assert Planner(1).plan(Batch((piece(a, 0, 4),))).prompt == []
-
-
 def test_steps_of_the_same_decodes_follow_from_the_step_before():
-    """Told or not that a step only decodes, a planner tells the executor the same."""
-    told, asked = Planner(4), Planner(4)
+    """Told or not that a step only decodes, a builder tells the executor the same."""
+    told, asked = PlanBuilder(4), PlanBuilder(4)
     a, b = req("a", 1, 2, 3, pages=(5,)), req("b", 8, 9, pages=(7,))
-    for planner in (told, asked):
-        planner.plan(Batch((piece(a, 0, 3), piece(b, 0, 2))))
+    for builder in (told, asked):
+        builder.build(Batch((piece(a, 0, 3), piece(b, 0, 2))))
     for step in range(5):
         for one in (a, b):
             one.tokens.append(40 + step)
@@ -176,7 +148,7 @@ def test_steps_of_the_same_decodes_follow_from_the_step_before():
         if step == 3:
             b.kv = handle(4, 6)
         slices = (piece(a, 3 + step, 4 + step), piece(b, 2 + step, 3 + step))
-        fast, slow = told.plan(Batch(slices, decodes=True)), asked.plan(Batch(slices))
+        fast, slow = told.build(Batch(slices, decodes=True)), asked.build(Batch(slices))
         for name in ("slots", "starts", "stops", "samples"):
             assert getattr(fast, name).tolist() == getattr(slow, name).tolist()
         assert updates(fast) == updates(slow)
@@ -188,8 +160,8 @@ def test_steps_of_the_same_decodes_follow_from_the_step_before():
 
 
 def test_slices_that_moved_on_are_planned_from_who_got_memory():
-    """Asked to look at those alone or at all, a planner tells the executor the same."""
-    told, asked = Planner(4), Planner(4)
+    """Asked to look at those alone or at all, a builder tells the executor the same."""
+    told, asked = PlanBuilder(4), PlanBuilder(4)
     a, b = req("a", 1, 2, 3, pages=(5,)), req("b", 8, 9, pages=(7,))
     slices = (piece(a, 3, 4), piece(b, 2, 3))
     for step in range(5):
@@ -201,25 +173,25 @@ def test_slices_that_moved_on_are_planned_from_who_got_memory():
         if step == 3:
             b.kv.pages[1], b.kv.num_pages, grown = 6, 2, (b,)
         copied = tuple(piece(work.req, work.start, work.stop) for work in slices)
-        fast = told.plan(Batch(slices, decodes=True, grown=grown))
-        slow = asked.plan(Batch(copied))
+        fast = told.build(Batch(slices, decodes=True, grown=grown))
+        slow = asked.build(Batch(copied))
         for name in ("slots", "starts", "stops", "samples"):
             assert getattr(fast, name).tolist() == getattr(slow, name).tolist()
         assert updates(fast) == updates(slow)
 
 
 def test_slices_that_another_step_came_between_are_looked_at():
-    planner = Planner(4)
+    builder = PlanBuilder(4)
     a, b = req("a", 1, 2, pages=(5,)), req("b", 8, 9, pages=(7,))
     slices = (piece(a, 2, 3),)
     a.tokens.append(40)
-    planner.plan(Batch(slices, decodes=True))
-    planner.plan(Batch((piece(b, 0, 2),)))
+    builder.build(Batch(slices, decodes=True))
+    builder.build(Batch((piece(b, 0, 2),)))
     a.tokens.append(41)
     a.kv.pages[1], a.kv.num_pages = 6, 2
     slices[0].start, slices[0].stop = 3, 4
 
-    plan = planner.plan(Batch(slices, decodes=True, grown=()))
+    plan = builder.build(Batch(slices, decodes=True, grown=()))
 
     assert plan.starts.tolist() == [3]
     assert plan.input_ids.tolist() == [41]
@@ -227,15 +199,15 @@ def test_slices_that_another_step_came_between_are_looked_at():
 
 
 def test_other_decodes_are_looked_at_again():
-    planner = Planner(4)
+    builder = PlanBuilder(4)
     a, b = req("a", 1, 2, pages=(5,)), req("b", 8, 9, pages=(7,))
-    planner.plan(Batch((piece(a, 0, 2), piece(b, 0, 2))))
+    builder.build(Batch((piece(a, 0, 2), piece(b, 0, 2))))
     for one in (a, b):
         one.tokens.append(40)
-    planner.plan(Batch((piece(a, 2, 3), piece(b, 2, 3)), decodes=True))
+    builder.build(Batch((piece(a, 2, 3), piece(b, 2, 3)), decodes=True))
     b.tokens.append(41)
 
-    plan = planner.plan(Batch((piece(b, 3, 4),), ended=("a",), decodes=True))
+    plan = builder.build(Batch((piece(b, 3, 4),), ended=("a",), decodes=True))
 
     assert plan.leaves == [0]
     assert plan.slots.tolist() == [1]

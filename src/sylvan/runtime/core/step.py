@@ -1,0 +1,241 @@
+"""The step contract: what crosses between the scheduler and whatever runs the model. Data only.
+
+A `StepPlan` goes to the executor, a `StepResult` comes back. Both are structs of numbers that can
+be written to a file, sent to another process and broadcast to ranks (see `core.wire`).
+
+Shapes: T rows (tokens that the step computes), R slices (one for each request of the step), S
+sampled rows, F rows in flight (their token is sampled by an earlier step that still runs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+
+STEP_FORMAT = 1
+"""Changes whenever a field of the contract does."""
+
+
+class Join(msgspec.Struct, frozen=True):
+    """A request enters request slot `slot`, having generated `outputs` already."""
+
+    slot: int
+    request: GenerateRequest | EmbedRequest
+    outputs: np.ndarray  # int32
+
+
+class PageUpdate(msgspec.Struct, frozen=True):
+    """Row `slot` of the page table of KV group `group` reads `pages` from entry `start` on."""
+
+    slot: int
+    start: int
+    pages: np.ndarray  # int32
+    group: int = 0
+
+
+class PageCopy(NamedTuple):
+    """Copy the first `num_tokens` entries of page `source` to page `target` of a KV group."""
+
+    source: int
+    target: int
+    num_tokens: int
+    group: int = 0
+
+
+class DraftRows(msgspec.Struct, frozen=True):
+    """The last rows of slice `index` are guesses to verify.
+
+    `parents[i]` is the guess before guess i, or -1 for the last known token: a chain is
+    (-1, 0, 1, ...), anything else a tree. Each guess and the last known token are sampled.
+    """
+
+    index: int
+    parents: tuple[int, ...]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each guess follows the one before it."""
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
+
+
+class InputEmbeds(msgspec.Struct, frozen=True):
+    """Rows [row, row + n) of the step read these vectors instead of token embeddings."""
+
+    row: int
+    vectors: np.ndarray  # float32 (n, D)
+
+
+class StepPlan(msgspec.Struct, kw_only=True):
+    """Everything a step needs.
+
+    `numbers` holds, one after another: request slots, first positions and positions after the last
+    of each slice (3, R); the slice index of each sampled row (S,); rows in flight and the request
+    slots whose newest token they read (2, F); token ids (T,). Ids of rows in flight mean nothing.
+
+    Attributes:
+        number: Of the step, counted by the scheduler.
+        copies: Done before the forward pass.
+        leaves: Request slots that are free from this step on; before `joins`.
+        token_types: (T,); None: all 0.
+        positions: Rotary positions, (T,) or (3, T) for temporal, height and width; None: each
+            slice counts up from its start.
+        sample_rows: (S,); None: the last row of each slice that samples.
+        drafts: Slices with guesses, in order.
+        embeds: Rows whose inputs are vectors, in order.
+        work: Data for the worker halves of capabilities, by name; absent where there is none.
+    """
+
+    num_slices: int
+    num_tokens: int
+    num_samples: int
+    num_in_flight: int
+    numbers: np.ndarray  # int32
+    format: int = STEP_FORMAT
+    number: int = 0
+    copies: tuple[PageCopy, ...] = ()
+    leaves: Sequence[int] = ()
+    joins: Sequence[Join] = ()
+    pages: Sequence[PageUpdate] = ()
+    token_types: np.ndarray | None = None  # int32
+    positions: np.ndarray | None = None  # int32
+    sample_rows: np.ndarray | None = None  # int32
+    drafts: tuple[DraftRows, ...] = ()
+    embeds: tuple[InputEmbeds, ...] = ()
+    work: dict[str, Any] = {}
+
+    @property
+    def slots(self) -> IntArray:
+        """Request slots, (R,)."""
+        return self.numbers[: self.num_slices]
+
+    @property
+    def starts(self) -> IntArray:
+        """First positions, (R,)."""
+        return self.numbers[self.num_slices : 2 * self.num_slices]
+
+    @property
+    def stops(self) -> IntArray:
+        """Positions after the last, guesses included, (R,)."""
+        return self.numbers[2 * self.num_slices : 3 * self.num_slices]
+
+    @property
+    def samples(self) -> IntArray:
+        """Slice index of each sampled row, (S,)."""
+        return self.numbers[3 * self.num_slices :][: self.num_samples]
+
+    @property
+    def sample_slots(self) -> IntArray:
+        """Request slot of each sampled row, (S,)."""
+        return self.slots if self.num_samples == self.num_slices else self.slots[self.samples]
+
+    @property
+    def sample_positions(self) -> NDArray[np.int64]:
+        """Position of the token that each row samples, (S,)."""
+        if self.sample_rows is None:
+            return self.stops[self.samples].astype(np.int64)
+        return self.row_positions()[self.sample_rows].astype(np.int64) + 1
+
+    @property
+    def in_flight(self) -> IntArray:
+        """Rows whose id the step before samples, (F,)."""
+        return self.numbers[3 * self.num_slices + self.num_samples :][: self.num_in_flight]
+
+    @property
+    def in_flight_slots(self) -> IntArray:
+        """Request slots whose newest token those rows read, (F,)."""
+        return self.numbers[-self.num_tokens - self.num_in_flight :][: self.num_in_flight]
+
+    @property
+    def input_ids(self) -> IntArray:
+        """Ids, (T,)."""
+        return self.numbers[len(self.numbers) - self.num_tokens :]
+
+    @property
+    def ends(self) -> IntArray:
+        """Row after the last of each slice, (R,)."""
+        return np.cumsum(self.stops - self.starts, dtype=np.int32)
+
+    def row_positions(self) -> IntArray:
+        """Sequence position of each row, (T,): guesses count by their depth in the tree."""
+        lens = self.stops - self.starts
+        ends = np.cumsum(lens, dtype=np.int32)
+        positions = np.arange(self.num_tokens, dtype=np.int32)
+        positions -= np.repeat(ends - lens - self.starts, lens)
+        for draft in self.drafts:
+            first = int(ends[draft.index]) - len(draft.parents)
+            positions[first : first + len(draft.parents)] = positions[first - 1] + depths(draft)
+        return positions
+
+
+def ancestors(parents: Sequence[int], guess: int) -> list[int]:
+    """The guesses that lead to `guess`, oldest first, and itself."""
+    path: list[int] = []
+    while guess >= 0:
+        path.append(guess)
+        guess = parents[guess]
+    return path[::-1]
+
+
+def depths(draft: DraftRows) -> IntArray:
+    """How many guesses lead to each guess, itself included."""
+    found: list[int] = []
+    for parent in draft.parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return np.array(found, np.int32)
+
+
+class SliceOutput(msgspec.Struct):
+    """What one slice brought.
+
+    `token_ids` is empty where the slice samples none, one id, or several when guesses were
+    accepted, or when what follows the first was certain without asking the model: the KV of those
+    is lacking, and later steps in flight sample none for this request. `ended`: the output is
+    complete with `token_ids`. `error` fails this request only, with `status`.
+    """
+
+    token_ids: Sequence[int] = ()
+    logprobs: TokenLogprobs | None = None  # of token_ids
+    error: str = ""
+    ended: bool = False
+    status: int = 500
+
+
+class StepResult(msgspec.Struct):
+    """What a step brought.
+
+    Attributes:
+        tokens: The id that each slice sampled, (R,); meaningless for slices in `others`.
+        others: Outputs of slices that brought something else than one id, by index.
+        reports: What the worker halves of capabilities tell their control halves, by name.
+    """
+
+    tokens: Sequence[int] = ()
+    others: dict[int, SliceOutput] = {}
+    reports: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, outputs: Sequence[SliceOutput]) -> StepResult:
+        """The result whose slices brought `outputs`."""
+        plain = [len(o.token_ids) == 1 and _is_plain(o) for o in outputs]
+        return cls(
+            [o.token_ids[0] if ok else -1 for o, ok in zip(outputs, plain, strict=True)],
+            {i: o for i, (o, ok) in enumerate(zip(outputs, plain, strict=True)) if not ok},
+        )
+
+    @property
+    def outputs(self) -> list[SliceOutput]:
+        """Slice by slice."""
+        others = self.others
+        return [others.get(i) or SliceOutput((t,)) for i, t in enumerate(self.tokens)]
+
+
+def _is_plain(output: SliceOutput) -> bool:
+    return output.logprobs is None and not output.error and not output.ended

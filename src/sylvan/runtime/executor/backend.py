@@ -1,0 +1,97 @@
+"""How a worker has steps computed: at once in this process, or queued on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.sampling.constraints import Masks, Outcome
+
+
+class Drawing(Protocol):
+    """Tokens that were drawn, or will be once a device gets there."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> SampleOutput:
+        """Block until the tokens are on the host.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        ...
+
+
+class StepBackend(Protocol):
+    """Computes one step after another; called in the order of the methods.
+
+    Attributes:
+        batch: Inputs of the forward pass.
+        immediate: Whether everything has happened when a method returns. If not, it is queued, and
+            tokens that constraints correct afterwards are handed to `correct` with the next step.
+    """
+
+    batch: ForwardBatch
+    immediate: bool
+
+    def update(self, plan: StepPlan) -> None:
+        """Write page tables, copy pages, mirror the parameters of requests that joined or left."""
+        ...
+
+    def forward(self, plan: StepPlan, *, graph: bool) -> None:
+        """Run the model; with `graph` a captured graph may be replayed."""
+        ...
+
+    def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+        """`forward` and `draw` in one; of immediate backends only."""
+        ...
+
+    def correct(self, plan: StepPlan) -> None:
+        """Apply what `accept` was told; run this step's forward again if it read other ids."""
+        ...
+
+    def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+        """Sample the rows of the step."""
+        ...
+
+    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+        """Count what was sampled as constraints changed it, by row; note newest tokens."""
+        ...
+
+    def finish(self, drawing: Drawing) -> None:
+        """Everything queued so far belongs to the step of `drawing`."""
+        ...
+
+    def discard(self) -> None:
+        """The step that was begun failed: release what it took."""
+        ...
+
+    # ---- for worker halves of capabilities
+
+    def logits(self, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.logits`."""
+        ...
+
+    def hidden(self, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.hidden`."""
+        ...
+
+    def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.layer_hidden`."""
+        ...
+
+    def token_logprobs(
+        self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
+    ) -> Callable[[], TokenLogprobs]:
+        """See `StepContext.token_logprobs`."""
+        ...

@@ -1,0 +1,130 @@
+"""Worker half of a capability: what it does beside the model, told by data in the step plan.
+
+The control half is `sched.capability.Capability`; the two meet in `StepPlan.work` and
+`StepResult.reports`, under the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.step import Join, StepPlan
+from sylvan.runtime.executor.backend import StepBackend
+from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.sampling.constraints import Constraints
+
+Report = Callable[[], Any]
+"""Makes the report of a step; called once its results have arrived."""
+
+
+@dataclass(slots=True, eq=False)
+class StepContext:
+    """One step as worker halves see it.
+
+    Attributes:
+        plan: What the step computes.
+        may_use_graph: Whether a captured graph may be replayed.
+        errors: Slice index -> why its request fails.
+    """
+
+    plan: StepPlan
+    backend: StepBackend
+    may_use_graph: bool = True
+    errors: dict[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def batch(self) -> ForwardBatch:
+        """Inputs of the forward pass."""
+        return self.backend.batch
+
+    def logits(self, rows: IntArray) -> torch.Tensor:
+        """Logits of any rows of the step, float32 (n, V); after the forward pass."""
+        return self.backend.logits(rows)
+
+    def hidden(self, rows: IntArray) -> torch.Tensor:
+        """Hidden vectors after the final norm, float32 (n, D); after the forward pass."""
+        return self.backend.hidden(rows)
+
+    def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
+        """Output of a layer in `CapabilityWorker.hidden_layers`, (n, D); after the forward pass."""
+        return self.backend.layer_hidden(layer, rows)
+
+    def token_logprobs(
+        self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
+    ) -> Callable[[], TokenLogprobs]:
+        """Log probabilities of `token_ids` as rows of the step predict them.
+
+        Returns: reads them, in a `Report`.
+        """
+        return self.backend.token_logprobs(rows, token_ids, options)
+
+    @contextmanager
+    def guard(self, index: int, what: str) -> Iterator[None]:
+        """A failure inside fails the request of slice `index` only."""
+        try:
+            yield
+        except FAILURES as error:
+            self.errors[index] = f"{what}: {error}"
+
+
+class CapabilityWorker:
+    """Override what it needs; `work` is what the control half planned, never None.
+
+    The hooks around a step are called for steps that carry work for this capability only. Any of
+    them may run before the step's results are on the host.
+
+    Attributes:
+        name: Of the capability.
+        reads_rows: Whether `after_forward` reads logits or hidden vectors of rows that are not
+            sampled; such a step is not replayed from a captured graph.
+        edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`; such models run op
+            by op, since step programs read token ids only.
+        hidden_layers: Layers whose output `after_forward` reads; likewise.
+    """
+
+    name: ClassVar[str] = ""
+    reads_rows: ClassVar[bool] = False
+    edits_inputs: ClassVar[bool] = False
+    hidden_layers: tuple[int, ...] = ()
+
+    @property
+    def constraints(self) -> Constraints | None:
+        """Masks and follows sampled tokens, if the capability constrains outputs."""
+        return None
+
+    def prepare(self, work: Any) -> None:
+        """First of all: `join` of the same step may need what comes with `work`."""
+
+    def join(self, join: Join) -> None:
+        """A request enters a slot; a failure (ValueError, ...) fails this request only."""
+
+    def leave(self, slot: int) -> None:
+        """The request in `slot` is gone; the slot may never have been joined."""
+
+    def before_forward(self, step: StepContext, work: Any) -> None:
+        """Before the model runs."""
+
+    def after_forward(self, step: StepContext, work: Any) -> Report | None:
+        """The model has run, or is queued on a device."""
+        return None
+
+    def after_sample(self, step: StepContext, work: Any, token_ids: IntArray) -> None:
+        """Sampled ids (S,) have arrived on the host."""
+
+    def close(self) -> None:
+        """The executor ends."""
+
+
+def overriding(workers: tuple[CapabilityWorker, ...], hook: str) -> tuple[CapabilityWorker, ...]:
+    """Those that implement a hook."""
+    base = getattr(CapabilityWorker, hook)
+    return tuple(w for w in workers if getattr(type(w), hook) is not base)

@@ -1,0 +1,223 @@
+"""Queues steps on a device without waiting for what they bring.
+
+The next step's inputs come from the last step's sampled ids on the device. Only where an output is
+constrained does the host have to see an id before the next one is drawn; the worker then lets the
+next forward pass run meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.executor.backend import Drawing
+from sylvan.runtime.executor.device.counts import DeviceCounts
+from sylvan.runtime.executor.device.drawing import DeviceDrawing, SampleLaunch
+from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, index_on
+from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep, Work
+from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_uniform
+from sylvan.runtime.executor.inputs import fill_step
+from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.sampling.constraints import Masks, Outcome
+
+_PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
+
+
+class DeviceBackend:
+    """Implements `StepBackend`; the caller waits for its drawings in order."""
+
+    immediate = False
+
+    def __init__(self, parts: DeviceParts, slots: RequestSlots) -> None:
+        self.batch = parts.memory.batch
+        self._parts, self._memory, self._slots = parts, parts.memory, slots
+        self._stream = parts.platform.stream()
+        self._counts = DeviceCounts(parts.platform, parts.memory.vocab_size)
+        self._staged: StagedStep | None = None
+        self._newest: dict[int, int] = {}  # slot -> what constraints made of its sampled id
+        self._recounts: list[tuple[int, int, float]] = []  # (slot, id, by how much)
+        self._logits_SV = torch.empty(0)
+
+    def update(self, plan: StepPlan) -> None:
+        """See `StepBackend.update`."""
+        self._staged = None
+        self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
+        works: list[Work] = []
+        for slot in plan.leaves:
+            self._counts.drop(slot)
+        for join in plan.joins:
+            self._counts.drop(join.slot)
+            wanted = self._slots.params.has_penalty[join.slot]
+            if wanted and join.slot not in self._slots.errors:
+                works.append(self._counts.open(join.slot, join.outputs))
+        if upload := self._memory.table.write(plan.pages):
+            works.append(upload)
+        if plan.copies:
+            works.append(lambda: self._copy(plan))
+        self._run(works)
+
+    def forward(self, plan: StepPlan, *, graph: bool) -> None:
+        """See `StepBackend.forward`."""
+        staged = self._staged = self._stage(plan, graph=graph)
+        self._fill_rows(plan, staged)
+        self._run([lambda: staged.inputs.upload(staged.host)])
+        staged.host.used = self._stream.event()
+        self._run([lambda: self._forward(staged)])
+
+    def step(self, plan: StepPlan, masks: Masks | None) -> DeviceDrawing:
+        """See `StepBackend.step`."""
+        self.forward(plan, graph=True)
+        return self.draw(plan, masks)
+
+    def correct(self, plan: StepPlan) -> None:
+        """See `StepBackend.correct`."""
+        gone = {*plan.leaves, *(join.slot for join in plan.joins)}
+        recounts, self._recounts = [r for r in self._recounts if r[0] not in gone], []
+        newest = {slot: token for slot, token in self._newest.items() if slot not in gone}
+        self._newest = {}
+        if correct := self._counts.correct(recounts):
+            self._run([correct])
+        if newest:
+            self._write_newest(plan, newest)
+
+    def draw(self, plan: StepPlan, masks: Masks | None) -> DeviceDrawing:
+        """See `StepBackend.draw`."""
+        assert self._staged is not None
+        launch = SampleLaunch(self._parts, self._counts, self._staged, self._slots.rows(plan))
+        launch.prepare(masks)
+        return launch.run(self._stream, lambda: self._logits_SV)
+
+    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+        """See `StepBackend.accept`: the device follows with the next step."""
+        slots = plan.sample_slots
+        for row, outcome in outcomes.items():
+            slot, token = int(slots[row]), int(drawn.token_ids[row])
+            if outcome.error:
+                continue
+            self._recounts.append((slot, token, -1.0))  # the device has counted it
+            self._recounts += [(slot, t, 1.0) for t in outcome.tokens]
+            if outcome.tokens and outcome.tokens[0] != token:
+                self._newest[slot] = outcome.tokens[0]
+
+    def finish(self, drawing: Drawing) -> None:
+        """See `StepBackend.finish`."""
+        assert isinstance(drawing, DeviceDrawing)
+        drawing.event = self._stream.event()
+
+    def discard(self) -> None:
+        """See `StepBackend.discard`."""
+        self._staged = None
+        self._parts.platform.trim()
+
+    # ---- for worker halves of capabilities
+
+    def logits(self, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.logits`; waits for the device."""
+        return self._read(self._parts.runner.logits, rows)
+
+    def hidden(self, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.hidden`; waits for the device."""
+        return self._read(self._parts.runner.hidden, rows)
+
+    def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.layer_hidden`; waits for the device."""
+        return self._read(lambda index: self._parts.runner.layer_hidden(layer, index), rows)
+
+    def token_logprobs(
+        self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
+    ) -> Callable[[], TokenLogprobs]:
+        """See `StepContext.token_logprobs`: in blocks, so that memory does not grow with rows."""
+        platform, vocab_size = self._parts.platform, self._memory.vocab_size
+        reader = LogprobReader(platform, Wanted(len(rows), options), vocab_size)
+        size = max(1, _PROMPT_BLOCK_BYTES // (4 * vocab_size))
+        works: list[Work] = []
+        for start in range(0, len(rows), size):
+            index = index_on(platform, rows[start : start + size])
+            ids = index_on(platform, token_ids[start : start + size])
+
+            def work(index: torch.Tensor = index, ids: torch.Tensor = ids, at: int = start) -> None:
+                on = (x.to(platform.device, non_blocking=True) for x in (index, ids))
+                where, wanted = on
+                reader.launch(self._parts.runner.logits(where).float(), wanted, at)
+
+            works.append(work)
+        self._run(works)
+        return lambda: reader.read(token_ids)
+
+    # ---- inside
+
+    def _run(self, works: Sequence[Work]) -> None:
+        def together() -> None:
+            with torch.inference_mode():
+                for work in works:
+                    work()
+
+        if works:
+            self._stream.run(together)
+
+    def _read(
+        self, compute: Callable[[torch.Tensor], torch.Tensor], rows: IntArray
+    ) -> torch.Tensor:
+        index = index_on(self._parts.platform, rows)
+        found: list[torch.Tensor] = []
+        device = self._parts.platform.device
+        self._run([lambda: found.append(compute(index.to(device, non_blocking=True)))])
+        self._stream.event().wait()
+        return found[0]
+
+    def _copy(self, plan: StepPlan) -> None:
+        for copy in plan.copies:
+            self.batch.kv.copy(copy.source, copy.target, copy.num_tokens)
+
+    def _write_newest(self, plan: StepPlan, newest: Mapping[int, int]) -> None:
+        """Constraints chose other tokens than those drawn: compute again what read them."""
+        slots = self._parts.platform.pinned(len(newest), torch.int64)
+        tokens = self._parts.platform.pinned(len(newest), torch.int32)
+        slots.numpy()[:], tokens.numpy()[:] = list(newest), list(newest.values())
+        last = self._memory.last_S
+
+        def write() -> None:
+            index, value = (x.to(last.device, non_blocking=True) for x in (slots, tokens))
+            last.index_copy_(0, index, value)
+
+        works: list[Work] = [write]
+        staged = self._staged
+        if staged is not None and not newest.keys().isdisjoint(plan.in_flight_slots.tolist()):
+            works.append(lambda: self._forward(staged))
+        self._run(works)
+
+    def _stage(self, plan: StepPlan, *, graph: bool) -> StagedStep:
+        """Write the step's inputs into host memory of their own."""
+        runner, tokens = self._parts.runner, plan.num_tokens
+        graph = graph and not (plan.drafts or self.batch.input_embeds)
+        bucket = runner.bucket(tokens, plan.num_slices) if graph else None
+        inputs = self._memory.inputs(tokens, plan.num_slices)
+        host, batch = inputs.host(), self.batch
+        feed = host.arrays["feed"]
+        feed[: bucket.rows if bucket else tokens] = -1
+        feed[plan.in_flight] = plan.in_flight_slots
+        table, page_size = batch.host.page_table, batch.kv.page_size
+        return StagedStep(inputs, host, fill_step(host.arrays, plan, table, page_size, bucket))
+
+    def _fill_rows(self, plan: StepPlan, staged: StagedStep) -> None:
+        arrays, rows, params = staged.host.arrays, self._slots.rows(plan), self._slots.params
+        slots = rows.slots
+        fill_sampling(arrays, slots, rows.positions, params)
+        arrays["count_rows"][: len(slots)] = self._counts.rows(slots)
+        if not self._parts.sampling.makes_numbers and not params.greedy[slots].all():
+            fill_uniform(arrays, slots, rows.positions, params)
+
+    def _forward(self, staged: StagedStep) -> None:
+        """Inside `Stream.run`."""
+        memory = self._memory
+        memory.point(staged.inputs, staged.sizes, staged.host)
+        graph = staged.sizes.bucket is not None
+        with torch.inference_mode():
+            logits = self._parts.runner.run(memory.batch, graph=graph)
+        self._logits_SV = logits[: staged.sizes.samples]

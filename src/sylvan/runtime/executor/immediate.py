@@ -1,0 +1,193 @@
+"""Computes steps in the caller's thread: on the CPU, or on a device that is waited for.
+
+Shapes: T rows of the step, S sampled rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.executor.backend import Drawing
+from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.executor.inputs import fill_step
+from sylvan.runtime.executor.runner import ModelRunner
+from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.verify import accepted_guesses
+from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
+from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.logprobs import join
+from sylvan.runtime.sampling.params import SamplingBatch
+
+_PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once
+
+
+class ImmediateBackend:
+    """Implements `StepBackend`. Owns the step's buffers and the newest token of each slot."""
+
+    immediate = True
+
+    def __init__(
+        self, runner: ModelRunner, batch: ForwardBatch, sampler: TokenSampler, slots: RequestSlots
+    ) -> None:
+        self.batch = batch
+        self._runner, self._sampler, self._slots = runner, sampler, slots
+        self._vocab_size = vocab_size = slots.params.vocab_size
+        self._arrays = vars(batch.host)
+        self._last_token: IntArray = np.zeros(batch.limits.max_reqs, np.int32)
+        self._fused = runner.fuse(batch, sampler, self._last_token, slots.params)
+        self._logits_SV = torch.empty(0)
+        block = _PROMPT_BLOCK_BYTES // (4 * vocab_size)
+        self._prompt_rows = max(1, min(batch.limits.max_reqs, block))
+
+    def update(self, plan: StepPlan) -> None:
+        """See `StepBackend.update`."""
+        self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
+        table = self.batch.host.page_table
+        for update in plan.pages:
+            table[update.slot, update.start : update.start + len(update.pages)] = update.pages
+        for copy in plan.copies:
+            self.batch.kv.copy(copy.source, copy.target, copy.num_tokens)
+
+    def forward(self, plan: StepPlan, *, graph: bool) -> None:
+        """See `StepBackend.forward`."""
+        if self._fused is not None and self._is_plain(plan):
+            self._fused.run(plan, draw=False)
+            self._logits_SV = self._fused.logits()
+            return
+        self._fill(plan)
+        with torch.inference_mode():
+            self._logits_SV = self._runner.run(self.batch)
+
+    def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+        """See `StepBackend.step`."""
+        if self._fused is not None and self._is_plain(plan):
+            drawn = self._fused.run(plan, draw=True, masks=masks)
+            if drawn is not None:
+                return drawn
+            self._logits_SV = self._fused.logits()
+        else:
+            self.forward(plan, graph=False)
+        return self.draw(plan, masks)
+
+    def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+        """See `StepBackend.draw`."""
+        rows = self._slots.rows(plan)
+        with torch.inference_mode():
+            try:
+                drawn = self._sampler.sample(self._logits_SV, rows, masks)
+            except FAILURES:
+                drawn = self._draw_each(rows, masks)
+        if not plan.drafts:
+            self._last_token[rows.slots] = drawn.token_ids
+        return drawn
+
+    def correct(self, plan: StepPlan) -> None:
+        """See `StepBackend.correct`; nothing is ever late."""
+
+    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+        """See `StepBackend.accept`."""
+        if plan.drafts:
+            self._keep_accepted(plan, drawn)
+        params = self._slots.params
+        if not outcomes:
+            if params.counts:
+                params.sampled(plan.sample_slots, drawn.token_ids)
+            return
+        slots = plan.sample_slots
+        tokens: list[tuple[int, ...]] = [(token,) for token in drawn.token_ids.tolist()]
+        for row, outcome in outcomes.items():
+            tokens[row] = outcome.tokens
+            if outcome.tokens:  # a step in flight may feed the first; the others are known by then
+                self._last_token[slots[row]] = outcome.tokens[0]
+        if params.counts:
+            each = np.repeat(slots, [len(t) for t in tokens])
+            ids = np.fromiter((t for some in tokens for t in some), np.int32, len(each))
+            params.sampled(each, ids)
+
+    def _keep_accepted(self, plan: StepPlan, drawn: SampleOutput) -> None:
+        """Move the KV of accepted guesses to where the next step looks for it."""
+        ends, slots = plan.ends, self.batch.host.out_slots
+        for draft in plan.drafts:
+            path = accepted_guesses(plan, draft, drawn.token_ids)
+            first = int(ends[draft.index]) - len(draft.parents)
+            moves = [(slots[first + i], slots[first + at]) for at, i in enumerate(path) if at != i]
+            if moves:
+                self.batch.kv.move(*(np.array(side, np.int32) for side in zip(*moves, strict=True)))
+
+    def finish(self, drawing: Drawing) -> None:
+        """See `StepBackend.finish`; everything has happened."""
+
+    def discard(self) -> None:
+        """See `StepBackend.discard`; nothing outlives a failed step."""
+
+    def logits(self, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.logits`."""
+        with torch.inference_mode():
+            return self._runner.logits(rows)
+
+    def hidden(self, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.hidden`."""
+        with torch.inference_mode():
+            return self._runner.hidden(rows)
+
+    def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
+        """See `StepContext.layer_hidden`."""
+        with torch.inference_mode():
+            return self._runner.layer_hidden(layer, rows)
+
+    def token_logprobs(
+        self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
+    ) -> Callable[[], TokenLogprobs]:
+        """See `StepContext.token_logprobs`: in blocks, so that memory does not grow with rows."""
+        parts: list[TokenLogprobs] = []
+        with torch.inference_mode():
+            for start in range(0, len(rows), self._prompt_rows):
+                block = slice(start, start + self._prompt_rows)
+                logits = self._runner.logits(rows[block])
+                parts.append(self._sampler.token_logprobs(logits, token_ids[block], options))
+        found = join(parts)
+        return lambda: found
+
+    def _is_plain(self, plan: StepPlan) -> bool:
+        """Whether each row has a token id, and each slice one sampled row and ids in sequence."""
+        return not (plan.drafts or self.batch.input_embeds or plan.positions is not None)
+
+    def _fill(self, plan: StepPlan) -> None:
+        arrays, batch = self._arrays, self.batch
+        fill_step(arrays, plan, batch.host.page_table, batch.kv.page_size)
+        ids = arrays["input_ids"][: plan.num_tokens]
+        ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
+        # An id outside the vocabulary fails its own request when that is sampled; see RequestSlots.
+        np.clip(ids, 0, self._vocab_size - 1, out=ids)
+        types = plan.token_types
+        arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
+        batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
+
+    def _draw_each(self, rows: SamplingBatch, masks: Masks | None) -> SampleOutput:
+        """One request's parameters are to blame, but not known which: each by itself."""
+        count = len(rows.slots)
+        logits_SV = self._runner.logits(self.batch.host.sample_rows[:count].copy())
+        found = SampleOutput(np.zeros(count, np.int32), {}, {})
+        for row in range(count):
+            one = slice(row, row + 1)
+            part = SamplingBatch(rows.slots[one], rows.positions[one], rows.params)
+            own = None if masks is None else masks.of(row)
+            try:
+                drawn = self._sampler.sample(logits_SV[one], part, own)
+            except FAILURES as error:
+                found.errors[row] = f"sampling failed: {error}"
+                continue
+            found.token_ids[row] = drawn.token_ids[0]
+            if drawn.logprobs:
+                found.logprobs[row] = drawn.logprobs[0]
+            if drawn.errors:
+                found.errors[row] = drawn.errors[0]
+        return found

@@ -1,0 +1,73 @@
+"""Writes a plan into the arrays that a step's forward pass reads; numpy only.
+
+Shapes: T rows of the step, R slices, S sampled rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.executor.sizes import Bucket
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Rows, slices and samples of a step, and the bucket that it is padded to, if any."""
+
+    tokens: int
+    requests: int
+    samples: int
+    bucket: Bucket | None = None
+
+
+def fill_step(
+    arrays: Arrays, plan: StepPlan, table: IntArray, page_size: int, bucket: Bucket | None = None
+) -> Sizes:
+    """Ids, positions, slots and lengths.
+
+    Ids of rows in flight are left as the plan has them: who reads `arrays` resolves them. What a
+    bucket adds writes to page 0, belongs to no request and attends to nothing.
+    """
+    lens = plan.stops - plan.starts
+    tokens, requests, samples = plan.num_tokens, plan.num_slices, plan.num_samples
+    ends = np.cumsum(lens, dtype=np.int32)
+    arrays["q_starts"][0] = 0
+    arrays["q_starts"][1 : requests + 1] = ends
+    arrays["kv_lens"][:requests] = plan.stops
+    arrays["req_slots"][:requests] = plan.slots
+    rows = plan.sample_rows
+    arrays["sample_rows"][:samples] = ends[plan.samples] - 1 if rows is None else rows
+    arrays["input_ids"][:tokens] = plan.input_ids
+    positions = np.arange(tokens, dtype=np.int32)
+    positions -= np.repeat(ends - lens - plan.starts, lens)
+    pages = table[np.repeat(plan.slots, lens), positions // page_size]
+    arrays["out_slots"][:tokens] = pages * page_size + positions % page_size
+    if plan.positions is not None:
+        positions = plan.positions
+    elif plan.drafts:
+        positions = plan.row_positions()
+    arrays["positions"][:tokens] = positions
+    sizes = Sizes(tokens, requests, samples, bucket)
+    if bucket is not None:
+        _pad(arrays, sizes, bucket)
+    return sizes
+
+
+def _pad(arrays: Arrays, sizes: Sizes, bucket: Bucket) -> None:
+    for name in ("input_ids", "positions", "out_slots"):
+        arrays[name][sizes.tokens : bucket.rows] = 0
+    some = slice(sizes.requests, bucket.requests)
+    for name in ("kv_lens", "req_slots"):
+        arrays[name][some] = 0
+    # A request of padding has a row of padding where all have one, else none.
+    ends = np.arange(some.start + 1, some.stop + 1) if bucket.decodes else sizes.tokens
+    arrays["q_starts"][some.start + 1 : some.stop + 1] = ends
+    arrays["sample_rows"][sizes.samples : bucket.requests] = 0

@@ -1,0 +1,65 @@
+"""From sampled rows to what each slice brought. One definition for every backend.
+
+Shapes: R slices of the step, S sampled rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
+from sylvan.runtime.executor.verify import verified
+from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
+from sylvan.runtime.sampling.constraints import Outcome
+
+CONSTRAINED_STATUS = 400  # what a request asked for is to blame, not the engine
+
+
+def step_result(
+    plan: StepPlan,
+    drawn: SampleOutput,
+    outcomes: Mapping[int, Outcome],
+    errors: Mapping[int, str],
+) -> StepResult:
+    """Put together what a step brought.
+
+    Args:
+        plan: Of the step.
+        drawn: Its sampled rows.
+        outcomes: What constraints make of some rows.
+        errors: Slice index -> why its request fails.
+    """
+    if plan.drafts:
+        return verified(plan, drawn, errors)
+    ids = drawn.token_ids.tolist()
+    others: dict[int, SliceOutput] = {}
+    if plan.num_samples == plan.num_slices:
+        tokens = ids
+    else:
+        tokens = [-1] * plan.num_slices
+        for index, token in zip(plan.samples.tolist(), ids, strict=True):
+            tokens[index] = token
+        others = {index: SliceOutput() for index, token in enumerate(tokens) if token < 0}
+    if drawn.logprobs or drawn.errors or outcomes:
+        samples = plan.samples.tolist()
+        for row in {*drawn.logprobs, *drawn.errors, *outcomes}:
+            others[samples[row]] = _output(row, ids[row], drawn, outcomes.get(row))
+    for index, why in errors.items():
+        others[index] = SliceOutput(error=why)
+    return StepResult(tokens, others)
+
+
+def _output(row: int, token: int, drawn: SampleOutput, outcome: Outcome | None) -> SliceOutput:
+    outcome = outcome or Outcome((token,))
+    if outcome.error:
+        return SliceOutput(error=outcome.error, status=CONSTRAINED_STATUS)
+    if not outcome.tokens:
+        return SliceOutput(ended=outcome.ended)
+    if outcome.tokens[0] == token and (why := drawn.errors.get(row)):
+        return SliceOutput(error=why)
+    return SliceOutput(outcome.tokens, logprobs=drawn.logprobs.get(row), ended=outcome.ended)
+
+
+def hopeless(token_ids: list[int]) -> dict[int, str]:
+    """Errors of rows whose id is negative: nothing could be drawn."""
+    return {row: HOPELESS for row, token in enumerate(token_ids) if token < 0}

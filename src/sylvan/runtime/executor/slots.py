@@ -1,0 +1,58 @@
+"""Requests in their slots: sampling parameters, and why some of them cannot be sampled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.runtime.core.step import Join, StepPlan
+from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
+
+
+class RequestSlots:
+    """One owner for what joins and leaves.
+
+    Attributes:
+        params: Sampling parameters as arrays over slots.
+        errors: Slot -> why its request fails at its next sample.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        self.params = SamplingSlots(num_slots, vocab_size)
+        self.errors: dict[int, str] = {}
+
+    def apply(self, plan: StepPlan) -> None:
+        """Let requests leave, then join."""
+        for slot in plan.leaves:
+            self.params.leave(slot)
+            self.errors.pop(slot, None)
+        for join in plan.joins:
+            self._join(join)
+
+    def rows(self, plan: StepPlan) -> SamplingBatch:
+        """The rows that a step samples."""
+        return SamplingBatch(plan.sample_slots, plan.sample_positions, self.params)
+
+    def fail(self, slot: int, error: Exception) -> None:
+        """The parameters of the request in `slot` cannot be used."""
+        self.errors[slot] = f"sampling parameters cannot be used: {error}"
+
+    def _join(self, join: Join) -> None:
+        slot = join.slot
+        self.errors.pop(slot, None)
+        if isinstance(join.request, EmbedRequest):
+            return
+        if not _within(join.request, self.params.vocab_size):
+            self.errors[slot] = f"token ids must be in 0..{self.params.vocab_size - 1}"
+        try:
+            self.params.join(slot, join.request, join.outputs)
+        except FAILURES as error:
+            self.params.leave(slot)
+            self.fail(slot, error)
+
+
+def _within(request: GenerateRequest, vocab_size: int) -> bool:
+    """Whether a kernel may look up the ids; the edge has refused others already."""
+    parts = (request.input_ids, request.output_ids)
+    return all(not len(ids) or ids.view(np.uint32).max() < vocab_size for ids in parts)

@@ -1,0 +1,1 @@
+"""Vectors, scores and labels of texts: pooled from hidden vectors, without sampling."""

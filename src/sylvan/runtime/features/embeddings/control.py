@@ -1,0 +1,82 @@
+"""Control half: which slices are pooled, and which vector belongs to which request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import EmbedRequest
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.sched.capability import Capability, Verdict
+
+
+class PoolSlice(msgspec.Struct, frozen=True):
+    """Slice `index` computes tokens of an EmbedRequest from `start` on; `done`: to its last."""
+
+    index: int
+    start: int
+    done: bool
+    dimensions: int | None
+    normalize: bool
+
+
+class NoEmbeddings(Capability):
+    """Refuses `EmbedRequest`: the model makes no vectors."""
+
+    def gate(self, req: Req) -> Verdict:
+        """See `Capability.gate`."""
+        if isinstance(req.request, EmbedRequest):
+            raise RequestError("this model makes no vectors")
+        return Verdict.READY
+
+
+class Embeddings(Capability):
+    """Serves `EmbedRequest`.
+
+    Args:
+        pools_all: Whether a vector is made of all tokens, so that none may come from the cache.
+    """
+
+    name: ClassVar = "embeddings"
+    work_type: ClassVar = tuple[PoolSlice, ...]
+    report_type: ClassVar = dict[int, np.ndarray]
+
+    def __init__(self, *, pools_all: bool) -> None:
+        self._pools_all = pools_all
+        self._vectors: dict[Req, np.ndarray] = {}
+
+    def cache_limit(self, req: Req) -> int | None:
+        """See `Capability.cache_limit`."""
+        return 0 if self._pools_all and isinstance(req.request, EmbedRequest) else None
+
+    def plan_work(self, batch: Batch) -> tuple[PoolSlice, ...] | None:
+        """See `Capability.plan_work`."""
+        if batch.decodes:
+            return None
+        found: list[PoolSlice] = []
+        for index, piece in enumerate(batch.slices):
+            request = piece.req.request
+            if isinstance(request, EmbedRequest):
+                asked = request.dimensions, request.normalize
+                found.append(PoolSlice(index, piece.start, piece.samples, *asked))
+        return tuple(found) or None
+
+    def on_result(self, batch: Batch, report: Mapping[int, np.ndarray] | None) -> None:
+        """See `Capability.on_result`."""
+        for index, vector in (report or {}).items():
+            req = batch.slices[index].req
+            if not req.finish:
+                self._vectors[req] = vector
+
+    def output_fields(self, req: Req) -> Mapping[str, Any] | None:
+        """See `Capability.output_fields`."""
+        vector = self._vectors.pop(req, None)
+        return None if vector is None else {"embedding": vector}
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        self._vectors.pop(req, None)

@@ -1,0 +1,41 @@
+"""Worker half: pools the hidden vectors of slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from sylvan.protocol.arrays import FloatArray
+from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
+from sylvan.runtime.features.embeddings.control import Embeddings, PoolSlice
+from sylvan.runtime.features.embeddings.pooling import Pooler
+
+
+class EmbeddingsWorker(CapabilityWorker):
+    """Adds the rows of each slice to the vector of its request."""
+
+    name: ClassVar = Embeddings.name
+    reads_rows: ClassVar = True
+
+    def __init__(self, pooler: Pooler) -> None:
+        self._pooler = pooler
+
+    def leave(self, slot: int) -> None:
+        """See `CapabilityWorker.leave`."""
+        self._pooler.forget(slot)
+
+    def after_forward(self, step: StepContext, work: Sequence[PoolSlice]) -> Report:
+        """See `CapabilityWorker.after_forward`."""
+        plan, ends = step.plan, step.plan.ends
+        vectors: dict[int, FloatArray] = {}
+        for part in work:
+            start = int(ends[part.index] - (plan.stops[part.index] - plan.starts[part.index]))
+            rows = np.arange(start, int(ends[part.index]), dtype=np.int32)
+            slot = int(plan.slots[part.index])
+            with step.guard(part.index, "pooling failed"):
+                vector = self._pooler.add(step, slot, rows, part)
+                if vector is not None:
+                    vectors[part.index] = vector
+        return lambda: vectors

@@ -1,0 +1,1 @@
+"""Records every input and decision of a scheduler, and replays them without a model."""

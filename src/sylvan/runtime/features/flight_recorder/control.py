@@ -1,0 +1,72 @@
+"""The flight recorder: observes the scheduler, which takes the same path as without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.core.req import Draft, Req
+from sylvan.runtime.core.step import StepPlan, StepResult
+from sylvan.runtime.features.flight_recorder.recording import (
+    Added,
+    Answered,
+    Called,
+    Ended,
+    Now,
+    Recorder,
+    completed,
+    planned,
+)
+from sylvan.runtime.sched.capability import Observer, Verdict
+from sylvan.utils.clock import Clock
+
+
+class FlightRecorder(Observer):
+    """Writes inputs, answers, plans and results to a `Recorder`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def clock(self, clock: Clock) -> Clock:
+        """A clock whose answers are recorded; the scheduler is to use it."""
+
+        def now() -> float:
+            seconds = clock()
+            self._recorder.write(Now(seconds))
+            return seconds
+
+        return now
+
+    def on_call(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """See `Observer.on_call`."""
+        if method == "add":
+            self._recorder.write(Added(*arguments))
+        else:
+            self._recorder.write(Called(method, arguments))  # pyright: ignore[reportArgumentType]
+
+    def on_decision(self, question: str, req: Req, answer: Any) -> None:
+        """See `Observer.on_decision`."""
+        refusal = None
+        if isinstance(answer, RequestError):
+            answer, refusal = None, str(answer)
+        elif isinstance(answer, Verdict):
+            answer = answer.name
+        elif isinstance(answer, Draft):
+            answer = answer.tokens, answer.parents
+        self._recorder.write(Answered(question, req.rid, answer, refusal))  # pyright: ignore[reportArgumentType]
+
+    def on_plan(self, plan: StepPlan) -> None:
+        """See `Observer.on_plan`."""
+        self._recorder.write(planned(plan))
+
+    def on_completed(self, result: StepResult | Exception) -> None:
+        """See `Observer.on_completed`."""
+        self._recorder.write(completed(result))
+
+    def on_step_end(self) -> None:
+        """See `Observer.on_step_end`."""
+        self._recorder.write(Ended())
+
+    def close(self) -> None:
+        """Finish the recording."""
+        self._recorder.close()

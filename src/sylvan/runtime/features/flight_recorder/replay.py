@@ -1,0 +1,333 @@
+"""Replays a recording through a real scheduler and finds the first decision that differs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from sylvan.protocol.errors import (
+    CapacityError,
+    ConfigError,
+    DeviceMemoryError,
+    ExecutorError,
+    RequestError,
+)
+from sylvan.protocol.messages import TokenOutput
+from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.core.req import Draft, Req
+from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
+from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.features.embeddings.control import NoEmbeddings
+from sylvan.runtime.features.flight_recorder.recording import (
+    Added,
+    Answered,
+    Called,
+    Completed,
+    Ended,
+    Event,
+    Now,
+    Planned,
+    Setup,
+    lives,
+    planned,
+    read,
+)
+from sylvan.runtime.features.standard import standard_capabilities
+from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.runtime.sched.scheduler import Scheduler
+
+PORT_CALLS = frozenset({"loaded", "load_failed", "release"})
+
+
+class DivergedError(Exception):
+    """The scheduler asked for, or decided, something else than what was recorded."""
+
+
+class ExhaustedError(DivergedError):
+    """The scheduler asked for more than was recorded; so it must where a crash cut the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far a replay got. `difference` is empty if all decisions were the same.
+
+    `started`: when the recorded scheduler did. `cut`: the record ends inside a step.
+    """
+
+    steps: int
+    requests: int
+    tokens: int
+    difference: str = ""
+    started: str = ""
+    cut: bool = False
+
+    def __str__(self) -> str:
+        """What follows the name of a life in a line for people."""
+        since = f" (started {self.started})" if self.started else ""
+        counts = f"{self.steps} steps, {self.requests} requests, {self.tokens} tokens"
+        if self.difference:
+            return f"{since}: differs after {counts}\n{self.difference}"
+        end = "; its record ends inside the last of them" if self.cut else ""
+        return f"{since}: the same decisions: {counts}{end}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A step or call, with all that happened within it; `whole` unless the record ends there."""
+
+    first: Event
+    within: Sequence[Event]
+    whole: bool
+
+
+def replay(folder: Path, until_step: int | None = None) -> Outcome:
+    """Run the recorded inputs of one life through a new scheduler, at most `until_step` steps.
+
+    Args:
+        folder: Of that life, or of a recording with only one.
+        until_step: None: all there are.
+
+    Raises:
+        ConfigError: there is no recording in `folder`, or one of several lives.
+    """
+    found = lives(folder)
+    if len(found) > 1:
+        names = ", ".join(life.name for life in found)
+        raise ConfigError(f"{folder} holds several lives, to be replayed one by one: {names}")
+    setup, events = read(found[0])
+    tape = _Tape()
+    scheduler = _scheduler(setup, tape)
+    steps = requests = 0
+    difference, cut = "", False
+    for moment in _moments(events):
+        steps += _begins_step(moment.first)
+        requests += isinstance(moment.first, Added)
+        try:
+            tape.load(moment.within)
+            _apply(scheduler, moment.first)
+            tape.finish()
+        except DivergedError as error:
+            cut = isinstance(error, ExhaustedError) and not moment.whole
+            difference = "" if cut else f"step {steps}: {error}"
+            break
+        if until_step is not None and steps >= until_step:
+            break
+    return Outcome(steps, requests, tape.tokens, difference, setup.started, cut)
+
+
+def _begins_step(event: Event) -> bool:
+    return isinstance(event, Called) and event.method == "step"
+
+
+def _moments(events: Iterator[Event]) -> Iterator[_Moment]:
+    moment: list[Event] = []
+    ended = in_step = False
+    for event in events:
+        if isinstance(event, Added | Called) and not in_step and moment:
+            yield _Moment(moment[0], moment[1:], whole=True)
+            moment = []
+        in_step = (in_step or _begins_step(event)) and not isinstance(event, Ended)
+        ended = isinstance(event, Ended)
+        if not ended:
+            moment.append(event)
+    if moment:
+        yield _Moment(moment[0], moment[1:], whole=ended)
+
+
+def _apply(scheduler: Scheduler, event: Event) -> None:
+    match event:
+        case Added(request=request):
+            try:
+                scheduler.add(request)
+            except (RequestError, CapacityError):
+                return  # refused then as now
+        case Called(method=method, arguments=arguments):
+            owner = scheduler.port if method in PORT_CALLS else scheduler
+            getattr(owner, method)(*arguments)
+        case _:
+            raise DivergedError(f"the recording begins a moment with {type(event).__name__}")
+
+
+def _scheduler(setup: Setup, tape: _Tape) -> Scheduler:
+    sizes = setup.num_pages, setup.page_size
+    cache = kv_cache(*sizes, setup.prefix, setup.eviction, setup.num_states)
+    standard = standard_capabilities(
+        cache, makes_vectors=setup.makes_vectors, pools_all=setup.pools_all
+    )
+    # What gates answered is on the tape.
+    silent = tuple(c for c in standard if not isinstance(c, NoEmbeddings))
+    parts = Parts(
+        cache=cache,
+        executor=_TapeExecutor(tape, setup),
+        policy=schedule_policy(setup.policy),
+        emit=tape.emit,
+        capabilities=(_tape_capability(tape, setup.questions), *silent),
+        clock=tape.now,
+        seed=setup.seed,
+        tenant_weights=setup.tenant_weights,
+    )
+    return Scheduler(parts, Limits(**setup.limits))
+
+
+class _Tape:
+    """The answers recorded for the present moment, by who gives them."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.port_calls: deque[Called] = deque()
+        self._times: deque[float] = deque()
+        self._answers: deque[Answered] = deque()
+        self._plans: deque[Planned] = deque()
+        self._results: deque[Completed] = deque()
+
+    def load(self, within: Sequence[Event]) -> None:
+        for event in within:
+            match event:
+                case Now(seconds=seconds):
+                    self._times.append(seconds)
+                case Answered():
+                    self._answers.append(event)
+                case Planned():
+                    self._plans.append(event)
+                case Completed():
+                    self._results.append(event)
+                case Called(method=method) if method in PORT_CALLS:
+                    self.port_calls.append(event)
+                case _:
+                    raise DivergedError(f"{type(event).__name__} inside a step")
+
+    def now(self) -> float:
+        if not self._times:
+            raise ExhaustedError("the clock is asked more often than it was")
+        return self._times.popleft()
+
+    def answer(self, question: str, req: Req) -> Any:
+        asked = f"{question} of {req.rid!r}"
+        if not self._answers:
+            raise ExhaustedError(f"{asked} is asked, but was not")
+        recorded = self._answers.popleft()
+        if (recorded.question, recorded.rid) != (question, req.rid):
+            raise DivergedError(
+                f"{asked} is asked, recorded {recorded.question} of {recorded.rid!r}"
+            )
+        if recorded.refusal is not None:
+            raise RequestError(recorded.refusal)
+        return recorded.answer
+
+    def launched(self, plan: StepPlan) -> None:
+        got = planned(plan)
+        if not self._plans:
+            raise ExhaustedError(f"a step is launched that was not: {_brief(got)}")
+        want = self._plans.popleft()
+        if got != want:
+            raise DivergedError(f"planned {_brief(got)}, recorded {_brief(want)}")
+
+    def result(self) -> StepResult:
+        if not self._results:
+            raise ExhaustedError("a result is awaited that was not")
+        recorded = self._results.popleft()
+        if recorded.failure is not None:
+            raise (DeviceMemoryError if recorded.short else ExecutorError)(recorded.failure)
+        others = {
+            index: SliceOutput(ids, error=error, status=status, ended=ended)
+            for index, ids, error, status, ended in recorded.others
+        }
+        return StepResult(recorded.tokens, others)
+
+    def emit(self, outputs: Sequence[TokenOutput]) -> None:
+        self.tokens += sum(len(o.token_ids) for o in outputs)
+
+    def finish(self) -> None:
+        """Check that the moment was used up."""
+        if self._plans:
+            raise DivergedError(f"a step is missing: {_brief(self._plans[0])}")
+        if self._times or self._answers or self._results or self.port_calls:
+            raise DivergedError("fewer questions are asked than were")
+
+
+class _TapePort(Capability):
+    """Repeats what capabilities did to requests, and their answers in subclasses."""
+
+    def __init__(self, tape: _Tape) -> None:
+        self._tape = tape
+        self._port: SchedulerPort | None = None
+
+    def attach(self, port: SchedulerPort) -> None:
+        self._port = port
+
+    def poll(self) -> None:
+        while self._tape.port_calls:
+            call = self._tape.port_calls.popleft()
+            getattr(self._port, call.method)(*call.arguments)
+
+
+def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
+    """Answers those questions only: a hook that is there changes which path is taken."""
+
+    def verdict(question: str, req: Req) -> Verdict:
+        answer = tape.answer(question, req)
+        if isinstance(answer, bool):
+            return Verdict.READY if answer else Verdict.WAIT
+        return Verdict[answer]
+
+    def draft(req: Req) -> Draft | None:
+        guesses = tape.answer("draft", req)
+        return Draft(*guesses) if guesses else None
+
+    hooks: dict[str, Any] = {
+        "gate": lambda self, req: verdict("gate", req),
+        "admit": lambda self, req, admitted: verdict("admit", req),
+        "draft": lambda self, req: draft(req),
+        "holds": lambda self, req: tape.answer("holds", req),
+        "stop_loading": lambda self, req: tape.answer("stop_loading", req),
+    }
+    body = {name: hooks[name] for name in questions if name in hooks}
+    body["gates_running"] = "running gate" in questions
+    return cast(Capability, type("_TapeCapability", (_TapePort,), body)(tape))
+
+
+class _TapeExecutor:
+    def __init__(self, tape: _Tape, setup: Setup) -> None:
+        self.caps = ExecutorCaps(
+            max_batch_tokens=2**31,
+            max_running_reqs=setup.num_slots or 2**16,
+            lockstep=setup.lockstep,
+        )
+        self._tape = tape
+
+    def launch(self, plan: StepPlan) -> _TapePending:
+        self._tape.launched(plan)
+        return _TapePending(self._tape)
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+
+
+class _TapePending:
+    def __init__(self, tape: _Tape) -> None:
+        self._tape = tape
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> StepResult:
+        return self._tape.result()
+
+
+def _brief(plan: Planned) -> str:
+    count = plan.num_slices
+    numbers = np.frombuffer(plan.numbers, np.int32)
+    slots, starts, stops = (numbers[i * count : (i + 1) * count].tolist() for i in range(3))
+    parts = [f"slot {s}[{a}:{b}]" for s, a, b in zip(slots, starts, stops, strict=True)]
+    more = f" and {count - 8} more" if count > 8 else ""
+    joins = ", ".join(f"{rid} in slot {slot}" for slot, rid, _ in plan.joins[:8]) or "nobody"
+    pages = [np.frombuffer(data, np.int32).tolist() for *_, data in plan.pages[:2]]
+    slices = ", ".join(parts[:8]) or "nothing"
+    return f"{slices}{more}; joining: {joins}; pages {pages}, copies {plan.copies[:4]}"

@@ -1,0 +1,127 @@
+"""Control half: which rows predict prompt tokens, and the pieces of a prompt put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.req import Batch, Req, Slice
+from sylvan.runtime.sched.capability import Capability
+
+
+class PromptRows(msgspec.Struct, frozen=True):
+    """Rows of slice `index` of the step that predict the prompt tokens `token_ids`."""
+
+    index: int
+    rows: np.ndarray  # int32
+    token_ids: np.ndarray  # int32
+
+
+class PromptLogprobs(Capability):
+    """Serves `LogprobOptions.start`: once for each request, with its first output.
+
+    The KV of prompt tokens from `start` on is computed anew, since only a forward pass predicts.
+    """
+
+    name: ClassVar = "prompt_logprobs"
+    work_type: ClassVar = tuple[PromptRows, ...]
+    report_type: ClassVar = dict[int, TokenLogprobs]
+
+    def __init__(self) -> None:
+        self._parts: dict[Req, dict[int, TokenLogprobs]] = {}
+        self._done: set[Req] = set()
+
+    def cache_limit(self, req: Req) -> int | None:
+        """See `Capability.cache_limit`."""
+        request = req.request
+        if not isinstance(request, GenerateRequest) or request.logprobs is None:
+            return None
+        return None if req in self._done else request.logprobs.start
+
+    def plan_work(self, batch: Batch) -> tuple[PromptRows, ...] | None:
+        """See `Capability.plan_work`."""
+        if batch.decodes:
+            return None
+        found: list[PromptRows] = []
+        row = 0
+        for index, piece in enumerate(batch.slices):
+            if piece.start < piece.req.prompt_len and (own := _rows(index, piece, row)):
+                found.append(own)
+            row += piece.stop - piece.start + (len(piece.draft.tokens) if piece.draft else 0)
+        return tuple(found) or None
+
+    def on_result(self, batch: Batch, report: Mapping[int, TokenLogprobs] | None) -> None:
+        """See `Capability.on_result`."""
+        for index, part in (report or {}).items():
+            piece = batch.slices[index]
+            if not piece.req.finish and self.cache_limit(piece.req) is not None:
+                self._parts.setdefault(piece.req, {})[piece.start] = part
+
+    def output_fields(self, req: Req) -> Mapping[str, Any] | None:
+        """See `Capability.output_fields`: all of them, in order; the first token has none."""
+        start = self.cache_limit(req)
+        if start is None:
+            return None
+        self._done.add(req)
+        parts = self._parts.pop(req, {})
+        first = _empty_position(req, min(start, req.prompt_len - 1), [*parts.values()])
+        return {"prompt_logprobs": _join([first, *(parts[at] for at in sorted(parts))])}
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        self._parts.pop(req, None)
+        self._done.discard(req)
+
+
+def _rows(index: int, piece: Slice, row: int) -> PromptRows | None:
+    """Rows that predict prompt tokens; once outputs exist, the prompt has been answered for."""
+    req = piece.req
+    if not isinstance(req.request, GenerateRequest):
+        return None
+    options = req.request.logprobs
+    if options is None or options.start is None or req.num_tokens > req.prompt_len + piece.samples:
+        return None
+    first = max(piece.start, options.start)
+    last = min(piece.stop, req.prompt_len - 1)
+    if first >= last:
+        return None
+    rows = np.arange(row + first - piece.start, row + last - piece.start, dtype=np.int32)
+    return PromptRows(index, rows, req.tokens.view(first + 1, last + 1).copy())
+
+
+def _empty_position(req: Req, position: int, like: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    """One position without log probabilities, in the shapes of `like`."""
+
+    def row(name: str, fill: float) -> np.ndarray | None:
+        model = getattr(like[0], name) if like else None
+        return None if model is None else np.full((1, model.shape[1]), fill, model.dtype)
+
+    return TokenLogprobs(
+        token_ids=req.tokens.view(position, position + 1).copy(),
+        logprobs=np.full(1, np.nan, np.float32),
+        top_ids=row("top_ids", -1),
+        top_logprobs=row("top_logprobs", np.nan),
+        chosen_logprobs=row("chosen_logprobs", np.nan),
+    )
+
+
+def _join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    def rows(name: str) -> np.ndarray | None:
+        arrays = [a for p in parts if (a := getattr(p, name)) is not None]
+        return np.concatenate(arrays) if arrays else None
+
+    ids, logprobs = rows("token_ids"), rows("logprobs")
+    assert ids is not None
+    assert logprobs is not None
+    return TokenLogprobs(
+        token_ids=ids,
+        logprobs=logprobs,
+        top_ids=rows("top_ids"),
+        top_logprobs=rows("top_logprobs"),
+        chosen_logprobs=rows("chosen_logprobs"),
+    )

@@ -1,0 +1,1 @@
+"""Recurrent states of layers without attention, kept for requests and cached prefixes."""

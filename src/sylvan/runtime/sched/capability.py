@@ -1,0 +1,356 @@
+"""How capabilities such as grammars, LoRA, speculation or KV tiers follow requests.
+
+A capability has two halves. The control half, here, decides: whether a request may start, what its
+worker half is to do in a step, what the results mean. The worker half
+(`executor.capability.CapabilityWorker`) does it beside the model. What passes between them is data:
+`StepPlan.work` and `StepResult.reports`, by the name of the capability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, ClassVar, Protocol
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.core.req import Batch, Draft, Req, Slice
+from sylvan.runtime.core.step import StepPlan, StepResult
+
+
+class Verdict(Enum):
+    """Whether a request may start, or take part in a step.
+
+    LOAD, which only `admit` may return: it gets its memory and waits in the loading phase until
+    `SchedulerPort.loaded`.
+    """
+
+    READY = auto()
+    WAIT = auto()
+    LOAD = auto()
+
+
+class SchedulerPort(Protocol):
+    """What a capability may ask of the scheduler, on the scheduler's thread."""
+
+    def loaded(self, rid: str, num_computed: int) -> None:
+        """The KV of the first `num_computed` tokens of a loading request is there; it runs."""
+        ...
+
+    def load_failed(self, rid: str) -> None:
+        """A loading request waits again, and computes everything itself."""
+        ...
+
+    def release(self, rid: str) -> None:
+        """Free the memory of a finished request that `Capability.holds` kept."""
+        ...
+
+
+class Capability:
+    """Control half of a capability. Override what it needs; any other hook costs nothing.
+
+    Hooks run on the scheduler's thread and must not block: slow work goes to a future that `poll`
+    looks at. A hook that raises RequestError fails that request only.
+
+    Attributes:
+        name: Key of its entries in `StepPlan.work` and `StepResult.reports`.
+        gates_running: Whether `gate` is also asked for running requests, in each step.
+        work_type: Of its entry in `StepPlan.work`, for `core.wire`; None if it has none.
+        report_type: Of its entry in `StepResult.reports`; None if it has none.
+    """
+
+    name: ClassVar[str] = ""
+    gates_running: ClassVar[bool] = False
+    work_type: ClassVar[Any] = None
+    report_type: ClassVar[Any] = None
+
+    def attach(self, port: SchedulerPort) -> None:
+        """Called once, before anything else."""
+
+    def poll(self) -> None:
+        """Advance asynchronous work. Once per step, before anything else."""
+
+    def gate(self, req: Req) -> Verdict:
+        """Whether `req` may be considered in this step: READY or WAIT."""
+        return Verdict.READY
+
+    def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
+        """Whether `req` may start now, beside `admitted`, which own memory already.
+
+        Asked when everything else allows it. Memory may still turn out to be short: `on_start`, or
+        `on_load` after a verdict of LOAD, says that it has some.
+        """
+        return Verdict.READY
+
+    def on_load(self, req: Req) -> None:
+        """`req` has memory for all its tokens; fill it, then tell the port."""
+
+    def stop_loading(self, req: Req) -> bool:
+        """Stop filling the memory of a loading request; False while it may still be written.
+
+        Asked again in each step until then.
+        """
+        return True
+
+    def cache_namespace(self, req: Req) -> str:
+        """What sets the KV of `req` apart from that of the same tokens; empty: nothing."""
+        return ""
+
+    def cache_limit(self, req: Req) -> int | None:
+        """Longest prefix of `req` that may come from the prefix cache; None: any."""
+        return None
+
+    def draft(self, req: Req) -> Draft | None:
+        """Guesses to verify in this step after the known tokens (speculation)."""
+        return None
+
+    def plan_work(self, batch: Batch) -> Any:
+        """Data for the worker half in this step; None: none. `batch` may be empty."""
+        return None
+
+    def on_batch(self, batch: Batch) -> None:
+        """`batch` is what this step runs; possibly empty."""
+
+    def on_start(self, piece: Slice) -> None:
+        """`piece` is the first work of a request that waited; also when it lost its memory."""
+
+    def on_result(self, batch: Batch, report: Any) -> None:
+        """A step completed, also for chunks that sample nothing; `report` is the worker half's.
+
+        Before the tokens of the step are taken in; `report` is None if there was none.
+        """
+
+    def on_tokens(self, req: Req, tokens: Sequence[int]) -> None:
+        """`tokens` were appended to `req`."""
+
+    def output_fields(self, req: Req) -> Mapping[str, Any] | None:
+        """Fields of `TokenOutput` that the client is to get now; called with each first output."""
+        return None
+
+    def on_finish(self, req: Req) -> None:
+        """`req` has ended; drop the state kept for it."""
+
+    def holds(self, req: Req) -> bool:
+        """Whether the finished `req` keeps its memory until `SchedulerPort.release`."""
+        return False
+
+
+class Observer(Capability):
+    """A capability that sees everything that passes through a scheduler, and changes nothing."""
+
+    def on_call(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """A public method of the scheduler was called, or the port."""
+
+    def on_decision(self, question: str, req: Req, answer: Any) -> None:
+        """The capabilities together answered `question` ("gate", "admit", ...) about `req`."""
+
+    def on_plan(self, plan: StepPlan) -> None:
+        """`plan` goes to the executor."""
+
+    def on_completed(self, result: StepResult | Exception) -> None:
+        """The oldest step in flight brought `result`, or failed."""
+
+    def on_step_end(self) -> None:
+        """An iteration of the scheduler is over."""
+
+
+def overriding(capabilities: Sequence[Capability], hook: str) -> tuple[Capability, ...]:
+    """Those that implement a hook."""
+    base = getattr(Capability, hook)
+    return tuple(c for c in capabilities if getattr(type(c), hook) is not base)
+
+
+class Hooks:
+    """Calls hooks of those capabilities that implement them."""
+
+    def __init__(self, capabilities: Sequence[Capability]) -> None:
+        self._pollers = overriding(capabilities, "poll")
+        self._gates = overriding(capabilities, "gate")
+        self._running_gates = tuple(c for c in self._gates if c.gates_running)
+        self._admitters = overriding(capabilities, "admit")
+        self._loaders = overriding(capabilities, "on_load")
+        self._load_stoppers = overriding(capabilities, "stop_loading")
+        self._namespaces = overriding(capabilities, "cache_namespace")
+        self._cache_limits = overriding(capabilities, "cache_limit")
+        self._drafters = overriding(capabilities, "draft")
+        self._planners = overriding(capabilities, "plan_work")
+        self._batch_watchers = overriding(capabilities, "on_batch")
+        self._starters = overriding(capabilities, "on_start")
+        self._result_watchers = overriding(capabilities, "on_result")
+        self._followers = overriding(capabilities, "on_tokens")
+        self._output_fields = overriding(capabilities, "output_fields")
+        self._finishers = overriding(capabilities, "on_finish")
+        self._holders = overriding(capabilities, "holds")
+        self._observers = tuple(c for c in capabilities if isinstance(c, Observer))
+        self.follows_tokens = bool(self._followers)
+        self.adds_output_fields = bool(self._output_fields)
+        self.gates_running = bool(self._running_gates)
+        self.drafts = bool(self._drafters)
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """Those that any capability answers."""
+        found = {
+            "gate": self._gates,
+            "running gate": self._running_gates,
+            "admit": self._admitters,
+            "draft": self._drafters,
+            "holds": self._holders,
+            "stop_loading": self._load_stoppers,
+        }
+        return tuple(question for question, answering in found.items() if answering)
+
+    # ---- decisions
+
+    def may_run(self, req: Req, *, running: bool) -> bool:
+        """Whether every gate lets `req` take part.
+
+        Raises:
+            RequestError: one of them refuses it.
+        """
+        gates = self._running_gates if running else self._gates
+        if not gates:
+            return True
+        try:
+            ready = all(gate.gate(req) is Verdict.READY for gate in gates)
+        except RequestError as error:
+            self._observe("gate", req, error)
+            raise
+        self._observe("gate", req, ready)
+        return ready
+
+    def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
+        """The most restrictive of all verdicts.
+
+        Raises:
+            RequestError: a capability refuses the request.
+        """
+        if not self._admitters:
+            return Verdict.READY
+        found = Verdict.READY
+        try:
+            for capability in self._admitters:
+                verdict = capability.admit(req, admitted)
+                if verdict is Verdict.WAIT:
+                    found = verdict
+                    break
+                found = verdict if verdict is Verdict.LOAD else found
+        except RequestError as error:
+            self._observe("admit", req, error)
+            raise
+        self._observe("admit", req, found)
+        return found
+
+    def stop_loading(self, req: Req) -> bool:
+        """Whether nothing fills the memory of `req` any more."""
+        if not self._load_stoppers:
+            return True
+        answers = [c.stop_loading(req) for c in self._load_stoppers]  # each is asked
+        stopped = all(answers)
+        self._observe("stop_loading", req, stopped)
+        return stopped
+
+    def cache_namespace(self, req: Req) -> str:
+        """What all capabilities add to the namespace of `req`."""
+        parts = (c.cache_namespace(req) for c in self._namespaces)
+        return "".join(f"|{part}" for part in parts if part)
+
+    def cache_limit(self, req: Req, limit: int) -> int:
+        """The smallest of `limit` and what capabilities allow."""
+        for capability in self._cache_limits:
+            own = capability.cache_limit(req)
+            limit = limit if own is None else min(limit, own)
+        return limit
+
+    def draft(self, req: Req) -> Draft | None:
+        """The guesses of the first capability that has some."""
+        if not self._drafters:
+            return None
+        draft = next((d for c in self._drafters if (d := c.draft(req))), None)
+        self._observe("draft", req, draft)
+        return draft
+
+    def holds(self, req: Req) -> bool:
+        """Whether any capability keeps the memory of a finished request."""
+        if not self._holders:
+            return False
+        answers = [c.holds(req) for c in self._holders]  # each is asked
+        held = any(answers)
+        self._observe("holds", req, held)
+        return held
+
+    # ---- the data halves
+
+    def plan_work(self, batch: Batch) -> dict[str, Any]:
+        """Data for worker halves, by name."""
+        work: dict[str, Any] = {}
+        for capability in self._planners:
+            if (own := capability.plan_work(batch)) is not None:
+                work[capability.name] = own
+        return work
+
+    def on_result(self, batch: Batch, result: StepResult) -> None:
+        """Hand out what worker halves report."""
+        reports = result.reports
+        for capability in self._result_watchers:
+            capability.on_result(batch, reports.get(capability.name))
+
+    def output_fields(self, req: Req) -> dict[str, Any]:
+        """What capabilities add to an output of `req`."""
+        found: dict[str, Any] = {}
+        for capability in self._output_fields:
+            found |= capability.output_fields(req) or {}
+        return found
+
+    # ---- notifications
+
+    def poll(self) -> None:
+        """See `Capability.poll`."""
+        for capability in self._pollers:
+            capability.poll()
+
+    def launch(self, batch: Batch, started: Sequence[Slice]) -> None:
+        """See `Capability.on_start` and `Capability.on_batch`."""
+        for capability in self._starters if started else ():
+            for piece in started:
+                capability.on_start(piece)
+        for capability in self._batch_watchers:
+            capability.on_batch(batch)
+
+    def on_load(self, req: Req) -> None:
+        """See `Capability.on_load`."""
+        for capability in self._loaders:
+            capability.on_load(req)
+
+    def on_tokens(self, req: Req, tokens: Sequence[int]) -> None:
+        """See `Capability.on_tokens`."""
+        for capability in self._followers:
+            capability.on_tokens(req, tokens)
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        for capability in self._finishers:
+            capability.on_finish(req)
+
+    def on_call(self, method: str, *arguments: Any) -> None:
+        """See `Observer.on_call`."""
+        for capability in self._observers:
+            capability.on_call(method, arguments)
+
+    def on_plan(self, plan: StepPlan) -> None:
+        """See `Observer.on_plan`."""
+        for capability in self._observers:
+            capability.on_plan(plan)
+
+    def on_completed(self, result: StepResult | Exception) -> None:
+        """See `Observer.on_completed`."""
+        for capability in self._observers:
+            capability.on_completed(result)
+
+    def on_step_end(self) -> None:
+        """See `Observer.on_step_end`."""
+        for capability in self._observers:
+            capability.on_step_end()
+
+    def _observe(self, question: str, req: Req, answer: Any) -> None:
+        for capability in self._observers:
+            capability.on_decision(question, req, answer)

@@ -1,0 +1,104 @@
+"""Where each request is: one container per phase, and one table of the moves that are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sylvan.runtime.core.req import Phase, Req
+from sylvan.runtime.sched.queue import WaitingQueue
+
+TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.LOADING, Phase.RUNNING, Phase.CLOSING, Phase.ENDED}),
+    Phase.LOADING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.HELD, Phase.ENDED}),
+    Phase.RUNNING: frozenset({Phase.WAITING, Phase.CLOSING, Phase.HELD, Phase.ENDED}),
+    Phase.CLOSING: frozenset({Phase.HELD, Phase.ENDED}),
+    Phase.HELD: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""From each phase, those that a request may enter next."""
+
+
+class RequestTable:
+    """All requests of a scheduler, each in the one container of its phase.
+
+    Attributes:
+        waiting: Without memory, in the order in which they are considered.
+        running: In the order in which they started.
+        loading: By rid; own memory that is being filled.
+        closing: By rid; ended, but a stop string may be found in their text.
+        held: By rid; ended, and a capability still needs their memory.
+    """
+
+    def __init__(self, waiting: WaitingQueue) -> None:
+        self.waiting = waiting
+        self.running: list[Req] = []
+        self.loading: dict[str, Req] = {}
+        self.closing: dict[str, Req] = {}
+        self.held: dict[str, Req] = {}
+        self._live: dict[str, Req] = {}
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    def __contains__(self, rid: str) -> bool:
+        """Whether the name is taken by a request that has not given back everything."""
+        return rid in self._live or rid in self.closing or rid in self.held
+
+    def add(self, req: Req) -> None:
+        """Take in a new request, which waits."""
+        assert req.phase is Phase.WAITING
+        self._live[req.rid] = req
+        self.waiting.add(req)
+
+    def live(self, rid: str) -> Req | None:
+        """A request that has not ended."""
+        return self._live.get(rid)
+
+    def all_live(self) -> tuple[Req, ...]:
+        """Those that have not ended, in order of arrival."""
+        return tuple(self._live.values())
+
+    def with_memory(self) -> Iterator[Req]:
+        """Those that own KV memory."""
+        for group in (self.running, self.loading.values(), self.closing.values()):
+            yield from (req for req in group if req.kv is not None)
+        yield from (req for req in self.held.values() if req.kv is not None)
+
+    def move(self, req: Req, phase: Phase) -> None:
+        """Let `req` enter another phase; a move that is not allowed is a defect."""
+        assert phase in TRANSITIONS[req.phase], f"{req.rid}: {req.phase} -> {phase}"
+        self._leave(req)
+        req.phase = phase
+        match phase:
+            case Phase.WAITING:
+                self.waiting.add(req)
+            case Phase.RUNNING:
+                self.running.append(req)
+            case Phase.LOADING:
+                self.loading[req.rid] = req
+            case Phase.CLOSING:
+                self.closing[req.rid] = req
+            case Phase.HELD:
+                self.held[req.rid] = req
+            case Phase.ENDED:
+                pass
+
+    def _leave(self, req: Req) -> None:
+        match req.phase:
+            case Phase.WAITING:
+                self.waiting.remove(req)
+            case Phase.RUNNING:
+                self.running.remove(req)
+            case Phase.LOADING:
+                del self.loading[req.rid]
+            case Phase.CLOSING:
+                del self.closing[req.rid]
+            case Phase.HELD:
+                del self.held[req.rid]
+            case Phase.ENDED:
+                pass
+
+    def end(self, req: Req) -> None:
+        """`req` has its last token and is no longer live; its phase changes with its next move."""
+        del self._live[req.rid]

@@ -1,0 +1,61 @@
+"""What a scheduler counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sylvan.protocol.messages import Load
+from sylvan.runtime.cache.audit import Repairs
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.sched.outputs import met_targets
+from sylvan.runtime.sched.phases import RequestTable
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Totals since the start.
+
+    Attributes:
+        steps: Those that computed something.
+        computed: Tokens.
+        cached: Prompt tokens of started requests that came from the prefix cache.
+        generated: Tokens sampled, or certain without sampling.
+        targets: Requests with latency targets that ended.
+        met: Of those, how many met them.
+        repairs: Memory that an audit took back.
+    """
+
+    steps: int = 0
+    computed: int = 0
+    cached: int = 0
+    generated: int = 0
+    targets: int = 0
+    met: int = 0
+    repairs: Repairs = field(default_factory=Repairs)
+
+    def on_finish(self, req: Req, now_s: float) -> None:
+        """`req` has ended."""
+        met = met_targets(req, now_s)
+        self.targets += met is not None
+        self.met += bool(met)
+
+    def load(self, requests: RequestTable, cache: KVCacheManager, retractions: int) -> Load:
+        """Counts for health checks, balancing and metrics."""
+        return Load(
+            num_running_reqs=len(requests.running),
+            num_waiting_reqs=len(requests.waiting) + len(requests.loading),
+            num_used_tokens=cache.used_tokens,
+            num_cached_tokens=cache.cached_tokens,
+            max_total_num_tokens=cache.total_tokens,
+            steps=self.steps,
+            computed_tokens=self.computed,
+            cached_prompt_tokens=self.cached,
+            generated_tokens=self.generated,
+            retractions=retractions,
+            targets_set=self.targets,
+            targets_met=self.met,
+            repaired_pages=self.repairs.pages,
+            repaired_locks=self.repairs.locks,
+            repaired_states=self.repairs.states,
+        )

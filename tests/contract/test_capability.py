@@ -1,0 +1,262 @@
+"""A whole capability in one file: soft prompts, as `docs/howto/add-a-capability.md` shows them.
+
+It reads a field of the request, loads in the background while the request waits, limits how many
+run beside each other, plans work, changes the forward pass, reports back, and holds memory after
+the end. Scheduler, planner, worker and executor know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import pytest
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.core.step import InputEmbeds
+from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
+from sylvan.runtime.executor.options import ExecutorParts
+from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
+from tests.parity.serving import Serving
+from tests.support.random_model import write_random_model
+
+LOAD_POLLS, HOLD_POLLS = 3, 4
+
+
+# ---- the data that crosses
+
+
+class SoftRows(msgspec.Struct, frozen=True):
+    """Rows [row, row + count) of the step read vectors of a soft prompt, from `start` on."""
+
+    name: str
+    row: int
+    start: int
+    count: int
+
+
+# ---- the control half
+
+
+class SoftPrompts(Capability):
+    """The first tokens of a request that names a soft prompt are replaced by its vectors.
+
+    Args:
+        lengths: Vectors of each soft prompt.
+        most: Different soft prompts that may run at the same time.
+    """
+
+    name: ClassVar = "soft_prompts"
+    work_type: ClassVar = tuple[SoftRows, ...]
+    report_type: ClassVar = int
+
+    def __init__(self, lengths: Mapping[str, int], most: int = 1) -> None:
+        self._lengths, self._most = lengths, most
+        self._loading: dict[str, int] = {}
+        self._held: dict[str, int] = {}
+        self._port: SchedulerPort | None = None
+        self.replaced = 0
+        self.together: set[frozenset[str]] = set()
+
+    def attach(self, port: SchedulerPort) -> None:
+        self._port = port
+
+    def poll(self) -> None:
+        assert self._port is not None
+        for name in self._loading:
+            self._loading[name] += 1
+        for rid in tuple(self._held):
+            self._held[rid] -= 1
+            if not self._held[rid]:
+                del self._held[rid]
+                self._port.release(rid)
+
+    def gate(self, req: Req) -> Verdict:
+        name = _name(req)
+        if name is None:
+            return Verdict.READY
+        if name not in self._lengths:
+            raise RequestError(f"there is no soft prompt {name!r}", param="custom_params")
+        polls = self._loading.setdefault(name, 0)
+        return Verdict.READY if polls >= LOAD_POLLS else Verdict.WAIT
+
+    def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
+        names = {name for other in (*admitted, req) if (name := _name(other))}
+        return Verdict.READY if len(names) <= self._most or _name(req) is None else Verdict.WAIT
+
+    def cache_namespace(self, req: Req) -> str:
+        return _name(req) or ""
+
+    def plan_work(self, batch: Batch) -> tuple[SoftRows, ...] | None:
+        found: list[SoftRows] = []
+        row = 0
+        for piece in batch.slices:
+            name = _name(piece.req)
+            count = min(piece.stop, self._lengths[name]) - piece.start if name else 0
+            if name and count > 0:
+                found.append(SoftRows(name, row, piece.start, count))
+            row += piece.stop - piece.start
+        self.together.add(frozenset(n for p in batch.slices if (n := _name(p.req))))
+        return tuple(found) or None
+
+    def on_result(self, batch: Batch, report: int | None) -> None:
+        self.replaced += report or 0
+
+    def holds(self, req: Req) -> bool:
+        if _name(req):
+            self._held[req.rid] = HOLD_POLLS
+        return req.rid in self._held
+
+
+def _name(req: Req) -> str | None:
+    request = req.request
+    asked = request.sampling.custom_params if isinstance(request, GenerateRequest) else None
+    return str(asked["soft_prompt"]) if asked and "soft_prompt" in asked else None
+
+
+# ---- the worker half
+
+
+class SoftPromptsWorker(CapabilityWorker):
+    """Holds the vectors and puts them into the rows that the plan names."""
+
+    name: ClassVar = SoftPrompts.name
+    edits_inputs: ClassVar = True
+
+    def __init__(self, vectors: Mapping[str, np.ndarray]) -> None:
+        self._vectors = vectors
+
+    def before_forward(self, step: StepContext, work: Sequence[SoftRows]) -> None:
+        step.batch.input_embeds = tuple(
+            InputEmbeds(part.row, self._vectors[part.name][part.start : part.start + part.count])
+            for part in work
+        )
+
+    def after_forward(self, step: StepContext, work: Sequence[SoftRows]) -> Report:
+        return lambda: sum(part.count for part in work)
+
+
+# ---- what must hold
+
+TOKENS = {"a": [200, 31, 7, 90, 12], "b": [41, 8, 8]}
+TAIL = [5, 17, 99, 3, 44, 61, 2, 18, 9, 73]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return write_random_model(tmp_path_factory.mktemp("model"), context_len=128)
+
+
+class Bench:
+    """Serving whose soft prompts are the embeddings of known tokens: an exact oracle."""
+
+    def __init__(self, model_dir, *, on: bool = True, **options: Any) -> None:
+        self.vectors: dict[str, np.ndarray] = {}
+        self.control = SoftPrompts({name: len(ids) for name, ids in TOKENS.items()})
+        halves = (*STANDARD_WORKERS, lambda site: SoftPromptsWorker(self.vectors))
+
+        def build(path, local):
+            return build_executor(
+                path, local, parts=ExecutorParts(halves if on else STANDARD_WORKERS)
+            )
+
+        also = (self.control,) if on else ()
+        self.serving = Serving(model_dir, build=build, capabilities=also, **options)
+        weight = self.serving.executor._worker._backend._runner._model.embed_tokens.weight
+        for name, ids in TOKENS.items():
+            self.vectors[name] = weight[ids].detach().float().numpy()
+
+    def soft(self, name: str, **fields: Any) -> str:
+        """A request whose first tokens mean nothing."""
+        blank = [0] * len(TOKENS.get(name, [0]))
+        return self.serving.add([*blank, *TAIL], custom_params={"soft_prompt": name}, **fields)
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir):
+    serving = Serving(model_dir)
+    prompts = [[*ids, *TAIL] for ids in TOKENS.values()]
+    return dict(zip([*TOKENS, "plain"], serving.generate([*prompts, TAIL]), strict=True))
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize("chunk", [4, 512])
+def test_soft_prompts_change_the_forward_pass_of_their_requests_only(
+    model_dir, expected, overlap, chunk
+):
+    bench = Bench(model_dir, overlap=overlap, chunk_tokens=chunk)
+    rids = {bench.soft(name): name for name in ("a", "b", "a")}
+    rids[bench.serving.add(TAIL)] = "plain"
+    bench.serving.run()
+
+    for rid, name in rids.items():
+        assert bench.serving.tokens[rid] == expected[name]
+    assert bench.control.replaced >= sum(map(len, TOKENS.values()))
+
+
+def test_step_programs_decline_what_they_cannot_do(model_dir, expected):
+    bench = Bench(model_dir, runner="auto")
+    rid = bench.soft("a")
+    bench.serving.run()
+
+    assert bench.serving.facts.runner.startswith("eager")
+    assert bench.serving.tokens[rid] == expected["a"]
+
+
+def test_a_capability_that_is_on_and_unused_changes_nothing(model_dir, expected):
+    prompts = [[*ids, *TAIL] for ids in TOKENS.values()]
+    on = Bench(model_dir).serving.generate([*prompts, TAIL])
+
+    assert on == list(expected.values())
+
+
+def test_admission_counts_those_that_started_in_the_same_step(model_dir):
+    bench = Bench(model_dir)
+    for _ in range(3):
+        bench.soft("a")
+        bench.soft("b")
+    bench.serving.run()
+
+    assert bench.control.together <= {frozenset(), frozenset("a"), frozenset("b")}
+    assert {frozenset("a"), frozenset("b")} <= bench.control.together
+
+
+def test_cached_prefixes_of_soft_prompts_stay_apart(model_dir, expected):
+    bench = Bench(model_dir)
+    blank = bench.serving.generate([[0] * len(TOKENS["a"]) + TAIL])
+    first, second = bench.soft("a"), bench.soft("a")
+    bench.serving.run()
+
+    assert bench.serving.tokens[first] == bench.serving.tokens[second] == expected["a"]
+    assert bench.serving.tokens[first] != blank[0]
+
+
+def test_an_unknown_soft_prompt_fails_its_request_only(model_dir, expected):
+    bench = Bench(model_dir)
+    bad, good = bench.soft("zzz"), bench.soft("a")
+    bench.serving.run()
+
+    finish = bench.serving.finish[bad]
+    assert (finish.type, finish.param) == ("abort", "custom_params")
+    assert "no soft prompt 'zzz'" in finish.message
+    assert bench.serving.tokens[good] == expected["a"]
+
+
+def test_memory_is_held_until_the_capability_lets_go(model_dir):
+    bench = Bench(model_dir)
+    rid = bench.soft("a")
+    while rid not in bench.serving.finish:
+        bench.serving.scheduler.step()
+    held = bench.serving.scheduler.load().num_used_tokens
+    for _ in range(HOLD_POLLS):
+        bench.serving.scheduler.step()
+
+    assert held > 0
+    assert bench.serving.scheduler.load().num_used_tokens == 0
+    assert bench.serving.scheduler.audit() == 0

@@ -1,0 +1,110 @@
+"""An executor in another process, driven by step plans as bytes. As a script: that process."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from sylvan.protocol.errors import DeviceMemoryError, ExecutorError
+from sylvan.runtime.core.step import StepPlan, StepResult
+from sylvan.runtime.core.wire import StepCodec
+from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.features.embeddings.control import Embeddings
+from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
+from sylvan.runtime.features.recurrent.control import RecurrentStates
+
+CAPABILITIES = (Embeddings, PromptLogprobs, RecurrentStates)
+
+
+def codec() -> StepCodec:
+    return StepCodec(
+        {c.name: c.work_type for c in CAPABILITIES},
+        {c.name: c.report_type for c in CAPABILITIES if c.report_type is not None},
+    )
+
+
+class RemoteStep:
+    def __init__(self, executor: RemoteExecutor) -> None:
+        self._executor = executor
+        self._result: StepResult | None = None
+
+    def done(self) -> bool:
+        return self._result is not None
+
+    def wait(self) -> StepResult:
+        if self._result is None:
+            self._result = self._executor.receive()
+        return self._result
+
+
+class RemoteExecutor:
+    """Implements `Executor` over the pipes of a child process."""
+
+    def __init__(self, model_dir: Path, options: LocalOptions) -> None:
+        module, given = "tests.support.remote_executor", msgspec.json.encode(options).decode()
+        command = [sys.executable, "-m", module, str(model_dir), given]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._child = subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes)
+        self._codec = codec()
+        self.sent_bytes = 0
+        self.caps = msgspec.json.decode(self._read(), type=ExecutorCaps)
+
+    def launch(self, plan: StepPlan) -> RemoteStep:
+        data = self._codec.encode(plan)
+        self.sent_bytes += len(data)
+        write(self._child.stdin, data)
+        return RemoteStep(self)
+
+    def receive(self) -> StepResult:
+        kind, data = (whole := self._read())[:1], whole[1:]
+        if kind == b"r":
+            return self._codec.result(data)
+        raise (DeviceMemoryError if kind == b"m" else ExecutorError)(data.decode())
+
+    def close(self) -> None:
+        self._child.stdin.close()
+        assert self._child.wait(30) == 0
+        self._child.stdout.close()
+
+    def _read(self) -> bytes:
+        data = read(self._child.stdout)
+        assert data is not None, "the executor's process is gone"
+        return data
+
+
+def write(stream: BinaryIO, data: bytes) -> None:
+    stream.write(struct.pack("<I", len(data)) + data)
+    stream.flush()
+
+
+def read(stream: BinaryIO) -> bytes | None:
+    size = stream.read(4)
+    return stream.read(struct.unpack("<I", size)[0]) if len(size) == 4 else None
+
+
+def serve(model_dir: str, options: str) -> None:
+    from sylvan.runtime.executor.build import build_executor
+    from sylvan.runtime.executor.options import ExecutorParts
+    from sylvan.runtime.features.standard import STANDARD_WORKERS
+
+    local = msgspec.json.decode(options, type=LocalOptions)
+    executor, _ = build_executor(Path(model_dir), local, parts=ExecutorParts(STANDARD_WORKERS))
+    steps = codec()
+    write(sys.stdout.buffer, msgspec.json.encode(executor.caps))
+    while (data := read(sys.stdin.buffer)) is not None:
+        try:
+            answer = b"r" + steps.encode(executor.launch(steps.plan(data)).wait())
+        except ExecutorError as error:
+            answer = (b"m" if isinstance(error, DeviceMemoryError) else b"e") + str(error).encode()
+        write(sys.stdout.buffer, answer)
+    executor.close()
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
