@@ -78,8 +78,6 @@ class SchedulerClient:
         self._replies: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
 
-    # The processes -------------------------------------------------------------------------------
-
     def connect(self, send: Send, facts: ModelFacts) -> None:
         """The scheduler is ready: submit all live requests to it, and those to come.
 
@@ -94,6 +92,7 @@ class SchedulerClient:
         """The scheduler was lost; requests wait for `connect`."""
         self._lose_samples()
         self._send = None
+        self.load = Load()
         self._set_recovering()
         for future in self._replies.values():
             if not future.done():
@@ -146,8 +145,6 @@ class SchedulerClient:
             future = self._replies.get(message.id)
             if future is not None and not future.done():
                 future.set_result(message)
-
-    # Requests ------------------------------------------------------------------------------------
 
     def open(self, live: LiveRequest) -> None:
         """Submit a new request, now or once the processes are up.
@@ -222,8 +219,6 @@ class SchedulerClient:
             raise CapacityError(f"the scheduler did not answer within {timeout_s:g} s") from error
         finally:
             del self._replies[number]
-
-    # Internals -----------------------------------------------------------------------------------
 
     @property
     def _serving(self) -> bool:
