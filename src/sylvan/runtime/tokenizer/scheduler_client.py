@@ -19,6 +19,8 @@ from sylvan.protocol.messages import (
     FromScheduler,
     Heartbeat,
     Load,
+    Pause,
+    Resume,
     Submit,
     TextBatch,
     ToScheduler,
@@ -75,17 +77,21 @@ class SchedulerClient:
         self._suspects: deque[tuple[LiveRequest, SampleState]] = deque()
         self._suspect: SampleState | None = None
         self._epoch = 0
+        self._paused = False
         self._replies: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
 
     def connect(self, send: Send, facts: ModelFacts) -> None:
         """The scheduler is ready: submit all live requests to it, and those to come.
 
-        What was submitted before belongs to an earlier epoch and is ignored from now on.
+        What was submitted before belongs to an earlier epoch and is ignored from now on. A pause
+        holds for the new scheduler, too.
         """
         self.facts = facts
         self._send = send
         self.heartbeat_s = self._clock()
+        if self._paused:
+            send(Control(id=next(self._control_ids), command=Pause(mode="in_place")))
         self._resume()
 
     def disconnect(self) -> None:
@@ -214,11 +220,14 @@ class SchedulerClient:
         self._replies[number] = future
         try:
             self._send(Control(id=number, command=command))
-            return await asyncio.wait_for(future, timeout_s)
+            reply = await asyncio.wait_for(future, timeout_s)
         except TimeoutError as error:
             raise CapacityError(f"the scheduler did not answer within {timeout_s:g} s") from error
         finally:
             del self._replies[number]
+        if reply.ok and isinstance(command, Pause | Resume):
+            self._paused = isinstance(command, Pause)
+        return reply
 
     @property
     def _serving(self) -> bool:

@@ -13,12 +13,15 @@ import pytest
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import (
     Abort,
+    Command,
     Control,
     ControlReply,
     Finish,
     FlushCache,
     Heartbeat,
     Load,
+    Pause,
+    Resume,
     Submit,
     TextBatch,
     TextOutput,
@@ -389,6 +392,27 @@ async def test_control_matches_replies_to_commands(fix: Fixture) -> None:
     fix.client.on_message(ControlReply(id=999, ok=True))
 
     assert [(await t).ok for t in tasks] == [True, False]
+
+
+async def test_a_pause_outlives_the_scheduler(fix: Fixture) -> None:
+    async def carry_out(command: Command) -> None:
+        task = asyncio.create_task(fix.manager.control(command))
+        control = (await fix.controls(1))[-1]
+        fix.sent.remove(control)
+        fix.client.on_message(ControlReply(id=control.id, ok=True))
+        await task
+
+    def restart() -> list[Command]:
+        fix.client.disconnect()
+        fix.client.connect(fix.sent.append, fix.facts)
+        return [m.command for m in fix.sent if isinstance(m, Control)]
+
+    assert restart() == []
+    await carry_out(Pause(mode="retract"))
+    assert restart() == [Pause(mode="in_place")]
+    fix.sent.clear()
+    await carry_out(Resume())
+    assert restart() == []
 
 
 async def test_control_does_not_wait_for_ever(fix: Fixture) -> None:
