@@ -69,7 +69,7 @@ class InstantScheduler:
             outputs.append(TextOutput(rid=rid, text=WORD, output=output))
             if done:
                 del self._live[rid]
-        self.manager.line.on_texts(TextBatch(outputs=tuple(outputs)))
+        self.manager.router.clients[0].on_texts(TextBatch(outputs=tuple(outputs)))
         self._stepping = bool(self._live)
         if self._stepping:
             asyncio.get_running_loop().call_soon(self._step)
@@ -77,7 +77,7 @@ class InstantScheduler:
 
 async def beat(manager: TokenizerManager) -> None:
     while True:
-        manager.line.on_reply(Heartbeat(load=Load()))
+        manager.router.clients[0].on_message(Heartbeat(load=Load()))
         await asyncio.sleep(0.5)
 
 
@@ -92,7 +92,7 @@ async def serve(port: int, folder: Path) -> None:
         vocab_size=tokenizer.vocab_size,
         eos_ids=tokenizer.eos_ids,
     )
-    manager.line.connect(scheduler.send, facts)
+    manager.router.clients[0].connect(scheduler.send, facts)
     beating = asyncio.create_task(beat(manager))
     app = create_app(manager, ServerSettings(served_model_name="instant"))
     config = uvicorn.Config(app, port=port, log_config=None, lifespan="off", access_log=False)

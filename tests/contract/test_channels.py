@@ -73,7 +73,7 @@ ASYNC = pytest.mark.parametrize("make", [_async_inproc, _async_zmq])
 def request(num_tokens: int = 5) -> Submit:
     return Submit(
         request=GenerateRequest(
-            rid="r.0#1",
+            rid="r.0#1.1",
             input_ids=np.arange(num_tokens, dtype=np.int32),
             output_ids=np.empty(0, np.int32),
             sampling=SamplingParams(sampling_seed=-(2**63), stop=("\u00e4",)),

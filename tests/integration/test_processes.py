@@ -6,11 +6,12 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -19,7 +20,10 @@ from sylvan.protocol.messages import FlushCache, GetState
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.engine import Engine
+from sylvan.runtime.engine.restart import RestartPolicy
+from sylvan.runtime.engine.roles import ROLES, Topology
 from sylvan.runtime.engine.runtime import Runtime
+from sylvan.runtime.tokenizer.router import HEARTBEAT_MAX_AGE_S
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
 from tests.support.audits import assert_nothing_lost
 from tests.support.tiny import ENDLESS, tiny_config, write_model
@@ -265,7 +269,7 @@ async def test_draining_aborts_what_is_left_at_the_deadline(runtime: Runtime) ->
 async def test_close_leaves_no_process_and_no_file(model: Path) -> None:
     runtime = await Runtime.start(tiny_config(model))
     processes = [psutil.Process(pid) for pid in runtime.pids.values()]
-    backend = runtime._backend
+    [backend] = runtime._backends
     assert backend.workspace.is_dir()
 
     await runtime.close()
@@ -286,25 +290,31 @@ async def test_a_child_that_cannot_start_is_reported_in_a_sentence(model: Path) 
     assert set(psutil.Process().children()) == before
 
 
-async def test_a_child_that_keeps_dying_is_given_up(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sylvan.runtime.engine.life.MAX_RESTARTS", 0)
-    heard = asyncio.Semaphore(0)
-    inp = GenerateInput(text="a", sampling=SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True))
-    task = asyncio.create_task(listen(runtime, inp, heard))
-    await heard.acquire()
+@pytest.mark.parametrize("child", ["scheduler", "detokenizer"])
+async def test_a_child_that_keeps_dying_is_given_up(model: Path, child: str) -> None:
+    roles = tuple(replace(role, restart=RestartPolicy(max_restarts=0)) for role in ROLES)
+    runtime = await Runtime.start(tiny_config(model), topology=Topology(roles=roles))
+    try:
+        heard = asyncio.Semaphore(0)
+        sampling = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
+        inp = GenerateInput(text="a", sampling=sampling)
+        task = asyncio.create_task(listen(runtime, inp, heard))
+        await heard.acquire()
 
-    os.kill(runtime.pids["scheduler"], signal.SIGKILL)
+        os.kill(runtime.pids[child], signal.SIGKILL)
 
-    async with asyncio.timeout(DEADLINE_S):
-        [said] = await task
-    assert said.last is not None
-    assert said.last.finish is not None
-    assert (said.last.finish.type, said.last.finish.status) == ("abort", 503)
-    assert not runtime.manager.alive()
-    with pytest.raises(CapacityError, match="lost"):
-        await anext(runtime.manager.generate(inp))
+        async with asyncio.timeout(DEADLINE_S):
+            [said] = await task
+        assert said.last is not None
+        assert said.last.finish is not None
+        assert (said.last.finish.type, said.last.finish.status) == ("abort", 503)
+        assert not runtime.manager.alive()
+        with pytest.raises(CapacityError, match="lost"):
+            await anext(runtime.manager.generate(inp))
+        with pytest.raises(CapacityError, match="lost"):
+            await runtime.manager.control(FlushCache())
+    finally:
+        await runtime.close()
 
 
 def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> None:
@@ -320,11 +330,10 @@ def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> None:
     assert one == many
 
 
-async def test_a_scheduler_that_hangs_is_replaced(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sylvan.runtime.engine.supervisor.HANG_S", 4.0)
-    runtime = await Runtime.start(tiny_config(model))
+async def test_a_scheduler_that_hangs_is_replaced(model: Path) -> None:
+    config = tiny_config(model)
+    scheduler = msgspec.structs.replace(config.scheduler, hang_timeout_s=4.0)
+    runtime = await Runtime.start(msgspec.structs.replace(config, scheduler=scheduler))
     try:
         heard = asyncio.Semaphore(0)
         params = SamplingParams(max_new_tokens=200, ignore_eos=True, sampling_seed=3)
@@ -341,3 +350,46 @@ async def test_a_scheduler_that_hangs_is_replaced(
         assert len(said.ids) == 200
     finally:
         await runtime.close()
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_deadline_is_kept_while_the_scheduler_is_stopped(runtime: Runtime) -> None:
+    sampling = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
+    inp = GenerateInput(text="a", sampling=sampling, deadline_s=0.2, stream=False)
+
+    with stopped(runtime.pids["scheduler"]):
+        async with asyncio.timeout(DEADLINE_S):
+            [said] = await listen(runtime, inp, asyncio.Semaphore(0))
+
+    assert said.last is not None
+    assert said.last.finish is not None
+    assert (said.last.finish.type, said.last.finish.status) == ("abort", 503)
+    assert runtime.manager.num_live == 0
+    assert (await until_idle(runtime))["num_used_tokens"] == 0  # it learned of the end
+
+
+async def test_the_server_is_not_ready_while_the_scheduler_shows_no_life(runtime: Runtime) -> None:
+    async def until(ready: bool) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while runtime.manager.ready() != ready:
+                await asyncio.sleep(0.01)
+
+    with stopped(runtime.pids["scheduler"]):
+        await until(False)
+        assert runtime.manager.heartbeat_age_s() >= HEARTBEAT_MAX_AGE_S
+        assert runtime.manager.alive()
+    await until(True)
+
+    before = runtime.pids["scheduler"]
+    os.kill(before, signal.SIGKILL)
+    await until(False)
+    await until_restarted(runtime, "scheduler", before)
+    assert runtime.manager.ready()

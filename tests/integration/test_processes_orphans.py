@@ -38,7 +38,7 @@ async def main():
     sampling = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
     async with aclosing(runtime.manager.generate(GenerateInput(text="a", sampling=sampling))) as s:
         await anext(s)
-        about = {"pids": list(runtime.pids.values()), "path": str(runtime._backend.workspace)}
+        about = {"pids": list(runtime.pids.values()), "path": str(runtime._backends[0].workspace)}
         print(json.dumps(about), flush=True)
         await asyncio.sleep(1000)
 

@@ -32,6 +32,7 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
 from sylvan.runtime.tokenizer.types import ModelFacts
 from sylvan.text.tokenizer import Tokenizer
 
@@ -143,14 +144,19 @@ class ScriptedScheduler:
             self.control.commands.append(message.command)
             asyncio.get_running_loop().call_soon(self._reply, message)
 
+    @property
+    def client(self) -> SchedulerClient:
+        """The manager's client of this scheduler."""
+        return self.manager.router.clients[0]
+
     def beat(self) -> None:
         """Show life."""
-        self.manager.line.on_reply(Heartbeat(load=self.load))
+        self.client.on_message(Heartbeat(load=self.load))
 
     def _reply(self, message: Control) -> None:
         good = not (isinstance(message.command, FlushCache) and self.control.busy)
         reply = ControlReply(id=message.id, ok=good, message="" if good else "busy", body=NO_CACHE)
-        self.manager.line.on_reply(reply)
+        self.client.on_message(reply)
 
     def _embed(self, request: EmbedRequest) -> None:
         if self.control.hold:
@@ -244,9 +250,7 @@ class ScriptedScheduler:
             if finish
             else None,
         )
-        self.manager.line.on_texts(
-            TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),))
-        )
+        self.client.on_texts(TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),)))
 
 
 def _logprobs(
@@ -308,5 +312,5 @@ def make_engine(
         model_type="llama",
         **facts_of_it,
     )
-    manager.line.connect(scheduler.send, facts)
+    scheduler.client.connect(scheduler.send, facts)
     return ScriptedEngine(manager, scheduler, control)

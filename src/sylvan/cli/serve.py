@@ -18,7 +18,7 @@ from sylvan.cli.progress import starting
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
-from sylvan.runtime.engine.process import EarlyScheduler
+from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.utils import logs
 from sylvan.utils.clock import monotonic
 from sylvan.utils.threads import call_in_thread
@@ -35,22 +35,22 @@ SPEC = Spec(
 
 logger = logging.getLogger(__name__)
 
-_FACE = "sylvan.runtime.server.app"
+_APP_MODULE = "sylvan.runtime.server.app"
 """Takes a second to import, while the scheduler process imports PyTorch."""
 
 
 def run(args: Parsed) -> int:
     """See `SPEC`."""
     started_s = monotonic()
-    with closing(EarlyScheduler()) as early:
-        return _run(args, early, started_s)
+    with closing(PrewarmedScheduler()) as prewarmed:
+        return _run(args, prewarmed, started_s)
 
 
-def _run(args: Parsed, early: EarlyScheduler, started_s: float) -> int:
+def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
     settings = resolve_settings(load_settings(args))
     config = settings.resolved.config
     if config.processes == "one":
-        early.close()
+        prewarmed.close()
     quiet = args.has("quiet")
     logs.set_up("warning" if quiet else config.observe.log_level, config.observe.log_format)
     for note in settings.loaded.notes:
@@ -59,23 +59,24 @@ def _run(args: Parsed, early: EarlyScheduler, started_s: float) -> int:
     if not quiet:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        runner.run(_serve(Job(settings, sock, early, started_s, quiet, args.has("until_eof"))))
+        job = ServeJob(settings, sock, prewarmed, started_s, quiet, args.has("until_eof"))
+        runner.run(_serve(job))
     return DONE
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What one life of a server is made from. `sock` is None with `server.uds`."""
+class ServeJob:
+    """Settings and resources of one run of the server. `sock` is None with `server.uds`."""
 
     settings: Settings
     sock: socket.socket | None
-    early: EarlyScheduler
+    prewarmed: PrewarmedScheduler
     started_s: float
     quiet: bool
     until_eof: bool
 
 
-async def _serve(job: Job) -> None:
+async def _serve(job: ServeJob) -> None:
     """Start, serve until told to stop, drain, close."""
     from sylvan.cli.http import HttpServer, Stop
     from sylvan.runtime.engine.runtime import Runtime
@@ -83,9 +84,10 @@ async def _serve(job: Job) -> None:
     config = job.settings.resolved.config
     with Stop(at_eof=job.until_eof) as stop:
         with starting(f"loading {config.model}", quiet=job.quiet) as progress:
-            runtime = await stop.unless_stopped(
-                Runtime.start(config, progress=progress, meanwhile=_import_face, early=job.early)
+            starting_up = Runtime.start(
+                config, progress=progress, during_start=_import_app, prewarmed=job.prewarmed
             )
+            runtime = await stop.unless_stopped(starting_up)
         if runtime is None:
             return
         stop.before_exit(runtime.kill)
@@ -93,10 +95,9 @@ async def _serve(job: Job) -> None:
             from sylvan.runtime.server.app import create_app
             from sylvan.runtime.server.settings import ServerSettings
 
-            face = ServerSettings.from_config(config, shown=dump(config))
-            async with HttpServer(
-                create_app(runtime.manager, face), config.server, job.sock
-            ) as http:
+            settings = ServerSettings.from_config(config, shown=dump(config))
+            app = create_app(runtime.manager, settings)
+            async with HttpServer(app, config.server, job.sock) as http:
                 _greet(job, http.port)
                 await stop.wait()
                 logger.info("stopping: running requests may take %g s", config.server.drain_s)
@@ -105,11 +106,11 @@ async def _serve(job: Job) -> None:
             await runtime.close()
 
 
-async def _import_face() -> None:
-    await call_in_thread(importlib.import_module, _FACE)
+async def _import_app() -> None:
+    await call_in_thread(importlib.import_module, _APP_MODULE)
 
 
-def _greet(job: Job, port: int) -> None:
+def _greet(job: ServeJob, port: int) -> None:
     config = job.settings.resolved.config
     seconds = monotonic() - job.started_s
     logger.info("ready after %.1f s", seconds)

@@ -183,6 +183,7 @@ _RENAMED = {
     "max_queued_requests": "scheduler.max_waiting_reqs",
     "max_prefill_tokens": "scheduler.max_batch_tokens",
     "priority_scheduling_preemption_threshold": "scheduler.preempt_threshold",
+    "watchdog_timeout": "scheduler.hang_timeout_s",
     "admin_api_key": "server.admin_api_key",
     "fastapi_root_path": "server.root_path",
     "ssl_certfile": "server.ssl_certfile",
@@ -284,7 +285,6 @@ _NEEDLESS = {
 
 _NEEDLESS_VALUES = {
     "cuda_graph_max_bs": "graphs are captured up to the largest batch",
-    "watchdog_timeout": "a lost process is restarted without waiting",
     "decode_log_interval": "steps are counted in metrics, not logged",
     "log_requests_level": "requests are not logged",
 }

@@ -69,6 +69,9 @@ class SchedulerConfig(Section, frozen=True):
     """Requests that may wait; one more is refused with status 503."""
     queue_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """A request that waited longer is refused with status 503."""
+    hang_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 300.0
+    """A scheduler process without a sign of life for so long is ended, with its stacks printed, and
+    replaced; must be longer than the longest step."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Plan the next step while the device computes the present one."""
     conservativeness: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0

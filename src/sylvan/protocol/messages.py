@@ -90,15 +90,15 @@ class TextOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBatch(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
-    """All outputs of which a step tells."""
+    """The outputs that a step emits."""
 
     outputs: tuple[TokenOutput, ...]
 
 
-class OpenText(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """The detokenizer is to follow `rid` until its finish; sent before its first tokens.
+class StartDetokenizing(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """Detokenize the outputs of `rid` until its finish; sent before its first tokens.
 
-    `output_ids` were detokenised before a restart: they bring the state up to date and no text.
+    `output_ids` were detokenized before a restart: they restore the state and produce no text.
     `interval` is that of the request.
     """
 
@@ -113,11 +113,11 @@ class OpenText(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     spaces_between_special_tokens: bool = True
 
 
-class PassOn(msgspec.Struct, frozen=True, kw_only=True, tag="pass_on"):
-    """What was kept of requests whose `interval` is None is to be passed on now."""
+class FlushText(msgspec.Struct, frozen=True, kw_only=True, tag="flush_text"):
+    """Send the buffered text of requests whose `interval` is None."""
 
 
-ToDetokenizer = TokenBatch | OpenText | PassOn
+ToDetokenizer = TokenBatch | StartDetokenizing | FlushText
 
 
 class TextBatch(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
@@ -203,11 +203,11 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """Go on scheduling."""
+    """Continue scheduling."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """Leave the process loop."""
+    """Leave the scheduler loop; the only command that does."""
 
 
 Inspection = CacheTree | CacheRequest | CachePrompts
@@ -215,7 +215,7 @@ Command = FlushCache | GetState | Inspection | Pause | Resume | Shutdown
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
-    """A command whose reply carries the same `id`."""
+    """A command; its `ControlReply` carries the same `id`."""
 
     id: int
     command: Command
@@ -225,7 +225,7 @@ ToScheduler = Submit | Params | Abort | Control | StopFound
 
 
 class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
-    """Outcome of a `Control`. `body` is JSON-like."""
+    """Outcome of a `Control`: `message` says why it failed; `body` is JSON-like."""
 
     id: int
     ok: bool
@@ -256,7 +256,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """The scheduler lives; sent at least twice a second, also when idle."""
+    """Sign of life of a scheduler; sent at least twice a second between steps, also when idle."""
 
     load: Load
 
@@ -274,7 +274,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
-    """A process that is starting has loaded so many bytes of so many."""
+    """A starting process has loaded `done` of `total` bytes."""
 
     done: int
     total: int

@@ -45,6 +45,7 @@ FLAGS = {
     "--disable-overlap-schedule": ("scheduler.overlap", "off"),
     "--overlap on": ("scheduler.overlap", "on"),
     "--priority-scheduling-preemption-threshold 3": ("scheduler.preempt_threshold", 3),
+    "--watchdog-timeout 60": ("scheduler.hang_timeout_s", 60.0),
     "--disable-priority-preemption": ("scheduler.preempt_threshold", None),
     "--host 0.0.0.0": ("server.host", "0.0.0.0"),
     "--port 31000": ("server.port", 31000),

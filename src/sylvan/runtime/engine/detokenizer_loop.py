@@ -23,7 +23,7 @@ class TextPorts:
     stops: Sender[StopFound]
 
     def close(self) -> None:
-        """Let go of all ends."""
+        """Close all ends."""
         self.inbox.close()
         self.texts.close()
         self.stops.close()
@@ -51,7 +51,7 @@ class DetokenizerLoop:
         if message is None:
             return False
         answer = self._detokenizer.handle(message)
-        # stops first: when the client reads the end, the scheduler is about to know it too
+        # stops first: once the client reads the end, the scheduler is about to know it, too
         for stop in answer.stops:
             self._ports.stops.send(stop)
         if answer.texts is not None:

@@ -6,7 +6,7 @@ import sys
 from typing import Any, cast
 
 from sylvan.protocol.messages import Ready, ToDetokenizer
-from sylvan.runtime.engine.child import Child, report
+from sylvan.runtime.engine.child_main import ChildMain, run_start
 from sylvan.runtime.engine.detokenizer_loop import DetokenizerLoop, TextPorts
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
@@ -15,7 +15,7 @@ from sylvan.text.tokenizer import Tokenizer
 
 def main() -> int:
     """Serve until the parent ends this process; returns the exit code."""
-    child = Child.start()
+    child = ChildMain.start()
     texts = cast(Any, child.sender("texts"))
     tokenizer: Tokenizer | None = None
 
@@ -23,7 +23,7 @@ def main() -> int:
         nonlocal tokenizer
         tokenizer = load_tokenizer(child.config)
 
-    code = report(texts, start)
+    code = run_start(texts, start)
     if tokenizer is not None:
         inbox = cast(Any, child.receiver(ToDetokenizer, "inbox"))
         ports = TextPorts(inbox, texts, cast(Any, child.sender("stops")))

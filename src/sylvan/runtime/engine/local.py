@@ -1,4 +1,4 @@
-"""Everything in one process: scheduler and detokenizer share a thread beside the event loop."""
+"""A replica without processes: scheduler and detokenizer share a thread beside the event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from sylvan.config import Config
 from sylvan.protocol.messages import (
@@ -18,24 +18,28 @@ from sylvan.protocol.messages import (
     ToDetokenizer,
     ToScheduler,
 )
-from sylvan.runtime.engine.composition import Build, Composition, Scalar
+from sylvan.runtime.engine.composition import Build, Composition
 from sylvan.runtime.engine.detokenizer_loop import DetokenizerLoop, TextPorts
+from sylvan.runtime.engine.roles import Replica
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
-from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.runtime.tokenizer.types import ModelFacts
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.transport.inproc import AsyncPipe, Pipe
 from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 
+_MESSAGES_PER_TURN = 64  # before other tasks of the event loop have their turn
+
 
 class LocalEngine:
-    """The same objects and messages as with processes, over pipes inside this one."""
+    """The objects and messages of a replica's processes, over pipes inside this process."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, build: Build) -> None:
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, build: Build, replica: Replica
+    ) -> None:
         self._config, self._tokenizer, self._build = config, tokenizer, build
+        self._replica = replica
         self._loop = asyncio.get_running_loop()
         # the event loop never waits: a full pipe is an error at once
         self._inbox: Pipe[ToScheduler | StopFound] = Pipe(send_timeout_s=0.0)
@@ -45,21 +49,18 @@ class LocalEngine:
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="sylvan-engine", daemon=True)
         self._reader: asyncio.Task[None] | None = None
-        self._manager: TokenizerManager | None = None
 
-    async def start(
-        self, manager: TokenizerManager, facts_of: Callable[[Mapping[str, Scalar]], ModelFacts]
-    ) -> None:
-        """Load the model in the thread, then connect the manager.
+    async def start(self) -> None:
+        """Load the model in the thread, then connect the client of the replica.
 
         Raises:
             ConfigError: it cannot be served; says why.
         """
-        self._manager = manager
         self._thread.start()
         built = await self._built
-        self._reader = self._loop.create_task(self._read(manager))
-        manager.line.connect(self._inbox.send, facts_of(dict(built.facts)))
+        self._reader = self._loop.create_task(self._read())
+        facts = self._replica.facts_of(dict(built.facts))
+        self._replica.client.connect(self._inbox.send, facts)
 
     async def close(self) -> None:
         """End the thread; idempotent."""
@@ -72,11 +73,13 @@ class LocalEngine:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reader
             self._reader = None
-        for pipe in (self._inbox, self._text, self._out):
-            pipe.close()
+        self._close_pipes()
 
     def kill(self) -> None:
-        """Nothing outlives this process, and the thread does not keep it alive."""
+        """Close the pipes; the thread does not keep the process alive."""
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
         for pipe in (self._inbox, self._text, self._out):
             pipe.close()
 
@@ -84,10 +87,10 @@ class LocalEngine:
         ports = Ports(self._inbox, self._text, self._out)
         try:
             built = self._build(self._config, ports.emit)
-        except BaseException as error:  # handed to whoever awaits the start
-            self._tell(self._fail, error)
+        except BaseException as error:  # raised again by `start`
+            self._call_in_loop(self._fail, error)
             return
-        self._tell(self._set_built, built)
+        self._call_in_loop(self._set_built, built)
         scheduler = SchedulerLoop(built.scheduler, ports, built.state, built.inspect)
         text_ports = TextPorts(self._text, self._out, self._inbox)
         detokenizer = DetokenizerLoop(DetokenizerManager(self._tokenizer), text_ports)
@@ -97,12 +100,12 @@ class LocalEngine:
                     pass
         except Exception:
             logger.exception("the engine failed")
-            self._tell(self._lose)
+            self._call_in_loop(self._replica.client.give_up)
         finally:
             built.close()
-            self._tell(self._ended.set)
+            self._call_in_loop(self._ended.set)
 
-    def _tell(self, call: Callable[..., object], *args: object) -> None:
+    def _call_in_loop(self, call: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(call, *args)
 
@@ -115,18 +118,15 @@ class LocalEngine:
         if not self._built.done():
             self._built.set_exception(error)
 
-    def _lose(self) -> None:
-        if self._manager is not None:
-            self._manager.line.disconnect("lost")
-
-    async def _read(self, manager: TokenizerManager) -> None:
+    async def _read(self) -> None:
+        client = self._replica.client
         turn = 0
         while True:
             message = await self._out.receive()
             if isinstance(message, TextBatch):
-                manager.line.on_texts(message)
+                client.on_texts(message)
             else:
-                manager.line.on_reply(message)
+                client.on_message(message)
             turn += 1
-            if turn % 64 == 0:
+            if turn % _MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)

@@ -1,40 +1,40 @@
-"""Processes of children, before they know what they are to do."""
+"""Command lines and start of child processes; imports little, so that one can be started early."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sylvan.config.env import for_compute
 
-SCHEDULER = (sys.executable, "-m", "sylvan.runtime.engine.scheduler_process")
-DETOKENIZER = (sys.executable, "-m", "sylvan.runtime.engine.detokenizer_process")
+SCHEDULER_ARGV = (sys.executable, "-m", "sylvan.runtime.engine.scheduler_process")
+DETOKENIZER_ARGV = (sys.executable, "-m", "sylvan.runtime.engine.detokenizer_process")
 
 
-def start_process(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a child that reads its orders from standard input."""
-    # a session of its own: signals to the terminal's group are for the parent to deal with
-    return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, env=for_compute())
+def start_process(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a child that reads its configuration from standard input."""
+    # in a session of its own: signals to the terminal's group are for the parent to handle
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, env=environment)
 
 
-class EarlyScheduler:
-    """A scheduler process that waits for its orders.
+class PrewarmedScheduler:
+    """A scheduler process that is started before its configuration is known.
 
-    It imports PyTorch meanwhile, which takes longer than all that must be known before it can have
-    them: the configuration, and what this process imports itself.
+    It imports PyTorch in the meantime, which takes longer than reading the configuration and the
+    imports of this process.
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = start_process(SCHEDULER)
+        self._process: subprocess.Popen[bytes] | None = start_process(SCHEDULER_ARGV, for_compute())
 
     def take(self) -> subprocess.Popen[bytes] | None:
-        """The process, once; whoever takes it ends it."""
+        """The process, once; the caller ends it."""
         process, self._process = self._process, None
         return process
 
     def close(self) -> None:
-        """End it; idempotent."""
+        """End the process unless it was taken; idempotent."""
         if (process := self.take()) is not None:
             process.kill()
             process.communicate()

@@ -1,4 +1,4 @@
-"""Runs a scheduler on messages: takes requests in, steps, sends outputs and signs of life."""
+"""Runs a scheduler on messages: takes in requests, steps, sends outputs and heartbeats."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Any
 
 import msgspec
 
-from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.messages import (
     Abort,
     CachePrompts,
     CacheRequest,
     CacheTree,
+    Command,
     Control,
     ControlReply,
     Finish,
     FlushCache,
+    FlushText,
     FromScheduler,
     GetState,
     Heartbeat,
-    Inspection,
-    OpenText,
     Params,
-    PassOn,
     Pause,
     Resume,
+    Shutdown,
+    StartDetokenizing,
     StopFound,
     Submit,
     ToDetokenizer,
@@ -47,11 +48,11 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.4
 AUDIT_S = 10.0
-MAX_MESSAGES_PER_STEP = 1024  # so that a flood of requests does not hold up those that run
+MAX_MESSAGES_PER_STEP = 1024  # so that a flood of requests does not hold up running ones
 PROMPT_TAIL_TOKENS = 16
 MAX_FAILED_STEPS = 3
-_SHORTEST_WAIT_S = 0.001
-_LONGEST_WAIT_S = 0.05
+_MIN_WAIT_S = 0.001
+_MAX_WAIT_S = 0.05
 
 Facts = Mapping[str, str | int | float | bool | None]
 
@@ -65,11 +66,11 @@ class Ports:
     replies: Sender[FromScheduler]
 
     def emit(self, outputs: Sequence[TokenOutput]) -> None:
-        """What `Parts.emit` is to be."""
+        """Send outputs to the detokenizer; the scheduler's `Parts.emit`."""
         self.text.send(TokenBatch(outputs=tuple(outputs)))
 
     def close(self) -> None:
-        """Let go of all ends."""
+        """Close all ends."""
         self.inbox.close()
         self.text.close()
         self.replies.close()
@@ -78,15 +79,15 @@ class Ports:
 class SchedulerLoop:
     """The scheduler process without the process.
 
-    A request that cannot be served fails alone. A step that raises fails the requests it ran; a
-    scheduler that keeps raising is left to the supervisor, which starts another one.
+    A request or command that cannot be served fails alone. A step that raises fails the requests it
+    ran; a scheduler that keeps raising is left to the supervisor, which starts another one.
 
     Args:
         scheduler: Emits through `ports.emit`.
         ports: Where messages come from and go to.
-        state: Makes the body of the answer to GetState, apart from the load.
-        inspect: Answers questions about the prefix cache; None if there is nothing to tell.
-        at_rest: Called when nothing has come for a while after some work was done.
+        state: Makes the body of the reply to GetState, apart from the load.
+        inspect: Answers questions about the prefix cache; None if it has no answer.
+        on_idle: Called once no work has arrived for a heartbeat or two after some was done.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class SchedulerLoop:
         state: Callable[[], Mapping[str, Any]],
         inspect: Inspect = lambda command: None,
         clock: Clock = monotonic,
-        at_rest: Callable[[], None] = lambda: None,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._ports = ports
@@ -104,31 +105,31 @@ class SchedulerLoop:
         self._inspect = inspect
         self._params = ParamsReceiver()
         self._clock = clock
-        self._at_rest = at_rest
-        self._rests_at_s: float | None = None  # unless work comes; None: nothing was done since
-        self._beat_due_s = 0.0
+        self._on_idle = on_idle
+        self._idle_at_s: float | None = None  # when to call `on_idle`; None: no work since then
+        self._heartbeat_due_s = 0.0
         self._throughput = Throughput(clock())
         self._audit_due_s = clock() + AUDIT_S
         self._wait_s = 0.0
         self._failed_steps = 0
-        self._settled = True  # an idle scheduler has had its last step
+        self._quiescent = True  # the scheduler is idle, and its last step had nothing to do
         self._shutdown = False
 
     def run(self) -> None:
-        """Serve until told to shut down."""
+        """Serve until a `Shutdown` command."""
         while not self._shutdown:
             self.pump()
 
     def pump(self, *, wait: bool = True) -> bool:
-        """One iteration; False once told to shut down, and nothing may be called then.
+        """Run one iteration; returns False after a `Shutdown`, and must not be called then.
 
         With `wait` it blocks while there is nothing to do, but never past the next heartbeat.
         """
-        self._beat()
-        self._take_messages(self._patience() if wait else 0.0)
+        self._send_heartbeat()
+        self._receive_messages(self._timeout_s() if wait else 0.0)
         if not self._shutdown:
             progressed = self._step()
-            longer = min(max(2 * self._wait_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+            longer = min(max(2 * self._wait_s, _MIN_WAIT_S), _MAX_WAIT_S)
             self._wait_s = 0.0 if progressed else longer
         return not self._shutdown
 
@@ -137,22 +138,22 @@ class SchedulerLoop:
         """Whether nothing happens until a message arrives."""
         return self._scheduler.idle
 
-    def _patience(self) -> float:
+    def _timeout_s(self) -> float:
         if not self._scheduler.idle:
             return self._wait_s
-        return max(0.0, self._beat_due_s - self._clock())
+        return max(0.0, self._heartbeat_due_s - self._clock())
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         now = self._clock()
-        if now >= self._beat_due_s:
-            self._beat_due_s = now + HEARTBEAT_S
+        if now >= self._heartbeat_due_s:
+            self._heartbeat_due_s = now + HEARTBEAT_S
             if not self._scheduler.idle:
                 self._scheduler.flush_outputs()
-                self._ports.text.send(PassOn())
-            load = self._throughput.told(self._scheduler.load(), now)
+                self._ports.text.send(FlushText())
+            load = self._throughput.with_rates(self._scheduler.load(), now)
             self._ports.replies.send(Heartbeat(load=load))
 
-    def _take_messages(self, timeout_s: float) -> None:
+    def _receive_messages(self, timeout_s: float) -> None:
         controls: list[Control] = []
         for _ in range(MAX_MESSAGES_PER_STEP):
             try:
@@ -167,9 +168,9 @@ class SchedulerLoop:
                 controls.append(message)
             else:
                 self._handle(message)
-        # after the rest: what a client was told has ended has ended here too
+        # after all others: a request whose end the client has seen has ended here, too
         for control in controls:
-            self._control(control)
+            self._ports.replies.send(self._reply(control))
 
     def _handle(self, message: Submit | Params | Abort | StopFound) -> None:
         match message:
@@ -183,16 +184,26 @@ class SchedulerLoop:
                 self._scheduler.stop_at(message.rid, message.num_tokens, message.matched)
 
     def _submit(self, request: Request) -> None:
-        self._ports.text.send(_open_text(request))
+        self._ports.text.send(_start_detokenizing(request))
+        match self._attempt(lambda: self._scheduler.add(request), f"request {request.rid}"):
+            case None:
+                return
+            case RequestError() as error:
+                self._refuse(request, str(error), error.status, error.param)
+            case CapacityError() as error:
+                self._refuse(request, str(error), error.status)
+            case _:
+                self._refuse(request, "the scheduler failed on this request", 500)
+
+    def _attempt(self, call: Callable[[], object], what: str) -> Exception | None:
+        """Carry out what one client asked for; returns the error, which is that client's alone."""
         try:
-            self._scheduler.add(request)
-        except RequestError as error:
-            self._refuse(request, str(error), error.status, error.param)
-        except CapacityError as error:
-            self._refuse(request, str(error), error.status)
-        except Exception:
-            logger.exception("request failed on arrival rid=%s", request.rid)
-            self._refuse(request, "the scheduler failed on this request", 500)
+            call()
+        except Exception as error:
+            if not isinstance(error, SylvanError):
+                logger.exception("%s failed", what)
+            return error
+        return None
 
     def _refuse(
         self, request: Request, message: str, status: int, param: str | None = None
@@ -201,10 +212,10 @@ class SchedulerLoop:
         self._ports.emit((TokenOutput(rid=request.rid, finish=finish),))
 
     def _step(self) -> bool:
-        if self._scheduler.idle and self._settled:
-            self._rest()
+        if self._scheduler.idle and self._quiescent:
+            self._check_idle()
             return True
-        self._rests_at_s = self._beat_due_s + HEARTBEAT_S
+        self._idle_at_s = self._heartbeat_due_s + HEARTBEAT_S
         try:
             progressed = self._scheduler.step()
         except Exception as error:
@@ -215,20 +226,20 @@ class SchedulerLoop:
             self._fail_running(f"{type(error).__name__} in the engine")
             return True
         self._failed_steps = 0
-        rests = self._scheduler.idle and not progressed and not self._settled
-        if rests:
-            self._beat_due_s = 0.0  # the load has come to rest; tell it
-        if rests or self._clock() >= self._audit_due_s:
+        drained = self._scheduler.idle and not progressed and not self._quiescent
+        if drained:
+            self._heartbeat_due_s = 0.0  # report the final load at once
+        if drained or self._clock() >= self._audit_due_s:
             self._audit_due_s = self._clock() + AUDIT_S
             if self._scheduler.audit():
-                self._beat_due_s = 0.0
-        self._settled = not progressed
+                self._heartbeat_due_s = 0.0
+        self._quiescent = not progressed
         return progressed
 
-    def _rest(self) -> None:
-        if self._rests_at_s is not None and self._clock() >= self._rests_at_s:
-            self._rests_at_s = None
-            self._at_rest()
+    def _check_idle(self) -> None:
+        if self._idle_at_s is not None and self._clock() >= self._idle_at_s:
+            self._idle_at_s = None
+            self._on_idle()
 
     def _fail_running(self, reason: str) -> None:
         finish = Finish(type="abort", message=reason, status=500)
@@ -236,39 +247,49 @@ class SchedulerLoop:
             logger.error("request ended by a failed step rid=%s", req.rid)
             self._scheduler.abort(req.rid, finish)
 
-    def _control(self, control: Control) -> None:
-        reply = ControlReply(id=control.id, ok=True)
-        match control.command:
+    def _reply(self, control: Control) -> ControlReply:
+        reply = ControlReply(
+            id=control.id, ok=False, message="the scheduler failed on this command"
+        )
+
+        def execute() -> None:
+            nonlocal reply
+            reply = self._execute(control.id, control.command)
+
+        error = self._attempt(execute, f"command {type(control.command).__name__}")
+        if isinstance(error, SylvanError):
+            return msgspec.structs.replace(reply, message=str(error))
+        return reply
+
+    def _execute(self, number: int, command: Command) -> ControlReply:
+        body: Mapping[str, Any] | None = None
+        match command:
             case FlushCache():
                 if not self._scheduler.flush_cache():
-                    busy = "the cache is in use: requests are running or waiting"
-                    reply = ControlReply(id=control.id, ok=False, message=busy)
+                    raise CapacityError("the cache is in use: requests are running or waiting")
             case GetState():
                 load = msgspec.to_builtins(self._scheduler.load())
-                reply = ControlReply(id=control.id, ok=True, body={**self._state(), "load": load})
+                body = {**self._state(), "load": load}
             case CacheTree() | CacheRequest() | CachePrompts():
-                reply = self._inspected(control.id, control.command)
+                body = self._inspect(command)
+                if body is None:
+                    raise RequestError("the prefix cache has no answer to that", status=404)
             case Pause(mode=mode):
-                count = self._scheduler.pause(mode)
-                reply = ControlReply(id=control.id, ok=True, body={"num_paused_requests": count})
+                body = {"num_paused_requests": self._scheduler.pause(mode)}
             case Resume():
                 self._scheduler.resume()
-            case _:
+            case Shutdown():
                 self._shutdown = True
-        self._ports.replies.send(reply)
-
-    def _inspected(self, number: int, command: Inspection) -> ControlReply:
-        body = self._inspect(command)
-        if body is None:
-            return ControlReply(id=number, ok=False, message="nothing is known of that")
-        return ControlReply(id=number, ok=True, body=dict(body))
+            case _:
+                raise RequestError(f"unknown command {type(command).__name__}")
+        return ControlReply(id=number, ok=True, body=None if body is None else dict(body))
 
 
-def _open_text(request: Request) -> OpenText:
+def _start_detokenizing(request: Request) -> StartDetokenizing:
     if not isinstance(request, GenerateRequest):
-        return OpenText(rid=request.rid, prompt_tail_ids=())
+        return StartDetokenizing(rid=request.rid, prompt_tail_ids=())
     sampling = request.sampling
-    return OpenText(
+    return StartDetokenizing(
         rid=request.rid,
         prompt_tail_ids=tuple(request.input_ids[-PROMPT_TAIL_TOKENS:].tolist()),
         output_ids=tuple(request.output_ids.tolist()),

@@ -10,9 +10,9 @@ from typing import Any, cast
 from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.messages import Ready, ToScheduler
 from sylvan.runtime.engine.build import build_scheduler
-from sylvan.runtime.engine.child import Child, report
+from sylvan.runtime.engine.child_main import ChildMain, run_start
 from sylvan.runtime.engine.composition import Build, Composition
-from sylvan.runtime.engine.progress import ToldProgress
+from sylvan.runtime.engine.progress import ReportedProgress
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
 from sylvan.utils import garbage
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def main(build: Build | None = None) -> int:
-    """Serve until the parent ends or says so; returns the exit code."""
-    child = Child.start()
+    """Serve until the parent ends or shuts it down; returns the exit code."""
+    child = ChildMain.start()
     replies = cast(Any, child.sender("replies"))
-    told = ToldProgress(replies.send) if child.tells_loading else None
+    progress = ReportedProgress(replies.send) if child.reports_loading else None
     ports: Ports | None = None
     built: Composition | None = None
 
@@ -31,17 +31,16 @@ def main(build: Build | None = None) -> int:
         nonlocal ports, built
         inbox = cast(Any, child.receiver(ToScheduler, "inbox", "stops"))
         ports = Ports(inbox, cast(Any, child.sender("text")), replies)
-        made = build or partial(build_scheduler, progress=told)
-        built = made(child.config, ports.emit)
+        make = build or partial(build_scheduler, progress=progress)
+        built = make(child.config, ports.emit)
 
-    code = report(replies, start)
+    code = run_start(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))
-        code = _serve(
-            SchedulerLoop(
-                built.scheduler, ports, built.state, built.inspect, at_rest=garbage.settle
-            )
+        loop = SchedulerLoop(
+            built.scheduler, ports, built.state, built.inspect, on_idle=garbage.settle
         )
+        code = _serve(loop)
         built.close()
     child.finish()
     return code

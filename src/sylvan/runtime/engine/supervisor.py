@@ -1,4 +1,4 @@
-"""Owns the scheduler and detokenizer processes: starts them, restarts them, ends them."""
+"""Owns the child processes of the replicas: starts, watches, restarts and ends them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import itertools
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+import subprocess
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import zmq
@@ -20,20 +20,14 @@ import zmq
 from sylvan.config import Config
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.messages import Loading, TextBatch, ToScheduler
-from sylvan.protocol.shared_params import ParamsSender
-from sylvan.runtime.engine.child import Launch
-from sylvan.runtime.engine.composition import Scalar
-from sylvan.runtime.engine.life import Backoff, FromChild, Life
-from sylvan.runtime.engine.process import (
-    DETOKENIZER,
-    SCHEDULER,
-    EarlyScheduler,
-    start_process,
-)
+from sylvan.protocol.messages import Loading, ToScheduler
+from sylvan.runtime.engine.child_main import ChildConfig
+from sylvan.runtime.engine.child_process import ChildProcess, FromChild
+from sylvan.runtime.engine.process import SCHEDULER_ARGV, PrewarmedScheduler, start_process
 from sylvan.runtime.engine.progress import Progress
-from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.engine.restart import Backoff
+from sylvan.runtime.engine.roles import ProcessObserver, ProcessRole, Replica, Topology
+from sylvan.runtime.engine.watchdog import Watchdog
 from sylvan.transport.arrays import SharedArrays
 from sylvan.transport.codec import Decoder, Encoder
 from sylvan.transport.workspace import Workspace
@@ -41,96 +35,96 @@ from sylvan.transport.zmq import AsyncPullReceiver, AsyncPushSender
 
 logger = logging.getLogger(__name__)
 
-Meanwhile = Callable[[], Awaitable[object]]
-"""What a process does while others start."""
+DuringStart = Callable[[], Awaitable[object]]
+"""Work of the API process while its children start."""
 
-HANG_S = 300.0
-"""A scheduler without a sign of life for so long is ended and started anew."""
 STOP_PATIENCE_S = 3.0
+_STACKS_S = 1.0  # for a process that hangs to print its stacks
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """Command lines of the children."""
+@dataclass(slots=True)
+class _Slot:
+    """The place of one role in one replica, and the process that has it now."""
 
-    scheduler: tuple[str, ...] = SCHEDULER
-    detokenizer: tuple[str, ...] = DETOKENIZER
+    role: ProcessRole
+    replica: int
+    name: str
+    child: ChildProcess
+    observer: ProcessObserver | None = None
 
 
 class Supervisor:
-    """The children of an API process; belongs to its event loop.
+    """The child processes of the API process; belongs to its event loop.
 
-    Each life of a child has sockets of its own towards the parent, so that nothing meant for a
-    dead process reaches its successor. The sockets between the children keep their names; what
-    is left in them belongs to an earlier epoch, which both sides ignore.
+    Args:
+        topology: Which processes there are.
+        parent: Folder of the workspace; default: where memory is shared.
+        progress: Called with the bytes loaded at the first start; None: the children log them.
+        prewarmed: Becomes the first scheduler.
     """
 
     def __init__(
         self,
         config: Config,
-        programs: Programs | None = None,
+        topology: Topology | None = None,
+        *,
         parent: Path | None = None,
         progress: Progress | None = None,
-        early: EarlyScheduler | None = None,
+        prewarmed: PrewarmedScheduler | None = None,
     ) -> None:
         # secrets never leave this process
         self._config = msgspec.structs.replace(config, server=ServerConfig())
-        self._programs = programs or Programs()
+        self._topology = topology or Topology()
+        self._progress = progress
+        self._prewarmed = prewarmed
         self._workspace = Workspace.create(parent)
         self._arrays = SharedArrays(self._workspace.path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._numbers = itertools.count(1)
-        self._lives: dict[str, Life] = {}
+        self._runs = itertools.count(1)
+        self._slots: dict[str, _Slot] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._manager: TokenizerManager | None = None
-        self._scheduler_sender: AsyncPushSender[ToScheduler] | None = None
-        self._progress = progress  # of the first start; later ones are told by the log
-        self._early = early
         self._closed = False
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children, by role."""
-        return {role: life.pid for role, life in self._lives.items()}
+        """Process ids of the children by role; with several replicas, by role and replica."""
+        return {name: slot.child.pid for name, slot in self._slots.items()}
 
     @property
     def workspace(self) -> Path:
         """Directory of sockets and shared arrays."""
         return self._workspace.path
 
-    async def spawn(self, meanwhile: Meanwhile | None = None) -> None:
-        """Start both children; `run` waits for them.
+    async def spawn(self, during_start: DuringStart | None = None) -> None:
+        """Start all children; `run` waits for them.
 
         Args:
-            meanwhile: What this process has to do. The scheduler, whose imports take longest, has a
-                core for itself where there are two; this and the detokenizer share the other.
+            during_start: Work of this process. Roles that start first have the other cores for
+                themselves until it is done; then the other roles are started.
         """
-        self._scheduler_sender = self._spawn_scheduler()
-        if meanwhile is not None:
-            await meanwhile()
-        self._spawn_detokenizer()
+        self._spawn_all(first=True)
+        if during_start is not None:
+            await during_start()
+        self._spawn_all(first=False)
 
-    async def run(
-        self, manager: TokenizerManager, facts_of: Callable[[Mapping[str, Scalar]], ModelFacts]
-    ) -> None:
-        """Wait until both children are ready, connect the manager, and keep them from now on.
+    async def run(self, replicas: Sequence[Replica]) -> None:
+        """Wait until all children are ready, tell their observers, and keep them from now on.
 
         Raises:
             ConfigError: one of them cannot start; says why.
         """
-        self._manager = manager
-        self._facts_of = facts_of
-        lives = tuple(self._lives.values())
-        readies = await asyncio.gather(*(life.ready for life in lives))
+        slots = tuple(self._slots.values())
+        for slot in slots:
+            slot.observer = slot.role.observe(replicas[slot.replica])
+        readies = await asyncio.gather(*(slot.child.ready for slot in slots))
         self._progress = None
-        facts = dict(zip(self._lives, readies, strict=True))["scheduler"].facts
-        manager.line.connect(ParamsSender(self._sender().send).send, facts_of(facts))
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._keep_scheduler()),
-            loop.create_task(self._keep_detokenizer()),
-            loop.create_task(self._watch_for_hangs()),
-        ]
+        for slot, ready in zip(slots, readies, strict=True):
+            _observer(slot).on_ready(ready, slot.child.send)
+        for slot in slots:
+            self._run_task(slot, self._keep(slot))
+            if slot.role.heartbeat_limit_s is not None:
+                limit_s = slot.role.heartbeat_limit_s(self._config)
+                self._run_task(slot, self._watch(slot, Watchdog(limit_s)))
 
     async def close(self) -> None:
         """End the children and remove what they used; idempotent."""
@@ -140,127 +134,130 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(life.stop(STOP_PATIENCE_S) for life in self._lives.values()))
+        children = [slot.child for slot in self._slots.values()]
+        await asyncio.gather(*(child.stop(STOP_PATIENCE_S) for child in children))
         self._release()
 
     def kill(self) -> None:
         """End the children at once and remove what they used."""
         self._closed = True
-        for life in self._lives.values():
-            life.signal(signal.SIGKILL)
+        for slot in self._slots.values():
+            slot.child.signal(signal.SIGKILL)
         self._release()
 
-    def _sender(self) -> AsyncPushSender[ToScheduler]:
-        assert self._scheduler_sender is not None
-        return self._scheduler_sender
-
     def _release(self) -> None:
-        for life in self._lives.values():
-            life.close()
-        if self._scheduler_sender is not None:
-            self._scheduler_sender.close()
+        for slot in self._slots.values():
+            slot.child.close()
         self._context.destroy(linger=0)
         self._workspace.remove()
 
-    def _spawn_scheduler(self) -> AsyncPushSender[ToScheduler]:
-        number = next(self._numbers)
-        inbox = f"scheduler-{number}"
-        sockets = {"inbox": inbox, "stops": "stops", "text": "text", "replies": f"api-{number}"}
-        process = self._early.take() if self._early else None
-        process = process or start_process(self._programs.scheduler)
-        self._spawn("scheduler", process, sockets, "replies")
-        address = self._workspace.address(inbox)
-        return AsyncPushSender(self._context, address, Encoder(self._arrays))
+    def _spawn_all(self, *, first: bool) -> None:
+        count = self._topology.num_replicas
+        for replica in range(count):
+            for role in self._topology.roles:
+                if role.starts_first == first:
+                    name = role.name if count == 1 else f"{role.name}-{replica}"
+                    child = self._spawn(role, replica, name)
+                    self._slots[name] = _Slot(role, replica, name, child)
 
-    def _spawn_detokenizer(self) -> None:
-        sockets = {"inbox": "text", "stops": "stops", "texts": f"api-{next(self._numbers)}"}
-        process = start_process(self._programs.detokenizer)
-        self._spawn("detokenizer", process, sockets, "texts")
-
-    def _spawn(self, role: str, process: Popen[bytes], sockets: dict[str, str], ours: str) -> None:
+    def _spawn(self, role: ProcessRole, replica: int, name: str) -> ChildProcess:
+        run = next(self._runs)
+        sockets = {ours: f"{link}-{replica}" for ours, link in role.links.items()}
+        sockets[role.outbox] = f"out-{run}"
+        sender: AsyncPushSender[ToScheduler] | None = None
+        if role.inbox is not None:
+            sockets[role.inbox] = f"in-{run}"
+            address = self._workspace.address(sockets[role.inbox])
+            sender = AsyncPushSender(self._context, address, Encoder(self._arrays))
+        address = self._workspace.address(sockets[role.outbox])
         decoder: Decoder[FromChild] = Decoder(FromChild, self._arrays)
-        address = self._workspace.address(sockets[ours])
         receiver = AsyncPullReceiver(self._context, [address], decoder)
-        launch = Launch(
-            config=self._config,
-            workspace=str(self._workspace.path),
-            parent_pid=os.getpid(),
-            sockets=sockets,
-            tells_loading=self._progress is not None,
+        child = ChildProcess(
+            name,
+            self._start_process(role),
+            receiver,
+            sender,
+            lambda message: self._deliver(name, message),
         )
-        self._lives[role] = Life(role, process, launch, receiver, self._deliver)
+        child.configure(
+            ChildConfig(
+                config=self._config,
+                workspace=str(self._workspace.path),
+                parent_pid=os.getpid(),
+                sockets=sockets,
+                reports_loading=self._progress is not None and replica == 0,
+            )
+        )
+        return child
 
-    def _deliver(self, message: FromChild) -> None:
+    def _start_process(self, role: ProcessRole) -> subprocess.Popen[bytes]:
+        if self._prewarmed is not None and role.argv == SCHEDULER_ARGV:
+            process = self._prewarmed.take()
+            if process is not None:
+                return process
+        return start_process(role.argv, role.environment())
+
+    def _deliver(self, name: str, message: FromChild) -> None:
+        slot = self._slots[name]
         if isinstance(message, Loading):
             if self._progress is not None:
                 self._progress(message.done, message.total)
-            return
-        if self._manager is None:
-            return
-        if isinstance(message, TextBatch):
-            self._manager.line.on_texts(message)
-        else:
-            self._manager.line.on_reply(message)
+        elif slot.observer is not None:
+            slot.observer.on_message(message)
 
-    async def _keep_scheduler(self) -> None:
-        manager = cast(TokenizerManager, self._manager)
-        backoff = Backoff()
-        while await self._died("scheduler"):
-            manager.line.disconnect("recovering")
-            self._sender().close()
-            if not await self._wait_before_restart("scheduler", backoff):
-                manager.line.disconnect("lost")
-                return
-            self._scheduler_sender = self._spawn_scheduler()
-            life = self._lives["scheduler"]
-            with contextlib.suppress(ConfigError):  # its end is what the loop waits for next
-                ready = await life.ready
-                manager.line.connect(
-                    ParamsSender(self._sender().send).send, self._facts_of(ready.facts)
-                )
-                logger.warning("scheduler restarted pid=%d", life.pid)
+    def _run_task(self, slot: _Slot, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda done: self._on_task_done(slot, done))
+        self._tasks.append(task)
 
-    async def _keep_detokenizer(self) -> None:
-        manager = cast(TokenizerManager, self._manager)
-        backoff = Backoff()
-        while await self._died("detokenizer"):
-            manager.line.interrupt()
-            if not await self._wait_before_restart("detokenizer", backoff):
-                manager.line.disconnect("lost")
-                return
-            self._spawn_detokenizer()
-            life = self._lives["detokenizer"]
-            with contextlib.suppress(ConfigError):
-                await life.ready
-                manager.line.reconnect()
-                logger.warning("detokenizer restarted pid=%d", life.pid)
+    def _on_task_done(self, slot: _Slot, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # a bug of ours; without supervision the process is as good as lost
+            logger.error("the %s is not supervised any more", slot.name, exc_info=error)
+            _observer(slot).on_given_up()
 
-    async def _died(self, role: str) -> bool:
-        """Wait for the end of a child."""
-        life = self._lives[role]
-        code = await asyncio.shield(life.ended)
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        logger.error("%s died (%s) pid=%d", role, how, life.pid)
-        life.close()
-        self._workspace.sweep_arrays(life.pid)
-        return True
-
-    async def _wait_before_restart(self, role: str, backoff: Backoff) -> bool:
-        delay_s = backoff.next_delay_s()
-        if delay_s is None:
-            logger.error("%s died too often; it is not started again", role)
-            return False
-        await asyncio.sleep(delay_s)
-        return True
-
-    async def _watch_for_hangs(self) -> None:
-        manager = cast(Any, self._manager)
+    async def _keep(self, slot: _Slot) -> None:
+        """Start a process again each time it has ended, as its policy allows."""
+        observer, backoff = _observer(slot), Backoff(slot.role.restart)
         while True:
-            await asyncio.sleep(HANG_S / 10)
-            if manager.state == "up" and manager.heartbeat_age_s() > HANG_S:
-                life = self._lives["scheduler"]
-                logger.error("scheduler hangs; it is ended, its stacks follow pid=%d", life.pid)
-                life.signal(signal.SIGUSR1)
-                await asyncio.sleep(1.0)
-                life.signal(signal.SIGKILL)
-                await asyncio.shield(life.ended)
+            await self._end_of(slot)
+            observer.on_lost()
+            delay_s = backoff.next_delay_s()
+            if delay_s is None:
+                logger.error("%s died too often; it is not started again", slot.name)
+                observer.on_given_up()
+                return
+            await asyncio.sleep(delay_s)
+            slot.child = self._spawn(slot.role, slot.replica, slot.name)
+            with contextlib.suppress(ConfigError):  # then it ends, which the loop waits for
+                ready = await slot.child.ready
+                observer.on_ready(ready, slot.child.send)
+                logger.warning("%s restarted pid=%d", slot.name, slot.child.pid)
+
+    async def _end_of(self, slot: _Slot) -> None:
+        """Wait until the process has ended, and clean up after it."""
+        child = slot.child
+        code = await asyncio.shield(child.ended)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        logger.error("%s died (%s) pid=%d", slot.name, how, child.pid)
+        child.close()
+        self._workspace.sweep_arrays(child.pid)
+
+    async def _watch(self, slot: _Slot, watchdog: Watchdog) -> None:
+        """End a process that hangs, with its stacks printed, so that `_keep` starts another."""
+        while True:
+            await asyncio.sleep(watchdog.interval_s)
+            child = slot.child
+            hangs = watchdog.hangs(child.heartbeat_s)
+            if not hangs or child.ended.done():
+                continue
+            logger.error("%s hangs; it is ended, its stacks follow pid=%d", slot.name, child.pid)
+            child.signal(signal.SIGUSR1)
+            await asyncio.sleep(_STACKS_S)
+            child.signal(signal.SIGKILL)
+            await asyncio.shield(child.ended)
+
+
+def _observer(slot: _Slot) -> ProcessObserver:
+    assert slot.observer is not None, "set before any process is kept"
+    return slot.observer

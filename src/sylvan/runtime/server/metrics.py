@@ -16,11 +16,10 @@ from prometheus_client.registry import Collector
 
 from sylvan.protocol.messages import Finish, Timing, Usage
 from sylvan.runtime.server.keyring import Keyring, Tenant
-from sylvan.runtime.tokenizer.live import LiveRequest, Sample
+from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 
 PREFIX = "sglang:"
-PROBE_PREFIX = "HEALTH_CHECK"  # names of our own requests, which are nobody's usage
 LAG_PERIOD_S = 0.25
 _LEFT = Finish(type="abort", message="the client left")
 _LATENCIES = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
@@ -77,11 +76,11 @@ class Accounts:
             registry=registry,
         )
         self._due_s = 0.0
-        engine.line.observers.append(self.ended)
+        engine.router.observers.append(self.ended)
 
     def ended(self, live: LiveRequest) -> None:
         """Count a request that is over; the prompt that its samples share counts once."""
-        if live.rid.startswith(PROBE_PREFIX) and not live.tenant:
+        if live.internal:
             return
         kept = [sample for sample in live.samples if not _is_refused(sample)]
         first = max((s.usage for s in kept), key=lambda usage: usage.prompt_tokens, default=Usage())
@@ -133,14 +132,14 @@ class Accounts:
         return prometheus_client.generate_latest(self._registry)
 
 
-def _is_refused(sample: Sample) -> bool:
+def _is_refused(sample: SampleState) -> bool:
     """Whether the engine turned it away; what ran into an error later has been served."""
     refused = sample.finish is not None and sample.finish.status is not None
     return refused and not sample.usage.completion_tokens
 
 
 class _LoadGauges(Collector):
-    """The scheduler's load at its last heartbeat."""
+    """The load of all schedulers at their last heartbeats, together."""
 
     def __init__(self, engine: TokenizerManager, model: str) -> None:
         self._engine = engine

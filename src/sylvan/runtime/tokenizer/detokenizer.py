@@ -10,8 +10,8 @@ import msgspec
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import (
     Finish,
-    OpenText,
-    PassOn,
+    FlushText,
+    StartDetokenizing,
     StopFound,
     TextBatch,
     TextOutput,
@@ -20,55 +20,55 @@ from sylvan.protocol.messages import (
     TokenLogprobs,
     TokenOutput,
 )
-from sylvan.runtime.tokenizer.names import epoch_of
+from sylvan.protocol.names import epoch_of
 from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer, Vocabulary
 
 
 @dataclass(slots=True)
 class _Text:
-    """State of one sample.
+    """Text of one sample.
 
-    `given` counts the output tokens that are in its text, `told` those of them that were passed on;
-    `kept` is what the others came as. `error` is why its text cannot be followed; the client is
-    told with the first tokens.
+    `detokenized` counts the output tokens that are in the text, `emitted` those of them that were
+    sent on; `buffered` holds the outputs of the others. `error` is why the text cannot be followed;
+    it is raised with the first tokens.
     """
 
     text: IncrementalDetokenizer
     no_stop_trim: bool
     has_stops: bool
     interval: int | None = 1
-    given: int = 0
-    told: int = 0
-    kept: list[TextOutput] = field(default_factory=list[TextOutput])
+    detokenized: int = 0
+    emitted: int = 0
+    buffered: list[TextOutput] = field(default_factory=list[TextOutput])
     error: RequestError | None = None
 
     @property
     def due(self) -> bool:
-        """Whether the client is to be told of what is kept; it always is of the first tokens."""
-        if not self.told or self.kept[-1].output.finish is not None:
+        """Whether the buffer is to be sent now; the first tokens and the finish always are."""
+        if not self.emitted or self.buffered[-1].output.finish is not None:
             return True
-        return self.interval is not None and self.given - self.told >= self.interval
+        return self.interval is not None and self.detokenized - self.emitted >= self.interval
 
-    def take(self) -> list[TextOutput]:
-        """All that is kept, to be passed on."""
-        kept, self.kept, self.told = self.kept, [], self.given
-        return kept
+    def drain(self) -> list[TextOutput]:
+        """The buffered outputs, to be sent on."""
+        buffered, self.buffered, self.emitted = self.buffered, [], self.detokenized
+        return buffered
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a message leads to: texts for the API process, stops for the scheduler."""
+    """Response to a message: texts for the API process, stops for the scheduler."""
 
     texts: TextBatch | None = None
     stops: tuple[StopFound, ...] = ()
 
 
 class DetokenizerManager:
-    """Follows the text of every live sample.
+    """Detokenizes every live sample.
 
-    What is passed on depends on the tokens only, not on how they were cut into messages nor on
-    when the scheduler learns of a stop: tokens after a stop are taken out of ids, log
-    probabilities and usage here.
+    The output depends on the tokens only, not on how they were cut into messages nor on when the
+    scheduler learns of a stop: tokens after a stop are removed from ids, log probabilities and
+    usage here.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -78,22 +78,22 @@ class DetokenizerManager:
 
     @property
     def num_live(self) -> int:
-        """Samples being followed."""
+        """Samples being detokenized."""
         return len(self._texts)
 
     def handle(self, message: ToDetokenizer) -> Answer:
-        """Take in a message."""
+        """Handle a message of the scheduler."""
         match message:
-            case OpenText():
-                self._open(message)
+            case StartDetokenizing():
+                self._start(message)
                 return Answer()
-            case PassOn():
-                unasked = (text for text in self._texts.values() if text.interval is None)
-                return _answer([part for text in unasked for part in text.take()])
+            case FlushText():
+                unread = (text for text in self._texts.values() if text.interval is None)
+                return _answer([part for text in unread for part in text.drain()])
             case TokenBatch():
                 return self._push_all(message)
 
-    def _open(self, message: OpenText) -> None:
+    def _start(self, message: StartDetokenizing) -> None:
         self._forget_before(epoch_of(message.rid))
         options = DetokenizerOptions(
             skip_special_tokens=message.skip_special_tokens,
@@ -106,14 +106,14 @@ class DetokenizerManager:
             message.no_stop_trim,
             has_stops=bool(message.stop or message.stop_regex),
             interval=message.interval,
-            given=len(message.output_ids),
+            detokenized=len(message.output_ids),
         )
         self._texts[message.rid] = state
         if state.has_stops:
             options = replace(options, stop=message.stop, stop_regex=message.stop_regex)
         try:
             state.text = IncrementalDetokenizer(self._vocabulary, options, prompt_tail_ids=tail)
-            state.given = state.text.push(message.output_ids).kept_tokens
+            state.detokenized = state.text.push(message.output_ids).kept_tokens
         except RequestError as error:
             state.error = error
 
@@ -130,14 +130,14 @@ class DetokenizerManager:
             if state is None:
                 continue  # its text ended before the scheduler knew, or it is of an earlier epoch
             part, matched = _push(state, output)
-            state.kept.append(part)
+            state.buffered.append(part)
             if state.due:
-                texts += state.take()
+                texts += state.drain()
             if part.output.finish is None:
                 continue
             del self._texts[output.rid]
             if state.has_stops:
-                stop = StopFound(rid=output.rid, num_tokens=state.given, matched=matched)
+                stop = StopFound(rid=output.rid, num_tokens=state.detokenized, matched=matched)
                 stops.append(stop)
         return _answer(texts, stops)
 
@@ -156,10 +156,10 @@ def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput, str | None]:
         finish = Finish(type="abort", message=str(error), status=400, param=error.param)
         return TextOutput(rid=output.rid, text="", output=_cut(output, 0, state, finish)), ""
     if delta.stop is None:
-        state.given += len(output.token_ids)
+        state.detokenized += len(output.token_ids)
         return TextOutput(rid=output.rid, text=delta.text, output=output), None
-    kept = max(0, delta.kept_tokens - state.given)
-    state.given = delta.kept_tokens
+    kept = max(0, delta.kept_tokens - state.detokenized)
+    state.detokenized = delta.kept_tokens
     finish = Finish(type="stop", matched=delta.stop)
     cut = _cut(output, kept, state, finish)
     return TextOutput(rid=output.rid, text=delta.text, output=cut), delta.stop
@@ -179,7 +179,7 @@ def _cut(output: TokenOutput, kept: int, state: _Text, finish: Finish) -> TokenO
         output,
         token_ids=output.token_ids[:kept],
         logprobs=_first(output.logprobs, kept) if output.logprobs and kept else None,
-        usage=msgspec.structs.replace(output.usage, completion_tokens=state.given),
+        usage=msgspec.structs.replace(output.usage, completion_tokens=state.detokenized),
         finish=finish,
     )
 

@@ -1,4 +1,4 @@
-"""Requests that are being answered: what was given to the client, and what it has not read yet."""
+"""Live requests: what has arrived for each sample, and what the client has been given."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.messages import Finish, TextOutput, Timing, TokenLogprobs, Usage
+from sylvan.protocol.names import internal_name
 from sylvan.protocol.requests import GenerateRequest, Request
-from sylvan.runtime.tokenizer.names import internal_name
 from sylvan.runtime.tokenizer.types import SampleDelta
 
 SUSPECT_AFTER = 2  # losses after which a sample is replayed alone
-MAX_LOST_LIVES = 3  # losses after which it is given up
+MAX_LOSSES = 3  # losses after which it is given up
 
 
 @dataclass(slots=True, eq=False)
-class Unread:
-    """What arrived for a sample since the client last took something."""
+class PendingDelta:
+    """Outputs of a sample that its client has not read yet."""
 
     texts: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Unread:
     embedding: np.ndarray | None = None
 
     def add(self, part: TextOutput) -> None:
-        """Append what a step brought."""
+        """Append an output."""
         if part.text:
             self.texts.append(part.text)
         self.ids.extend(part.output.token_ids)
@@ -42,46 +42,52 @@ class Unread:
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
-    """One of the samples of a request.
+class SampleState:
+    """State of one sample of a request.
 
     Attributes:
-        request: As it was submitted first; never changes.
-        name: What the processes call it in this epoch.
-        output_ids: All ids that arrived so far, read by the client or not.
-        lost_lives: How often a process was lost while it was being served.
+        request: As first submitted; never changes.
+        name: Its internal name in the present epoch; empty before it is submitted.
+        output_ids: All ids received so far, whether or not the client has read them.
+        losses: How often a process was lost while it served this sample.
         finish: Why it ended, once it has.
-        taken: The client has been given the finish.
+        aborting: The finish it was aborted with, until the scheduler confirms it.
+        finish_delivered: The client has been given the finish.
     """
 
     request: Request
-    name: str
+    name: str = ""
     output_ids: list[int] = field(default_factory=list)
-    lost_lives: int = 0
+    losses: int = 0
     usage: Usage = Usage()  # noqa: RUF009 - immutable
     finish: Finish | None = None
     timing: Timing | None = None
     aborting: Finish | None = None
     has_prompt_logprobs: bool = False
-    started: bool = False
-    taken: bool = False
-    unread: Unread = field(default_factory=Unread)
+    first_delivered: bool = False
+    finish_delivered: bool = False
+    pending: PendingDelta = field(default_factory=PendingDelta)
+
+    @property
+    def index(self) -> int:
+        """Which of the samples of its request, from 0."""
+        return self.request.sample if isinstance(self.request, GenerateRequest) else 0
 
     def accept(self, part: TextOutput) -> None:
-        """Take in what a step brought."""
+        """Add an output of the detokenizer."""
         if part.output.prompt_logprobs is not None:
-            if self.has_prompt_logprobs:  # a replay brought them again
+            if self.has_prompt_logprobs:  # a replay computed them again
                 output = msgspec.structs.replace(part.output, prompt_logprobs=None)
                 part = msgspec.structs.replace(part, output=output)
             self.has_prompt_logprobs = True
-        self.unread.add(part)
+        self.pending.add(part)
         self.output_ids.extend(part.output.token_ids)
         self.usage = self._merged(part.output.usage)
         if part.output.finish is not None:
             self.finish, self.timing = part.output.finish, part.output.timing
 
     def end(self, finish: Finish) -> None:
-        """End it here, without the processes."""
+        """Finish it here, without waiting for the scheduler."""
         if self.finish is None:
             self.finish = finish
             self.usage = msgspec.structs.replace(
@@ -90,15 +96,10 @@ class Sample:
                 completion_tokens=len(self.output_ids),
             )
 
-    @property
-    def index(self) -> int:
-        """Which of the samples of its request, from 0."""
-        return self.request.sample if isinstance(self.request, GenerateRequest) else 0
-
-    def replay(self, epoch: int, waited_s: float) -> Request:
-        """The request for what is still missing, under a name of its own."""
+    def continuation(self, serial: int, epoch: int, waited_s: float) -> Request:
+        """The request for the outputs still missing, under the name of `epoch`."""
         request = self.request
-        self.name = internal_name(request.rid, self.index, epoch)
+        self.name = internal_name(request.rid, self.index, serial, epoch)
         left_s = None if request.deadline_s is None else max(request.deadline_s - waited_s, 0.001)
         if not isinstance(request, GenerateRequest):
             return msgspec.structs.replace(request, rid=self.name, deadline_s=left_s)
@@ -114,33 +115,35 @@ class Sample:
         )
 
     def is_due(self, interval: int) -> bool:
-        """Whether the client should be given something now."""
-        if self.taken:
+        """Whether the client should be given a delta now."""
+        if self.finish_delivered:
             return False
-        count = len(self.unread.ids)
-        return self.finish is not None or count >= interval or (count > 0 and not self.started)
+        count = len(self.pending.ids)
+        if self.finish is not None or count >= interval:
+            return True
+        return count > 0 and not self.first_delivered
 
-    def take(self, rid: str) -> SampleDelta:
-        """All that is unread, as one delta."""
-        unread, self.unread = self.unread, Unread()
-        self.started, self.taken = True, self.finish is not None
+    def drain(self, rid: str) -> SampleDelta:
+        """Everything pending, as one delta."""
+        pending, self.pending = self.pending, PendingDelta()
+        self.first_delivered, self.finish_delivered = True, self.finish is not None
         return SampleDelta(
             rid=rid,
             index=self.index,
-            text="".join(unread.texts),
-            token_ids=tuple(unread.ids),
-            logprobs=_joined(unread.logprobs),
-            prompt_logprobs=unread.prompt_logprobs,
+            text="".join(pending.texts),
+            token_ids=tuple(pending.ids),
+            logprobs=_concatenated(pending.logprobs),
+            prompt_logprobs=pending.prompt_logprobs,
             usage=self.usage,
             finish=self.finish,
             timing=self.timing,
-            embedding=unread.embedding,
+            embedding=pending.embedding,
         )
 
     def _merged(self, usage: Usage) -> Usage:
-        if not self.lost_lives:
+        if not self.losses:
             return usage
-        # what the client was told before the loss stays true
+        # counts that the client saw before the loss stay as they were
         return msgspec.structs.replace(
             usage,
             cached_tokens=self.usage.cached_tokens if self.output_ids else usage.cached_tokens,
@@ -150,48 +153,114 @@ class Sample:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """The samples of one request, and who waits for them.
+    """A request that has not ended, or whose end the client has not read.
 
-    `interval`: ids per delta; None gives each sample as one delta, at its end.
+    Attributes:
+        rid: The client's name for it; unique among the live requests of its tenant.
+        samples: One or more.
+        interval: Ids per delta; None delivers each sample as one delta, at its end.
+        arrived_s: When it arrived.
+        internal: One of our own, such as a health probe: it is not accounted for.
+        serial: Number of the request in this process; part of its internal names.
+        wake: Set when a delta is due.
     """
 
     rid: str
-    samples: list[Sample]
+    samples: list[SampleState]
     interval: int | None
     arrived_s: float
+    internal: bool = False
+    serial: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def request(self) -> Request:
+        """The request of its first sample; the others differ in `sample` only."""
+        return self.samples[0].request
+
+    @property
     def tenant(self) -> str:
-        """Whose it is."""
-        return self.samples[0].request.tenant
+        """The tenant it belongs to."""
+        return self.request.tenant
 
     @property
     def done(self) -> bool:
         """Whether the client was given everything."""
-        return all(sample.taken for sample in self.samples)
+        return all(sample.finish_delivered for sample in self.samples)
 
-    def unfinished(self) -> Iterator[Sample]:
+    def unfinished(self) -> Iterator[SampleState]:
         """Samples that have not ended."""
         return (sample for sample in self.samples if sample.finish is None)
 
-    def notify(self, sample: Sample) -> None:
-        """Wake the reader if there is something to give."""
+    def end(self, finish: Finish) -> None:
+        """Finish its unfinished samples here, without waiting for the scheduler."""
+        for sample in tuple(self.unfinished()):
+            sample.end(finish)
+            self.notify(sample)
+
+    def notify(self, sample: SampleState) -> None:
+        """Wake the reader if a delta is due."""
         if self._is_due(sample):
             self.wake.set()
 
-    def take(self) -> list[SampleDelta]:
-        """What is due; wait on `wake` before asking again."""
+    def drain(self) -> list[SampleDelta]:
+        """The deltas that are due; wait on `wake` before the next call."""
         self.wake.clear()
-        return [sample.take(self.rid) for sample in self.samples if self._is_due(sample)]
+        return [sample.drain(self.rid) for sample in self.samples if self._is_due(sample)]
 
-    def _is_due(self, sample: Sample) -> bool:
+    def _is_due(self, sample: SampleState) -> bool:
         if self.interval is None:
-            return sample.finish is not None and not sample.taken
+            return sample.finish is not None and not sample.finish_delivered
         return sample.is_due(self.interval)
 
 
-def _joined(parts: list[TokenLogprobs]) -> TokenLogprobs | None:
+class LiveTable:
+    """The live requests of a process, by rid within each tenant.
+
+    Attributes:
+        num_samples: Of all requests together.
+    """
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._by_rid: dict[str, dict[str, LiveRequest]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return (live for same_rid in self._by_rid.values() for live in same_rid.values())
+
+    def get(self, rid: str, tenant: str) -> LiveRequest | None:
+        """The request called `rid` of a tenant."""
+        return self._by_rid.get(rid, {}).get(tenant)
+
+    def named(self, rid: str) -> tuple[LiveRequest, ...]:
+        """The requests called `rid`, at most one of each tenant."""
+        return tuple(self._by_rid.get(rid, {}).values())
+
+    def add(self, live: LiveRequest) -> None:
+        """Add a request whose rid its tenant does not use."""
+        assert self.get(live.rid, live.tenant) is None
+        self._by_rid.setdefault(live.rid, {})[live.tenant] = live
+        self._size += 1
+        self.num_samples += len(live.samples)
+
+    def discard(self, live: LiveRequest) -> bool:
+        """Remove a request; returns whether it was there."""
+        if self.get(live.rid, live.tenant) is not live:
+            return False
+        same_rid = self._by_rid[live.rid]
+        del same_rid[live.tenant]
+        if not same_rid:
+            del self._by_rid[live.rid]
+        self._size -= 1
+        self.num_samples -= len(live.samples)
+        return True
+
+
+def _concatenated(parts: list[TokenLogprobs]) -> TokenLogprobs | None:
     if len(parts) < 2:
         return parts[0] if parts else None
 

@@ -1,4 +1,4 @@
-"""The edge between clients and processes: prompts in, streams of samples out."""
+"""The edge between clients and schedulers: prompts in, streams of samples out."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from sylvan.runtime.tokenizer.embeds import (
     vector_of,
 )
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
-from sylvan.runtime.tokenizer.line import Line
-from sylvan.runtime.tokenizer.live import LiveRequest, Sample
+from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
+from sylvan.runtime.tokenizer.router import CONTROL_TIMEOUT_S, ReplicaRouter
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
     EmbedInput,
@@ -44,29 +44,36 @@ from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.threads import call_in_pool
 
 CLIENT_ABORT = Finish(type="abort", message="aborted by the client")
-HEARTBEAT_MAX_AGE_S = 2.0
 _INLINE_CHARS = 2048  # longer texts are tokenised in a thread; shorter ones take under 1 ms
 _TOKENIZER_THREADS = 2
 
 
 class TokenizerManager:
-    """Checks and tokenises what clients ask for, and streams out what the processes answer.
+    """Checks and tokenises requests, and streams out their samples.
 
     Lives in the API process, on one asyncio loop; no method may be called from another thread.
     Keeps prompt and ids of every live request, so that the loss of a process is a pause and not an
     error.
 
+    Args:
+        router: Serves the requests; default: of one replica.
+
     Attributes:
         tokenizer: Of the model; safe to share between threads.
-        line: For whoever runs the processes.
         limits: Bounds and defaults of the edge.
+        router: Its clients are connected by whoever runs the schedulers.
+        isolation: Cache salts of tenants.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, limits: EdgeLimits | None = None, clock: Clock = monotonic
+        self,
+        tokenizer: Tokenizer,
+        limits: EdgeLimits | None = None,
+        clock: Clock = monotonic,
+        router: ReplicaRouter | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.line = Line(clock)
+        self.router = router or ReplicaRouter(clock=clock)
         self.limits = limits or EdgeLimits()
         self._clock = clock
         self._reserved = 0
@@ -78,7 +85,7 @@ class TokenizerManager:
     @property
     def facts(self) -> ModelFacts:
         """About the model; valid once `ready`."""
-        return self.line.facts
+        return self.router.facts
 
     async def generate(self, inp: GenerateInput) -> AsyncGenerator[SampleDelta, None]:
         """Yield what is new of each of the `n` samples, interleaved, until all have finished.
@@ -95,10 +102,10 @@ class TokenizerManager:
         try:
             while not live.done:
                 await live.wake.wait()
-                for delta in live.take():
+                for delta in live.drain():
                     yield delta
         finally:
-            self.line.close(live)
+            self.router.close(live)
 
     async def embed(self, inp: EmbedInput) -> Vector:
         """The vector of a text, or the numbers of its labels.
@@ -109,7 +116,7 @@ class TokenizerManager:
             RequestError: the request cannot be served at all, or was aborted by name.
             CapacityError: too much is going on, or nothing is served now.
         """
-        self._check_admission(inp.rid, 1)
+        self._check_admission(inp.rid, inp.tenant, 1)
         check_embed(inp, self.facts)
         most = self._texts.most(self.facts)
         self._reserved += 1
@@ -117,37 +124,39 @@ class TokenizerManager:
             prompt = await self._texts.read(inp, most)
         finally:
             self._reserved -= 1
-        self._check_admission(inp.rid, 1)
+        self._check_admission(inp.rid, inp.tenant, 1)
         request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
         owner = self.isolation.owner(inp.tenant)
         request = msgspec.structs.replace(request, cache_salt=owner)
-        live = LiveRequest(request.rid, [Sample(request, "")], None, self._clock())
-        self.line.open(live)
+        live = LiveRequest(
+            request.rid, [SampleState(request)], None, self._clock(), internal=inp.internal
+        )
+        self.router.open(live)
         try:
             while not live.done:
                 await live.wake.wait()
-                for delta in live.take():
+                for delta in live.drain():
                     return vector_of(delta, prompt)
         finally:
-            self.line.close(live)
-        raise AssertionError("a request that is done was taken")
+            self.router.close(live)
+        raise AssertionError("a request that is done has delivered its vector")
 
     def abort(self, rid: str, tenant: str | None = None) -> bool:
-        """End the live request of that name; its stream yields a finish of type abort.
+        """Abort the live request called `rid`; its stream yields a finish of type abort.
 
-        Returns whether there was one, of `tenant` if that is given.
+        Returns whether there was one. Without a `tenant`, those of all tenants are aborted.
         """
-        live = self.line.live.get(rid)
-        if live is None or tenant not in (None, live.tenant):
-            return False
-        self.line.abort(live, CLIENT_ABORT)
-        return True
+        live = [found for found in self.router.live.named(rid) if tenant in (None, found.tenant)]
+        for found in live:
+            self.router.abort(found, CLIENT_ABORT)
+        return bool(live)
 
     def abort_all(self, finish: Finish = CLIENT_ABORT) -> int:
-        """End every live request; returns how many there were."""
-        for live in tuple(self.line.live.values()):
-            self.line.abort(live, finish)
-        return len(self.line.live)
+        """Abort every live request; returns how many there were."""
+        live = tuple(self.router.live)
+        for found in live:
+            self.router.abort(found, finish)
+        return len(live)
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, trusted: bool = True
@@ -171,47 +180,49 @@ class TokenizerManager:
             self._pool, self.tokenizer.decode, array, skip_special_tokens=skip_special_tokens
         )
 
-    async def control(self, command: Command, *, timeout_s: float = 30.0) -> ControlReply:
-        """Have the scheduler carry out a command (FlushCache, GetState, Pause, Resume).
+    async def control(
+        self, command: Command, *, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> ControlReply:
+        """Have the scheduler of every replica carry out a command; one reply for all.
 
         Raises:
-            CapacityError: there is no scheduler now, or it did not answer in time.
+            CapacityError: a scheduler is being restarted, or did not answer in time.
         """
-        return await self.line.control(command, timeout_s)
+        return await self.router.control(command, timeout_s)
 
     @property
     def state(self) -> State:
         """What the processes are doing as a whole."""
-        return self.line.state
+        return self.router.state
 
     def load(self) -> Load:
-        """How busy the scheduler was at its last heartbeat."""
-        return self.line.load
+        """How busy the schedulers were at their last heartbeats, together."""
+        return self.router.load
 
     def heartbeat_age_s(self) -> float:
-        """Seconds since the scheduler last showed life; infinite before the first time."""
-        return self._clock() - self.line.beat_s
+        """Seconds since a scheduler last showed life; infinite before the first time."""
+        return self._clock() - self.router.heartbeat_s
 
     def alive(self) -> bool:
-        """Whether the children run, or are being restarted: the answer of /live."""
+        """Whether the processes run or are being restarted: the answer of /live."""
         return self.state not in ("lost", "stopped")
 
     def ready(self) -> bool:
-        """Whether requests are admitted now: the answer of /ready and, by heartbeat, /health."""
-        return self.state == "up" and self.heartbeat_age_s() < HEARTBEAT_MAX_AGE_S
+        """Whether requests are admitted and a scheduler shows life: /ready and /health."""
+        return self.router.ready
 
     @property
     def num_live(self) -> int:
         """Requests that have not finished, or whose end was not read; samples are not counted."""
-        return len(self.line.live)
+        return len(self.router.live)
 
     def close(self) -> None:
         """End everything; nothing may be called afterwards."""
-        self.line.disconnect("stopped")
+        self.router.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
-        self._check_admission(inp.rid, inp.sampling.n)
+        self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
         check_generates(self.facts)
         check_input(inp, self.facts)
         self._check_sampling(inp.sampling)
@@ -222,7 +233,7 @@ class TokenizerManager:
             prompt = await self._prompt(inp)
         finally:
             self._reserved -= inp.sampling.n
-        self._check_admission(inp.rid, inp.sampling.n)
+        self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
         seed = secrets.randbits(63) if self.limits.seed is None else self.limits.seed
         base = build_request(inp, prompt, self.facts, seed=seed)
         return self._submit(inp, msgspec.structs.replace(base, rid=rid))
@@ -233,12 +244,13 @@ class TokenizerManager:
             check_bytes([sampling], self.limits.max_parameter_bytes)
             self._checked = sampling
 
-    def _check_admission(self, rid: str | None, count: int) -> None:
-        if self.state not in ("up", "recovering"):
-            raise CapacityError(f"no requests are taken: the engine is {self.state}")
-        if rid is not None and rid in self.line.live:
+    def _check_admission(self, rid: str | None, tenant: str, count: int) -> None:
+        state = self.state
+        if state not in ("up", "recovering"):
+            raise CapacityError(f"no requests are taken: the engine is {state}")
+        if rid is not None and self.router.live.get(rid, tenant) is not None:
             raise RequestError(f"a request called {rid!r} is being served", param="rid")
-        most, live = self.limits.max_live_samples, self.line.num_samples + self._reserved
+        most, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
         if live + count > most:
             raise CapacityError(f"{live} samples are being served; at most {most} can be")
 
@@ -260,9 +272,9 @@ class TokenizerManager:
             base, cache_salt=salt, shared_tokens=shared, interval=interval
         )
         samples = [
-            Sample(msgspec.structs.replace(base, sample=index), "")
+            SampleState(msgspec.structs.replace(base, sample=index))
             for index in range(base.sampling.n)
         ]
-        live = LiveRequest(base.rid, samples, interval, self._clock())
-        self.line.open(live)
+        live = LiveRequest(base.rid, samples, interval, self._clock(), internal=inp.internal)
+        self.router.open(live)
         return live

@@ -14,8 +14,10 @@ from sylvan.protocol.requests import LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
-"""`recovering`: a process is being restarted, requests wait; `lost`: restarts were given up."""
+"""`recovering`: processes are being restarted, requests wait; `lost`: restarts were given up."""
 
+ReplicaState = Literal["starting", "up", "recovering", "lost"]
+"""The same of one replica: its scheduler and its detokenizer."""
 
 Task = Literal["generate", "embed", "classify", "both"]
 """What a model is served for; `both` generates and embeds."""
@@ -28,6 +30,7 @@ class EmbedInput:
     Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
     as a second segment. What a text spells is never a control token. `dimensions` cuts the vector,
     for models that were trained for that; `truncate` cuts a text that is too long, at its end.
+    `internal` requests are our own, such as health probes: they are not accounted for.
     """
 
     text: str | None = None
@@ -40,6 +43,7 @@ class EmbedInput:
     tenant: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    internal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +64,11 @@ class GenerateInput:
 
     Exactly one of `text` and `input_ids` is given. `text` is tokenised as a client's text: with
     `trusted` control tokens spelt in it count. `rid` names the request for `abort`; it must not be
-    that of a live request. `deadline_s` counts from arrival; `ttft_ms` and `tpot_ms` are targets
-    for the first token and for each later one. With `stream` False each sample yields one delta, at
-    its end; otherwise one whenever `sampling.stream_interval` tokens (1 if None) are there and the
-    reader is.
+    that of a live request of the same tenant. `deadline_s` counts from arrival; `ttft_ms` and
+    `tpot_ms` are targets for the first token and for each later one. With `stream` False each
+    sample yields one delta, at its end; otherwise one whenever `sampling.stream_interval` tokens
+    (1 if None) are there and the reader is. `internal` requests are our own, such as health probes:
+    they are not accounted for.
     """
 
     text: str | None = None
@@ -82,6 +87,7 @@ class GenerateInput:
     add_special_tokens: bool = True
     trusted: bool = True
     thinking: Thinking | None = None
+    internal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

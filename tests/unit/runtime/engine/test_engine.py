@@ -91,12 +91,12 @@ def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
 def test_single_tokens_are_not_told_of_where_nobody_waits_for_them(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    line = engine._runtime.manager.line
-    on_texts, on_reply = line.on_texts, line.on_reply
+    [client] = engine._runtime.manager.router.clients
+    on_texts, on_message = client.on_texts, client.on_message
     texts: list[Any] = []
     beats: list[Any] = []
-    monkeypatch.setattr(line, "on_texts", lambda m: (texts.append(m), on_texts(m)))
-    monkeypatch.setattr(line, "on_reply", lambda m: (beats.append(m), on_reply(m)))
+    monkeypatch.setattr(client, "on_texts", lambda m: (texts.append(m), on_texts(m)))
+    monkeypatch.setattr(client, "on_message", lambda m: (beats.append(m), on_message(m)))
 
     reply: Any = engine.generate("hello", {**GREEDY, "max_new_tokens": 300, **more})
 

@@ -1,32 +1,33 @@
-"""Children that wait for their orders."""
+"""Children that wait for their configuration."""
 
 from __future__ import annotations
 
 import subprocess
 from contextlib import closing
 
-from sylvan.runtime.engine.process import DETOKENIZER, EarlyScheduler, start_process
+from sylvan.config.env import for_compute
+from sylvan.runtime.engine.process import DETOKENIZER_ARGV, PrewarmedScheduler, start_process
 
 
-def test_an_early_scheduler_that_nobody_takes_ends() -> None:
-    with closing(EarlyScheduler()) as early:
-        process = early.take()
+def test_a_prewarmed_scheduler_that_nobody_takes_ends() -> None:
+    with closing(PrewarmedScheduler()) as prewarmed:
+        process = prewarmed.take()
         assert process is not None
-        assert early.take() is None
+        assert prewarmed.take() is None
         assert process.poll() is None
     assert process.poll() is None  # whoever takes it ends it
     process.kill()
     process.communicate()
 
-    with closing(EarlyScheduler()) as early:
-        early.close()
-        assert early.take() is None
+    with closing(PrewarmedScheduler()) as prewarmed:
+        prewarmed.close()
+        assert prewarmed.take() is None
 
 
-def test_an_early_scheduler_ends_with_the_statement() -> None:
+def test_a_prewarmed_scheduler_ends_with_the_statement() -> None:
     seen: list[subprocess.Popen[bytes]] = []
 
-    class Watched(EarlyScheduler):
+    class Watched(PrewarmedScheduler):
         def take(self) -> subprocess.Popen[bytes] | None:
             process = super().take()
             if process is not None:
@@ -38,8 +39,8 @@ def test_an_early_scheduler_ends_with_the_statement() -> None:
     assert [p.returncode for p in seen] == [-9]
 
 
-def test_a_child_without_orders_says_nothing_and_ends(capfd) -> None:
-    process = start_process(DETOKENIZER)
+def test_a_child_without_a_configuration_says_nothing_and_ends(capfd) -> None:
+    process = start_process(DETOKENIZER_ARGV, for_compute())
     process.communicate(b"")
 
     assert process.returncode == 1

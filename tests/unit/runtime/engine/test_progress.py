@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from sylvan.runtime.engine.progress import LOGGED_S, TOLD_S, LoggedProgress, ToldProgress
+from sylvan.runtime.engine.progress import (
+    LOG_INTERVAL_S,
+    REPORT_INTERVAL_S,
+    LoggedProgress,
+    ReportedProgress,
+)
 
 
 def test_loading_is_told_now_and_then(caplog):
@@ -13,7 +18,7 @@ def test_loading_is_told_now_and_then(caplog):
 
     with caplog.at_level(logging.INFO):
         for step in range(1, 9):
-            now = step * LOGGED_S / 2
+            now = step * LOG_INTERVAL_S / 2
             progress(step << 20, 8 << 20)
 
     lines = [record.getMessage() for record in caplog.records]
@@ -36,10 +41,10 @@ def test_the_end_of_loading_is_told_however_soon_it_comes(caplog):
 
 def test_the_parent_is_told_at_a_bounded_rate_and_of_the_end():
     now, told = 0.0, []
-    progress = ToldProgress(told.append, clock=lambda: now)
+    progress = ReportedProgress(told.append, clock=lambda: now)
 
     for step in range(1, 101):
-        now = step * TOLD_S / 10
+        now = step * REPORT_INTERVAL_S / 10
         progress(step, 100)
 
     found = [message.done for message in told]

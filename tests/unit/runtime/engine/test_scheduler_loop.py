@@ -5,23 +5,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from sylvan.protocol.messages import (
     Abort,
+    CacheRequest,
     Control,
     ControlReply,
     Finish,
     FlushCache,
+    FlushText,
     GetState,
     Heartbeat,
     Load,
-    OpenText,
-    PassOn,
     Pause,
     Resume,
     Shutdown,
+    StartDetokenizing,
     StopFound,
     Submit,
     TokenBatch,
@@ -92,7 +94,7 @@ class Fixture:
             ports,
             lambda: {"a": 1},
             clock=clock,
-            at_rest=lambda: self.rests.append(clock()),
+            on_idle=lambda: self.rests.append(clock()),
         )
 
     def send(self, *messages: Any) -> None:
@@ -143,7 +145,9 @@ def test_a_request_is_opened_served_and_ended() -> None:
     fix.run()
 
     opened = fix.text.sent[0]
-    assert opened == OpenText(rid="a", prompt_tail_ids=(0, 1, 2), stop=("x",), no_stop_trim=True)
+    assert opened == StartDetokenizing(
+        rid="a", prompt_tail_ids=(0, 1, 2), stop=("x",), no_stop_trim=True
+    )
     assert fix.tokens("a") == [3, 4, 5, 6, 0]
     assert fix.outputs("a")[-1].finish == Finish(type="length", length=5)
 
@@ -204,7 +208,7 @@ def test_a_heartbeat_tells_what_was_kept_back() -> None:
     assert fix.pieces("a") == [1, 9]
     assert fix.pieces("b") == [1, 4]
     assert isinstance(fix.replies.sent[-1], Heartbeat)
-    assert sum(isinstance(message, PassOn) for message in fix.text.sent) == 1
+    assert sum(isinstance(message, FlushText) for message in fix.text.sent) == 1
     fix.run(100)
     assert len(fix.tokens("a")) == 60
     sent = len(fix.text.sent)
@@ -320,7 +324,7 @@ def test_heartbeats_come_when_idle_and_when_busy() -> None:
 def test_heartbeats_tell_tokens_a_second() -> None:
     meter = Throughput(10.0)
     told = [
-        meter.told(Load(generated_tokens=tokens), now)
+        meter.with_rates(Load(generated_tokens=tokens), now)
         for tokens, now in ((0, 10.0), (0, 10.5), (60, 12.5), (61, 12.5), (71, 13.0), (71, 13.5))
     ]
 
@@ -432,6 +436,49 @@ def test_pause_and_resume() -> None:
     fix.send(Control(id=2, command=Resume()))
     fix.run(100)
     assert len(fix.tokens("a")) == 60
+
+
+class Defragment(msgspec.Struct, frozen=True, tag="defragment"):
+    """A command of some later version."""
+
+
+def test_an_unknown_command_is_an_error_and_nothing_else() -> None:
+    fix = Fixture()
+    fix.send(submit("a", max_new_tokens=20), Control(id=7, command=Defragment()))
+    fix.run()
+
+    [reply] = (m for m in fix.replies.sent if isinstance(m, ControlReply))
+    assert (reply.id, reply.ok) == (7, False)
+    assert reply.message == "unknown command Defragment"
+    assert len(fix.tokens("a")) == 20
+    assert fix.loop.pump()
+
+
+def test_a_command_that_fails_is_an_error_and_nothing_else() -> None:
+    fix = Fixture()
+
+    def broken() -> dict[str, Any]:
+        raise RuntimeError("boom")
+
+    fix.loop._state = broken
+    fix.send(Control(id=1, command=GetState()), Control(id=2, command=FlushCache()), submit("a"))
+    fix.run()
+
+    state, flush = (m for m in fix.replies.sent if isinstance(m, ControlReply))
+    assert (state.id, state.ok, state.body) == (1, False, None)
+    assert "failed" in state.message
+    assert (flush.id, flush.ok) == (2, False)  # a request waits
+    assert len(fix.tokens("a")) == 5
+
+
+def test_a_question_about_the_cache_without_an_answer_is_an_error() -> None:
+    fix = Fixture()
+    fix.send(Control(id=1, command=CacheRequest(rid="a")))
+    fix.run(1)
+
+    [reply] = (m for m in fix.replies.sent if isinstance(m, ControlReply))
+    assert not reply.ok
+    assert reply.message
 
 
 def test_state_and_shutdown() -> None:

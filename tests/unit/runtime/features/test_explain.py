@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sylvan.protocol.names import internal_name
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.cache import view
 from sylvan.runtime.cache.curve import BLOCK_TOKENS, block_hashes, hit_curve
@@ -177,6 +178,19 @@ def test_embeddings_of_a_tenant_are_its_own():
 
     assert explain.explain("e", owner="one/")["prompt_tokens"] == 8
     assert explain.explain("e", owner="two/") is None
+
+
+def test_requests_of_one_rid_are_told_apart_by_their_tenants():
+    world, explain = start(pages=40)
+    run(world, internal_name("job", 0, 1, 1), range(8), cache_salt="one/")
+    run(world, internal_name("job", 0, 2, 1), range(12), cache_salt="two/")
+    run(world, internal_name("job.0", 0, 3, 1), range(16), cache_salt="one/")
+
+    assert explain.explain("job", owner="one/")["prompt_tokens"] == 8
+    assert explain.explain("job", owner="two/")["prompt_tokens"] == 12
+    assert explain.explain("job", owner="three/") is None
+    assert explain.explain("job")["prompt_tokens"] == 12  # the newest
+    assert explain.explain("job.0")["prompt_tokens"] == 16
 
 
 def test_curve_equals_a_simulated_lru_cache():

@@ -242,6 +242,63 @@ async def test_key_file_names_tenants_and_budgets(engine, tmp_path):
     assert engine.control.requests[0].tenant == "acme"
 
 
+@pytest.fixture
+def tenants(engine, tmp_path) -> Client:
+    """Keys `acme-key` and `other-key` of two tenants."""
+    entries = [
+        {"sha256": hashlib.sha256(f"{name}-key".encode()).hexdigest(), "tenant": name}
+        for name in ("acme", "other")
+    ]
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": entries}))
+    return Client(engine, api_key_file=str(tmp_path / "keys.json"))
+
+
+async def test_a_live_rid_of_one_tenant_is_free_for_others(tenants, engine):
+    engine.control.hold = True
+    acme, other = ({"authorization": f"Bearer {name}-key"} for name in ("acme", "other"))
+    body = {"text": "a", "rid": "job-1"}
+    first = asyncio.create_task(tenants.post("/generate", body, headers=acme))
+    while not engine.control.requests:
+        await asyncio.sleep(0)
+
+    again = await tenants.post("/generate", body, headers=acme)
+    assert again.status_code == 400
+    assert again.json()["error"]["param"] == "rid"
+    second = asyncio.create_task(tenants.post("/generate", body, headers=other))
+    while len(engine.control.requests) < 2:
+        await asyncio.sleep(0)
+    assert not second.done()
+
+    await tenants.post("/abort_request", {"rid": "job-1"}, headers=other)
+    await second
+    assert engine.control.aborted == [engine.control.requests[1].rid]
+    assert not first.done()
+    engine.manager.abort_all()
+    await first
+
+
+async def test_closing_a_session_aborts_turns_of_its_tenant_only(tenants, engine):
+    engine.control.hold = True
+    tasks = []
+    for name in ("acme", "other"):
+        headers = {"authorization": f"Bearer {name}-key"}
+        session = {"capacity_of_str_len": 9, "session_id": "s"}
+        assert (await tenants.post("/open_session", session, headers=headers)).status_code == 200
+        body = {"text": "a", "rid": "turn", "session_params": {"id": "s"}}
+        tasks.append(asyncio.create_task(tenants.post("/generate", body, headers=headers)))
+    while len(engine.control.requests) < 2:
+        await asyncio.sleep(0)
+
+    headers = {"authorization": "Bearer other-key"}
+    await tenants.post("/close_session", {"session_id": "s"}, headers=headers)
+    await tasks[1]
+
+    assert engine.control.aborted == [engine.control.requests[1].rid]
+    assert not tasks[0].done()
+    engine.manager.abort_all()
+    await tasks[0]
+
+
 # Health -----------------------------------------------------------------------------------------
 
 
@@ -249,11 +306,11 @@ async def test_health_follows_the_heartbeat(client):
     paths = ["/live", "/ready", "/health", "/health_generate"]
     assert [(await client.get(p)).status_code for p in paths] == [200] * 4
 
-    client.engine.manager.line.beat_s -= 3.0
+    client.engine.scheduler.client.heartbeat_s -= 3.0
     assert [(await client.get(p)).status_code for p in paths] == [200, 503, 503, 503]
 
     client.engine.scheduler.beat()
-    client.engine.manager.line.disconnect("lost")
+    client.engine.scheduler.client.give_up()
     assert [(await client.get(p)).status_code for p in paths] == [503] * 4
 
 
@@ -283,7 +340,7 @@ async def test_loads_has_one_row_per_replica(client):
     reply = (await client.get("/v1/loads?include=core,queues")).json()
     assert reply["loads"][0]["max_total_num_tokens"] == 2048 * 2 or reply["loads"]
     text = (await client.get("/v1/loads?format=prometheus")).text
-    assert "sylvan_load_num_running_reqs 0.0" in text
+    assert 'sylvan_load_num_running_reqs{dp_rank="0"} 0.0' in text
     assert (await client.get("/v1/loads?dp_rank=1")).json()["loads"] == []
 
 

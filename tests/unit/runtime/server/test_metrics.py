@@ -57,6 +57,36 @@ async def test_metrics_agree_with_usage(client):
     assert found["sglang:generation_tokens_total"] == output
 
 
+async def test_probes_are_not_counted_but_a_client_that_borrows_their_name_is(engine, tmp_path):
+    digest = hashlib.sha256(b"key").hexdigest()
+    entry = {"sha256": digest, "tokens_per_minute": 9}  # a key without a tenant
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": [entry]}))
+    client = Client(engine, api_key_file=str(tmp_path / "keys.json"))
+    headers = {"authorization": "Bearer key"}
+
+    assert (await client.get("/health_generate")).status_code == 200
+    assert (await values(client)).get("sglang:num_requests_total", 0) == 0
+    body = {"text": "abcdef", "rid": "HEALTH_CHECK_1", "sampling_params": {"max_new_tokens": 4}}
+    statuses = []
+    for _ in range(2):
+        response = await client.post("/generate", body, headers=headers)
+        statuses.append(response.status_code)
+
+    assert statuses == [200, 429]  # ten tokens were charged
+    found = await values(client)
+    assert found["sglang:num_requests_total"] == 1
+    assert found["sglang:prompt_tokens_total"] == 6
+
+
+async def test_no_client_can_take_the_name_of_a_probe(client):
+    await client.get("/health_generate")
+    await client.get("/health_generate")
+
+    names = {request.rid for request in client.engine.control.requests}
+    assert len(names) == 2
+    assert all(len(name) > len("HEALTH_CHECK_") + 30 for name in names)
+
+
 async def leave(client, path, body, after):
     """Read so many pieces of a stream, then close the connection."""
     sent, left = [], asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sylvan.protocol.messages import Finish, Load
+from sylvan.runtime.tokenizer import router
 from sylvan.runtime.tokenizer.types import EdgeLimits
 from tests.support.http import Client
 
@@ -67,6 +68,18 @@ async def test_full_queue_and_timeout_say_when_to_come_again(client, path, messa
     assert message in response.text
 
 
+@pytest.mark.parametrize("path", GENERATING)
+async def test_a_timeout_is_kept_when_the_scheduler_says_nothing(client, path, monkeypatch):
+    monkeypatch.setattr(router, "DEADLINE_GRACE_S", 0.0)
+    client.engine.control.hold = True
+    response = await client.post(path, body_for(path, timeout=0.01))
+
+    assert response.status_code == 503
+    assert "not done after" in response.text
+    assert len(client.engine.control.aborted) == 1
+    assert client.engine.manager.num_live == 0
+
+
 async def test_full_edge_says_when_to_come_again(engine):
     engine.manager.limits = EdgeLimits(max_live_samples=1)
     response = await Client(engine).post("/generate", {"text": "a", "sampling_params": {"n": 2}})
@@ -88,6 +101,5 @@ async def test_load_tells_goodput_and_repairs(client):
     assert 'sglang:targets_met{engine_type="unified",model_name="scripted"} 4.0' in text or (
         'sglang:targets_met{model_name="scripted",engine_type="unified"} 4.0' in text
     )
-    assert (
-        "sylvan_load_repaired_pages 2.0" in (await client.get("/v1/loads?format=prometheus")).text
-    )
+    text = (await client.get("/v1/loads?format=prometheus")).text
+    assert 'sylvan_load_repaired_pages{dp_rank="0"} 2.0' in text

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sylvan.protocol.messages import (
     Finish,
-    OpenText,
-    PassOn,
+    FlushText,
+    StartDetokenizing,
     StopFound,
     TextOutput,
     TokenBatch,
@@ -19,8 +19,8 @@ from sylvan.protocol.messages import (
     TokenOutput,
     Usage,
 )
+from sylvan.protocol.names import internal_name
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
-from sylvan.runtime.tokenizer.names import internal_name
 
 
 @dataclass
@@ -40,13 +40,15 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(text.encode("ascii"))
 
 
-def opened(rid: str = "r.0#1", **options: object) -> DetokenizerManager:
+def opened(rid: str = "r.0#1.1", **options: object) -> DetokenizerManager:
     manager = DetokenizerManager(Letters())
-    manager.handle(OpenText(rid=rid, prompt_tail_ids=(), **options))  # type: ignore[arg-type]
+    manager.handle(StartDetokenizing(rid=rid, prompt_tail_ids=(), **options))  # type: ignore[arg-type]
     return manager
 
 
-def output(tokens: Sequence[int], finish: Finish | None = None, rid: str = "r.0#1") -> TokenOutput:
+def output(
+    tokens: Sequence[int], finish: Finish | None = None, rid: str = "r.0#1.1"
+) -> TokenOutput:
     values = np.array(tokens, np.float32)
     logprobs = TokenLogprobs(
         token_ids=np.array(tokens, np.int32),
@@ -114,7 +116,7 @@ def test_tokens_after_a_stop_are_cut_from_everything() -> None:
     ):
         assert array is not None
         assert len(array) == 3
-    assert stops == [StopFound(rid="r.0#1", num_tokens=6, matched="STOP")]
+    assert stops == [StopFound(rid="r.0#1.1", num_tokens=6, matched="STOP")]
     assert manager.num_live == 0
 
 
@@ -133,24 +135,24 @@ def test_a_stop_in_the_last_tokens_wins_over_length() -> None:
 
     assert texts[0].output.finish == Finish(type="stop", matched="b")
     assert texts[0].output.token_ids == ids("ab")
-    assert stops == [StopFound(rid="r.0#1", num_tokens=2, matched="b")]
+    assert stops == [StopFound(rid="r.0#1.1", num_tokens=2, matched="b")]
 
 
 def test_the_end_of_a_text_with_stops_is_confirmed() -> None:
     texts, stops = push(opened(stop=("zz",)), [output(ids("az"), LENGTH)])
 
     assert texts[0].text == "az"  # what might have become a stop is let go
-    assert stops == [StopFound(rid="r.0#1", num_tokens=2, matched=None)]
+    assert stops == [StopFound(rid="r.0#1.1", num_tokens=2, matched=None)]
 
 
 @pytest.mark.parametrize("pattern", ["(", r"(?:a|a|aa)+$b"])
 def test_an_unusable_pattern_fails_its_request_only(pattern: str) -> None:
     manager = opened(stop_regex=(pattern,))
-    manager.handle(OpenText(rid="s.0#1", prompt_tail_ids=()))
+    manager.handle(StartDetokenizing(rid="s.0#1.1", prompt_tail_ids=()))
 
     texts, stops = push(
         manager,
-        [output(ids("a" * 60 + "!")), output(ids("!")), output(ids("ok"), rid="s.0#1")],
+        [output(ids("a" * 60 + "!")), output(ids("!")), output(ids("ok"), rid="s.0#1.1")],
     )
 
     failed = texts[0].output
@@ -158,7 +160,7 @@ def test_an_unusable_pattern_fails_its_request_only(pattern: str) -> None:
     assert (failed.finish.type, failed.finish.status) == ("abort", 400)
     assert failed.finish.param == "stop_regex"
     assert failed.token_ids == ()
-    assert stops == [StopFound(rid="r.0#1", num_tokens=0, matched="")]
+    assert stops == [StopFound(rid="r.0#1.1", num_tokens=0, matched="")]
     assert [t.text for t in texts[1:]] == ["ok"]
 
 
@@ -199,19 +201,19 @@ def test_a_stop_passes_on_what_was_kept() -> None:
 
     assert "".join(part.text for part in texts) == "aab"
     assert texts[-1].output.finish == Finish(type="stop", matched="STOP")
-    assert stops == [StopFound(rid="r.0#1", num_tokens=7, matched="STOP")]
+    assert stops == [StopFound(rid="r.0#1.1", num_tokens=7, matched="STOP")]
 
 
 def test_what_was_kept_is_passed_on_when_told_so() -> None:
     manager = opened(interval=None)
-    manager.handle(OpenText(rid="s.0#1", prompt_tail_ids=(), interval=3))
+    manager.handle(StartDetokenizing(rid="s.0#1.1", prompt_tail_ids=(), interval=3))
     push(manager, [output(ids("a")), output(ids("b")), output(ids("c"))])
-    push(manager, [output(ids("x"), rid="s.0#1"), output(ids("y"), rid="s.0#1")])
+    push(manager, [output(ids("x"), rid="s.0#1.1"), output(ids("y"), rid="s.0#1.1")])
 
-    answer = manager.handle(PassOn())
+    answer = manager.handle(FlushText())
     assert answer.texts is not None
     assert [part.text for part in answer.texts.outputs] == ["b", "c"]
-    assert manager.handle(PassOn()).texts is None
+    assert manager.handle(FlushText()).texts is None
     texts, _ = push(manager, [output(ids("d"), LENGTH)])
     assert [part.text for part in texts] == ["d"]
 
@@ -222,18 +224,18 @@ def test_replayed_tokens_bring_no_text_but_count() -> None:
     texts, stops = push(manager, [output([301]), output(ids("xSTOPy"))])
 
     assert "".join(t.text for t in texts) == "S\u4f60x"
-    assert stops == [StopFound(rid="r.0#1", num_tokens=10, matched="STOP")]
+    assert stops == [StopFound(rid="r.0#1.1", num_tokens=10, matched="STOP")]
     assert texts[-1].output.usage.completion_tokens == 10
 
 
 def test_a_new_epoch_forgets_the_texts_of_older_ones() -> None:
-    manager = opened(rid=internal_name("a", 0, 1))
-    manager.handle(OpenText(rid=internal_name("b", 0, 1), prompt_tail_ids=()))
+    manager = opened(rid=internal_name("a", 0, 1, 1))
+    manager.handle(StartDetokenizing(rid=internal_name("b", 0, 2, 1), prompt_tail_ids=()))
 
-    manager.handle(OpenText(rid=internal_name("b", 0, 2), prompt_tail_ids=()))
+    manager.handle(StartDetokenizing(rid=internal_name("b", 0, 2, 2), prompt_tail_ids=()))
 
     assert manager.num_live == 1
-    texts, _ = push(manager, [output(ids("x"), rid=internal_name("a", 0, 1))])
+    texts, _ = push(manager, [output(ids("x"), rid=internal_name("a", 0, 1, 1))])
     assert not texts
 
 

@@ -13,12 +13,15 @@ import pytest
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import (
     Abort,
+    Command,
     Control,
     ControlReply,
     Finish,
     FlushCache,
     Heartbeat,
     Load,
+    Pause,
+    Resume,
     Submit,
     TextBatch,
     TextOutput,
@@ -29,7 +32,8 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.tokenizer.live import MAX_LOST_LIVES
+from sylvan.runtime.tokenizer import router
+from sylvan.runtime.tokenizer.live import MAX_LOSSES
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
@@ -39,6 +43,7 @@ from sylvan.runtime.tokenizer.types import (
     error_of,
 )
 from sylvan.text.tokenizer import Tokenizer
+from sylvan.transport.api import ChannelFullError
 from sylvan.utils.clock import VirtualClock
 from tests.support.scripted import write_checkpoint
 
@@ -46,7 +51,7 @@ LENGTH = Finish(type="length", length=3)
 
 
 class Fixture:
-    """A manager, and the scheduler's end of its line played by hand."""
+    """A manager of one replica, whose processes are played by hand."""
 
     def __init__(self, tokenizer: Tokenizer, limits: EdgeLimits | None = None) -> None:
         self.clock = VirtualClock(100.0)
@@ -59,7 +64,8 @@ class Fixture:
             eos_ids=tokenizer.eos_ids,
         )
         self.sent: list[ToScheduler] = []
-        self.manager.line.connect(self.sent.append, self.facts)
+        [self.client] = self.manager.router.clients
+        self.client.connect(self.sent.append, self.facts)
 
     def submitted(self) -> list[GenerateRequest]:
         found = [m.request for m in self.sent if isinstance(m, Submit)]
@@ -72,9 +78,12 @@ class Fixture:
         ids = tuple(text.encode())
         usage = Usage(prompt_tokens=2, completion_tokens=len(ids), cached_tokens=1)
         output = TokenOutput(rid=rid, token_ids=ids, finish=finish, **({"usage": usage} | fields))
-        self.manager.line.on_texts(
-            TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),))
-        )
+        self.client.on_texts(TextBatch(outputs=(TextOutput(rid=rid, text=text, output=output),)))
+
+    async def controls(self, count: int) -> list[Control]:
+        while len(found := [m for m in self.sent if isinstance(m, Control)]) < count:
+            await asyncio.sleep(0)
+        return found
 
     async def start(self, **fields: Any) -> Reader:
         reader = Reader(self.manager, GenerateInput(**({"input_ids": (1, 2)} | fields)))
@@ -122,7 +131,7 @@ async def test_samples_differ_in_name_and_number_only(fix: Fixture) -> None:
     reader = await fix.start(sampling=SamplingParams(n=3, max_new_tokens=5), rid="abc")
 
     requests = fix.submitted()
-    assert [r.rid for r in requests] == ["abc.0#1", "abc.1#1", "abc.2#1"]
+    assert [r.rid for r in requests] == ["abc.0#1.1", "abc.1#1.1", "abc.2#1.1"]
     assert [r.sample for r in requests] == [0, 1, 2]
     assert len({r.sampling.sampling_seed for r in requests}) == 1
     for index in (2, 0, 1):
@@ -227,15 +236,15 @@ async def test_without_streaming_each_sample_is_one_delta(fix: Fixture) -> None:
 
 async def test_leaving_aborts_what_has_not_ended(fix: Fixture) -> None:
     reader = await fix.start(sampling=SamplingParams(n=2, max_new_tokens=9), rid="x")
-    fix.say("x.0#1", "a", LENGTH)
+    fix.say("x.0#1.1", "a", LENGTH)
     await reader.until(1)
 
     reader.task.cancel()
     await asyncio.wait({reader.task})
 
-    assert fix.aborted() == ["x.1#1"]
+    assert fix.aborted() == ["x.1#1.1"]
     assert fix.manager.num_live == 0
-    fix.say("x.1#1", "late")  # is ignored
+    fix.say("x.1#1.1", "late")  # is ignored
 
 
 async def test_cancelling_before_anything_came_aborts(fix: Fixture) -> None:
@@ -244,7 +253,7 @@ async def test_cancelling_before_anything_came_aborts(fix: Fixture) -> None:
     reader.task.cancel()
     await asyncio.wait({reader.task})
 
-    assert fix.aborted() == ["x.0#1"]
+    assert fix.aborted() == ["x.0#1.1"]
 
 
 async def test_abort_goes_through_the_scheduler(fix: Fixture) -> None:
@@ -253,16 +262,16 @@ async def test_abort_goes_through_the_scheduler(fix: Fixture) -> None:
     assert fix.manager.abort("x")
     assert not fix.manager.abort("y")
     assert fix.manager.abort_all() == 1
-    fix.say("x.0#1", "", Finish(type="abort"))
+    fix.say("x.0#1.1", "", Finish(type="abort"))
     await reader.task
 
     assert reader.deltas[-1].finish == Finish(type="abort")
-    assert set(fix.aborted()) == {"x.0#1"}
+    assert set(fix.aborted()) == {"x.0#1.1"}
 
 
 async def test_refusals_by_the_scheduler_reach_the_reader(fix: Fixture) -> None:
     reader = await fix.start(rid="x")
-    fix.say("x.0#1", "", Finish(type="abort", status=400, message="no", param="input_ids"))
+    fix.say("x.0#1.1", "", Finish(type="abort", status=400, message="no", param="input_ids"))
     await reader.task
 
     error = error_of(reader.deltas[0].finish)
@@ -280,10 +289,87 @@ async def test_a_live_rid_is_refused_and_free_again_afterwards(fix: Fixture) -> 
     with pytest.raises(RequestError, match="'x' is being served"):
         await second.task
 
-    fix.say("x.0#1", "a", LENGTH)
+    fix.say("x.0#1.1", "a", LENGTH)
     await first.task
     third = await fix.start(rid="x")
     assert not third.task.done()
+
+
+async def test_tenants_do_not_see_each_others_rids(fix: Fixture) -> None:
+    acme = await fix.start(rid="x", tenant="acme")
+    other = await fix.start(rid="x", tenant="other")
+    nobody = await fix.start(rid="x")
+
+    requests = fix.submitted()
+    assert [r.tenant for r in requests] == ["acme", "other", ""]
+    assert len({r.rid for r in requests}) == 3
+    assert not fix.manager.abort("x", "third")
+    assert fix.manager.abort("x", "other")
+    assert fix.aborted() == [requests[1].rid]
+    for request, word in zip(requests, ("one", "two", "three"), strict=True):
+        fix.say(request.rid, word, LENGTH)
+    await asyncio.gather(acme.task, other.task, nobody.task)
+
+    assert (acme.text(), other.text(), nobody.text()) == ("one", "two", "three")
+    assert {d.rid for reader in (acme, other, nobody) for d in reader.deltas} == {"x"}
+    assert fix.manager.num_live == 0
+
+
+async def test_the_operator_aborts_a_rid_of_all_tenants(fix: Fixture) -> None:
+    await fix.start(rid="x", tenant="acme")
+    await fix.start(rid="x", tenant="other")
+    await fix.start(rid="y", tenant="other")
+
+    assert fix.manager.abort("x")
+    assert len(fix.aborted()) == 2
+
+
+async def test_outputs_of_a_request_that_was_left_do_not_reach_the_next_of_its_rid(
+    fix: Fixture,
+) -> None:
+    left = await fix.start(rid="x")
+    left.task.cancel()
+    await asyncio.wait({left.task})
+    reader = await fix.start(rid="x")
+    first, second = fix.submitted()
+
+    fix.say(first.rid, "stale", LENGTH)  # was under way when its client left
+    fix.say(second.rid, "fresh", LENGTH)
+    await reader.task
+
+    assert reader.text() == "fresh"
+
+
+async def test_a_deadline_is_kept_without_the_scheduler(
+    fix: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "DEADLINE_GRACE_S", 0.0)
+    reader = await fix.start(rid="x", deadline_s=0.01, sampling=SamplingParams(n=2))
+    fix.say("x.0#1.1", "ab")
+
+    await reader.task  # the scheduler says no more
+
+    ends = [delta for delta in reader.deltas if delta.finish is not None]
+    assert [delta.index for delta in ends] == [0, 1]
+    assert isinstance(error_of(ends[0].finish), CapacityError)
+    assert ends[0].usage.completion_tokens == 2
+    assert sorted(fix.aborted()) == ["x.0#1.1", "x.1#1.1"]
+    assert fix.manager.num_live == 0
+    fix.say("x.0#1.1", "late", LENGTH)  # is ignored
+
+
+async def test_a_deadline_is_kept_while_there_is_no_scheduler(
+    fix: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "DEADLINE_GRACE_S", 0.0)
+    fix.client.disconnect()
+    reader = Reader(fix.manager, GenerateInput(input_ids=(1,), deadline_s=0.01))
+
+    await reader.task
+    fix.client.connect(fix.sent.append, fix.facts)
+
+    assert isinstance(error_of(reader.deltas[-1].finish), CapacityError)
+    assert not fix.submitted()
 
 
 async def test_the_table_of_live_samples_is_bounded(tokenizer: Tokenizer) -> None:
@@ -300,13 +386,33 @@ async def test_the_table_of_live_samples_is_bounded(tokenizer: Tokenizer) -> Non
 
 async def test_control_matches_replies_to_commands(fix: Fixture) -> None:
     tasks = [asyncio.create_task(fix.manager.control(FlushCache())) for _ in range(2)]
-    await asyncio.sleep(0)
-    first, second = (m for m in fix.sent if isinstance(m, Control))
-    fix.manager.line.on_reply(ControlReply(id=second.id, ok=False, message="busy"))
-    fix.manager.line.on_reply(ControlReply(id=first.id, ok=True))
-    fix.manager.line.on_reply(ControlReply(id=999, ok=True))
+    first, second = await fix.controls(2)
+    fix.client.on_message(ControlReply(id=second.id, ok=False, message="busy"))
+    fix.client.on_message(ControlReply(id=first.id, ok=True))
+    fix.client.on_message(ControlReply(id=999, ok=True))
 
     assert [(await t).ok for t in tasks] == [True, False]
+
+
+async def test_a_pause_outlives_the_scheduler(fix: Fixture) -> None:
+    async def carry_out(command: Command) -> None:
+        task = asyncio.create_task(fix.manager.control(command))
+        control = (await fix.controls(1))[-1]
+        fix.sent.remove(control)
+        fix.client.on_message(ControlReply(id=control.id, ok=True))
+        await task
+
+    def restart() -> list[Command]:
+        fix.client.disconnect()
+        fix.client.connect(fix.sent.append, fix.facts)
+        return [m.command for m in fix.sent if isinstance(m, Control)]
+
+    assert restart() == []
+    await carry_out(Pause(mode="retract"))
+    assert restart() == [Pause(mode="in_place")]
+    fix.sent.clear()
+    await carry_out(Resume())
+    assert restart() == []
 
 
 async def test_control_does_not_wait_for_ever(fix: Fixture) -> None:
@@ -314,8 +420,8 @@ async def test_control_does_not_wait_for_ever(fix: Fixture) -> None:
         await fix.manager.control(FlushCache(), timeout_s=0.001)
 
     waiting = asyncio.create_task(fix.manager.control(FlushCache()))
-    await asyncio.sleep(0)
-    fix.manager.line.disconnect("recovering")
+    await fix.controls(2)  # the one above and this one
+    fix.client.disconnect()
     with pytest.raises(CapacityError, match="lost"):
         await waiting
     with pytest.raises(CapacityError, match="restarted"):
@@ -325,7 +431,7 @@ async def test_control_does_not_wait_for_ever(fix: Fixture) -> None:
 async def test_readiness_follows_the_heartbeat(fix: Fixture) -> None:
     assert fix.manager.ready()
     fix.clock.advance(1.9)
-    fix.manager.line.on_reply(Heartbeat(load=Load(num_running_reqs=4)))
+    fix.client.on_message(Heartbeat(load=Load(num_running_reqs=4)))
     fix.clock.advance(1.9)
     assert fix.manager.ready()
     assert fix.manager.load().num_running_reqs == 4
@@ -340,26 +446,30 @@ async def test_a_lost_scheduler_is_a_pause_for_the_client(fix: Fixture) -> None:
         rid="x", sampling=SamplingParams(max_new_tokens=9), logprobs=LogprobOptions(start=0)
     )
     prompt = TokenLogprobs(token_ids=np.ones(2, np.int32), logprobs=np.zeros(2, np.float32))
-    fix.say("x.0#1", "ab", prompt_logprobs=prompt)
+    fix.say("x.0#1.1", "ab", prompt_logprobs=prompt)
     await reader.until(1)
 
-    fix.manager.line.disconnect("recovering")
+    fix.client.disconnect()
     assert (fix.manager.state, fix.manager.alive()) == ("recovering", True)
     assert not fix.manager.ready()
-    fix.say("x.0#1", "??")
-    fix.manager.line.connect(fix.sent.append, fix.facts)
+    fix.say("x.0#1.1", "??")
+    fix.client.connect(fix.sent.append, fix.facts)
 
     replay = fix.submitted()[-1]
-    assert replay.rid == "x.0#2"
+    assert replay.rid == "x.0#1.2"
     assert replay.output_ids.tolist() == list(b"ab")
     assert replay.logprobs == LogprobOptions(start=None)
     original = fix.submitted()[0]
     fields = ("input_ids", "output_ids", "rid", "logprobs")
     for name in set(original.__struct_fields__) - set(fields):
         assert getattr(replay, name) == getattr(original, name)
-    fix.say("x.0#1", "old")
+    fix.say("x.0#1.1", "old")
     fix.say(
-        "x.0#2", "c", LENGTH, usage=Usage(prompt_tokens=2, cached_tokens=2), prompt_logprobs=prompt
+        "x.0#1.2",
+        "c",
+        LENGTH,
+        usage=Usage(prompt_tokens=2, cached_tokens=2),
+        prompt_logprobs=prompt,
     )
     await reader.task
     assert reader.text() == "abc"
@@ -369,22 +479,77 @@ async def test_a_lost_scheduler_is_a_pause_for_the_client(fix: Fixture) -> None:
 
 async def test_a_lost_detokenizer_restarts_what_the_scheduler_runs(fix: Fixture) -> None:
     reader = await fix.start(rid="x", sampling=SamplingParams(n=2, max_new_tokens=9))
-    fix.say("x.0#1", "ab", LENGTH)
+    fix.say("x.0#1.1", "ab", LENGTH)
 
-    fix.manager.line.interrupt()
+    fix.client.detokenizer_lost()
     assert fix.manager.state == "recovering"
-    fix.manager.line.reconnect()
+    fix.client.detokenizer_ready()
 
     assert fix.manager.state == "up"
-    assert fix.aborted() == ["x.1#1"]
-    assert [r.rid for r in fix.submitted()] == ["x.0#1", "x.1#1", "x.1#2"]
-    fix.say("x.1#2", "c", LENGTH)
+    assert fix.aborted() == ["x.1#1.1"]
+    assert [r.rid for r in fix.submitted()] == ["x.0#1.1", "x.1#1.1", "x.1#1.2"]
+    fix.say("x.1#1.2", "c", LENGTH)
     await reader.task
     assert (reader.text(0), reader.text(1)) == ("ab", "c")
 
 
+async def test_requests_wait_while_the_detokenizer_is_gone(fix: Fixture) -> None:
+    fix.client.detokenizer_lost()
+    reader = Reader(fix.manager, GenerateInput(input_ids=(1,), rid="x"))
+    while not fix.manager.num_live:
+        await asyncio.sleep(0)
+    assert not fix.submitted()
+
+    fix.client.disconnect()  # the scheduler is lost meanwhile, and back first
+    fix.client.connect(fix.sent.append, fix.facts)
+    assert fix.manager.state == "recovering"
+    assert not fix.submitted()
+    fix.client.detokenizer_ready()
+
+    assert fix.manager.state == "up"
+    [request] = fix.submitted()
+    fix.say(request.rid, "a", LENGTH)
+    await reader.task
+
+
+async def test_a_replay_that_the_scheduler_does_not_take_is_an_error(fix: Fixture) -> None:
+    reader = await fix.start(rid="x")
+    fix.client.disconnect()
+
+    def full(message: ToScheduler) -> None:
+        raise ChannelFullError("full")
+
+    fix.client.connect(full, fix.facts)
+    await reader.task
+
+    error = error_of(reader.deltas[-1].finish)
+    assert isinstance(error, CapacityError)
+    assert fix.manager.num_live == 0
+
+
+async def test_a_request_that_the_scheduler_does_not_take_leaves_nothing(fix: Fixture) -> None:
+    room = 1
+
+    def send(message: ToScheduler) -> None:
+        nonlocal room
+        if isinstance(message, Submit):
+            room -= 1
+            if room < 0:
+                raise ChannelFullError("full")
+        fix.sent.append(message)
+
+    fix.client.connect(send, fix.facts)
+    reader = Reader(fix.manager, GenerateInput(input_ids=(1,), sampling=SamplingParams(n=3)))
+    with pytest.raises(CapacityError, match="full"):
+        await reader.task
+
+    assert fix.aborted() == [request.rid for request in fix.submitted()]
+    assert len(fix.aborted()) == 1
+    assert (fix.manager.num_live, fix.client.num_samples) == (0, 0)
+
+
 async def test_requests_wait_while_the_scheduler_is_gone(fix: Fixture) -> None:
-    fix.manager.line.disconnect("recovering")
+    fix.client.disconnect()
     reader = Reader(fix.manager, GenerateInput(input_ids=(1,), rid="x", deadline_s=10.0))
     gone = Reader(fix.manager, GenerateInput(input_ids=(1,), rid="y"))
     while fix.manager.num_live < 2:
@@ -394,10 +559,10 @@ async def test_requests_wait_while_the_scheduler_is_gone(fix: Fixture) -> None:
     assert not fix.submitted()
 
     fix.clock.advance(4.0)
-    fix.manager.line.connect(fix.sent.append, fix.facts)
+    fix.client.connect(fix.sent.append, fix.facts)
 
     [request] = fix.submitted()
-    assert (request.rid, request.deadline_s) == ("x.0#2", 6.0)
+    assert (request.rid, request.deadline_s) == ("x.0#1.2", 6.0)
     assert gone.deltas[0].finish == Finish(type="abort", message="aborted by the client")
     fix.say(request.rid, "a", LENGTH)
     await reader.task
@@ -406,8 +571,8 @@ async def test_requests_wait_while_the_scheduler_is_gone(fix: Fixture) -> None:
 async def test_an_abort_that_was_lost_with_the_scheduler_still_counts(fix: Fixture) -> None:
     reader = await fix.start(rid="x")
     fix.manager.abort("x")
-    fix.manager.line.disconnect("recovering")
-    fix.manager.line.connect(fix.sent.append, fix.facts)
+    fix.client.disconnect()
+    fix.client.connect(fix.sent.append, fix.facts)
     await reader.task
 
     assert reader.deltas[-1].finish is not None
@@ -420,10 +585,10 @@ async def test_what_keeps_killing_the_scheduler_ends_alone(fix: Fixture) -> None
     bad = await fix.start(rid="bad")
     late = await fix.start(rid="late")
     replayed: list[list[str]] = []
-    for _ in range(MAX_LOST_LIVES):
+    for _ in range(MAX_LOSSES):
         before = len(fix.submitted())
-        fix.manager.line.disconnect("recovering")
-        fix.manager.line.connect(fix.sent.append, fix.facts)
+        fix.client.disconnect()
+        fix.client.connect(fix.sent.append, fix.facts)
         names = [r.rid.partition(".")[0] for r in fix.submitted()[before:]]
         replayed.append(names)
         if names == ["good"]:  # alone, it does no harm
@@ -445,7 +610,7 @@ async def test_what_keeps_killing_the_scheduler_ends_alone(fix: Fixture) -> None
 async def test_when_restarts_are_given_up_all_requests_end(fix: Fixture) -> None:
     reader = await fix.start()
 
-    fix.manager.line.disconnect("lost")
+    fix.client.give_up()
     await reader.task
 
     assert isinstance(error_of(reader.deltas[-1].finish), CapacityError)
@@ -456,13 +621,13 @@ async def test_when_restarts_are_given_up_all_requests_end(fix: Fixture) -> None
 
 async def test_draining_survives_a_lost_scheduler(fix: Fixture) -> None:
     reader = await fix.start(rid="x")
-    fix.manager.line.drain()
-    fix.manager.line.disconnect("recovering")
-    fix.manager.line.connect(fix.sent.append, fix.facts)
+    fix.manager.router.drain()
+    fix.client.disconnect()
+    fix.client.connect(fix.sent.append, fix.facts)
 
     assert fix.manager.state == "draining"
-    drained = asyncio.create_task(fix.manager.line.drained())
-    fix.say("x.0#2", "a", LENGTH)
+    drained = asyncio.create_task(fix.manager.router.drained())
+    fix.say("x.0#1.2", "a", LENGTH)
     await reader.task
     await drained
 

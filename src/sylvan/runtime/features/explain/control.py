@@ -9,6 +9,7 @@ from typing import Any
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import CachePrompts, CacheRequest, CacheTree, Inspection
+from sylvan.protocol.names import rid_of
 from sylvan.runtime.cache.curve import Hashes, block_hashes
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import CacheKey
@@ -59,8 +60,8 @@ class CacheExplain(Capability):
 
         With an `owner`, requests of others are not known, and what others hold reads as never seen.
         """
-        record = self._records.get(rid) or self._by_sample(rid)
-        if record is None or not owned(record.key.namespace, record.key.media, owner):
+        record = self._newest(rid, owner)
+        if record is None:
             return None
         found = divergence(self._tree, record.key, record.cached, owner)
         hidden = owner is not None and record.reason == "other_namespace"
@@ -80,10 +81,12 @@ class CacheExplain(Capability):
         """Block hashes of recent prompts, oldest first: what `hit_curve` takes."""
         return tuple(self._prompts)
 
-    def _by_sample(self, rid: str) -> Record | None:
-        """The newest life of a request that has several: samples, or replays after a restart."""
-        name = next((n for n in reversed(self._records) if n.startswith(f"{rid}.")), None)
-        return self._records[name] if name is not None else None
+    def _newest(self, rid: str, owner: str | None) -> Record | None:
+        """The newest of `owner` under that rid: samples and replays have records of their own."""
+        for name, record in reversed(self._records.items()):
+            if rid_of(name) == rid and owned(record.key.namespace, record.key.media, owner):
+                return record
+        return None
 
     def _keep(self, req: Req, cached: int) -> None:
         assert req.kv is not None

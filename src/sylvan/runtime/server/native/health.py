@@ -1,13 +1,14 @@
 """Liveness: each route has one exact meaning.
 
-`/live`: the event loop answers and the children run or are being restarted. `/ready`: requests are
-admitted. `/health`: as `/ready`, and the scheduler has shown life in the last two seconds; nothing
-is generated. `/health_generate`: one token, or one vector, comes back.
+`/live`: the event loop answers and the processes run or are being restarted. `/ready` and
+`/health`: requests are admitted, and a scheduler has shown life in the last two seconds; nothing is
+generated. `/health_generate`: one token, or one vector, comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -16,10 +17,9 @@ from sylvan.protocol.errors import SylvanError
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call
-from sylvan.runtime.server.metrics import PROBE_PREFIX
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, error_of
 
-HEARTBEAT_LIMIT_S = 2.0
+PROBE_PREFIX = "HEALTH_CHECK"
 PROBE_TIMEOUT_S = 20.0
 PROBE_PRIORITY = 2**31 - 1
 
@@ -30,14 +30,13 @@ async def live(call: Call[None]) -> Response:
 
 
 async def ready(call: Call[None]) -> Response:
-    """200 while requests are admitted."""
+    """200 while requests are admitted and a scheduler shows life."""
     return _answer(call.context.engine.ready())
 
 
 async def health(call: Call[None]) -> Response:
-    """200 while requests are admitted and the scheduler shows life."""
-    engine = call.context.engine
-    return _answer(engine.ready() and engine.heartbeat_age_s() < HEARTBEAT_LIMIT_S)
+    """200 while requests are admitted and a scheduler shows life: the same as `/ready`."""
+    return _answer(call.context.engine.ready())
 
 
 async def health_generate(call: Call[None]) -> Response:
@@ -56,9 +55,10 @@ async def _probe(context: Context) -> bool:
     inp = GenerateInput(
         input_ids=[context.engine.tokenizer.bos_id or 0],
         sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
-        rid=f"{PROBE_PREFIX}_{context.clock():.9f}",
+        rid=_probe_rid(),
         priority=PROBE_PRIORITY,
         stream=False,
+        internal=True,
     )
     try:
         async with aclosing(context.engine.generate(inp)) as deltas:
@@ -72,14 +72,20 @@ async def _probe(context: Context) -> bool:
 async def _embed(context: Context) -> bool:
     inp = EmbedInput(
         input_ids=[context.engine.tokenizer.bos_id or 0],
-        rid=f"{PROBE_PREFIX}_{context.clock():.9f}",
+        rid=_probe_rid(),
         priority=PROBE_PRIORITY,
+        internal=True,
     )
     try:
         await context.engine.embed(inp)
     except SylvanError:
         return False
     return True
+
+
+def _probe_rid() -> str:
+    """A rid that no client can have taken."""
+    return f"{PROBE_PREFIX}_{secrets.token_hex(16)}"
 
 
 def _answer(good: bool) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import prometheus_client
@@ -14,6 +15,7 @@ from sylvan.config.values import Secret
 from sylvan.protocol.messages import GetState
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
 from sylvan.runtime.tokenizer.types import ModelFacts
 
 _HIDDEN = "key", "password", "secret", "token_file"
@@ -44,26 +46,17 @@ async def model_info(call: Call[None]) -> Response:
 
 
 async def server_info(call: Call[None]) -> Response:
-    """Resolved settings and the state of the scheduler; never a secret."""
+    """Resolved settings and the state of each scheduler; never a secret."""
     context = call.context
     facts = context.engine.facts
-    reply = await context.engine.control(GetState())
-    state = {
-        **(reply.body or {}),
-        **_load(context),
-        "world_size": 1,
-        "startup_time": context.started,
-        "effective_max_running_requests_per_dp": facts.max_running_reqs,
-        "memory_usage": _memory(facts),
-        "disaggregation_mode": "null",
-    }
+    replies = await context.engine.router.control_each(GetState())
     return json_response(
         {
             **public(dict(context.settings.shown)),
             **_in_force(facts),
             "model_path": facts.model_path,
             "tokenizer_path": facts.model_path,
-            "dp_size": 1,
+            "dp_size": len(context.engine.router.clients),
             "served_model_name": context.settings.served_model_name,
             "host": context.settings.host,
             "port": context.settings.port,
@@ -78,9 +71,26 @@ async def server_info(call: Call[None]) -> Response:
                 "page_size": facts.page_size,
                 "max_running_requests": facts.max_running_reqs,
             },
-            "internal_states": [state],
+            "internal_states": [
+                _internal_state(context, client, reply.body or {}) for client, reply in replies
+            ],
         }
     )
+
+
+def _internal_state(
+    context: Context, client: SchedulerClient, state: Mapping[str, Any]
+) -> dict[str, Any]:
+    facts = client.facts or context.engine.facts
+    return {
+        **state,
+        **_load(context, client),
+        "world_size": 1,
+        "startup_time": context.started,
+        "effective_max_running_requests_per_dp": facts.max_running_reqs,
+        "memory_usage": _memory(facts),
+        "disaggregation_mode": "null",
+    }
 
 
 def _in_force(facts: ModelFacts) -> dict[str, Any]:
@@ -100,20 +110,27 @@ def _memory(facts: ModelFacts) -> dict[str, float]:
 
 
 async def loads(call: Call[None]) -> Response:
-    """How busy the scheduler was at its last heartbeat."""
+    """How busy each scheduler was at its last heartbeat; one entry per replica."""
     query: LoadsQuery = call.query
-    row = {"timestamp": call.context.wall(), "dp_rank": 0, **_load(call.context)}
+    context, now = call.context, call.context.wall()
+    clients = context.engine.router.clients
+    rows = [
+        {"timestamp": now, "dp_rank": client.replica, **_load(context, client)}
+        for client in clients
+        if query.dp_rank in (None, client.replica)
+    ]
+    if query.format == "prometheus":
+        return Response(_as_metrics(rows), media_type="text/plain; version=0.0.4")
     wanted = {name.strip() for name in query.include.split(",")}
     if wanted & {"queues", "all"}:
-        row["queues"] = {"waiting": row["num_waiting_reqs"], "grammar": 0, "paused": 0}
-    if query.format == "prometheus":
-        return Response(_as_metrics(row), media_type="text/plain; version=0.0.4")
+        for row in rows:
+            row["queues"] = {"waiting": row["num_waiting_reqs"], "grammar": 0, "paused": 0}
     body = {
-        "timestamp": row["timestamp"],
+        "timestamp": now,
         "version": VERSION,
-        "accelerator": str(call.context.engine.facts.extra.get("device", "cpu")),
-        "num_accelerators": 1,
-        "loads": [row] if query.dp_rank in (None, 0) else [],
+        "accelerator": str(context.engine.facts.extra.get("device", "cpu")),
+        "num_accelerators": len(clients),
+        "loads": rows,
     }
     return json_response(body)
 
@@ -139,8 +156,8 @@ def public(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def _load(context: Context) -> dict[str, Any]:
-    load, facts = context.engine.load(), context.engine.facts
+def _load(context: Context, client: SchedulerClient) -> dict[str, Any]:
+    load, facts = client.load, client.facts or context.engine.facts
     capacity = load.max_total_num_tokens or facts.max_total_tokens
     seen = load.cached_prompt_tokens + load.computed_tokens
     return {
@@ -171,10 +188,12 @@ def _load(context: Context) -> dict[str, Any]:
     }
 
 
-def _as_metrics(row: dict[str, Any]) -> bytes:
+def _as_metrics(rows: Sequence[Mapping[str, Any]]) -> bytes:
     registry = CollectorRegistry()
-    for name, value in row.items():
-        if isinstance(value, int | float):
-            gauge = Gauge(f"sylvan_load_{name}", f"{name} at the last heartbeat", registry=registry)
-            gauge.set(value)
+    names = [name for row in rows[:1] for name in row if name != "dp_rank"]
+    for name in names:
+        about = f"{name} at the last heartbeat"
+        gauge = Gauge(f"sylvan_load_{name}", about, ["dp_rank"], registry=registry)
+        for row in rows:
+            gauge.labels(str(row["dp_rank"])).set(row[name])
     return prometheus_client.generate_latest(registry)

@@ -69,6 +69,7 @@ class Session:
     """A tree of turns.
 
     Attributes:
+        tenant: Whose it is.
         capacity_of_str_len: As the client gave it; nothing depends on it.
         timeout_s: It is closed when it has rested for so long; None: never.
         streaming: Turns follow each other; only the last one is kept.
@@ -78,6 +79,7 @@ class Session:
         num_tokens: Held by all turns.
     """
 
+    tenant: str
     capacity_of_str_len: int
     timeout_s: float | None
     used_s: float
@@ -129,13 +131,13 @@ class SessionStore:
     """The sessions of all tenants; none sees those of another.
 
     Args:
-        abort: Ends the request of that name, if it is alive.
+        abort: Ends the live request of a rid and a tenant, if there is one.
         bos_id: Token that begins a prompt; it is dropped where a prompt is continued.
     """
 
     def __init__(
         self,
-        abort: Callable[[str], object],
+        abort: Callable[[str, str], object],
         bos_id: int | None,
         clock: Clock,
         limits: SessionLimits | None = None,
@@ -162,7 +164,8 @@ class SessionStore:
         if len(sessions) >= self._limits.sessions:
             self._close_oldest(sessions, None, f"{len(sessions)} sessions are open and in use.")
         streaming = bool(wanted.streaming)
-        made = Session(wanted.capacity_of_str_len, wanted.timeout, self._clock(), streaming)
+        capacity = wanted.capacity_of_str_len
+        made = Session(tenant, capacity, wanted.timeout, self._clock(), streaming)
         sessions[name] = made
         return name
 
@@ -296,7 +299,7 @@ class SessionStore:
     def _stop(self, turn: Turn) -> None:
         if turn.running:
             turn.session.settle(turn)
-            self._abort(turn.rid)
+            self._abort(turn.rid, turn.session.tenant)
 
     def _make_room(self, sessions: dict[str, Session], keep: Session, more: int) -> None:
         """Close what rested longest until `more` tokens fit."""

@@ -18,7 +18,11 @@ class World:
     def __init__(self, **limits: int) -> None:
         self.clock = VirtualClock()
         self.aborted: list[str] = []
-        self.store = SessionStore(self.aborted.append, BOS, self.clock, SessionLimits(**limits))
+        self.store = SessionStore(self.abort, BOS, self.clock, SessionLimits(**limits))
+
+    def abort(self, rid: str, tenant: str) -> None:
+        assert tenant == ""
+        self.aborted.append(rid)
 
     def open(self, name: str | None = None, tenant: str = "", timeout: float | None = None) -> str:
         body = OpenSessionBody(capacity_of_str_len=10, session_id=name, timeout=timeout)

@@ -1,7 +1,7 @@
-"""What every child process does first: read its orders, and see to it that it dies with its parent.
+"""What every child process does first: read its configuration, and arrange to die with its parent.
 
 The parent writes one line of JSON to the child's standard input and keeps that pipe open as long as
-it lives. Its end means that the parent is gone, however that happened.
+it lives. The end of the pipe means that the parent is gone, however that happened.
 """
 
 from __future__ import annotations
@@ -37,60 +37,67 @@ _ORPHAN_TRIES, _ORPHAN_PAUSE_S = 25, 0.01
 _PR_SET_PDEATHSIG = 1
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """Orders of a child: its part of the work, and the names of its sockets in the workspace."""
+class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is started with.
+
+    Attributes:
+        config: The whole configuration, without secrets.
+        workspace: Directory of the sockets.
+        parent_pid: Process id of the API process.
+        sockets: File name of each of the child's sockets, by the child's name for it.
+        reports_loading: Send `Loading` messages while weights are loaded, instead of logging.
+    """
 
     config: Config
     workspace: str
     parent_pid: int
     sockets: dict[str, str]
-    tells_loading: bool = False  # the parent shows how far it is; otherwise lines of the log do
+    reports_loading: bool = False
 
 
-class Child:
-    """A child process that has read its orders.
+class ChildMain:
+    """A child process that has read its configuration.
 
     Attributes:
         config: The whole configuration, without secrets.
-        tells_loading: See `Launch`.
+        reports_loading: See `ChildConfig`.
     """
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
-        self.config = launch.config
-        self.tells_loading = launch.tells_loading
-        self._workspace = Workspace.join(Path(launch.workspace))
+    def __init__(self, child_config: ChildConfig) -> None:
+        self._child_config = child_config
+        self.config = child_config.config
+        self.reports_loading = child_config.reports_loading
+        self._workspace = Workspace.join(Path(child_config.workspace))
         self._arrays = SharedArrays(self._workspace.path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     @classmethod
-    def start(cls) -> Child:
-        """Read the orders from standard input; to be called once, first of all."""
-        orders = sys.stdin.buffer.readline()
-        if not orders:  # the parent found that it needs none, or is gone
+    def start(cls) -> ChildMain:
+        """Read the configuration from standard input; to be called once, first of all."""
+        line = sys.stdin.buffer.readline()
+        if not line:  # the parent found that it does not need this process, or is gone
             sys.exit(1)
-        launch = msgspec.json.decode(orders, type=Launch)
-        child = cls(launch)
+        child = cls(msgspec.json.decode(line, type=ChildConfig))
         child._set_signals()
         threading.Thread(target=child._watch_parent, name="watch-parent", daemon=True).start()
         logs.set_up(child.config.observe.log_level, child.config.observe.log_format)
         return child
 
-    def sender(self, role: str) -> PushSender[msgspec.Struct]:
-        """Sending end of the socket with that role."""
-        return PushSender(self._context, self._address(role), Encoder(self._arrays))
+    def sender(self, socket: str) -> PushSender[msgspec.Struct]:
+        """Sending end of a socket; `socket` is this child's name for it."""
+        return PushSender(self._context, self._address(socket), Encoder(self._arrays))
 
-    def receiver(self, kind: object, *roles: str) -> PullReceiver[msgspec.Struct]:
-        """Receiving end of the sockets with those roles, for messages of a type."""
-        addresses = [self._address(role) for role in roles]
+    def receiver(self, kind: object, *sockets: str) -> PullReceiver[msgspec.Struct]:
+        """Receiving end of one or more sockets, for messages of type `kind`."""
+        addresses = [self._address(socket) for socket in sockets]
         return PullReceiver(self._context, addresses, Decoder(kind, self._arrays))
 
     def finish(self) -> None:
-        """Let go of what is left, delivering what was sent."""
+        """Close the sockets once everything sent was delivered, or after a second."""
         self._context.destroy(linger=1000)
 
-    def _address(self, role: str) -> str:
-        return self._workspace.address(self._launch.sockets[role])
+    def _address(self, socket: str) -> str:
+        return self._workspace.address(self._child_config.sockets[socket])
 
     def _watch_parent(self) -> None:
         while os.read(0, 4096):
@@ -104,27 +111,27 @@ class Child:
         os._exit(1)
 
     def _is_orphan(self) -> bool:
-        # a parent that is killed closes its pipes a moment before its children are given away
+        # a killed parent closes its pipes a moment before its children get another parent
         for _ in range(_ORPHAN_TRIES):
-            if os.getppid() != self._launch.parent_pid:
+            if os.getppid() != self._child_config.parent_pid:
                 return True
             time.sleep(_ORPHAN_PAUSE_S)
         return False
 
     def _set_signals(self) -> None:
-        # Ctrl-C reaches the whole terminal group; the parent decides what becomes of its children
+        # Ctrl-C reaches the whole terminal group; the parent decides when its children end
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._exit())
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         if sys.platform == "linux":
-            # not SIGKILL: the handler is to have its turn to remove the workspace
+            # not SIGKILL: the handler must run to remove the workspace
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != self._launch.parent_pid:  # it died before the line above
+        if os.getppid() != self._child_config.parent_pid:  # it died before the line above
             self._exit()
 
 
-def report(replies: Sender[FromScheduler], start: Callable[[], None]) -> int:
-    """Run `start`; if it refuses or fails, tell the parent why. Returns the exit code."""
+def run_start(replies: Sender[FromScheduler], start: Callable[[], None]) -> int:
+    """Run `start`; if it fails, tell the parent why. Returns the exit code."""
     try:
         start()
     except ConfigError as error:

@@ -1,0 +1,80 @@
+"""Commands to several replicas, and their answers as one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.messages import (
+    CachePrompts,
+    CacheRequest,
+    CacheTree,
+    Command,
+    ControlReply,
+    Load,
+    Pause,
+)
+
+_LOAD_FIELDS = tuple(field.name for field in msgspec.structs.fields(Load))
+
+
+def merged_load(loads: Sequence[Load]) -> Load:
+    """The sums of all counts and rates."""
+    if len(loads) == 1:
+        return loads[0]
+    return Load(**{name: sum(getattr(load, name) for load in loads) for name in _LOAD_FIELDS})
+
+
+def command_for_each(command: Command, count: int) -> Command:
+    """What each of `count` replicas is told, so that all answers together are what was asked."""
+    if isinstance(command, CacheTree):
+        return msgspec.structs.replace(command, max_nodes=max(1, command.max_nodes // count))
+    return command
+
+
+def merged_reply(command: Command, replies: Sequence[ControlReply]) -> ControlReply:
+    """One reply for a command that all replicas carried out; `replies` are in their order.
+
+    It fails if one of them failed. A request is explained by the replica that served it. Bodies
+    that have no sum are listed under `replicas`.
+    """
+    if len(replies) == 1:
+        return replies[0]
+    if isinstance(command, CacheRequest):
+        return next((reply for reply in replies if reply.ok), replies[0])
+    if (failed := next((reply for reply in replies if not reply.ok), None)) is not None:
+        return failed
+    bodies = [reply.body for reply in replies if reply.body is not None]
+    body = _merged_body(command, bodies) if bodies else None
+    return ControlReply(id=replies[0].id, ok=True, body=body)
+
+
+def _merged_body(command: Command, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    match command:
+        case Pause():
+            return {name: sum(body[name] for body in bodies) for name in bodies[0]}
+        case CachePrompts():
+            return {"prompts": [prompt for body in bodies for prompt in body["prompts"]]}
+        case CacheTree():
+            return _merged_trees(bodies)
+        case _:
+            return {"replicas": list(bodies)}
+
+
+def _merged_trees(bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One tree with the roots of all replicas; each node names its replica."""
+    nodes: list[dict[str, Any]] = []
+    for replica, body in enumerate(bodies):
+        first = len(nodes)
+        for node in body["nodes"]:
+            parent = node["parent"] + first if node["parent"] >= 0 else -1
+            ids = {"id": node["id"] + first, "parent": parent, "dp_rank": replica}
+            nodes.append({**node, **ids})
+    counts = [name for name in bodies[0] if name not in ("page_size", "nodes")]
+    return {
+        "page_size": bodies[0]["page_size"],
+        **{name: sum(body[name] for body in bodies) for name in counts},
+        "nodes": nodes,
+    }

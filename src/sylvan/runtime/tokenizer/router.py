@@ -1,0 +1,216 @@
+"""Routes requests to replicas and keeps the table of live requests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sylvan.protocol.errors import CapacityError
+from sylvan.protocol.messages import Command, ControlReply, Finish, Load
+from sylvan.runtime.tokenizer.fan_out import command_for_each, merged_load, merged_reply
+from sylvan.runtime.tokenizer.live import LiveRequest, LiveTable
+from sylvan.runtime.tokenizer.routing import RoundRobin, RoutingPolicy
+from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
+from sylvan.runtime.tokenizer.types import ModelFacts, State
+from sylvan.transport.api import ChannelFullError
+from sylvan.utils.clock import Clock, monotonic
+
+CONTROL_TIMEOUT_S = 30.0
+HEARTBEAT_MAX_AGE_S = 2.0
+DEADLINE_GRACE_S = 0.5
+"""The scheduler ends a request at its deadline; when it has not done so by then, we do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where a live request is served; `timer` ends it after its deadline."""
+
+    client: SchedulerClient
+    timer: asyncio.TimerHandle | None
+
+
+class ReplicaRouter:
+    """Has a client for the scheduler of each replica, and chooses one for each request.
+
+    When a replica is given up, its requests continue on another one; while it restarts, they
+    wait for it. Belongs to the event loop of the API process.
+
+    Attributes:
+        clients: By number of the replica.
+        live: Requests that have not ended, or whose end was not read.
+        observers: Called with each request that is over, whether or not its end was read.
+    """
+
+    def __init__(
+        self,
+        num_replicas: int = 1,
+        policy: RoutingPolicy | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.clients: tuple[SchedulerClient, ...] = tuple(
+            SchedulerClient(replica, self._take_over, clock) for replica in range(num_replicas)
+        )
+        self.live = LiveTable()
+        self.observers: list[Callable[[LiveRequest], None]] = []
+        self._policy = policy or RoundRobin()
+        self._clock = clock
+        self._routes: dict[LiveRequest, _Route] = {}
+        self._serials = itertools.count(1)
+        self._emptied = asyncio.Event()
+        self._draining = False
+        self._closed = False
+
+    @property
+    def state(self) -> State:
+        """What the processes are doing as a whole: up while one replica is."""
+        if self._closed:
+            return "stopped"
+        states = {client.state for client in self.clients}
+        if states == {"lost"}:
+            return "lost"
+        if self._draining:
+            return "draining"
+        return next(state for state in ("up", "recovering", "starting") if state in states)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are admitted now, and a replica that is up has shown life lately."""
+        if self.state != "up":
+            return False
+        up = (client.heartbeat_s for client in self.clients if client.state == "up")
+        return self._clock() - max(up) < HEARTBEAT_MAX_AGE_S
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Time of the last heartbeat of any scheduler; minus infinity before the first."""
+        return max(client.heartbeat_s for client in self.clients)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """About the model; where replicas differ, of the one that holds the fewest tokens.
+
+        Valid once a replica was up.
+        """
+        known = [client.facts for client in self.clients if client.facts is not None]
+        assert known, "no scheduler has been ready yet"
+        return min(known, key=lambda facts: facts.max_request_tokens)
+
+    @property
+    def load(self) -> Load:
+        """How busy the schedulers were at their last heartbeats, together."""
+        return merged_load([client.load for client in self.clients])
+
+    def open(self, live: LiveRequest) -> None:
+        """Have a new request served.
+
+        Raises:
+            CapacityError: all replicas were given up, or the chosen one takes no more (then a
+                ChannelFullError); nothing of the request is left.
+        """
+        live.serial = next(self._serials)
+        client = self._choose(live)
+        timer = None
+        if live.request.deadline_s is not None:
+            delay_s = live.request.deadline_s + DEADLINE_GRACE_S
+            timer = asyncio.get_running_loop().call_later(delay_s, self._expire, live)
+        self._routes[live] = _Route(client, timer)
+        self.live.add(live)
+        try:
+            client.open(live)
+        except ChannelFullError:
+            self._forget(live)
+            raise
+
+    def close(self, live: LiveRequest) -> None:
+        """A request is over, or nobody waits for it any more: abort what still runs of it."""
+        self._forget(live)
+        for observer in self.observers:
+            observer(live)
+
+    def abort(self, live: LiveRequest, finish: Finish) -> None:
+        """Abort a request; its stream yields the finish."""
+        self._routes[live].client.abort(live, finish)
+
+    async def control(self, command: Command, timeout_s: float = CONTROL_TIMEOUT_S) -> ControlReply:
+        """Have all schedulers carry out a command; see `merged_reply`.
+
+        Raises:
+            CapacityError: one of them is being restarted, or did not answer in time.
+        """
+        replies = await self.control_each(command, timeout_s)
+        return merged_reply(command, [reply for _, reply in replies])
+
+    async def control_each(
+        self, command: Command, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> list[tuple[SchedulerClient, ControlReply]]:
+        """Have all schedulers carry out a command; returns the reply of each.
+
+        Raises:
+            CapacityError: one of them is being restarted, or did not answer in time.
+        """
+        clients = self._usable()
+        for client in clients:  # before any is sent: all carry it out, or none
+            client.check_connected()
+        command = command_for_each(command, len(clients))
+        waiting = [client.control(command, timeout_s) for client in clients]
+        return list(zip(clients, await asyncio.gather(*waiting), strict=True))
+
+    def drain(self) -> None:
+        """Admit no more requests."""
+        self._draining = True
+
+    async def drained(self) -> None:
+        """Wait until no request is live."""
+        while self.live:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def stop(self) -> None:
+        """End everything; nothing may be opened afterwards."""
+        self._closed = True
+        for client in self.clients:
+            client.give_up()
+
+    def _usable(self) -> list[SchedulerClient]:
+        """Clients of the replicas that were not given up.
+
+        Raises:
+            CapacityError: there is none.
+        """
+        usable = [client for client in self.clients if client.state != "lost"]
+        if self._closed or not usable:
+            raise CapacityError(f"the engine is {self.state}")
+        return usable
+
+    def _choose(self, live: LiveRequest) -> SchedulerClient:
+        usable = self._usable()
+        up = [client for client in usable if client.state == "up"] or usable
+        return up[self._policy.choose(live.request, up)]
+
+    def _take_over(self, requests: Sequence[LiveRequest]) -> None:
+        """Continue requests of a replica that was given up on others, or end them."""
+        for live in requests:
+            try:
+                client = self._choose(live)
+            except CapacityError as error:
+                live.end(Finish(type="abort", message=str(error), status=error.status))
+                continue
+            self._routes[live] = _Route(client, self._routes[live].timer)
+            client.adopt(live)
+
+    def _expire(self, live: LiveRequest) -> None:
+        waited_s = self._clock() - live.arrived_s
+        finish = Finish(type="abort", message=f"not done after {waited_s:.1f} s", status=503)
+        self._routes[live].client.end(live, finish)
+
+    def _forget(self, live: LiveRequest) -> None:
+        if not self.live.discard(live):
+            return
+        route = self._routes.pop(live)
+        if route.timer is not None:
+            route.timer.cancel()
+        route.client.close(live)
+        if not self.live:
+            self._emptied.set()

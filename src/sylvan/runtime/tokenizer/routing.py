@@ -1,0 +1,53 @@
+"""Which replica serves a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sylvan.protocol.messages import Load
+from sylvan.protocol.requests import Request
+
+
+class ReplicaView(Protocol):
+    """What a policy knows of a replica."""
+
+    @property
+    def replica(self) -> int:
+        """Its number, from 0."""
+        ...
+
+    @property
+    def load(self) -> Load:
+        """As of its last heartbeat; up to half a second old."""
+        ...
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that it serves or has waiting; up to date."""
+        ...
+
+
+class RoutingPolicy(Protocol):
+    """Chooses a replica for each request."""
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView]) -> int:
+        """Index into `replicas`, which are the usable ones and at least one.
+
+        All samples of a request go to the same replica; `request` is the first of them.
+        """
+        ...
+
+
+class RoundRobin:
+    """Each request goes to the usable replica after the one chosen before."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView]) -> int:
+        """See `RoutingPolicy.choose`."""
+        after = (i for i, view in enumerate(replicas) if view.replica > self._last)
+        index = next(after, 0)
+        self._last = replicas[index].replica
+        return index

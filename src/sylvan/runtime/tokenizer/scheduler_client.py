@@ -1,0 +1,321 @@
+"""Client of one scheduler: submits samples, takes in outputs, and replays after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from sylvan.protocol.errors import CapacityError
+from sylvan.protocol.messages import (
+    Abort,
+    Command,
+    Control,
+    ControlReply,
+    Finish,
+    FromScheduler,
+    Heartbeat,
+    Load,
+    Pause,
+    Resume,
+    Submit,
+    TextBatch,
+    ToScheduler,
+)
+from sylvan.runtime.tokenizer.live import MAX_LOSSES, SUSPECT_AFTER, LiveRequest, SampleState
+from sylvan.runtime.tokenizer.types import ModelFacts, ReplicaState
+from sylvan.transport.api import ChannelFullError
+from sylvan.utils.clock import Clock, monotonic
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[ToScheduler], None]
+
+
+class SchedulerClient:
+    """Client of the scheduler of one replica, and of the detokenizer behind it.
+
+    A sample that has not ended is registered under its name of the present epoch, or waits: for
+    the processes (they get it once both are up), or as a suspect for its turn. An epoch ends when
+    a process is lost; outputs under a name of an earlier epoch are ignored.
+
+    Belongs to the event loop of the API process.
+
+    Args:
+        replica: Number of the replica, from 0.
+        hand_over: Takes the requests that are left when the replica is given up.
+
+    Attributes:
+        state: What the processes of the replica are doing.
+        facts: About the model, from the last `connect`; None before the first.
+        load: As of the last heartbeat.
+        heartbeat_s: Time of the last heartbeat; minus infinity before the first.
+        num_samples: Of the requests that this client has.
+    """
+
+    def __init__(
+        self,
+        replica: int,
+        hand_over: Callable[[Sequence[LiveRequest]], None],
+        clock: Clock = monotonic,
+    ) -> None:
+        self.replica = replica
+        self.state: ReplicaState = "starting"
+        self.facts: ModelFacts | None = None
+        self.load = Load()
+        self.heartbeat_s = -math.inf
+        self.num_samples = 0
+        self._hand_over = hand_over
+        self._clock = clock
+        self._send: Send | None = None
+        self._has_detokenizer = True
+        self._live: dict[LiveRequest, None] = {}  # in order of arrival
+        self._samples: dict[str, tuple[LiveRequest, SampleState]] = {}
+        self._suspects: deque[tuple[LiveRequest, SampleState]] = deque()
+        self._suspect: SampleState | None = None
+        self._epoch = 0
+        self._paused = False
+        self._replies: dict[int, asyncio.Future[ControlReply]] = {}
+        self._control_ids = itertools.count(1)
+
+    def connect(self, send: Send, facts: ModelFacts) -> None:
+        """The scheduler is ready: submit all live requests to it, and those to come.
+
+        What was submitted before belongs to an earlier epoch and is ignored from now on. A pause
+        holds for the new scheduler, too.
+        """
+        self.facts = facts
+        self._send = send
+        self.heartbeat_s = self._clock()
+        if self._paused:
+            send(Control(id=next(self._control_ids), command=Pause(mode="in_place")))
+        self._resume()
+
+    def disconnect(self) -> None:
+        """The scheduler was lost; requests wait for `connect`."""
+        self._lose_samples()
+        self._send = None
+        self.load = Load()
+        self._set_recovering()
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(CapacityError("the scheduler was lost"))
+
+    def detokenizer_lost(self) -> None:
+        """The detokenizer was lost; requests wait for `detokenizer_ready`."""
+        for name in self._samples:
+            self._try_send(Abort(rid=name))
+        self._lose_samples()
+        self._has_detokenizer = False
+        self._set_recovering()
+
+    def detokenizer_ready(self) -> None:
+        """The detokenizer runs again: have the scheduler start over with all live requests."""
+        if not self._has_detokenizer:
+            self._has_detokenizer = True
+            self._resume()
+
+    def give_up(self) -> None:
+        """A process of the replica will not be started again: hand its requests over."""
+        self.disconnect()
+        self.state = "lost"
+        left = tuple(self._live)
+        self._live.clear()
+        self._suspects.clear()
+        self._suspect = None
+        self.num_samples = 0
+        self._hand_over(left)
+
+    def on_texts(self, batch: TextBatch) -> None:
+        """Take in outputs of the detokenizer."""
+        for part in batch.outputs:
+            found = self._samples.get(part.rid)
+            if found is None:
+                continue  # of an earlier epoch, or its client has left
+            live, sample = found
+            sample.accept(part)
+            live.notify(sample)
+            if sample.finish is not None:
+                del self._samples[part.rid]
+                self._replay_next_suspect(sample)
+
+    def on_message(self, message: FromScheduler) -> None:
+        """Take in a heartbeat or reply of the scheduler."""
+        if isinstance(message, Heartbeat):
+            self.load = message.load
+            self.heartbeat_s = self._clock()
+        elif isinstance(message, ControlReply):
+            future = self._replies.get(message.id)
+            if future is not None and not future.done():
+                future.set_result(message)
+
+    def open(self, live: LiveRequest) -> None:
+        """Submit a new request, now or once the processes are up.
+
+        Raises:
+            ChannelFullError: the scheduler takes no more; nothing of the request is left.
+        """
+        self._add(live)
+        try:
+            for sample in live.samples:
+                self._submit(live, sample)
+        except ChannelFullError:
+            self.close(live)
+            raise
+
+    def adopt(self, live: LiveRequest) -> None:
+        """Continue a request of a replica that was given up."""
+        self._add(live)
+        if self._serving:
+            self._replay(live)
+            self._replay_next_suspect(None)
+
+    def close(self, live: LiveRequest) -> None:
+        """Nobody waits for the request any more: abort what still runs of it."""
+        if live in self._live:
+            del self._live[live]
+            self.num_samples -= len(live.samples)
+        for sample in live.unfinished():
+            self._withdraw(sample, Abort(rid=sample.name))
+
+    def abort(self, live: LiveRequest, finish: Finish) -> None:
+        """Abort a request; its samples end once the scheduler has confirmed it."""
+        for sample in tuple(live.unfinished()):
+            sample.aborting = finish
+            if sample.name in self._samples:
+                self._try_send(Abort(rid=sample.name, finish=finish))
+            else:
+                sample.end(finish)
+                live.notify(sample)
+
+    def end(self, live: LiveRequest, finish: Finish) -> None:
+        """End a request at once, whatever the scheduler is doing."""
+        left = tuple(live.unfinished())
+        live.end(finish)
+        for sample in left:
+            self._withdraw(sample, Abort(rid=sample.name, finish=finish))
+
+    def check_connected(self) -> None:
+        """Check that commands can be sent.
+
+        Raises:
+            CapacityError: there is no scheduler now.
+        """
+        if self._send is None:
+            raise CapacityError("the scheduler is being restarted")
+
+    async def control(self, command: Command, timeout_s: float) -> ControlReply:
+        """Have the scheduler carry out a command.
+
+        Raises:
+            CapacityError: there is no scheduler now, or it did not answer in time.
+        """
+        self.check_connected()
+        assert self._send is not None
+        number = next(self._control_ids)
+        future = asyncio.get_running_loop().create_future()
+        self._replies[number] = future
+        try:
+            self._send(Control(id=number, command=command))
+            reply = await asyncio.wait_for(future, timeout_s)
+        except TimeoutError as error:
+            raise CapacityError(f"the scheduler did not answer within {timeout_s:g} s") from error
+        finally:
+            del self._replies[number]
+        if reply.ok and isinstance(command, Pause | Resume):
+            self._paused = isinstance(command, Pause)
+        return reply
+
+    @property
+    def _serving(self) -> bool:
+        return self._send is not None and self._has_detokenizer
+
+    def _set_recovering(self) -> None:
+        if self.state != "lost":
+            self.state = "recovering"
+
+    def _resume(self) -> None:
+        """Begin an epoch: submit all live requests again."""
+        if not self._serving:
+            return
+        self.state = "up"
+        self._epoch += 1
+        self._samples.clear()
+        self._suspects.clear()
+        self._suspect = None
+        for live in tuple(self._live):
+            self._replay(live)
+        self._replay_next_suspect(None)
+
+    def _add(self, live: LiveRequest) -> None:
+        self._live[live] = None
+        self.num_samples += len(live.samples)
+
+    def _submit(self, live: LiveRequest, sample: SampleState) -> None:
+        """Send a sample to the scheduler if the processes are up; otherwise `_resume` will."""
+        if self._send is None or not self._has_detokenizer:
+            return
+        waited_s = self._clock() - live.arrived_s
+        request = sample.continuation(live.serial, self._epoch, waited_s)
+        self._send(Submit(request=request))
+        self._samples[sample.name] = (live, sample)
+
+    def _replay(self, live: LiveRequest) -> None:
+        for sample in tuple(live.unfinished()):
+            if sample.aborting is not None:
+                sample.end(sample.aborting)
+            elif sample.losses >= MAX_LOSSES:
+                logger.error("gave up on a request rid=%s losses=%d", live.rid, sample.losses)
+                message = f"the engine was lost {sample.losses} times while serving this request"
+                sample.end(Finish(type="abort", message=message, status=500))
+            elif sample.losses >= SUSPECT_AFTER:
+                self._suspects.append((live, sample))
+            else:
+                self._resubmit(live, sample)
+            live.notify(sample)
+
+    def _resubmit(self, live: LiveRequest, sample: SampleState) -> None:
+        try:
+            self._submit(live, sample)
+        except ChannelFullError as error:
+            sample.end(Finish(type="abort", message=str(error), status=503))
+
+    def _replay_next_suspect(self, ended: SampleState | None) -> None:
+        """Once the last suspect has ended, replay the next one.
+
+        One at a time: the one that kills the engine does so alone, which clears the others.
+        """
+        if ended is not self._suspect:
+            return
+        self._suspect = None
+        while self._suspects:
+            live, sample = self._suspects.popleft()
+            if sample.finish is None and live in self._live:
+                self._resubmit(live, sample)
+                live.notify(sample)
+                if sample.finish is None:
+                    self._suspect = sample
+                    return
+
+    def _withdraw(self, sample: SampleState, message: Abort) -> None:
+        """Forget a sample, and have the scheduler forget it."""
+        if self._samples.pop(sample.name, None) is not None:
+            self._try_send(message)
+        self._replay_next_suspect(sample)
+
+    def _lose_samples(self) -> None:
+        """A process was lost that served all registered samples."""
+        for _, sample in self._samples.values():
+            sample.losses += 1
+        self._samples.clear()
+
+    def _try_send(self, message: Abort) -> None:
+        if self._send is None:
+            return
+        try:
+            self._send(message)
+        except ChannelFullError:  # it hangs; once it is restarted, the sample is not submitted
+            logger.exception("the scheduler takes no messages rid=%s", message.rid)
