@@ -457,6 +457,42 @@ def test_what_is_generated_validates(name, schema) -> None:
     assert finished
 
 
+VALUES = [{}, {"a": "x"}, {"a": 1}, [], [1], ["x"], "", "x", 1, 0, -1.5, True, None]
+KINDS = ["object", "array", "string", "integer", "number", "boolean", "null", ["array", "null"]]
+KEYWORDS = [
+    {"properties": {"a": {"type": "string"}}},
+    {"properties": {}},
+    {"prefixItems": [{"type": "integer"}]},
+    {"items": {"type": "integer"}},
+    {"additionalProperties": {"type": "integer"}},
+    {"required": ["a"]},
+    {"minItems": 1},
+    {"maxLength": 0},
+    {"minimum": 1},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("keyword", KEYWORDS, ids=json.dumps)
+def test_keywords_of_other_types_say_nothing_of_a_type(name, kind, keyword) -> None:
+    closed = {"items": {"type": "integer"}, "additionalProperties": {"type": "integer"}}
+    schema = {"type": kind, **closed, **keyword}
+    validator = importlib.import_module("jsonschema_rs").validator_for(schema)
+    try:
+        grammar = backend(name).compile(GrammarSpec("json_schema", json.dumps(schema)))
+    except RequestError as error:
+        pytest.skip(str(error))
+
+    held = []
+    for value in VALUES:
+        matcher = grammar.matcher()
+        text = json.dumps(value, separators=(",", ":"))
+        if accept(matcher, text.encode()) and matcher.is_accepting():
+            held.append(value)
+    assert held
+    assert [value for value in held if not validator.is_valid(value)] == []
+
+
 @pytest.mark.parametrize(
     ("schema", "bad"),
     [
