@@ -106,6 +106,11 @@ CASES = [
     ),
     (GrammarSpec("ebnf", 'root ::= "a" b\nb ::= [0-9] | "x" root'), ["a1", "axa2"], ["a", "ax"]),
     (
+        GrammarSpec("ebnf", r'root ::= "\u00e9\x41" [\u4e00-\u9fff\U0001F600] # "\ud800"'),
+        ["éA東", "éA😀"],
+        ["éA", "éAa"],
+    ),
+    (
         GrammarSpec("structural_tag", json.dumps(TAGS)),
         ["", "plain", "see <f=a>23</f> and <f=b>true</f>."],
         ["<f=", "<f=c>1</f>", "<f=a>2</f>"],
