@@ -99,6 +99,7 @@ CASES = [
     (GrammarSpec("regex", "ab+(c|d)"), ["abc", "abbbd"], ["ac", "abcd", ""]),
     (GrammarSpec("regex", "a/b\\n?"), ["a/b", "a/b\n"], ["ab"]),
     (GrammarSpec("regex", "(x|y)*"), ["", "xyx"], ["z"]),
+    (GrammarSpec("regex", ".{3}"), ["abc", "1.東"], ["1\n1", "ab"]),
     (
         GrammarSpec("choice", '["yes", "no", "ye\\"s\\u00e9"]'),
         ["yes", "no", 'ye"s\u00e9'],
