@@ -99,12 +99,18 @@ CASES = [
     (GrammarSpec("regex", "ab+(c|d)"), ["abc", "abbbd"], ["ac", "abcd", ""]),
     (GrammarSpec("regex", "a/b\\n?"), ["a/b", "a/b\n"], ["ab"]),
     (GrammarSpec("regex", "(x|y)*"), ["", "xyx"], ["z"]),
+    (GrammarSpec("regex", ".{3}"), ["abc", "1.東"], ["1\n1", "ab"]),
     (
         GrammarSpec("choice", '["yes", "no", "ye\\"s\\u00e9"]'),
         ["yes", "no", 'ye"s\u00e9'],
         ["y", "yesno"],
     ),
     (GrammarSpec("ebnf", 'root ::= "a" b\nb ::= [0-9] | "x" root'), ["a1", "axa2"], ["a", "ax"]),
+    (
+        GrammarSpec("ebnf", r'root ::= "\u00e9\x41" [\u4e00-\u9fff\U0001F600] # "\ud800"'),
+        ["éA東", "éA😀"],
+        ["éA", "éAa"],
+    ),
     (
         GrammarSpec("structural_tag", json.dumps(TAGS)),
         ["", "plain", "see <f=a>23</f> and <f=b>true</f>."],
@@ -455,6 +461,42 @@ def test_what_is_generated_validates(name, schema) -> None:
             value = json.loads(text.decode("utf-8", "replace"))
             assert validator.is_valid(value), text
     assert finished
+
+
+VALUES = [{}, {"a": "x"}, {"a": 1}, [], [1], ["x"], "", "x", 1, 0, -1.5, True, None]
+KINDS = ["object", "array", "string", "integer", "number", "boolean", "null", ["array", "null"]]
+KEYWORDS = [
+    {"properties": {"a": {"type": "string"}}},
+    {"properties": {}},
+    {"prefixItems": [{"type": "integer"}]},
+    {"items": {"type": "integer"}},
+    {"additionalProperties": {"type": "integer"}},
+    {"required": ["a"]},
+    {"minItems": 1},
+    {"maxLength": 0},
+    {"minimum": 1},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("keyword", KEYWORDS, ids=json.dumps)
+def test_keywords_of_other_types_say_nothing_of_a_type(name, kind, keyword) -> None:
+    closed = {"items": {"type": "integer"}, "additionalProperties": {"type": "integer"}}
+    schema = {"type": kind, **closed, **keyword}
+    validator = importlib.import_module("jsonschema_rs").validator_for(schema)
+    try:
+        grammar = backend(name).compile(GrammarSpec("json_schema", json.dumps(schema)))
+    except RequestError as error:
+        pytest.skip(str(error))
+
+    held = []
+    for value in VALUES:
+        matcher = grammar.matcher()
+        text = json.dumps(value, separators=(",", ":"))
+        if accept(matcher, text.encode()) and matcher.is_accepting():
+            held.append(value)
+    assert held
+    assert [value for value in held if not validator.is_valid(value)] == []
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,9 @@ class ReplyState:
     ) -> None:
         """Take in a delta."""
         if not self.cumulative:
+            # replies keep the lists that they were given
             self.text, self.output_ids = "", []
-            for name, values in self.keys.items():
-                if name.startswith("output_"):
-                    values.clear()
+            self.keys = {k: [] if k.startswith("output_") else v for k, v in self.keys.items()}
         self.text += text
         self.output_ids.extend(token_ids)
         if prompt_logprobs is not None:

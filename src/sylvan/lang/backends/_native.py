@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sylvan.lang.backends.api import BaseBackend, Meta, StreamItem
@@ -31,7 +33,7 @@ class NativeBackend(BaseBackend):
         raise NotImplementedError
 
     def send_stream(self, body: Body, scope: CancelScope) -> Iterator[Body]:
-        """The chunks of the answer; each has the whole text so far."""
+        """The chunks of the answer; each has the text so far, or what is new of it."""
         raise NotImplementedError
 
     def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
@@ -44,14 +46,13 @@ class NativeBackend(BaseBackend):
     def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
         """See `BaseBackend.generate_stream`."""
         body = {**_gen_body(s, sampling_params), "stream": True}
-        lengths: dict[int, int] = {}
+        samples: defaultdict[int, _Stream] = defaultdict(_Stream)
         for chunk in self.send_stream(body, s.scope):
             if "error" in chunk:
                 raise BackendError(_stream_error(chunk["error"]))
             sample = chunk.get("index") or 0
-            start = lengths.get(sample, 0)
-            lengths[sample] = len(chunk["text"])
-            yield chunk["text"][start:], chunk["meta_info"], sample
+            text, meta = samples[sample].take(chunk)
+            yield text, meta, sample
 
     def cache_prefix(self, prefix_str: str) -> None:
         """See `BaseBackend.cache_prefix`."""
@@ -116,6 +117,36 @@ class NativeBackend(BaseBackend):
         }
         answers = self.send(_with_pictures(s, body), s.scope)
         return [answer["meta_info"]["input_token_logprobs"] for answer in answers]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The stream of one sample, whatever the server puts in chunks.
+
+    By default a chunk has all so far; a server with `--incremental-streaming-output` sends only
+    what is new, as the number of token ids beside the text tells.
+    """
+
+    incremental: bool = False
+    num_tokens: int = 0
+    num_chars: int = 0
+    lists: Meta = field(default_factory=dict[str, Any])  # of the meta data, by key
+
+    def take(self, chunk: Body) -> tuple[str, Meta]:
+        """New text, and the meta data of all so far."""
+        text: str = chunk["text"]
+        meta: Meta = chunk["meta_info"]
+        total = meta.get("completion_tokens") or 0
+        ids = chunk.get("output_ids")
+        if ids is not None and len(ids) != total:
+            self.incremental |= len(ids) == total - self.num_tokens
+        start = 0 if self.incremental else self.num_chars
+        self.num_tokens, self.num_chars = total, len(text)
+        for key, values in meta.items():
+            if key.startswith("output_") and isinstance(values, list):
+                known = self.lists.get(key, []) if self.incremental else []
+                self.lists[key] = [*known, *values]
+        return text[start:], {**meta, **self.lists}
 
 
 def _choice_tokens(meta: Meta, prompt_len: int, prompt: str) -> list[TokenLogprob]:

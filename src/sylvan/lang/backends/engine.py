@@ -17,7 +17,7 @@ class EngineBackend(NativeBackend):
     Args:
         engine: `generate(prompt=..., sampling_params=..., stream=..., rid=...)` must be safe to
             call from many threads, and return an object, a list, or with `stream` an iterator of
-            chunks with cumulative text; `abort_request(rid)` ends it.
+            chunks; `abort_request(rid)` ends it.
         chat_template_name: Template of the language's registry; by the model's path if not given.
     """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sylvan.runtime.features.grammar.schema import (
@@ -89,6 +89,7 @@ class Dialect:
         formats: Of strings.
         patterns: Regular expressions that are certain to be text of JSON strings.
         exclusive: Groups of keywords of which the library heeds only one at a time.
+        overriding: Keywords that the library heeds whatever type is named, with their own type.
     """
 
     backend: str
@@ -97,6 +98,7 @@ class Dialect:
     formats: Set[str]
     patterns: re.Pattern[str]
     exclusive: Sequence[Set[str]]
+    overriding: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def check(self, schema: Schema) -> None:
         """Refuse a schema of which something would be ignored.
@@ -137,6 +139,9 @@ class _Walk:
             self._applicator(at, node, first[0])
             return
         kinds = self._kinds(at, node, said, kind)
+        for keyword, own in self._dialect.overriding.items():
+            if keyword in node and [*kinds] != [own]:
+                raise self._refusal(f"{at}/{keyword}", f"beside another type than {own}")
         for one in kinds:
             self._typed(at, node, one, said & _KEYWORDS.get(one, frozenset()))
 

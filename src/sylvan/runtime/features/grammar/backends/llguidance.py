@@ -10,11 +10,12 @@ import re
 from collections.abc import Sequence
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import MAX_STATES, CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.notations import is_lark, with_plain_escapes
 from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.schema import (
     Schema,
@@ -316,10 +317,14 @@ def _line(text: str, offset: int) -> int:
 
 def _lark(text: str) -> str:
     """A grammar in the EBNF of llama.cpp and xgrammar, or in Lark's own notation."""
+    if is_lark(text):
+        return text
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(with_plain_escapes(text))
     except RecursionError:
         raise RequestError("ebnf is nested too deep", param="ebnf") from None
+    except RequestError:
+        raise
     except Exception as error:  # the converter raises plain Exception
         reason = str(error)
         missing = _MISSING.fullmatch(reason)

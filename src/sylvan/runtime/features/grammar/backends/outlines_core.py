@@ -57,6 +57,7 @@ DIALECT = Dialect(
         {"prefixItems", "maxItems"},
         {"properties", "minProperties"},
     ),
+    overriding={"properties": "object", "prefixItems": "array"},
 )
 
 

@@ -22,6 +22,7 @@ from sylvan.runtime.features.grammar.api import (
 )
 from sylvan.runtime.features.grammar.dialect import Dialect
 from sylvan.runtime.features.grammar.places import blame
+from sylvan.runtime.features.grammar.regexes import plain_regex
 from sylvan.runtime.features.grammar.schema import object_schema, pointer
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import (
@@ -171,7 +172,8 @@ class XGrammar:
                 schema = _checked(spec)
                 return lambda: compiler.compile_json_schema(schema, **_JSON_OPTIONS)
             case "regex":
-                return lambda: compiler.compile_regex(spec.text)
+                regex = plain_regex(spec.text, "xgrammar")
+                return lambda: compiler.compile_regex(regex)
             case "choice":
                 quoted = [json.dumps(c, ensure_ascii=False) for c in choices(spec)]
                 return lambda: compiler.compile_grammar("root ::= " + " | ".join(quoted))
@@ -201,9 +203,11 @@ def _fitted(tags: GrammarSpec, node: Node, at: str) -> Node:
             message = f"structural_tag: {pointer(at, key)} is not supported by grammar.backend"
             raise NotSupportedError(f"{message} xgrammar", param="structural_tag")
     place, leaf = next(leaves(node, at))
-    if leaf.kind != "json_schema":
-        return node
     try:
+        if leaf.kind == "regex":
+            return {**node, "pattern": plain_regex(leaf.text, "xgrammar")}
+        if leaf.kind != "json_schema":
+            return node
         if node.get("style", "json") != "json" or node["type"] != "json_schema":
             _checked(leaf, XML_DIALECT)
             return {**node, "max_whitespace_cnt": MAX_WHITESPACE}
