@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -35,10 +34,8 @@ from sylvan.protocol.messages import (
     ToScheduler,
 )
 from sylvan.protocol.requests import GenerateRequest, Request
-from sylvan.runtime.engine.composition import Inspect
+from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.throughput import Throughput
-from sylvan.runtime.sched.recorded import RecordedScheduler
-from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.transport.api import MessageError, Receiver, Sender
 from sylvan.utils.clock import Clock, monotonic
 
@@ -81,28 +78,24 @@ class SchedulerLoop:
     scheduler that keeps raising is left to the supervisor, which starts another one.
 
     Args:
-        scheduler: Emits through `ports.emit`.
+        built: The scheduler, which emits through `ports.emit`, and what can be told of it.
         ports: Where messages come from and go to.
-        state: Makes the body of the answer to GetState, apart from the load.
-        inspect: Answers questions about the prefix cache; None if there is nothing to tell.
         at_rest: Called when nothing has come for a while after some work was done.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler | RecordedScheduler,
+        built: Composition,
         ports: Ports,
-        state: Callable[[], Mapping[str, Any]],
-        inspect: Inspect = lambda command: None,
         clock: Clock = monotonic,
         at_rest: Callable[[], None] = lambda: None,
     ) -> None:
-        self._scheduler = scheduler
+        self._built = built
+        self._scheduler = built.scheduler
         self._ports = ports
-        self._state = state
-        self._inspect = inspect
         self._clock = clock
         self._at_rest = at_rest
+        self._paused = False
         self._rests_at_s: float | None = None  # unless work comes; None: nothing was done since
         self._beat_due_s = 0.0
         self._throughput = Throughput(clock())
@@ -147,8 +140,14 @@ class SchedulerLoop:
             if not self._scheduler.idle:
                 self._scheduler.tell()
                 self._ports.text.send(PassOn())
-            load = self._throughput.told(self._scheduler.load(), now)
-            self._ports.replies.send(Heartbeat(load=load))
+            self._tell_load(now)
+
+    def _tell_load(self, now_s: float) -> None:
+        load = self._throughput.told(self._scheduler.load(), now_s)
+        load = msgspec.structs.replace(
+            load, num_grammar_reqs=self._built.num_grammar_reqs(), paused=self._paused
+        )
+        self._ports.replies.send(Heartbeat(load=load))
 
     def _take_messages(self, timeout_s: float) -> None:
         controls: list[Control] = []
@@ -241,20 +240,29 @@ class SchedulerLoop:
                     reply = ControlReply(id=control.id, ok=False, message=busy)
             case GetState():
                 load = msgspec.to_builtins(self._scheduler.load())
-                reply = ControlReply(id=control.id, ok=True, body={**self._state(), "load": load})
+                reply = ControlReply(
+                    id=control.id, ok=True, body={**self._built.state(), "load": load}
+                )
             case CacheTree() | CacheRequest() | CachePrompts():
                 reply = self._inspected(control.id, control.command)
             case Pause(mode=mode):
                 count = self._scheduler.pause(mode)
+                self._set_paused(True)
                 reply = ControlReply(id=control.id, ok=True, body={"num_paused_requests": count})
             case Resume():
                 self._scheduler.resume()
+                self._set_paused(False)
             case _:
                 self._shutdown = True
         self._ports.replies.send(reply)
 
+    def _set_paused(self, paused: bool) -> None:
+        """Tell it at once: whoever is told that the command was carried out sees its effect."""
+        self._paused = paused
+        self._tell_load(self._clock())
+
     def _inspected(self, number: int, command: Inspection) -> ControlReply:
-        body = self._inspect(command)
+        body = self._built.inspect(command)
         if body is None:
             return ControlReply(id=number, ok=False, message="nothing is known of that")
         return ControlReply(id=number, ok=True, body=dict(body))

@@ -37,11 +37,7 @@ def main(build: Build | None = None) -> int:
     code = report(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))
-        code = _serve(
-            SchedulerLoop(
-                built.scheduler, ports, built.state, built.inspect, at_rest=garbage.settle
-            )
-        )
+        code = _serve(SchedulerLoop(built, ports, at_rest=garbage.settle))
         built.close()
     child.finish()
     return code

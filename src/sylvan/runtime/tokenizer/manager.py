@@ -190,8 +190,9 @@ class TokenizerManager:
         return self.state not in ("lost", "stopped")
 
     def ready(self) -> bool:
-        """Whether requests are admitted now: the answer of /ready and, by heartbeat, /health."""
-        return self.state == "up" and self.heartbeat_age_s() < HEARTBEAT_MAX_AGE_S
+        """Whether requests are served now: the answer of /ready and, by heartbeat, /health."""
+        up = self.state == "up" and self.heartbeat_age_s() < HEARTBEAT_MAX_AGE_S
+        return up and not self.line.load.paused
 
     @property
     def num_live(self) -> int:

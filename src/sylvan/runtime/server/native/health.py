@@ -1,8 +1,9 @@
 """Liveness: each route has one exact meaning.
 
 `/live`: the event loop answers and the children run or are being restarted. `/ready`: requests are
-admitted. `/health`: as `/ready`, and the scheduler has shown life in the last two seconds; nothing
-is generated. `/health_generate`: one token, or one vector, comes back.
+admitted, and the scheduler is not paused. `/health`: as `/ready`, and the scheduler has shown life
+in the last two seconds; nothing is generated. `/health_generate`: one token, or one vector, comes
+back.
 """
 
 from __future__ import annotations

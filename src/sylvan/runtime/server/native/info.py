@@ -30,7 +30,7 @@ async def model_info(call: Call[None]) -> Response:
             "is_generation": facts.is_generation,
             "preferred_sampling_params": dict(settings.preferred_sampling_params) or None,
             "weight_version": "default",
-            "load_format": "auto",
+            "load_format": settings.shown.get("load_format", "auto"),
             "reasoning_parser": call.context.parsers.reasoning_name,
             "tool_call_parser": call.context.parsers.tool_name,
             "disaggregation_mode": "null",
@@ -57,6 +57,13 @@ async def server_info(call: Call[None]) -> Response:
         "memory_usage": _memory(facts),
         "disaggregation_mode": "null",
     }
+    scheduler_info = {
+        "max_total_num_tokens": facts.max_total_tokens,
+        "max_req_input_len": facts.max_request_tokens - 1,
+        "context_length": facts.context_len,
+        "page_size": facts.page_size,
+        "max_running_requests": facts.max_running_reqs,
+    }
     return json_response(
         {
             **public(dict(context.settings.shown)),
@@ -66,21 +73,22 @@ async def server_info(call: Call[None]) -> Response:
             "dp_size": 1,
             "served_model_name": context.settings.served_model_name,
             "host": context.settings.host,
-            "port": context.settings.port,
+            "port": _port(call),
             "version": VERSION,
             "frontend": "python",
             "startup_time": context.started,
             "state": context.engine.state,
-            "scheduler_info": {
-                "max_total_num_tokens": facts.max_total_tokens,
-                "max_req_input_len": facts.max_request_tokens - 1,
-                "context_length": facts.context_len,
-                "page_size": facts.page_size,
-                "max_running_requests": facts.max_running_reqs,
-            },
+            **scheduler_info,
+            "scheduler_info": scheduler_info,
             "internal_states": [state],
         }
     )
+
+
+def _port(call: Call[None]) -> int:
+    """Where the server listens; with port 0 the system chose."""
+    _, port = call.request.scope.get("server") or ("", None)
+    return port if isinstance(port, int) else call.context.settings.port
 
 
 def _in_force(facts: ModelFacts) -> dict[str, Any]:
@@ -105,7 +113,7 @@ async def loads(call: Call[None]) -> Response:
     row = {"timestamp": call.context.wall(), "dp_rank": 0, **_load(call.context)}
     wanted = {name.strip() for name in query.include.split(",")}
     if wanted & {"queues", "all"}:
-        row["queues"] = {"waiting": row["num_waiting_reqs"], "grammar": 0, "paused": 0}
+        row["queues"] = _queues(call.context)
     if query.format == "prometheus":
         return Response(_as_metrics(row), media_type="text/plain; version=0.0.4")
     body = {
@@ -168,6 +176,16 @@ def _load(context: Context) -> dict[str, Any]:
         "repaired_pages": load.repaired_pages,
         "repaired_locks": load.repaired_locks,
         "repaired_states": load.repaired_states,
+    }
+
+
+def _queues(context: Context) -> dict[str, int]:
+    """Requests that do not run now, by what they wait for; those paused have run before."""
+    load = context.engine.load()
+    return {
+        "waiting": load.num_waiting_reqs,
+        "grammar": load.num_grammar_reqs,
+        "paused": load.num_running_reqs if load.paused else 0,
     }
 
 
