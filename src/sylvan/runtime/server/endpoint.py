@@ -282,4 +282,4 @@ def _name_ignored(response: Response, ignored: list[str]) -> None:
 
 def _ascii(name: str) -> str:
     """A client's name, fit for a header."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_-.") else "?" for c in name[:64])
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
