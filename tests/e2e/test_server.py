@@ -112,6 +112,42 @@ def test_nothing_runs_afterwards(http):
     assert state["last_gen_throughput"] > 0
 
 
+def test_paused_server_is_not_ready(http):
+    def statuses():
+        return [http.get(path).status_code for path in ("/live", "/ready", "/health")]
+
+    body = {"text": "Hello", "stream": True, "sampling_params": {"max_new_tokens": 1000}}
+    with http.stream("POST", "/generate", json=body) as stream:
+        events = stream.iter_lines()
+        next(events)
+        for mode in ("in_place", "retract"):
+            assert http.post("/pause_generation", json={"mode": mode}).status_code == 200
+            assert statuses() == [200, 503, 503]
+            assert http.get("/health_generate").status_code == 503
+            queues = http.get("/v1/loads").json()["loads"][0]["queues"]
+            assert (
+                queues
+                == {
+                    "in_place": {"waiting": 0, "grammar": 0, "paused": 1},
+                    "retract": {"waiting": 1, "grammar": 0, "paused": 0},
+                }[mode]
+            )
+            assert http.post("/continue_generation").status_code == 200
+            assert statuses() == [200, 200, 200]
+        assert any("[DONE]" in line for line in events)
+
+
+def test_server_info_says_where_it_listens_and_what_it_holds(http, server):
+    info = http.get("/server_info").json()
+
+    assert info["port"] == int(server.url.rpartition(":")[2])
+    assert info["max_req_input_len"] == info["context_length"] - 1 == 2047
+    assert info["max_total_num_tokens"] == info["internal_states"][0]["max_total_num_tokens"]
+    assert info["page_size"] == info["cache"]["page_size"]
+    assert info["max_running_requests"] == info["scheduler"]["max_running_reqs"]
+    assert http.get("/model_info").json()["load_format"] == info["load_format"]
+
+
 def test_cache_is_explained(http):
     prompt = "the quick brown fox jumps over the lazy dog"
     for rid in ("first-look", "second-look"):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from sylvan.runtime.models.registry import load_config
 from tests.parity.checkpoints import write
 from tests.parity.compare import compare
 from tests.parity.families import FAMILIES
+from tests.parity.rare import RECURRENT
 
 VISION = {
     "hidden_size": 32,
@@ -37,5 +41,42 @@ def test_llama4_with_images(tmp_path):
 
     served = load_config(tmp_path)
     assert (served.architecture, served.path) == ("Llama4ForConditionalGeneration", "native")
+    assert not apart.modes
+    assert apart.excess <= 1
+
+
+QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+# as published: https://huggingface.co/Qwen/Qwen3.5-27B/blob/main/config.json
+QWEN_ROPE = {
+    "mrope_interleaved": True,
+    "mrope_section": [1, 1, 0],
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 10_000_000,
+    "rope_type": "default",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("qwen3.5", transformers.Qwen3_5Config), ("qwen3.5-moe", transformers.Qwen3_5MoeConfig)],
+)
+def test_qwen35_with_images(tmp_path, name, kind):
+    text = RECURRENT[name]().to_dict() | {"rope_parameters": QWEN_ROPE}
+    config = kind(text_config=text, vision_config=QWEN_VISION, **ENDS)
+    model = write(config, 3, tmp_path, auto=transformers.AutoModelForImageTextToText)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"mtp.fc.weight": torch.ones(2, 2)}, file, {"format": "pt"})
+
+    apart = compare(tmp_path, model, new=32)
+
+    served = load_config(tmp_path)
+    assert (served.architecture, served.path) == (config.architectures[0], "native")
     assert not apart.modes
     assert apart.excess <= 1

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from sylvan.api.anthropic_tools import client_run, is_built_in
 from sylvan.api.native import Milliseconds, Name, Priority, Rid, Timeout
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
@@ -221,28 +222,32 @@ def _block_text(block: Block, path: str) -> str:
     return block.text
 
 
-def openai_tools(body: CountBody) -> list[dict[str, Any]]:
-    """The tools in the OpenAI shape.
+def openai_tools(body: CountBody) -> tuple[list[dict[str, Any]], list[str]]:
+    """The tools in the OpenAI shape, and the paths of those that are not offered to the model.
 
     Raises:
-        RequestError: A tool is not a function.
+        RequestError: There is no such tool.
     """
     tools: list[dict[str, Any]] = []
+    left_out: list[str] = []
     for i, tool in enumerate(body.tools or ()):
-        if tool.type not in (None, "custom"):
+        if tool.type in (None, "custom"):
+            function: dict[str, Any] = {"parameters": tool.input_schema or {"type": "object"}}
+        elif (known := client_run(tool.type)) is not None:
+            function = dict(known)
+        elif is_built_in(tool.type):
+            left_out.append(f"tools[{i}]")
+            continue
+        else:
             path = f"tools[{i}].type"
-            message = f"{path}: this server runs no tools of its own, so not {tool.type[:40]!r}."
+            message = f"{path}: there is no tool of the type {tool.type[:40]!r}."
             raise RequestError(message, param=path)
-        function: dict[str, Any] = {
-            "name": tool.name,
-            "parameters": tool.input_schema or {"type": "object"},
-        }
         if tool.description:
             function["description"] = tool.description
         if tool.strict:
             function["strict"] = True
-        tools.append({"type": "function", "function": function})
-    return tools
+        tools.append({"type": "function", "function": {"name": tool.name, **function}})
+    return tools, left_out
 
 
 def check_thinking(thinking: ThinkingConfig | None) -> None:

@@ -14,9 +14,9 @@ MAX_NAMED = 16
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 HARMLESS = frozenset({
-    "conversation_id", "custom_labels", "data_parallel_rank",
+    "conversation_id", "custom_labels",
     "external_trace_header", "kv_hints", "log_metrics", "metadata", "no_logs", "received_time",
-    "routed_dp_rank", "routed_experts_start_len", "routing_key", "safety_identifier",
+    "routed_experts_start_len", "routing_key", "safety_identifier",
     "service_tier", "session_id", "store", "user", "verbosity", "prompt_cache_key",
     "prompt_cache_retention", "sampling_logprobs_mode", "modalities",
     "return_flat_raw_top_logprobs_b64",
@@ -61,6 +61,20 @@ REFUSED: Mapping[str, str] = {
 """Known names that cannot be honoured unless their value asks for nothing, and why."""
 
 
+_RANKS = ("routed_dp_rank", "data_parallel_rank")
+
+
+def check_rank(name: str, value: Any) -> None:
+    """See that a request is meant for the one replica that there is.
+
+    Raises:
+        RequestError: It names another, or none that could be.
+    """
+    ranks = value if isinstance(value, list) else [value]
+    if any(rank is not None and (type(rank) is not int or rank != 0) for rank in ranks):
+        raise RequestError(f"{name}: this server has one replica, of rank 0.", param=name)
+
+
 def unknown_fields(body: BaseModel) -> list[str]:
     """Names of a body that nobody knows; to be named in the answer.
 
@@ -70,6 +84,9 @@ def unknown_fields(body: BaseModel) -> list[str]:
     unknown: list[str] = []
     for name, value in (body.model_extra or {}).items():
         if name in HARMLESS:
+            continue
+        if name in _RANKS:
+            check_rank(name, value)
             continue
         reason = REFUSED.get(name)
         if reason is None:

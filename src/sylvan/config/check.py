@@ -139,7 +139,8 @@ def _whole_prompts_too_long(case: Case) -> bool:
 def _chunk_over_step(case: Case) -> bool:
     scheduler = case.config.scheduler
     chunk, most = scheduler.chunk_tokens, scheduler.max_batch_tokens
-    return isinstance(chunk, int) and isinstance(most, int) and chunk > most
+    given = all(case.asked(f"scheduler.{name}") for name in ("chunk_tokens", "max_batch_tokens"))
+    return given and isinstance(chunk, int) and isinstance(most, int) and chunk > most
 
 
 def _tokens_over_memory(case: Case) -> bool:

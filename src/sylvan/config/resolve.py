@@ -228,6 +228,9 @@ def _batch(state: _State) -> None:
     whole = scheduler.chunk_tokens == 0 or not model.causal
     if whole and tokens < model.context_len:
         tokens, why = model.context_len, "prompts are not split, so the longest must fit"
+    elif isinstance(scheduler.chunk_tokens, int) and scheduler.chunk_tokens > tokens:
+        chunk = min(scheduler.chunk_tokens, max(tokens, model.context_len))
+        tokens, why = chunk, "a chunk of a prompt must fit"
     state.decide("scheduler.max_batch_tokens", tokens, why)
     most = _number(state.config.scheduler.max_batch_tokens)
     running = min(MAX_RUNNING_REQS, most)

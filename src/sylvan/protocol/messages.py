@@ -253,6 +253,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     repaired_states: int = 0  # slots of recurrent state
     gen_throughput: float = 0.0  # tokens generated a second since the heartbeat before
     last_gen_throughput: float = 0.0  # the same, of the last heartbeat by which there were any
+    num_grammar_reqs: int = 0  # of those that wait, whose grammar is being compiled
+    paused: bool = False  # nothing is computed before a Resume
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):

@@ -149,6 +149,17 @@ def test_unsplit_prompts_get_a_step_that_holds_the_longest():
     assert config.scheduler.max_batch_tokens == 10_000
 
 
+@pytest.mark.parametrize(("chunk", "step"), [(4096, 4096), (1 << 20, 10_000), (300, 512)])
+def test_chunks_get_a_step_that_holds_them(chunk, step):
+    model = make_model(context_len=10_000, num_params=2_000_000_000)
+    roomy = cpu_with(total_bytes=64 * GIB, available_bytes=64 * GIB)
+    facts = dataclasses.replace(roomy, model=model)
+    result = resolve(config_with(scheduler__chunk_tokens=chunk), facts)
+
+    assert result.config.scheduler.max_batch_tokens == step
+    check(result, facts)
+
+
 def test_grammar_backend_is_one_that_is_installed(facts):
     options = dict(facts.options) | {"grammar.backend": ("llguidance", "outlines")}
 

@@ -32,6 +32,8 @@ class ResponseFormat(WireModel):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """Of `json_object`: the schema that the object must follow."""
 
 
 class StreamOptions(WireModel):
@@ -174,7 +176,7 @@ def _grammar(body: GenerationBody) -> dict[str, str]:
     if wanted is None or wanted.type == "text":
         return found
     if wanted.type == "json_object":
-        found["json_schema"] = OBJECT_SCHEMA
+        found["json_schema"] = json.dumps(wanted.schema_) if wanted.schema_ else OBJECT_SCHEMA
     elif wanted.type == "structural_tag":
         found["structural_tag"] = json.dumps(wanted.model_dump(by_alias=True, exclude_none=True))
     elif wanted.json_schema is None or wanted.json_schema.schema_ is None:
@@ -192,8 +194,9 @@ def grammar_fields(body: GenerationBody) -> Mapping[str, str]:
         return {}
     if wanted.type == "structural_tag":
         return {"structural_tag": "response_format"}
-    whole = wanted.type == "json_object"
-    return {"json_schema": "response_format" if whole else "response_format.json_schema.schema"}
+    if wanted.type == "json_schema":
+        return {"json_schema": "response_format.json_schema.schema"}
+    return {"json_schema": "response_format.schema" if wanted.schema_ else "response_format"}
 
 
 def salt_of(body: GenerationBody) -> str:

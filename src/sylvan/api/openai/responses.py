@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from sylvan.api.native import Milliseconds, Name, Priority, ThinkingBudget, Timeout
 from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOL_NAME, MAX_TOOLS
+from sylvan.api.sampling import OBJECT_SCHEMA
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
 
@@ -246,8 +247,8 @@ def text_schema(body: ResponsesBody) -> str | None:
     wanted = body.text.format if body.text else None
     if wanted is None or wanted.type == "text":
         return None
-    if wanted.type == "json_object":
-        return '{"type": "object"}'
+    if wanted.type == "json_object" and not wanted.schema_:
+        return OBJECT_SCHEMA
     if wanted.schema_ is None:
         raise RequestError("text.format.schema must be given.", param="text.format.schema")
     return json.dumps(wanted.schema_)
@@ -256,5 +257,5 @@ def text_schema(body: ResponsesBody) -> str | None:
 def text_fields(body: ResponsesBody) -> Mapping[str, str]:
     """Where the body has what the engine knows as `json_schema`."""
     wanted = body.text.format if body.text else None
-    whole = wanted is None or wanted.type != "json_schema"
+    whole = wanted is None or wanted.schema_ is None
     return {"json_schema": "text.format" if whole else "text.format.schema"}

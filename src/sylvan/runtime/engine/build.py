@@ -128,6 +128,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         state=lambda: _state(config, grammar, model),
         inspect=inspect,
         close=close,
+        num_grammar_reqs=grammar.num_waiting,
     )
 
 

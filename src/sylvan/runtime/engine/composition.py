@@ -25,6 +25,7 @@ class Composition:
         state: Makes the body of the answer to GetState.
         inspect: Answers questions about the prefix cache.
         close: Ends the executor and frees memory.
+        num_grammar_reqs: Counts the requests whose grammar is being compiled.
     """
 
     scheduler: Scheduler
@@ -32,6 +33,7 @@ class Composition:
     state: Callable[[], Mapping[str, Any]]
     inspect: Inspect
     close: Callable[[], None]
+    num_grammar_reqs: Callable[[], int] = lambda: 0
 
 
 Build = Callable[[Config, Emit], Composition]

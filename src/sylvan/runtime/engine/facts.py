@@ -24,6 +24,7 @@ from sylvan.utils.machine import inspect_machine
 
 _ANYWHERE = frozenset({"cpu", "cuda", "rocm", "xpu"})
 _GPUS = frozenset({"cuda", "rocm"})
+_NO_ATTENTION = "null"  # for layers that attend by themselves; served otherwise, it talks nonsense
 _8_BIT = frozenset({"model", "fp8_e4m3"})
 
 ATTENTION: Mapping[str, AttentionFacts] = {
@@ -99,7 +100,9 @@ def gather_facts(config: Config) -> Facts:
         },
         options={
             "device": tuple(kinds),
-            "attention": plugins.options(sylvan.runtime.attention),
+            "attention": tuple(
+                name for name in plugins.options(sylvan.runtime.attention) if name != _NO_ATTENTION
+            ),
             "cache.eviction": plugins.options(sylvan.runtime.cache.eviction),
             "scheduler.policy": plugins.options(sylvan.runtime.sched.policies),
             "grammar.backend": installed_backends(),

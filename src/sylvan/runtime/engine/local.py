@@ -91,7 +91,7 @@ class LocalEngine:
             self._call_in_loop(self._fail, error)
             return
         self._call_in_loop(self._set_built, built)
-        scheduler = SchedulerLoop(built.scheduler, ports, built.state, built.inspect)
+        scheduler = SchedulerLoop(built, ports)
         text_ports = TextPorts(self._text, self._out, self._inbox)
         detokenizer = DetokenizerLoop(DetokenizerManager(self._tokenizer), text_ports)
         try:

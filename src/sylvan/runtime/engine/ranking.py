@@ -46,6 +46,8 @@ async def rerank(caller: Caller, body: RerankBody, labels: Labels, chat: ChatTem
     their vectors; a model that generates is asked for yes or no, as Qwen3-Reranker was trained.
     """
     how = {"classify": _by_label, "embed": _by_vector}.get(caller.facts.task)
+    if caller.facts.task == "both" and not _verdicts(caller):
+        how = _by_vector
     found = await (_by_answer(caller, body, chat) if how is None else how(caller, body, labels))
     order = sorted(range(len(found)), key=lambda i: (-found[i].score, i))[: body.top_n]
     with_text = body.return_documents is not False
@@ -90,18 +92,24 @@ def _asked(body: RerankBody) -> str:
 
 
 async def _by_answer(caller: Caller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
-    tokenizer = caller.manager.tokenizer
-    words = [tokenizer.encode_user(word, add_special_tokens=False) for word in ("yes", "no")]
-    if tokenizer.chat_template is None or any(len(ids) != 1 for ids in words):
+    wanted = _verdicts(caller)
+    if not wanted:
         message = (
             f"The model {caller.facts.served_name!r} generates text, and cannot be asked for yes "
             "or no: it has no chat template, or no token for each of the two."
         )
         raise RequestError(message, param="model")
-    wanted = [ids[0] for ids in words]
     prompts = [await call_in_thread(_judge_prompt, chat, body, text) for text in body.documents]
     samples = await _next_tokens(caller, prompts, [wanted] * len(prompts), 1.0)
     return [Judged(_softmax(sample.logprobs)[0], sample.meta) for sample in samples]
+
+
+def _verdicts(caller: Caller) -> list[int]:
+    """Tokens for yes and no; none if the model cannot be asked."""
+    tokenizer = caller.manager.tokenizer
+    words = [tokenizer.encode_user(word, add_special_tokens=False) for word in ("yes", "no")]
+    asked = tokenizer.chat_template is not None and all(len(ids) == 1 for ids in words)
+    return [ids[0] for ids in words] if asked else []
 
 
 def _judge_prompt(chat: ChatTemplate, body: RerankBody, document: str) -> list[int]:

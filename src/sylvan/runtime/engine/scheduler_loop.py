@@ -38,9 +38,8 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
-from sylvan.runtime.engine.composition import Inspect
+from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.throughput import Throughput
-from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.transport.api import MessageError, Receiver, Sender
 from sylvan.utils.clock import Clock, monotonic
 
@@ -83,29 +82,25 @@ class SchedulerLoop:
     ran; a scheduler that keeps raising is left to the supervisor, which starts another one.
 
     Args:
-        scheduler: Emits through `ports.emit`.
+        built: The scheduler, which emits through `ports.emit`, and what can be told of it.
         ports: Where messages come from and go to.
-        state: Makes the body of the reply to GetState, apart from the load.
-        inspect: Answers questions about the prefix cache; None if it has no answer.
         on_idle: Called once no work has arrived for a heartbeat or two after some was done.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        built: Composition,
         ports: Ports,
-        state: Callable[[], Mapping[str, Any]],
-        inspect: Inspect = lambda command: None,
         clock: Clock = monotonic,
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
-        self._scheduler = scheduler
+        self._built = built
+        self._scheduler = built.scheduler
         self._ports = ports
-        self._state = state
-        self._inspect = inspect
         self._params = ParamsReceiver()
         self._clock = clock
         self._on_idle = on_idle
+        self._paused = False
         self._idle_at_s: float | None = None  # when to call `on_idle`; None: no work since then
         self._heartbeat_due_s = 0.0
         self._throughput = Throughput(clock())
@@ -150,8 +145,14 @@ class SchedulerLoop:
             if not self._scheduler.idle:
                 self._scheduler.flush_outputs()
                 self._ports.text.send(FlushText())
-            load = self._throughput.with_rates(self._scheduler.load(), now)
-            self._ports.replies.send(Heartbeat(load=load))
+            self._send_load(now)
+
+    def _send_load(self, now_s: float) -> None:
+        load = self._throughput.with_rates(self._scheduler.load(), now_s)
+        load = msgspec.structs.replace(
+            load, num_grammar_reqs=self._built.num_grammar_reqs(), paused=self._paused
+        )
+        self._ports.replies.send(Heartbeat(load=load))
 
     def _receive_messages(self, timeout_s: float) -> None:
         controls: list[Control] = []
@@ -269,20 +270,27 @@ class SchedulerLoop:
                     raise CapacityError("the cache is in use: requests are running or waiting")
             case GetState():
                 load = msgspec.to_builtins(self._scheduler.load())
-                body = {**self._state(), "load": load}
+                body = {**self._built.state(), "load": load}
             case CacheTree() | CacheRequest() | CachePrompts():
-                body = self._inspect(command)
+                body = self._built.inspect(command)
                 if body is None:
                     raise RequestError("the prefix cache has no answer to that", status=404)
             case Pause(mode=mode):
                 body = {"num_paused_requests": self._scheduler.pause(mode)}
+                self._set_paused(True)
             case Resume():
                 self._scheduler.resume()
+                self._set_paused(False)
             case Shutdown():
                 self._shutdown = True
             case _:
                 raise RequestError(f"unknown command {type(command).__name__}")
         return ControlReply(id=number, ok=True, body=None if body is None else dict(body))
+
+    def _set_paused(self, paused: bool) -> None:
+        """Send the load at once: who knows that the command was executed sees its effect."""
+        self._paused = paused
+        self._send_load(self._clock())
 
 
 def _start_detokenizing(request: Request) -> StartDetokenizing:

@@ -37,10 +37,7 @@ def main(build: Build | None = None) -> int:
     code = run_start(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))
-        loop = SchedulerLoop(
-            built.scheduler, ports, built.state, built.inspect, on_idle=garbage.settle
-        )
-        code = _serve(loop)
+        code = _serve(SchedulerLoop(built, ports, on_idle=garbage.settle))
         built.close()
     child.finish()
     return code

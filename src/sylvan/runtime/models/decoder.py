@@ -32,7 +32,7 @@ from sylvan.runtime.layers.mlp import MLP, GatedMLP
 from sylvan.runtime.layers.moe import MoE, MoEShape
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, QueryScaling
-from sylvan.runtime.models.heads import UNUSED_HEADS, make_score
+from sylvan.runtime.models.heads import UNUSED_HEADS, draft_layers, make_score
 from sylvan.runtime.models.rope import RopeParams, rope_table
 
 FUSED: Mapping[str, tuple[str, ...]] = {
@@ -300,7 +300,8 @@ class Decoder(nn.Module):
     @property
     def unused(self) -> tuple[str, ...]:
         """Starts of names of checkpoint tensors that may be there for nothing."""
-        return () if self.config.head == "lm" else UNUSED_HEADS
+        heads = () if self.config.head == "lm" else UNUSED_HEADS
+        return (*heads, *draft_layers(self.config))
 
     def embed(self, batch: ForwardBatch) -> X:
         x_TD = self.embed_tokens(batch.input_ids_T)

@@ -21,6 +21,16 @@ UNUSED_HEADS = ("lm_head.", "cls.", "score.", "predictions.")
 """Starts of names of heads that a checkpoint may bring although they are not served."""
 
 MAX_LABELS = 1 << 20
+_MAX_DRAFTS = 64
+
+
+def draft_layers(config: ModelConfig) -> tuple[str, ...]:
+    """Starts of names of layers that guess further tokens; published checkpoints bring them."""
+    count = config.raw.get("num_nextn_predict_layers")
+    last = config.num_hidden_layers
+    known = count if isinstance(count, int) and 0 < count <= _MAX_DRAFTS else 0
+    numbers = range(last, last + known)
+    return ("mtp.", "mtp_layers.", *(f"layers.{number}." for number in numbers))
 
 
 class Score(Linear):

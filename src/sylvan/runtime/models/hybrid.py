@@ -36,6 +36,7 @@ from sylvan.runtime.models.decoder import (
     scaled,
 )
 from sylvan.runtime.models.moe import sparse_layers
+from sylvan.runtime.models.texts import IMAGES, text_name, text_part
 
 Raw = dict[str, Any]
 Parts = tuple[tuple[tuple[int, ...], bool], ...]
@@ -45,6 +46,7 @@ ATTENDING = frozenset({"full_attention", "attention"})
 
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any model served here."""
+    raw = text_part(raw)
     fields = common_fields(raw)
     return make_config(fields | _FAMILIES[fields["architecture"]](raw))
 
@@ -194,6 +196,8 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "Qwen3NextForCausalLM": _qwen3_next,
         "Qwen3_5ForCausalLM": _qwen3_next,
         "Qwen3_5MoeForCausalLM": _qwen3_next,
+        "Qwen3_5ForConditionalGeneration": _qwen3_next,
+        "Qwen3_5MoeForConditionalGeneration": _qwen3_next,
     }
 )
 
@@ -254,6 +258,19 @@ class Qwen35(Qwen3Next):
     mixer: ClassVar[type[GatedDelta]] = SplitDelta
 
 
+class Qwen35WithImages(Qwen35):
+    """As published: images are not looked at."""
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """What looks at them."""
+        return (*super().unused, *IMAGES)
+
+    def rename(self, name: str) -> str:
+        """Names without what stands before them."""
+        return text_name(name)
+
+
 _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
     {
         "Lfm2ForCausalLM": Lfm2,
@@ -261,6 +278,8 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
         "Qwen3NextForCausalLM": Qwen3Next,
         "Qwen3_5ForCausalLM": Qwen35,
         "Qwen3_5MoeForCausalLM": Qwen35,
+        "Qwen3_5ForConditionalGeneration": Qwen35WithImages,
+        "Qwen3_5MoeForConditionalGeneration": Qwen35WithImages,
     }
 )
 

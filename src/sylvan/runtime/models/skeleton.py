@@ -220,14 +220,15 @@ def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, Step]:
     """A model of the class `cls` without weights whose attention is ours.
 
     Raises:
-        ConfigError: it bypasses the interface.
+        ConfigError: it bypasses the interface, or cannot be made of this config.
     """
     _register()
     try:
         with torch.device("meta"):
             model = cls._from_config(config, attn_implementation=NAME, dtype=dtype)
-    except (KeyError, ValueError, ImportError) as error:
-        raise ConfigError(f"{cls.__name__} cannot be made with our attention: {error}") from None
+    except (*UNTRACEABLE, ImportError) as error:  # of code and a config that are not ours
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{cls.__name__} cannot be made with our attention: {reason}") from None
     return model.eval(), attach(model, [name for name, _ in model.named_modules()])
 
 

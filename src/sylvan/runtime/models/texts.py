@@ -6,7 +6,7 @@ from typing import Any
 
 from sylvan.runtime.models.config import architecture_of
 
-IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.")
+IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "visual.")
 """Starts of names of tensors that look at images."""
 
 

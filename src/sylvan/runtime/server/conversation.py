@@ -129,7 +129,11 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
     family = context.parsers.reasoning
     text = prompt.text or ending(context.engine.tokenizer, prompt.input_ids)
     variables = {**context.settings.default_chat_template_kwargs, **conversation.variables}
-    thinks = family is not None and family.starts_in_reasoning(text, variables)
+    thinks = family is not None and (
+        family.leaves_open(_last_text(conversation))
+        if conversation.continue_final
+        else family.starts_in_reasoning(text, variables)
+    )
     rules = _rules(context, conversation, starts=thinks)
     sampling = _constrained(conversation, rules)
     bound = None
@@ -165,6 +169,14 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
         rules=rules,
         prompt=prompt,
     )
+
+
+def _last_text(conversation: Conversation) -> str:
+    """Text of the message that the model goes on with."""
+    content = conversation.messages[-1].get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content)
 
 
 async def render(context: Context, conversation: Conversation) -> RenderedPrompt:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sylvan.api.errors import Family, anthropic_overflow, error_body
-from sylvan.api.extras import MAX_NAMED, unknown_fields
+from sylvan.api.extras import MAX_NAMED, check_rank, unknown_fields
 from sylvan.api.strict_json import decode_json
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import (
@@ -37,6 +37,7 @@ from sylvan.runtime.server.streaming import GONE
 CLIENT_GONE = 499  # never sent; what the access log says of a client that left
 IGNORED_HEADER = "x-sylvan-ignored-fields"
 IGNORED_COUNT_HEADER = "x-sylvan-ignored-count"
+_RANK_HEADER = "x-data-parallel-rank"
 
 Body = TypeVar("Body", bound=WireModel | None)
 
@@ -220,6 +221,7 @@ async def _read(
         else:
             body = endpoint.body()
         ignored = unknown_fields(body)
+        _check_header(request)
     query = None
     if endpoint.query is not None:
         query = _read_query(endpoint.query, request.query_params)
@@ -233,6 +235,13 @@ async def _read(
         gate=gate,
         names=dict(endpoint.spelling),
     )
+
+
+def _check_header(request: Request) -> None:
+    """Routers name the replica in a header, which wins over the body."""
+    rank = request.headers.get(_RANK_HEADER)
+    if rank is not None:
+        check_rank(_RANK_HEADER, int(rank) if rank.isdecimal() and len(rank) < 10 else rank)
 
 
 def _read_query(model: type[WireModel], params: QueryParams) -> WireModel:
@@ -273,4 +282,4 @@ def _name_ignored(response: Response, ignored: list[str]) -> None:
 
 def _ascii(name: str) -> str:
     """A client's name, fit for a header."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_-.") else "?" for c in name[:64])
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])

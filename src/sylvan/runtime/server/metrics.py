@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from sylvan.protocol.messages import Finish, Timing, Usage
 from sylvan.runtime.server.keyring import Keyring, Tenant
+from sylvan.runtime.server.token_latency import BUCKETS, TokenLatency
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 
@@ -44,10 +45,8 @@ class Accounts:
         def counter(name: str, doc: str, *more: str) -> Counter:
             return Counter(PREFIX + name, doc, [*labels, *more], registry=registry)
 
-        def histogram(name: str, doc: str) -> Histogram:
-            made = Histogram(
-                PREFIX + name, doc, list(labels), buckets=_LATENCIES, registry=registry
-            )
+        def histogram(name: str, doc: str, buckets: tuple[float, ...] = _LATENCIES) -> Histogram:
+            made = Histogram(PREFIX + name, doc, list(labels), buckets=buckets, registry=registry)
             return made.labels(**labels)
 
         self._prompt = counter("prompt_tokens", "Tokens of prompts").labels(**labels)
@@ -59,6 +58,13 @@ class Accounts:
         self._first_token = histogram("time_to_first_token_seconds", "Arrival to first token")
         self._e2e = histogram("e2e_request_latency_seconds", "Arrival to end")
         self._queue = histogram("queue_time_seconds", "Arrival to first computation")
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time of each token of a request after the first",
+            BUCKETS,
+        )
+        self._between = TokenLatency(PREFIX + "inter_token_latency_seconds", labels)
+        registry.register(self._between)
         self._calls = Counter(
             PREFIX + "http_requests", "Calls", ["endpoint", "method"], registry=registry
         )
@@ -92,9 +98,10 @@ class Accounts:
         self._output.inc(output)
         self._cached.inc(first.cached_tokens)
         for sample in live.samples:
-            self._count_end(sample.finish or _LEFT, sample.timing)
+            tokens = sample.usage.completion_tokens
+            self._count_end(sample.finish or _LEFT, sample.timing, tokens)
 
-    def _count_end(self, finish: Finish, timing: Timing | None) -> None:
+    def _count_end(self, finish: Finish, timing: Timing | None, tokens: int) -> None:
         kind = finish.type
         if kind == "abort":
             kind = "abort_client" if finish.status is None else "abort_server"
@@ -108,6 +115,10 @@ class Accounts:
         ):
             if at:
                 metric.observe(max(0.0, at - timing.received))
+        if tokens > 1 and timing.first_token and timing.finished:
+            seconds = max(0.0, timing.finished - timing.first_token) / (tokens - 1)
+            self._per_token.observe(seconds)
+            self._between.observe(seconds, tokens - 1)
 
     def called(self, endpoint: str, method: str, status: int) -> None:
         """Count a call of a route."""

@@ -17,14 +17,15 @@ from sylvan.protocol.messages import (
     Pause,
 )
 
-_LOAD_FIELDS = tuple(field.name for field in msgspec.structs.fields(Load))
+_COUNTS = tuple(f.name for f in msgspec.structs.fields(Load) if f.name != "paused")
 
 
 def merged_load(loads: Sequence[Load]) -> Load:
-    """The sums of all counts and rates."""
+    """The sums of all counts and rates; paused if all are."""
     if len(loads) == 1:
         return loads[0]
-    return Load(**{name: sum(getattr(load, name) for load in loads) for name in _LOAD_FIELDS})
+    counts = {name: sum(getattr(load, name) for load in loads) for name in _COUNTS}
+    return Load(**counts, paused=all(load.paused for load in loads))
 
 
 def command_for_each(command: Command, count: int) -> Command:

@@ -208,7 +208,7 @@ class TokenizerManager:
         return self.state not in ("lost", "stopped")
 
     def ready(self) -> bool:
-        """Whether requests are admitted and a scheduler shows life: /ready and /health."""
+        """Whether requests are served now, and a scheduler shows life: /ready and /health."""
         return self.router.ready
 
     @property

@@ -76,11 +76,12 @@ class ReplicaRouter:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are admitted now, and a replica that is up has shown life lately."""
+        """Whether requests are served now by a replica that has shown life lately."""
         if self.state != "up":
             return False
-        up = (client.heartbeat_s for client in self.clients if client.state == "up")
-        return self._clock() - max(up) < HEARTBEAT_MAX_AGE_S
+        up = (c for c in self.clients if c.state == "up" and not c.load.paused)
+        newest_s = max((client.heartbeat_s for client in up), default=float("-inf"))
+        return self._clock() - newest_s < HEARTBEAT_MAX_AGE_S
 
     @property
     def heartbeat_s(self) -> float:

@@ -63,6 +63,11 @@ class ReasoningFamily:
             return (template_kwargs or {}).get(name, default) in (True, "enabled", "on", "true")
         return self.forced
 
+    def leaves_open(self, message: str) -> bool:
+        """Whether a message that the model is to go on with ends inside thinking."""
+        started = max(message.rfind(mark) for mark in self.starts)
+        return started > max(message.rfind(mark) for mark in self.ends)
+
     def may_start_reasoning(
         self, prompt: str = "", template_kwargs: Mapping[str, Any] | None = None
     ) -> bool:

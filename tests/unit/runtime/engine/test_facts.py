@@ -51,6 +51,15 @@ def test_options_of_all_plug_ins_are_known(facts):
     assert "lru" in facts.options["cache.eviction"]
 
 
+def test_attention_that_computes_nothing_is_not_offered(tmp_path):
+    config = Config(model=str(write_model(tmp_path)), device="cpu", attention="null")
+    facts = gather_facts(config)
+
+    assert {"native", "torch", "reference"} <= set(facts.options["attention"])
+    with pytest.raises(ConfigError, match="attention: unknown 'null'"):
+        check(resolve(config, facts), facts)
+
+
 def test_defaults_can_be_served_here(facts):
     resolved = resolve(Config(model=facts.model.name), facts)
 

@@ -36,6 +36,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.scheduler_loop import AUDIT_S, HEARTBEAT_S, Ports, SchedulerLoop
 from sylvan.runtime.engine.throughput import Throughput
 from sylvan.runtime.executor.sim import SimExecutor
@@ -73,7 +74,9 @@ class Wire:
 
 
 class Fixture:
-    def __init__(self, next_token: Callable[[GenerateRequest, int], int] | None = None) -> None:
+    def __init__(
+        self, next_token: Callable[[GenerateRequest, int], int] | None = None, **options: Any
+    ) -> None:
         clock = VirtualClock()
         self.inbox, self.text, self.replies = Wire(clock), Wire(clock), Wire(clock)
         ports = Ports(self.inbox, self.text, self.replies)
@@ -89,12 +92,18 @@ class Fixture:
         )
         self.scheduler = Scheduler(parts, Limits(max_running_reqs=4, max_waiting_reqs=6))
         self.rests: list[float] = []
-        self.loop = SchedulerLoop(
+        built = Composition(
             self.scheduler,
-            ports,
-            lambda: {"a": 1},
-            clock=clock,
-            on_idle=lambda: self.rests.append(clock()),
+            **{
+                "facts": {},
+                "state": lambda: {"a": 1},
+                "inspect": lambda command: None,
+                "close": lambda: None,
+            }
+            | options,
+        )
+        self.loop = SchedulerLoop(
+            built, ports, clock=clock, on_idle=lambda: self.rests.append(clock())
         )
 
     def send(self, *messages: Any) -> None:
@@ -426,6 +435,8 @@ def test_pause_and_resume() -> None:
     fix.run(5)
     fix.send(Control(id=1, command=Pause(mode="in_place")))
     fix.run(1)
+    assert loads(fix)[-1].paused  # told before the reply, so that clients see it at once
+    assert isinstance(fix.replies.sent[-1], ControlReply)
     count = len(fix.tokens("a"))
     fix.inbox.waits.clear()
     fix.run(30)
@@ -436,6 +447,18 @@ def test_pause_and_resume() -> None:
     fix.send(Control(id=2, command=Resume()))
     fix.run(100)
     assert len(fix.tokens("a")) == 60
+    assert not loads(fix)[-1].paused
+
+
+def loads(fix: Fixture) -> list[Load]:
+    return [m.load for m in fix.replies.sent if isinstance(m, Heartbeat)]
+
+
+def test_heartbeats_count_requests_that_wait_for_grammars() -> None:
+    fix = Fixture(num_grammar_reqs=lambda: 3)
+    fix.run(2)
+
+    assert loads(fix)[-1].num_grammar_reqs == 3
 
 
 class Defragment(msgspec.Struct, frozen=True, tag="defragment"):
@@ -455,12 +478,10 @@ def test_an_unknown_command_is_an_error_and_nothing_else() -> None:
 
 
 def test_a_command_that_fails_is_an_error_and_nothing_else() -> None:
-    fix = Fixture()
-
     def broken() -> dict[str, Any]:
         raise RuntimeError("boom")
 
-    fix.loop._state = broken
+    fix = Fixture(state=broken)
     fix.send(Control(id=1, command=GetState()), Control(id=2, command=FlushCache()), submit("a"))
     fix.run()
 

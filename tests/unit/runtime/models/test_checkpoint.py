@@ -101,6 +101,16 @@ def test_derived_buffers_are_ignored(tmp_path):
     loaded(tmp_path, weights)
 
 
+def test_layers_that_guess_further_tokens_are_ignored(tmp_path):
+    # mtp.* as Qwen3-Next has them; a layer behind the last one as DeepSeek V3 and GLM 4.5 do
+    behind = LAYER.replace("layers.0.", "layers.1.")
+    extra = {"mtp.fc.weight": torch.ones(2, 2), f"{behind}eh_proj.weight": torch.ones(2)}
+
+    loaded(tmp_path, tensors() | extra, num_nextn_predict_layers=1)
+    with pytest.raises(ConfigError, match="which this architecture does not use"):
+        loaded(tmp_path, tensors() | extra)
+
+
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("wanted", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtypes_are_converted(tmp_path, stored, wanted):

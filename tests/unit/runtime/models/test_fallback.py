@@ -57,6 +57,11 @@ def test_other_family_goes_through_transformers_with_its_own_shape():
             raw("MineForCausalLM", "mine", auto_map={"AutoModelForCausalLM": "m.M"}),
             r"Python code of the checkpoint \(m\.M\), which is run only with --trust-remote-code",
         ),
+        # sizes in tables of its own, which transformers reads without defaults
+        (
+            raw("DbrxForCausalLM", "dbrx", attn_config={"clip_qkv": 8, "kv_n_heads": 2}),
+            "cannot be made with our attention: .* has no attribute 'rope_theta'",
+        ),
         (raw("MixtralForCausalLM", "mixtral", num_local_experts=1), "goes to 2 experts"),
         (
             raw("DeepseekV3ForCausalLM", "deepseek_v3", n_group=3, n_routed_experts=8),

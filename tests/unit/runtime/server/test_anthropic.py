@@ -167,6 +167,30 @@ async def test_any_forces_a_call(client):
     assert client.engine.control.requests[-1].sampling.structural_tag
 
 
+async def test_tools_that_anthropic_defines_are_offered_or_named(client):
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 3},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+        {**TOOL, "type": "custom"},
+    ]
+    says(client, '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>')
+    response = await client.post("/v1/messages", {**BODY, "tools": tools})
+
+    [block] = response.json()["content"]
+    assert (block["name"], block["input"]) == ("bash", {"command": "ls"})
+    assert response.headers["x-sylvan-ignored-fields"] == "tools[1]"
+    ids = client.engine.control.requests[-1].input_ids.tolist()
+    prompt = client.engine.manager.tokenizer.decode(ids, skip_special_tokens=False)
+    shown = [json.loads(line)["function"] for line in prompt.splitlines() if '"function"' in line]
+    assert [tool["name"] for tool in shown] == [
+        "bash",
+        "str_replace_based_edit_tool",
+        TOOL["name"],
+    ]
+    assert shown[1]["parameters"]["required"] == ["command", "path"]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -177,7 +201,14 @@ async def test_any_forces_a_call(client):
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "1024"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text only"),
-        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type"),
+        ({"tools": [{"type": "oracle_20250305", "name": "w"}]}, "tools[0].type"),
+        (
+            {
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+                "tool_choice": {"type": "any"},
+            },
+            "tool_choice needs tools",
+        ),
         ({"tool_choice": {"type": "any"}}, "tools"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [TOOL]}, "x"),
         ({"temperature": 10**9}, "temperature"),

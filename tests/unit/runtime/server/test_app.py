@@ -299,6 +299,30 @@ async def test_closing_a_session_aborts_turns_of_its_tenant_only(tenants, engine
     await tasks[0]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "a"}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+async def test_only_the_replica_that_there_is_can_be_named(client, path, body):
+    header = "x-data-parallel-rank"
+
+    async def status(fields=(), headers=None):
+        response = await client.post(path, body | dict(fields), headers=headers or {})
+        assert "x-sylvan-ignored-fields" not in response.headers
+        return response.status_code
+
+    for name in ("routed_dp_rank", "data_parallel_rank"):
+        assert [await status({name: rank}) for rank in (None, 0)] == [200, 200]
+        assert {await status({name: rank}) for rank in (7, -1, "0", 0.0, True, [7])} == {400}
+    assert await status(headers={header: "0"}) == 200
+    assert {await status(headers={header: rank}) for rank in ("7", "-1", "x", "")} == {400}
+
+
 # Health -----------------------------------------------------------------------------------------
 
 

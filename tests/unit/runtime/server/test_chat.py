@@ -188,6 +188,38 @@ async def test_logprobs_beside_token_ids_cover_all_of_them(client):
     assert tokens(choice) == "<think>a</think>b<|im_end|>"
 
 
+async def test_meta_info_is_that_of_the_native_route(client):
+    says(client, "<think>a</think>b")
+    fields = {"return_meta_info": True, "logprobs": True, "top_logprobs": 1}
+    [choice] = (await chat(client, **fields))["choices"]
+    native = {"text": "x", "return_logprob": True, "top_logprobs_num": 1}
+    reply = (await client.post("/generate", native)).json()
+
+    info = choice["meta_info"]
+    assert info.keys() == reply["meta_info"].keys()
+    assert info["finish_reason"] == {"type": "stop", "matched": 258}
+    assert (info["completion_tokens"], info["reasoning_tokens"]) == (5, 3)
+    assert [text for _, _, text in info["output_token_logprobs"]][:2] == ["<think>", "a"]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OBJECT = {"type": "json_object", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "response_format": OBJECT}),
+        ("/v1/completions", {"prompt": "x", "response_format": OBJECT}),
+        ("/v1/responses", {"input": "x", "text": {"format": OBJECT}}),
+    ],
+)
+async def test_schema_of_json_object_holds(client, path, body):
+    assert (await client.post(path, body)).status_code == 200
+
+    assert json.loads(client.engine.control.requests[-1].sampling.json_schema) == SCHEMA
+
+
 async def test_masked_tokens_have_a_number(client, engine):
     says(client, "a")
     engine.control.masked = True

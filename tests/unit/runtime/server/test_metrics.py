@@ -45,6 +45,26 @@ async def test_tokens_are_counted_once(client, path, body, streamed):
     assert found["sglang:time_to_first_token_seconds_count"] == 2
 
 
+async def test_time_per_token_is_that_of_each_request_and_of_its_tokens(client):
+    # the scripted scheduler says: first token after 2 s, end after 3 s
+    for text in ("abc", "abcde", ""):  # with the end token 4 and 6 tokens, and one alone
+        client.engine.control.script = lambda request, prompt, said=text: said
+        await client.post("/generate", {"text": "x"})
+    found = await values(client)
+    exposed = (await client.get("/metrics")).text
+
+    assert found["sglang:request_time_per_output_token_seconds_count"] == 2
+    assert found["sglang:request_time_per_output_token_seconds_sum"] == pytest.approx(1 / 3 + 1 / 5)
+    assert found["sglang:inter_token_latency_seconds_count"] == 3 + 5
+    assert found["sglang:inter_token_latency_seconds_sum"] == pytest.approx(2.0)
+    for bound, count in (("0.1", 0.0), ("0.2", 5.0), ("0.4", 8.0), ("+Inf", 8.0)):
+        line = f'le="{bound}",model_name="scripted"}} {count}'
+        assert any(
+            row.startswith("sglang:inter_token_latency_seconds_bucket") and line in row
+            for row in exposed.splitlines()
+        )
+
+
 async def test_metrics_agree_with_usage(client):
     prompt = output = 0
     for path in ("/v1/chat/completions", "/invocations"):

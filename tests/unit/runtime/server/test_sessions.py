@@ -90,6 +90,32 @@ async def test_refused_turn_of_a_streaming_session_leaves_no_trace(client):
     assert last_prompt(client).count("xy") == 1
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_aborted_turn_of_a_streaming_session_leaves_no_trace(client, streamed, leaves):
+    client.engine.control.script = lambda request, prompt: "xy"
+    await client.post("/open_session", {**OPEN, "streaming": True})
+    await client.post("/generate", body("one", "one"))
+    client.engine.control.hold = True
+    running = asyncio.create_task(
+        client.post("/generate", {**body("lost", "two"), "stream": streamed})
+    )
+    while len(client.engine.control.requests) < 2:
+        await asyncio.sleep(0)
+    if leaves:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    else:
+        await client.post("/abort_request", {"rid": "two"})
+        await running
+    client.engine.control.hold = False
+    assert (await client.post("/generate", body("three", "two"))).status_code == 200
+
+    assert last_prompt(client) == "onexy<|im_end|>three"
+    [session] = client.context.sessions._sessions("").values()
+    assert list(session.turns) == ["two"]
+
+
 @pytest.mark.parametrize(
     ("go", "param"),
     [

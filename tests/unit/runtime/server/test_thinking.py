@@ -195,6 +195,35 @@ async def test_a_message_that_is_gone_on_with_opens_no_thinking(client):
     assert client.engine.control.requests[-1].thinking is None
 
 
+@pytest.mark.parametrize(
+    ("content", "reasoning"),
+    [
+        ("<think>\nI think", "so"),
+        ([{"type": "text", "text": "<think>\nI"}], "so"),
+        ("<think>done</think>\nHello", None),
+        ("Hello", None),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_open_thinking_is_gone_on_with(client, content, reasoning, stream):
+    text = "so</think>answer" if reasoning else "answer"
+    client.engine.control.script = lambda request, prompt: text
+    messages = [*CHAT["messages"], {"role": "assistant", "content": content}]
+    body = {"messages": messages, "continue_final_message": True, "stream": stream}
+    if stream:
+        events = (await client.events("/v1/chat/completions", body))[:-1]
+        deltas = [choice["delta"] for event in events for choice in event["choices"]]
+        found = {
+            key: "".join(delta.get(key) or "" for delta in deltas) or None
+            for key in ("content", "reasoning_content")
+        }
+    else:
+        found = (await client.post("/v1/chat/completions", body)).json()["choices"][0]["message"]
+
+    assert (found["content"], found["reasoning_content"]) == ("answer", reasoning)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
 async def test_raw_prompts_are_constrained_from_the_start(client, path):
     grammar = {"prompt": "x", "regex": "a+"}

@@ -254,6 +254,15 @@ async def test_an_embedder_ranks_by_cosine(embedder):
     assert "document" not in ranked[0]
 
 
+async def test_a_model_that_cannot_be_asked_ranks_by_its_vectors(checkpoint):
+    async with serving(checkpoint, task="both", vector_size=SIZE) as client:
+        body = {"query": "ab", "documents": ["x", "ab"]}
+        response = await client.post("/v1/rerank", body)
+
+    assert response.status_code == 200, response.text
+    assert response.json()[0]["index"] == 1
+
+
 async def test_a_generating_model_is_asked_for_yes_or_no(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

@@ -35,6 +35,7 @@ class Grammar:
     matchers: Matchers
     stats: Callable[[], CompilerStats]
     close: Callable[[], None]
+    num_waiting: Callable[[], int] = lambda: 0
 
 
 def build_grammar(
@@ -79,7 +80,10 @@ def build_grammar(
         compiler.close()
         matchers.close()
 
-    return Grammar(GrammarControl(compiler, grammars), matchers, lambda: compiler.stats, close)
+    control = GrammarControl(compiler, grammars)
+    return Grammar(
+        control, matchers, lambda: compiler.stats, close, num_waiting=lambda: control.num_waiting
+    )
 
 
 class NoGrammar(Capability):

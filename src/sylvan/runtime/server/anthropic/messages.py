@@ -64,7 +64,7 @@ def _conversation(
     return Conversation(
         messages=openai_messages(body),
         sampling=sampling,
-        tool_use=_tool_use(body),
+        tool_use=_tool_use(call),
         variables=thinking_variables(effort=effort, enabled=enabled),
         thinking_budget=body.thinking.budget_tokens if enabled and body.thinking else None,
         request=RequestFacts(
@@ -97,8 +97,11 @@ def _sampling(call: Call[MessagesBody]) -> SamplingParams:
         raise RequestError(message, param=error.param) from error
 
 
-def _tool_use(body: CountBody) -> ToolUse:
-    tools, choice = openai_tools(body), body.tool_choice
+def _tool_use(call: Call[Any]) -> ToolUse:
+    body: CountBody = call.body
+    tools, left_out = openai_tools(body)
+    choice = body.tool_choice
+    call.ignored.extend(left_out)
     if choice is None:
         return ToolUse(tools=tools)
     name = {"auto": "auto", "none": "none", "any": "required"}.get(choice.type, choice.name)

@@ -13,6 +13,7 @@ from sylvan.api.errors import Family, error_body
 from sylvan.api.native import GenerateBody, Prompt, read_prompts, session_of
 from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
 from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import Thinking
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.native.sessions import begin_turn
@@ -68,7 +69,7 @@ class Job:
         inputs, prompt_ids = await self._inputs()
         with self._context.sessions.recorded(self._turn):
             samples = await collect(self._context.engine, inputs)
-            self._record(samples[0][0].token_ids, ended=True)
+            self._record(samples[0][0].token_ids, samples[0][0].finish)
         replies = [
             self._whole(j, sample, self._options(i, prompt_ids), self._counter(inputs[i]))
             for i, of_prompt in enumerate(samples)
@@ -93,7 +94,7 @@ class Job:
                     if not started and (error := error_of(delta.finish)) is not None:
                         raise error
                     started = True
-                    self._record(delta.token_ids, ended=delta.finish is not None)
+                    self._record(delta.token_ids, delta.finish)
                     place = prompt * self._n + delta.index
                     state = states[place]
                     counters[place].add(delta.token_ids)
@@ -102,12 +103,12 @@ class Job:
                     yield event(self._reply(state, delta))
         yield DONE
 
-    def _record(self, ids: Sequence[int], *, ended: bool) -> None:
+    def _record(self, ids: Sequence[int], finish: Finish | None) -> None:
         """Before a client hears of the end it can go on from there."""
         if self._turn is not None:
             self._context.sessions.extend(self._turn, ids)
-            if ended:
-                self._context.sessions.end(self._turn)
+            if finish is not None:
+                self._context.sessions.end(self._turn, aborted=finish.type == "abort")
 
     async def _inputs(self) -> tuple[list[GenerateInput], Sequence[Sequence[int]] | None]:
         """What goes to the engine, and the ids of the prompts if the client wants them."""

@@ -1,8 +1,8 @@
 """Liveness: each route has one exact meaning.
 
 `/live`: the event loop answers and the processes run or are being restarted. `/ready` and
-`/health`: requests are admitted, and a scheduler has shown life in the last two seconds; nothing is
-generated. `/health_generate`: one token, or one vector, comes back.
+`/health`: requests are admitted and not paused, and a scheduler has shown life in the last two
+seconds; nothing is generated. `/health_generate`: one token, or one vector, comes back.
 """
 
 from __future__ import annotations

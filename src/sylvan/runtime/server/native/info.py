@@ -32,7 +32,7 @@ async def model_info(call: Call[None]) -> Response:
             "is_generation": facts.is_generation,
             "preferred_sampling_params": dict(settings.preferred_sampling_params) or None,
             "weight_version": "default",
-            "load_format": "auto",
+            "load_format": settings.shown.get("load_format", "auto"),
             "reasoning_parser": call.context.parsers.reasoning_name,
             "tool_call_parser": call.context.parsers.tool_name,
             "disaggregation_mode": "null",
@@ -50,6 +50,13 @@ async def server_info(call: Call[None]) -> Response:
     context = call.context
     facts = context.engine.facts
     replies = await context.engine.router.control_each(GetState())
+    scheduler_info = {
+        "max_total_num_tokens": facts.max_total_tokens,
+        "max_req_input_len": facts.max_request_tokens - 1,
+        "context_length": facts.context_len,
+        "page_size": facts.page_size,
+        "max_running_requests": facts.max_running_reqs,
+    }
     return json_response(
         {
             **public(dict(context.settings.shown)),
@@ -59,18 +66,13 @@ async def server_info(call: Call[None]) -> Response:
             "dp_size": len(context.engine.router.clients),
             "served_model_name": context.settings.served_model_name,
             "host": context.settings.host,
-            "port": context.settings.port,
+            "port": _port(call),
             "version": VERSION,
             "frontend": "python",
             "startup_time": context.started,
             "state": context.engine.state,
-            "scheduler_info": {
-                "max_total_num_tokens": facts.max_total_tokens,
-                "max_req_input_len": facts.max_request_tokens - 1,
-                "context_length": facts.context_len,
-                "page_size": facts.page_size,
-                "max_running_requests": facts.max_running_reqs,
-            },
+            **scheduler_info,
+            "scheduler_info": scheduler_info,
             "internal_states": [
                 _internal_state(context, client, reply.body or {}) for client, reply in replies
             ],
@@ -91,6 +93,12 @@ def _internal_state(
         "memory_usage": _memory(facts),
         "disaggregation_mode": "null",
     }
+
+
+def _port(call: Call[None]) -> int:
+    """Where the server listens; with port 0 the system chose."""
+    _, port = call.request.scope.get("server") or ("", None)
+    return port if isinstance(port, int) else call.context.settings.port
 
 
 def _in_force(facts: ModelFacts) -> dict[str, Any]:
@@ -124,7 +132,7 @@ async def loads(call: Call[None]) -> Response:
     wanted = {name.strip() for name in query.include.split(",")}
     if wanted & {"queues", "all"}:
         for row in rows:
-            row["queues"] = {"waiting": row["num_waiting_reqs"], "grammar": 0, "paused": 0}
+            row["queues"] = _queues(clients[row["dp_rank"]])
     body = {
         "timestamp": now,
         "version": VERSION,
@@ -185,6 +193,16 @@ def _load(context: Context, client: SchedulerClient) -> dict[str, Any]:
         "repaired_pages": load.repaired_pages,
         "repaired_locks": load.repaired_locks,
         "repaired_states": load.repaired_states,
+    }
+
+
+def _queues(client: SchedulerClient) -> dict[str, int]:
+    """Requests that do not run now, by what they wait for; those paused have run before."""
+    load = client.load
+    return {
+        "waiting": load.num_waiting_reqs,
+        "grammar": load.num_grammar_reqs,
+        "paused": load.num_running_reqs if load.paused else 0,
     }
 
 

@@ -30,6 +30,7 @@ from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.openai.completions import openai_error_event
+from sylvan.runtime.server.openai.meta import meta_info
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.output import (
@@ -156,6 +157,7 @@ class _Job:
         self._conversation = conversation_of(call)
         self._names.update(grammar_fields(self._body))
         self._n = self._conversation.sampling.n
+        self._began_s = call.context.clock()
         self._meter = Meter(call, 1, self._n)
         self._extras = Extras(call)
         self._frame: dict[str, Any] = {
@@ -214,7 +216,13 @@ class _Job:
         if self._body.return_token_ids:
             choice["response_token_ids"] = sample.token_ids
         if self._body.return_meta_info:
-            choice["meta_info"] = {"id": sample.rid, "prompt_tokens": sample.usage.prompt_tokens}
+            choice["meta_info"] = meta_info(
+                self._context,
+                sample,
+                prepared.input.logprobs,
+                reasoning_tokens=thought,
+                began_s=self._began_s,
+            )
         return choice
 
     async def events(self) -> AsyncGenerator[bytes, None]:

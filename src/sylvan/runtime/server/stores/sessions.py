@@ -213,9 +213,15 @@ class SessionStore:
             turn.output.extend(ids)
             turn.session.num_tokens += len(ids)
 
-    def end(self, turn: Turn) -> None:
-        """The turn is over, and can be gone on from."""
+    def end(self, turn: Turn, *, aborted: bool = False) -> None:
+        """The turn is over, and can be gone on from; in a streaming session not if it was aborted.
+
+        There the next turn goes on from the one before, as SGLang's sessions do.
+        """
         session = turn.session
+        if aborted and session.streaming:
+            self.drop(turn)
+            return
         session.settle(turn)
         session.used_s = self._clock()
         if session.streaming and session.turns.get(turn.rid) is turn:  # it holds all before it
@@ -239,7 +245,8 @@ class SessionStore:
             self.drop(turn)
             raise
         finally:
-            self.end(turn)
+            if turn.running:  # its client left
+                self.end(turn, aborted=True)
 
     def _sessions(self, tenant: str) -> dict[str, Session]:
         """Those of the tenant that have not timed out."""

@@ -1,0 +1,40 @@
+"""`meta_info` of chat choices, as `/generate` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
+from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.samples import Sample
+
+
+def meta_info(
+    context: Context,
+    sample: Sample,
+    logprobs: LogprobOptions | None,
+    *,
+    reasoning_tokens: int,
+    began_s: float,
+) -> dict[str, Any]:
+    """What is known of a finished sample.
+
+    Args:
+        context: The server's parts.
+        sample: The sample.
+        logprobs: What log probabilities were asked for.
+        reasoning_tokens: How many of its tokens were thinking.
+        began_s: When its call came, by the context's clock.
+    """
+    options = ReplyOptions(
+        logprobs=logprobs is not None,
+        top=logprobs is not None and logprobs.top > 0,
+        text_of=context.engine.tokenizer.token_text,
+    )
+    state = ReplyState(options, reasoning_tokens=reasoning_tokens)
+    for part in sample.logprobs:
+        state.add("", (), part, None)
+    elapsed_s, tokens = context.clock() - began_s, sample.usage.completion_tokens
+    timing = timing_keys(sample.timing, elapsed_s, context.wall(), tokens)
+    return state.reply(sample.rid, sample.usage, sample.finish, timing)["meta_info"]
