@@ -51,6 +51,7 @@ class Kind(IntEnum):
     TO_STACK = 24
     FROM_STACK = 25
     GATHER_LEVELS = 26
+    SHORT_CONV = 27
 
 
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")

@@ -1,0 +1,175 @@
+"""Native recurrent mixers on every variant: as their definitions say, and the same bits however
+rows are cut into steps, batched and spread over threads."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sylvan.kernels.api import Unsupported
+from sylvan.kernels.native.library import load
+from sylvan.kernels.scan import Scans, Spans, TorchScans
+from sylvan.kernels.scan.native import NativeScans
+from tests.support.native import DTYPES, random, variants
+
+ROWS, SLOTS = 29, 8
+EXACT = 3e-5  # of float32 sums over at most 29 rows of order 1, against float64
+
+
+@pytest.fixture(scope="module", params=variants())
+def library(request):
+    found = load(request.param)
+    found.dll.sylvan_threads(2)
+    return found
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """A kind of mixer of some sizes. `state` is the shape of a request's."""
+
+    state: tuple[int, ...]
+    exact: bool  # whether states are float32
+
+    def run(self, scans: Scans, rows: slice, state: torch.Tensor, spans: Spans) -> torch.Tensor:
+        raise NotImplementedError
+
+    def defined(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of all rows as one request, and its last state, in float64."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Conv(Mixer):
+    channels: int = 1
+    taps: int = 4
+    silu: bool = False
+    bias: bool = True
+    dtype: torch.dtype = torch.float32
+
+    def parts(self, dtype):
+        x = random(ROWS, self.channels + 5, dtype=dtype, seed=1)[:, 3 : 3 + self.channels]
+        weight = random(self.channels, self.taps, dtype=dtype, seed=2)
+        return x, weight, random(self.channels, dtype=dtype, seed=3) if self.bias else None
+
+    def run(self, scans, rows, state, spans):
+        x, weight, bias = self.parts(state.dtype)
+        return scans.conv(x[rows], weight, bias, state, spans, silu=self.silu)
+
+    def defined(self, dtype):
+        x, weight, bias = self.parts(dtype)
+        seen = torch.cat((torch.zeros(self.taps - 1, self.channels), x)).double()
+        out = F.conv1d(seen.T[None], weight.double()[:, None], groups=self.channels)[0].T
+        out = out if bias is None else out + bias.double()
+        return F.silu(out) if self.silu else out, seen[-self.taps :]
+
+
+MIXERS = {
+    "conv": Conv((4, 96), False, 96, 4),
+    "conv, odd, silu": Conv((3, 77), False, 77, 3, silu=True, bias=False),
+    "conv of one tap": Conv((1, 16), False, 16, 1),
+}
+
+
+@pytest.fixture(params=MIXERS)
+def mixer(request):
+    return MIXERS[request.param]
+
+
+@pytest.fixture(params=DTYPES, ids=["bf16", "fp32"])
+def dtype(request):
+    return request.param
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A mixer of rows of a dtype, and its states, all but the first never written."""
+
+    mixer: Mixer
+    scans: Scans
+    state: torch.Tensor
+
+    def run(self, rows: slice, spans: Spans) -> torch.Tensor:
+        return self.mixer.run(self.scans, rows, self.state, spans)
+
+    def start(self, *slots: int) -> None:
+        """Requests that have seen nothing."""
+        self.state[list(slots)] = 0
+
+
+@pytest.fixture
+def bench(mixer, dtype, library) -> Bench:
+    if not isinstance(mixer, Conv):
+        mixer = replace(mixer, rows_dtype=dtype)
+    state = torch.full(
+        (SLOTS, *mixer.state), torch.nan, dtype=torch.float32 if mixer.exact else dtype
+    )
+    return Bench(mixer, NativeScans(library, dtype), state)
+
+
+def test_it_is_as_defined(bench, dtype):
+    bench.start(3)
+    out = bench.run(slice(None), Spans((0, ROWS), (3,)))
+
+    expected, state = bench.mixer.defined(dtype)
+    rounding = 2.0**-8 if out.dtype == torch.bfloat16 else EXACT
+    torch.testing.assert_close(out.double(), expected, rtol=2 * rounding, atol=rounding)
+    torch.testing.assert_close(bench.state[3].double(), state, rtol=EXACT, atol=EXACT)
+    assert bench.state[[0, 1, 2, 4, 5, 6, 7]].isnan().all(), "another slot was written"
+
+
+def test_it_is_what_pytorch_computes(bench, dtype):
+    spans = Spans((0, 9, 10, 10, ROWS), (3, 1, 5, 2), ((0, 9, 4), (3, 6, 7), (3, 2, 6)))
+    bench.start(1, 2, 3, 5)
+    torch_bench = replace(bench, scans=TorchScans(), state=bench.state.clone())
+
+    out, expected = bench.run(slice(None), spans), torch_bench.run(slice(None), spans)
+
+    assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+    rounding = 2.0**-7 if out.dtype == torch.bfloat16 else EXACT
+    torch.testing.assert_close(out, expected, rtol=rounding, atol=rounding)
+    torch.testing.assert_close(
+        bench.state, torch_bench.state, rtol=EXACT, atol=EXACT, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("cuts", [(0, 6, ROWS), (0, 1, 2, 17, ROWS), tuple(range(ROWS + 1))])
+def test_cuts_change_no_bit(bench, cuts):
+    bench.start(1, 2)
+    whole = bench.run(slice(None), Spans((0, ROWS), (1,)))
+
+    parts = [bench.run(slice(a, b), Spans((0, b - a), (2,))) for a, b in itertools.pairwise(cuts)]
+
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(bench.state[2], bench.state[1])
+
+
+def test_company_and_threads_change_no_bit(bench, library):
+    bench.start(1, 2, 3, 4)
+    alone = bench.run(slice(4, 10), Spans((0, 6), (1,)))
+
+    library.dll.sylvan_threads(3)
+    batched = bench.run(slice(None), Spans((0, 4, 10, ROWS), (2, 3, 4)))
+    library.dll.sylvan_threads(2)
+
+    assert torch.equal(batched[4:10], alone)
+    assert torch.equal(bench.state[3], bench.state[1])
+
+
+def test_saves_are_the_states_on_the_way(bench):
+    bench.start(1, 2)
+    bench.run(slice(0, 5), Spans((0, 5), (1,)))
+
+    bench.run(slice(0, 9), Spans((0, 9), (2,), ((0, 9, 4), (0, 5, 3), (0, 5, 7))))
+
+    assert torch.equal(bench.state[3], bench.state[1])
+    assert torch.equal(bench.state[7], bench.state[1])
+    assert torch.equal(bench.state[4], bench.state[2])
+
+
+def test_sizes_without_room_are_refused(library):
+    with pytest.raises(Unsupported, match="float16"):
+        NativeScans(library, torch.float16)
