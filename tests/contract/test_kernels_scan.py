@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.library import load
-from sylvan.kernels.scan import Scans, Spans, TorchScans
+from sylvan.kernels.scan import Scans, SpaceInputs, Spans, TorchScans
 from sylvan.kernels.scan.native import NativeScans
 from tests.support.native import DTYPES, random, variants
 
@@ -67,10 +67,54 @@ class Conv(Mixer):
         return F.silu(out) if self.silu else out, seen[-self.taps :]
 
 
+@dataclass(frozen=True)
+class Space(Mixer):
+    groups: int = 1
+    by_state: bool = False
+
+    def parts(self, dtype):
+        heads, width, states = self.state
+        wide = random(ROWS, heads * width + 7, dtype=dtype, seed=1)
+        x = wide[:, 7:].unflatten(1, (heads, width))
+        both = random(ROWS, 2 * self.groups * states, dtype=dtype, seed=2)
+        b, c = (part.unflatten(1, (self.groups, states)) for part in both.chunk(2, 1))
+        dt = random(ROWS, heads, dtype=torch.float32, seed=3).abs()
+        decay = -random(heads, states if self.by_state else 1, dtype=torch.float32, seed=4).abs()
+        decay = decay if self.by_state else decay[:, 0]
+        return SpaceInputs(x, dt, decay, b, c, random(heads, dtype=dtype, seed=5))
+
+    def run(self, scans, rows, state, spans):
+        i = self.parts(self.rows_dtype)
+        some = replace(
+            i, x_THP=i.x_THP[rows], dt_TH=i.dt_TH[rows], b_TGN=i.b_TGN[rows], c_TGN=i.c_TGN[rows]
+        )
+        return scans.space(some, state, spans)
+
+    rows_dtype: torch.dtype = torch.float32
+
+    def defined(self, dtype):
+        i, heads = self.parts(dtype), self.state[0]
+        each = heads // self.groups
+        held, out = torch.zeros(self.state, dtype=torch.float64), []
+        decay = i.decay.double().view(heads, -1)
+        for t in range(ROWS):
+            dt = i.dt_TH[t].double()
+            b, c = (part[t].double().repeat_interleave(each, 0) for part in (i.b_TGN, i.c_TGN))
+            take = (dt[:, None] * i.x_THP[t].double())[..., None] * b[:, None]
+            held = held * torch.exp(dt[:, None] * decay)[:, None] + take
+            skipped = i.skip_H.double()[:, None] * i.x_THP[t].double()
+            out.append((held * c[:, None]).sum(-1) + skipped)
+        return torch.stack(out), held
+
+
 MIXERS = {
     "conv": Conv((4, 96), False, 96, 4),
     "conv, odd, silu": Conv((3, 77), False, 77, 3, silu=True, bias=False),
     "conv of one tap": Conv((1, 16), False, 16, 1),
+    "mamba 2": Space((6, 16, 32), True, groups=2),
+    "mamba 2, odd": Space((5, 7, 5), True, groups=5),
+    "mamba": Space((70, 1, 16), True, by_state=True),
+    "mamba, odd": Space((37, 1, 9), True, by_state=True),
 }
 
 
@@ -171,5 +215,10 @@ def test_saves_are_the_states_on_the_way(bench):
 
 
 def test_sizes_without_room_are_refused(library):
+    scans = NativeScans(library, torch.float32)
+    wide = Space((1, 1, 2000), True)
+
+    with pytest.raises(Unsupported, match="2000 numbers of state"):
+        wide.run(scans, slice(0, 1), torch.zeros(2, *wide.state), Spans((0, 1), (1,)))
     with pytest.raises(Unsupported, match="float16"):
         NativeScans(library, torch.float16)

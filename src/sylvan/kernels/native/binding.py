@@ -52,6 +52,7 @@ class Kind(IntEnum):
     FROM_STACK = 25
     GATHER_LEVELS = 26
     SHORT_CONV = 27
+    SPACE_SCAN = 28
 
 
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")

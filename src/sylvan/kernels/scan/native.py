@@ -16,9 +16,10 @@ from sylvan.kernels.native.binding import Kind, Run
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.plan import Call, Draft, place
 from sylvan.kernels.native.program import Program
+from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.spans import Spans
 
-_MOST_TAPS = 64  # of a channel: a block of states fits into scratch memory
+_MOST_TAPS, _MOST_STATES = 64, 1024  # of a channel: a block of states fits into scratch memory
 _DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -73,6 +74,21 @@ class NativeScans:
         sizes = channels, taps, x_TC.stride(0), int(silu)
         self._run(Kind.SHORT_CONV, sizes, tensors, spans)
         return out_TC
+
+    def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
+        """See `Scans.space`. Shape: (T, H, P), float32."""
+        heads, width, states = state_SHPN.shape[1:]
+        if states > _MOST_STATES:
+            raise Unsupported(f"{states} numbers of state a channel")
+        x, b, c = (_rows(t.to(self._dtype)) for t in (inputs.x_THP, inputs.b_TGN, inputs.c_TGN))
+        dt = _rows(inputs.dt_TH.float())
+        decay, skip = inputs.decay.float().contiguous(), inputs.skip_H.float().contiguous()
+        out_THP = torch.empty(len(x), heads, width)
+        tensors = x, dt, decay, b, c, skip, state_SHPN, out_THP
+        strides = (t.stride(0) for t in (x, b, c, dt))
+        sizes = width, heads, states, inputs.b_TGN.shape[1], int(decay.dim() == 2), *strides
+        self._run(Kind.SPACE_SCAN, sizes, tensors, spans)
+        return out_THP
 
     def _run(
         self,
