@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.library import load
-from sylvan.kernels.scan import Scans, SpaceInputs, Spans, TorchScans
+from sylvan.kernels.scan import DeltaInputs, Scans, SpaceInputs, Spans, TorchScans
 from sylvan.kernels.scan.native import NativeScans
 from tests.support.native import DTYPES, random, variants
 
@@ -107,6 +107,43 @@ class Space(Mixer):
         return torch.stack(out), held
 
 
+@dataclass(frozen=True)
+class Delta(Mixer):
+    groups: int = 1
+    rows_dtype: torch.dtype = torch.float32
+
+    def parts(self, dtype):
+        heads, keys, values = self.state
+        sizes = [self.groups * keys, self.groups * keys, heads * values]
+        q, k, v = random(ROWS, sum(sizes), dtype=dtype, seed=1).split(sizes, 1)
+        q, k = (part.unflatten(1, (self.groups, keys)) for part in (q, k))
+        decay = -random(ROWS, heads, dtype=torch.float32, seed=2).abs() / 4
+        beta = random(ROWS, 2 * heads, dtype=dtype, seed=3).sigmoid()[:, ::2]
+        return DeltaInputs(q, k, v.unflatten(1, (heads, values)), decay, beta)
+
+    def run(self, scans, rows, state, spans):
+        parts = self.parts(self.rows_dtype)
+        some = {name: getattr(parts, name)[rows] for name in DeltaInputs.__slots__}
+        return scans.delta(DeltaInputs(**some), state, spans)
+
+    def defined(self, dtype):
+        parts, (heads, keys, _) = self.parts(dtype), self.state
+        q, k = (
+            (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)).repeat_interleave(
+                heads // self.groups, 1
+            )
+            for x in (parts.q_THK.double(), parts.k_THK.double())
+        )
+        held, out = torch.zeros(self.state, dtype=torch.float64), []
+        for t in range(ROWS):
+            held = held * parts.decay_TH[t].double().exp()[:, None, None]
+            error = parts.v_THV[t].double() - torch.einsum("hkv,hk->hv", held, k[t])
+            error = error * parts.beta_TH[t].double()[:, None]
+            held = held + torch.einsum("hk,hv->hkv", k[t], error)
+            out.append(torch.einsum("hkv,hk->hv", held, q[t]) * keys**-0.5)
+        return torch.stack(out), held
+
+
 MIXERS = {
     "conv": Conv((4, 96), False, 96, 4),
     "conv, odd, silu": Conv((3, 77), False, 77, 3, silu=True, bias=False),
@@ -115,6 +152,8 @@ MIXERS = {
     "mamba 2, odd": Space((5, 7, 5), True, groups=5),
     "mamba": Space((70, 1, 16), True, by_state=True),
     "mamba, odd": Space((37, 1, 9), True, by_state=True),
+    "delta": Delta((4, 32, 64), True, groups=2),
+    "delta, odd": Delta((3, 11, 37), True, groups=3),
 }
 
 

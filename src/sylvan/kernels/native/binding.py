@@ -53,6 +53,7 @@ class Kind(IntEnum):
     GATHER_LEVELS = 26
     SHORT_CONV = 27
     SPACE_SCAN = 28
+    DELTA_SCAN = 29
 
 
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")

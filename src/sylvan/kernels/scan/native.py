@@ -16,6 +16,7 @@ from sylvan.kernels.native.binding import Kind, Run
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.plan import Call, Draft, place
 from sylvan.kernels.native.program import Program
+from sylvan.kernels.scan.delta import EPS, DeltaInputs
 from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.spans import Spans
 
@@ -89,6 +90,20 @@ class NativeScans:
         sizes = width, heads, states, inputs.b_TGN.shape[1], int(decay.dim() == 2), *strides
         self._run(Kind.SPACE_SCAN, sizes, tensors, spans)
         return out_THP
+
+    def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
+        """See `Scans.delta`. Shape: (T, H, V), float32."""
+        heads, keys, values = state_SHKV.shape[1:]
+        if keys > _MOST_STATES:
+            raise Unsupported(f"keys of {keys} numbers")
+        q, k, v = (_rows(t.to(self._dtype)) for t in (inputs.q_THK, inputs.k_THK, inputs.v_THV))
+        decay, beta = _rows(inputs.decay_TH.float()), _rows(inputs.beta_TH.to(self._dtype))
+        out_THV = torch.empty(len(q), heads, values)
+        tensors = q, k, v, decay, beta, state_SHKV, out_THV
+        strides = (t.stride(0) for t in (q, k, v, decay, beta))
+        sizes = keys, values, heads, inputs.k_THK.shape[1], *strides
+        self._run(Kind.DELTA_SCAN, sizes, tensors, spans, EPS)
+        return out_THV
 
     def _run(
         self,
