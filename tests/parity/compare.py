@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from sylvan.protocol.requests import LogprobOptions
 from tests.parity.checkpoints import VOCAB
-from tests.parity.rounding import Exact
+from tests.parity.rounding import Exact, logits_of
 from tests.parity.serving import Serving
 
 NEW = 64
@@ -35,12 +35,15 @@ class Difference:
     kv_bytes: int
 
 
-def compare(path: Path, model: PreTrainedModel, *, new: int = NEW) -> Difference:
+def compare(
+    path: Path, model: PreTrainedModel, *, new: int = NEW, stepping: bool = False
+) -> Difference:
     """Greedy tokens in every mode, and log probabilities of all of them, against transformers.
 
     One pass of transformers over prompt and answer checks each token of the answer: it is greedy
     where it is the largest of its row, or as large as rounding can tell. One mode runs eagerly,
-    whatever the others do.
+    whatever the others do. With `stepping` transformers takes the answer token by token, which few
+    models do otherwise than they take a prompt.
     """
     rng = np.random.default_rng(7)
     pages = int(0.75 * (sum(LENGTHS) + len(LENGTHS) * new) / 16)
@@ -63,9 +66,10 @@ def compare(path: Path, model: PreTrainedModel, *, new: int = NEW) -> Difference
     apart = excess = 0.0
     for index, (rid, prompt) in enumerate(zip(rids, prompts, strict=True)):
         ids, answer = prompt + whole.tokens[rid], slice(len(prompt) - 1, -1)
-        rows, explained = (part[answer] for part in exact.rows(ids))
+        at_once = len(prompt) if stepping else None
+        rows, explained = (part[answer] for part in exact.rows(ids, at_once))
         mine = np.concatenate([out.logprobs.chosen_logprobs for out in whole.outputs[rid]])
-        apart = max(apart, float(np.abs(mine - teacher(model, ids)[answer]).max()))
+        apart = max(apart, float(np.abs(mine - teacher(model, ids, at_once)[answer]).max()))
         excess = max(excess, float((np.abs(mine - rows).max(1) / explained).max()))
         wrong |= {
             mode
@@ -91,7 +95,7 @@ def greedy_up_to_rounding(
     return True
 
 
-def teacher(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
-    """Log probabilities after each of `ids`, by transformers. Shape: (len, V)."""
+def teacher(model: PreTrainedModel, ids: list[int], at_once: int | None = None) -> np.ndarray:
+    """Log probabilities after each of `ids`, by transformers in float32. Shape: (len, V)."""
     with torch.inference_mode():
-        return model(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1).numpy()
+        return logits_of(model, ids, at_once).log_softmax(-1).numpy()

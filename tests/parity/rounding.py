@@ -43,22 +43,36 @@ class Exact:
         self._model = copy.deepcopy(model).double()
         self._model.set_experts_implementation("eager")  # others have no float64
 
-    def rows(self, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, ids: list[int], at_once: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Log probabilities after each of `ids` (len, V), and by what float32 may miss them.
 
-        The second array has the largest explained error of each row: (len,).
+        The second array has the largest explained error of each row: (len,). See `logits_of`.
         """
-        exact = self._run(ids)
+        exact = self._run(ids, at_once)
         spread = np.zeros(len(ids))
         for seed in range(SAMPLES):
             with RoundingErrors(seed):
-                spread = np.maximum(spread, np.abs(self._run(ids) - exact).max(1))
+                spread = np.maximum(spread, np.abs(self._run(ids, at_once) - exact).max(1))
         return exact, SLACK * spread
 
-    def _run(self, ids: list[int]) -> np.ndarray:
+    def _run(self, ids: list[int], at_once: int | None) -> np.ndarray:
         with torch.inference_mode(), float64():
-            logits = self._model(torch.tensor([ids]), use_cache=False).logits[0]
-        return logits.log_softmax(-1).numpy()
+            return logits_of(self._model, ids, at_once).log_softmax(-1).numpy()
+
+
+def logits_of(model: PreTrainedModel, ids: list[int], at_once: int | None = None) -> torch.Tensor:
+    """Logits after each of `ids`, by one pass. Shape: (len, V).
+
+    With `at_once` only so many are given at first, and the others one by one, as `generate` does.
+    """
+    if at_once is None:
+        return model(torch.tensor([ids]), use_cache=False).logits[0]
+    past, rows = None, []
+    for part in (ids[:at_once], *([token] for token in ids[at_once:])):
+        out = model(torch.tensor([part]), use_cache=True, past_key_values=past)
+        past = out.past_key_values
+        rows.append(out.logits[0])
+    return torch.cat(rows)
 
 
 @contextmanager
@@ -90,6 +104,7 @@ def _wider(value: object) -> object:
 class RoundingErrors(TorchDispatchMode):
     """Every result errs as if float32 had held it, and every product of matrices been summed in it.
 
+    What float32 holds exactly does not err.
     Rounding errs by UNIT / sqrt(3) in the mean. A sum of K products of size s whose signs are
     random has partial sums of size s sqrt(k), k = 1..K: one rounding of each adds up to
     s K UNIT / sqrt(6). No order of adding is worse than this one, term by term.
@@ -106,12 +121,14 @@ class RoundingErrors(TorchDispatchMode):
         computed = isinstance(out, torch.Tensor) and out.dtype == torch.float64
         if not computed or any(value.alias_info for value in func._schema.returns):
             return out  # views and tensors that are written in place hold what was computed before
-        erring = torch.where(out.abs() < _LARGEST, out * self._error(out), 0.0)
+        error = out * self._error(out)
         if func in _CONTRACTIONS:
             a, b = (args[place] for place in _CONTRACTIONS[func])
             size = (a.square() @ b.square()).sqrt()  # of the sum, with random signs
-            erring = erring + size * self._error(out) * math.sqrt(a.shape[-1] / 2)
-        return out + erring
+            error = error + size * self._error(out) * math.sqrt(a.shape[-1] / 2)
+        # Positions, masks and copies of weights are exact, and masks may be as good as infinite.
+        exact = (out == out.float()) | (out.abs() > _LARGEST)
+        return torch.where(exact, out, out + error)
 
     def _error(self, like: torch.Tensor) -> torch.Tensor:
         normal = torch.randn(like.shape, generator=self._generator, dtype=torch.float64)

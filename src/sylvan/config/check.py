@@ -310,6 +310,13 @@ RULES = (
         "{quantization}: not supported yet on {device}; leave it at none",
     ),
     Rule(
+        "quantised checkpoint not on this device",
+        ("device",),
+        lambda c: c.facts.model.quantization is not None and c.config.device != "cpu",
+        "{device} has no kernels for quantised matrices, and the checkpoint's are quantised; "
+        "choose device=cpu, or a checkpoint that is not quantised",
+    ),
+    Rule(
         "context too long",
         ("context_len",),
         lambda c: (

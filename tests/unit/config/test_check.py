@@ -64,6 +64,10 @@ BROKEN = {
         "which runner_fallback=true allows; leave one of them at auto",
     ),
     "no such quantisation": ({"quantization": "w8a8"}, "quantization=w8a8: not supported yet"),
+    "quantised checkpoint not on this device": (
+        {"device": "odd"},
+        "device=odd has no kernels for quantised matrices, and the checkpoint's are quantised",
+    ),
     "context too long": ({"context_len": 4096}, "more than tiny was made for, 2048"),
     "policy without cache": (
         {"scheduler.policy": "lpm", "cache.prefix": "none"},
@@ -110,6 +114,10 @@ def facts_for(name):
     if name == "dtype not on this device":
         odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"float32", "bfloat16"}))
         return make_facts(devices=make_facts().devices | {"odd": odd})
+    if name == "quantised checkpoint not on this device":
+        odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"bfloat16"}))
+        devices = make_facts().devices | {"odd": odd}
+        return make_facts(model=make_model(quantization="w8a8"), devices=devices)
     if name == "attention not with this head size":
         return make_facts(model=make_model(head_dim=256))
     if name == "pickled weights":
@@ -137,6 +145,10 @@ def test_rule_names_are_unique():
 
 def test_defaults_break_no_rule(facts):
     assert complaint({}, facts) == ""
+
+
+def test_a_quantised_checkpoint_is_served_on_the_cpu():
+    assert complaint({}, make_facts(model=make_model(quantization="w8a8"))) == ""
 
 
 def test_int8_pages_need_an_attention_that_reads_them(facts):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sylvan.kernels.api import AttentionLayer, Unsupported
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, Unsupported
 from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.kernels.paged import reference
@@ -123,6 +123,31 @@ def test_heads_turn_by_their_rows_of_a_table(dtype, columns):
     expected = scene.backend.run(what, *heads, v, scene.batch)
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert not torch.equal(scene.backend.run(what, q, k, v, scene.batch), expected)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["norms of heads", "norms of rows"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+def test_a_projection_is_normed_turned_and_attended_in_one_call(dtype, interleaved, whole):
+    scene, what = Scene(dtype), layer()
+    scene.step(what, {r: (0, n) for r, n in enumerate(LENGTHS)})
+    angles = torch.randn(max(LENGTHS), 4)
+    rope = Rope(torch.cat((angles.cos(), angles.sin()), 1), interleaved)
+    norms = tuple(HeadNorm(torch.randn(H * (n if whole else 1)), 1e-5) for n in (N, K))
+    qkv = torch.cat([torch.cat(heads, 1).flatten(1) for heads in scene.heads])
+    scene.batch.positions_T.copy_(torch.cat([torch.arange(n) for n in LENGTHS]))
+    scene.backend.plan(scene.batch)
+
+    for chosen in (norms, (None, norms[1]), (None, None)):
+        for table in (rope, None):
+            found = scene.backend.run_fused(what, qkv, table, chosen, scene.batch)
+            again = scene.backend.run_fused(what, qkv, table, chosen, scene.batch)
+
+            heads = reference.split_heads(qkv, what, scene.batch.positions_T, table, chosen)
+            expected = scene.backend.run(what, *heads, scene.batch)
+            bound = TOLERANCE[dtype]
+            torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+            assert torch.equal(found, again)
 
 
 def test_layers_do_not_mix_and_kinds_are_recorded_once():

@@ -13,6 +13,7 @@ from sylvan.kernels.api import Unsupported
 from sylvan.kernels.matmul.pack import pack, pack_nothing
 from sylvan.kernels.matmul.weights import Int4Weight, quantise_int4, quantise_int8
 from sylvan.kernels.memory import allocate
+from sylvan.kernels.native import library
 from sylvan.kernels.native.binding import Kind
 from sylvan.kernels.native.library import LibraryMissing, describe, load
 from sylvan.kernels.native.plan import Call, Draft, place
@@ -42,6 +43,15 @@ def test_a_broken_library_is_reported_not_raised(tmp_path: Path) -> None:
 def test_an_unknown_variant_names_the_known_ones() -> None:
     with pytest.raises(LibraryMissing, match="avx2, portable"):
         load("sse")
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+def test_a_library_with_other_ops_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "Kind", [*Kind, "one that it was compiled without"])
+
+    with pytest.raises(LibraryMissing, match="no compiled kernels can run here"):
+        load.__wrapped__()
+    assert "compiled from other sources" in "\n".join(library.usable().values())
 
 
 def test_without_a_compiler_every_variant_is_a_failure(

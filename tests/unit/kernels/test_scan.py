@@ -45,7 +45,7 @@ def _delta(rows: slice, state: torch.Tensor, spans: Spans) -> torch.Tensor:
 
 
 MIXERS = {
-    "conv": (_conv, (HEADS, DIM)),
+    "conv": (_conv, (DIM, HEADS)),
     "space": (_space, (HEADS, DIM, STATES)),
     "delta": (_delta, (HEADS, DIM, STATES)),
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer, Rope
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library
@@ -33,10 +33,39 @@ class _Kind:
     keys: int
     values: int
     out: int
-    table: int  # of turning, if `turning` columns of a head turn
-    turning: int
+    table: int  # of turning, if any columns turn
+    work: tuple[int, ...]  # `HeadWork.key`
     shape: tuple[int, ...]  # of a row of results: heads and their columns, or columns with padding
-    sinks: torch.Tensor | None  # kept, so that its address stays its own
+    kept: tuple[object, ...]  # what keys name by its address or identity
+
+
+Norms = tuple[HeadNorm | None, HeadNorm | None]
+"""Of query heads and of key heads."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadWork:
+    """What is done to queries and keys before they attend: norms, then turning.
+
+    `table_TR`: by what they turn, at `positions` of the step; see `Rope`.
+    """
+
+    table_TR: torch.Tensor | None = None
+    interleaved: bool = False
+    norms: Norms = (None, None)
+
+    @property
+    def turning(self) -> int:
+        """Columns of a head that turn."""
+        return 0 if self.table_TR is None else self.table_TR.shape[1]
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What programs differ by."""
+        return self.turning, self.interleaved, *map(id, self.norms)
+
+
+_NO_WORK = HeadWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +102,7 @@ class PagedAttention:
         self._rows = torch.empty(0, dtype=dtype)
         self._room = _Room((), [], None, 0)
         self._recent: dict[int, tuple[AttentionLayer, _Kind]] = {}
+        self._works: dict[tuple[int, ...], tuple[Rope | None, HeadWork]] = {}
         self._recorder()  # refuses the dtype
 
     def check(self, layer: AttentionLayer) -> None:
@@ -88,7 +118,7 @@ class PagedAttention:
         layer: AttentionLayer,
         heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         step: Run,
-        table_TR: torch.Tensor | None = None,
+        work: HeadWork = _NO_WORK,
     ) -> torch.Tensor:
         """Attend; `step` says where the rows of each request lie and go.
 
@@ -96,12 +126,11 @@ class PagedAttention:
             layer: Constant over the life of a model; each kind of layer is recorded once.
             heads: Queries (T, N, H), keys (T, K, H) and values (T, K, V) of any strides.
             step: Its `tokens`, `seqs`, `slots`, `row_start`, `kv_len` and page table.
-            table_TR: By what queries and keys are to turn, at `step.positions`; see `Rope`.
+            work: What is done to the heads first.
 
         Returns: (T, N, V) in the dtype of the queries, owned by the caller.
         """
-        turning = 0 if table_TR is None else table_TR.shape[1]
-        kind, count = self._kind(layer, turning), len(heads[0])
+        kind, count = self._kind(layer, work), len(heads[0])
         if count != step.tokens:
             raise RuntimeError(f"attention of {count} rows in a step of {step.tokens}")
         rows = self._gather(heads)
@@ -113,13 +142,44 @@ class PagedAttention:
             (kind.values, values),
             (kind.out, out.data_ptr()),
         )
-        if table_TR is not None:
-            places += ((kind.table, table_TR.data_ptr()),)
+        if work.table_TR is not None:
+            places += ((kind.table, work.table_TR.data_ptr()),)
         kind.program.run_at(step, *places)
         if len(kind.shape) == 1:  # with columns behind those of the heads
             width = layer.num_heads * layer.value_dim
             out = out[:, :width].unflatten(1, (layer.num_heads, layer.value_dim))
         return out if out.dtype == heads[0].dtype else out.to(heads[0].dtype)
+
+    def run_fused(
+        self, layer: AttentionLayer, qkv: torch.Tensor, rope: Rope | None, norms: Norms, step: Run
+    ) -> torch.Tensor:
+        """Norm and turn the heads of a joined projection, then attend.
+
+        Args:
+            layer: As of `run`.
+            qkv: Rows of query heads, then key heads, then value heads: (T, (N + K) H + K V).
+            rope: Positions of the model, or none.
+            norms: Of query and key heads.
+            step: As of `run`; its `positions` are those of the tokens.
+
+        Returns: (T, N, V) in the dtype of `qkv`, owned by the caller.
+        """
+        sizes = [layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim]
+        q, k, v = qkv.split([*sizes, layer.num_kv_heads * layer.value_dim], -1)
+        q, k = (x.unflatten(-1, (-1, layer.head_dim)) for x in (q, k))
+        heads = q, k, v.unflatten(-1, (-1, layer.value_dim))
+        return self.run(layer, heads, step, self._work(rope, norms))
+
+    def _work(self, rope: Rope | None, norms: Norms) -> HeadWork:
+        key = (id(rope), *map(id, norms))
+        if key not in self._works:
+            table = None if rope is None else _with_slack(rope.cos_sin)
+            work = HeadWork(table, rope is not None and rope.interleaved, norms)
+            for known, other in self._works.values():
+                if known is rope:
+                    work = replace(work, table_TR=other.table_TR)
+            self._works[key] = rope, work
+        return self._works[key][1]
 
     def _gather(self, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> int:
         """Where rows of query heads, then key heads, then value heads lie from now on."""
@@ -149,31 +209,31 @@ class PagedAttention:
             joined = rows_TC.unflatten(1, (-1, shape[0][2])) if same else None
         return _Room(shape, parts, joined, self._rows.data_ptr())
 
-    def _kind(self, layer: AttentionLayer, turning: int = 0) -> _Kind:
+    def _kind(self, layer: AttentionLayer, work: HeadWork = _NO_WORK) -> _Kind:
         recent = self._recent.get(layer.index)
-        if recent is None or recent[0] is not layer or recent[1].turning != turning:
-            recent = self._recent[layer.index] = layer, self._kind_of(layer, turning)
+        if recent is None or recent[0] is not layer or recent[1].work != work.key:
+            recent = self._recent[layer.index] = layer, self._kind_of(layer, work)
         return recent[1]
 
-    def _kind_of(self, layer: AttentionLayer, turning: int) -> _Kind:
+    def _kind_of(self, layer: AttentionLayer, work: HeadWork) -> _Kind:
         sinks = layer.sinks
         about_sinks = None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
         shape = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
-        key = (*shape, turning, layer.scale, layer.window, layer.softcap, layer.causal, about_sinks)
+        how = layer.scale, layer.window, layer.softcap, layer.causal
+        key = (*shape, *work.key, *how, about_sinks)
         if key not in self._kinds:
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
-            self._kinds[key] = self._record(layer, turning)
+            self._kinds[key] = self._record(layer, work)
         return self._kinds[key]
 
-    def _record(self, layer: AttentionLayer, turning: int) -> _Kind:
+    def _record(self, layer: AttentionLayer, work: HeadWork) -> _Kind:
         recorder = self._recorder()
         width = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
         cols = width + layer.num_kv_heads * layer.value_dim
-        dtype = "bf16" if self._dtype == torch.bfloat16 else "f32"
-        rows = recorder.input(cols, dtype)
-        rope = Rope(torch.zeros(1, turning)) if turning else None
-        found = recorder.attention(rows, replace(layer, index=0), rope, None, None)
+        rows = recorder.input(cols, recorder.dtype)
+        rope = Rope(torch.zeros(1, work.turning), work.interleaved) if work.turning else None
+        found = recorder.attention(rows, replace(layer, index=0), rope, *work.norms)
         recorder.elsewhere(found)
         placed = place(recorder.draft)
         program = Program(self._library, placed)
@@ -182,9 +242,16 @@ class PagedAttention:
         width = layer.num_heads * layer.value_dim
         shape = (layer.num_heads, layer.value_dim) if padded(width) == width else (padded(width),)
         table = int(program.ops[0]["buf"][3])
-        return _Kind(program, qkv, keys, values, out, table, turning, shape, layer.sinks)
+        kept = layer.sinks, work
+        return _Kind(program, qkv, keys, values, out, table, work.key, shape, kept)
 
     def _recorder(self) -> NativeRecorder:
         # Rows and results lie where each call says: a program needs no memory of its own.
         limits = RecorderLimits(max_tokens=1, max_outputs=1)
         return NativeRecorder(self._dtype, limits, self._pages, self._library.constants)
+
+
+def _with_slack(table: torch.Tensor) -> torch.Tensor:
+    """A float32 copy that vector loads may run beyond."""
+    memory = torch.zeros(table.numel() + _SLACK)
+    return memory[: table.numel()].view(table.shape).copy_(table)

@@ -51,6 +51,9 @@ class Kind(IntEnum):
     TO_STACK = 24
     FROM_STACK = 25
     GATHER_LEVELS = 26
+    SHORT_CONV = 27
+    SPACE_SCAN = 28
+    DELTA_SCAN = 29
 
 
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.kernels.native.binding import OP, Constants, Inputs, Run
+from sylvan.kernels.native.binding import OP, Constants, Inputs, Kind, Run
 from sylvan.kernels.native.sampling import Given, Sample, SampleSlots
 
 LIB = Path(__file__).parents[1] / "lib"
@@ -22,6 +22,7 @@ _NEEDS: Mapping[str, int] = {
     "amx": _AVX2 | _AVX512 | _VNNI | _BF16 | _AMX,
 }
 _FEATURES = ("avx2", "avx512", "avx512-vnni", "avx512-bf16", "amx", "avx-vnni")
+_KINDS = 6  # of the library's constants: how many kinds of ops it has
 PREFERENCE = ("amx", "avx512", "avxvnni", "avx2", "portable")
 
 
@@ -133,7 +134,7 @@ def _obstacle(folder: Path, name: str, bits: int) -> str:
         mirrors = (Run, Inputs, SampleSlots, Sample, Given)
         sizes = [OP.itemsize, *(ctypes.sizeof(m) for m in mirrors)]
         found = [dll.sylvan_size(i) for i in range(len(sizes))]
-        if found != sizes or not hasattr(dll, "sylvan_program_bind"):
+        if found != sizes or dll.sylvan_constant(_KINDS) != len(Kind):
             return "compiled from other sources; run: python -m sylvan.kernels.build"
         return "the system refuses it the tile registers" if dll.sylvan_start() else ""
     except (OSError, AttributeError) as error:

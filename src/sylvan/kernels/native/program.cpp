@@ -12,7 +12,7 @@ const Kernel* const kernels[N_KINDS] = {
     linear_int4_kernel, glu_kernel, activation_kernel, rope_store_kernel, attention_kernel, attention_merge_kernel,
     take_rows_kernel, add_kernel, scale_kernel, softcap_kernel, cast_kernel, scale_rows_kernel, route_kernel,
     align_kernel, gather_kernel, expert_sum_kernel, latent_rows_kernel, head_groups_kernel, to_stack_kernel,
-    from_stack_kernel, gather_levels_kernel,
+    from_stack_kernel, gather_levels_kernel, short_conv_kernel, space_scan_kernel, delta_scan_kernel,
 };
 
 struct Program {

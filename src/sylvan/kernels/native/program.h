@@ -8,7 +8,7 @@
 enum Kind : int32_t {
     EMBED, RMS_NORM, LAYER_NORM, QUANTISE, LINEAR, LINEAR_INT8, LINEAR_INT4, GLU, ACTIVATION, ROPE_STORE, ATTENTION,
     ATTENTION_MERGE, TAKE_ROWS, ADD, SCALE, SOFTCAP, CAST, SCALE_ROWS, ROUTE, ALIGN, GATHER, EXPERT_SUM,
-    LATENT_ROWS, HEAD_GROUPS, TO_STACK, FROM_STACK, GATHER_LEVELS, N_KINDS
+    LATENT_ROWS, HEAD_GROUPS, TO_STACK, FROM_STACK, GATHER_LEVELS, SHORT_CONV, SPACE_SCAN, DELTA_SCAN, N_KINDS
 };
 enum Count : int32_t { TOKENS, OUTPUTS };  // which run-time row count an op works on
 enum Type : int32_t { BF16, F32_ROWS };    // what rows (and KV) are made of
@@ -92,4 +92,5 @@ extern const Kernel embed_kernel[2], rms_norm_kernel[2], layer_norm_kernel[2], q
     linear_int8_kernel[2], linear_int4_kernel[2], glu_kernel[2], activation_kernel[2], rope_store_kernel[2],
     attention_kernel[2], attention_merge_kernel[2], take_rows_kernel[2], add_kernel[2], scale_kernel[2], softcap_kernel[2],
     cast_kernel[2], scale_rows_kernel[2], route_kernel[2], align_kernel[2], gather_kernel[2], expert_sum_kernel[2],
-    latent_rows_kernel[2], head_groups_kernel[2], to_stack_kernel[2], from_stack_kernel[2], gather_levels_kernel[2];
+    latent_rows_kernel[2], head_groups_kernel[2], to_stack_kernel[2], from_stack_kernel[2], gather_levels_kernel[2],
+    short_conv_kernel[2], space_scan_kernel[2], delta_scan_kernel[2];

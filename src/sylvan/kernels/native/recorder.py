@@ -69,6 +69,11 @@ class NativeRecorder:
         return self._sheet.draft
 
     @property
+    def dtype(self) -> Dtype:
+        """Of the model's rows."""
+        return self._sheet.dtype
+
+    @property
     def weight_bytes(self) -> int:
         """Memory of the weights met so far, as kernels read them."""
         return self._sheet.weight_bytes
@@ -77,6 +82,12 @@ class NativeRecorder:
         """A matrix that the caller fills before each run; columns beyond `cols` stay zero."""
         value = self._sheet.repeated(cols, dtype, rows, 1)
         self.draft.inputs.append(value.id)
+        return value
+
+    def bound(self, cols: int, dtype: Dtype) -> Value:
+        """A matrix without memory: each run is told where it lies (see `Program.bind`)."""
+        value = self._sheet.repeated(cols, dtype, "tokens", 1)
+        self.elsewhere(value)
         return value
 
     def pin(self, value: Value) -> None:

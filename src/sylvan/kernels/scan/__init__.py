@@ -1,15 +1,88 @@
 """Recurrent mixers over the rows of several requests, each going on from a state in a slot.
 
 All are computed token by token, so that a result does not depend on how a prompt was cut.
-`short_conv`: causal depthwise convolution. `space_scan`: state spaces, Mamba (arXiv:2312.00752) and
-Mamba 2 (arXiv:2405.21060). `delta_scan`: gated delta rule (arXiv:2412.06464).
+Convolutions are causal and depthwise; state spaces are those of Mamba (arXiv:2312.00752) and
+Mamba 2 (arXiv:2405.21060); the gated delta rule is that of arXiv:2412.06464. PyTorch defines what
+is right; `native` has the C++ kernels.
+
+Shapes: T rows, C channels, K taps or keys, H heads, P channels of a head, N numbers of state a
+channel, V values, S slots.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional as F
 
 from sylvan.kernels.scan.conv import short_conv
 from sylvan.kernels.scan.delta import DeltaInputs, delta_scan
 from sylvan.kernels.scan.space import SpaceInputs, space_scan
 from sylvan.kernels.scan.spans import Spans
 
-__all__ = ["DeltaInputs", "SpaceInputs", "Spans", "delta_scan", "short_conv", "space_scan"]
+__all__ = [
+    "DeltaInputs",
+    "Scans",
+    "SpaceInputs",
+    "Spans",
+    "TorchScans",
+    "delta_scan",
+    "short_conv",
+    "space_scan",
+]
+
+
+class Scans(Protocol):
+    """What computes recurrent mixers. States of the requests, and of `saves`, are written."""
+
+    def conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CK: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        state_SKC: torch.Tensor,
+        spans: Spans,
+        *,
+        silu: bool = False,
+    ) -> torch.Tensor:
+        """Each channel's last K inputs, weighted, with the bias; in the dtype of x. Shape: (T, C).
+
+        `silu`: of what has been rounded to that dtype. A state holds the last K inputs, the newest
+        last, in the dtype of x.
+        """
+        ...
+
+    def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
+        """With h = exp(dt A) h + dt x B: C h + D x, in float32. Shape: (T, H, P)."""
+        ...
+
+    def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
+        """Queries and keys are made unit vectors first; float32. Shape: (T, H, V)."""
+        ...
+
+
+class TorchScans:
+    """The definition of correct, in PyTorch, on any device."""
+
+    def conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CK: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        state_SKC: torch.Tensor,
+        spans: Spans,
+        *,
+        silu: bool = False,
+    ) -> torch.Tensor:
+        """See `Scans.conv`."""
+        out_TC = short_conv(x_TC, weight_CK, bias_C, state_SKC, spans).to(x_TC.dtype)
+        return F.silu(out_TC) if silu else out_TC
+
+    def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
+        """See `Scans.space`."""
+        return space_scan(inputs, state_SHPN, spans)
+
+    def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
+        """See `Scans.delta`."""
+        return delta_scan(inputs, state_SHKV, spans)

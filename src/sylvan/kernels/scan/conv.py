@@ -5,6 +5,8 @@ Shapes: T rows, C channels, K taps, S slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sylvan.kernels.scan.spans import Spans, scan
@@ -14,43 +16,47 @@ def short_conv(
     x_TC: torch.Tensor,
     weight_CK: torch.Tensor,
     bias_C: torch.Tensor | None,
-    state_SCK: torch.Tensor,
+    state_SKC: torch.Tensor,
     spans: Spans,
 ) -> torch.Tensor:
     """Each channel's last K inputs, weighted, in float32. Shape: (T, C).
 
     The state of a request holds its last K inputs, the newest last.
     """
-    weight = weight_CK.float()
-    lens = spans.lens
-    if any(n > 1 for n in lens):
-        return _whole(x_TC, weight, bias_C, state_SCK, spans)
+    weight_KC = weight_CK.float().T
+    if any(n > 1 for n in spans.lens):
+        out = _whole(x_TC, weight_KC, state_SKC, spans)
+    else:
 
-    def step(held: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        window = torch.cat((held[..., 1:], x_TC[rows, :, None].to(held.dtype)), -1)
-        return window, (window.float() * weight).sum(-1)
+        def step(held: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            window = torch.cat((held[:, 1:], x_TC[rows, None].to(held.dtype)), 1)
+            return window, _weighted(window.unbind(1), weight_KC)
 
-    out = scan(state_SCK, spans, torch.empty_like(x_TC, dtype=torch.float32), step)
+        out = scan(state_SKC, spans, torch.empty_like(x_TC, dtype=torch.float32), step)
     return out if bias_C is None else out + bias_C.float()
 
 
+def _weighted(inputs: Sequence[torch.Tensor], weight_KC: torch.Tensor) -> torch.Tensor:
+    """The oldest first, one after the other: no library chooses the order of this sum."""
+    total = torch.zeros_like(inputs[0], dtype=torch.float32)
+    for x, weight_C in zip(inputs, weight_KC, strict=True):
+        total = total + x.float() * weight_C
+    return total
+
+
 def _whole(
-    x_TC: torch.Tensor,
-    weight_CK: torch.Tensor,
-    bias_C: torch.Tensor | None,
-    state_SCK: torch.Tensor,
-    spans: Spans,
+    x_TC: torch.Tensor, weight_KC: torch.Tensor, state_SKC: torch.Tensor, spans: Spans
 ) -> torch.Tensor:
     """All rows of a request at once: the same sums, as windows over its inputs."""
-    taps = weight_CK.shape[1]
+    taps = len(weight_KC)
     out_TC = torch.empty_like(x_TC, dtype=torch.float32)
     for request, (start, slot) in enumerate(zip(spans.starts[:-1], spans.slots, strict=True)):
         rows = x_TC[start : spans.starts[request + 1]]
-        inputs = torch.cat((state_SCK[slot].T, rows.to(state_SCK.dtype)))  # (K + L, C)
-        windows = inputs.unfold(0, taps, 1)[1:].float()  # (L, C, K)
-        out_TC[start : start + len(rows)] = (windows * weight_CK).sum(-1)
-        state_SCK[slot] = inputs[-taps:].T
+        inputs = torch.cat((state_SKC[slot], rows.to(state_SKC.dtype)))  # (K + L, C)
+        windows = [inputs[k + 1 : k + 1 + len(rows)] for k in range(taps)]
+        out_TC[start : start + len(rows)] = _weighted(windows, weight_KC)
+        state_SKC[slot] = inputs[-taps:]
         for which, tokens, kept in spans.saves:
             if which == request:
-                state_SCK[kept] = inputs[tokens : tokens + taps].T
-    return out_TC if bias_C is None else out_TC + bias_C.float()
+                state_SKC[kept] = inputs[tokens : tokens + taps]
+    return out_TC

@@ -11,7 +11,8 @@ import torch
 
 from sylvan.kernels.scan.spans import Spans, scan
 
-_EPS = 1e-6
+EPS = 1e-6
+"""Added to the squares of a key or query before it is made a unit vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +47,4 @@ def delta_scan(inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> t
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPS)
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.api import HeadNorm, Rope
+from sylvan.kernels.native.attend import HeadWork, PagedAttention
 from sylvan.kernels.native.binding import Run
 from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
 
@@ -46,13 +47,17 @@ class NativeCalls:
     """The same kernels, called once a layer; the batch's pool is that of `attention`."""
 
     caps: ClassVar = replace(
-        NativeAttention.caps, graph_capture=False, runners=frozenset({"eager"})
+        NativeAttention.caps,
+        graph_capture=False,
+        runners=frozenset({"eager"}),
+        from_projection=True,
     )
 
     def __init__(self, attention: PagedAttention) -> None:
         self._attention = attention
         self._step = Run()
-        self._arrays: list[torch.Tensor] = []  # which the step points at
+        self._positioned = Run()  # the same, with the positions of tokens for those of rows
+        self._arrays: list[torch.Tensor] = []  # which the steps point at
         self._rows = torch.zeros(0, dtype=torch.int32)  # their own numbers
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -63,21 +68,25 @@ class NativeCalls:
             batch.kv_lens_R,
             batch.req_slots_R,
             batch.page_table_SP,
+            batch.positions_T,
         )
         self._arrays = [array.to(torch.int32).contiguous() for array in given]
-        slots, starts, lens, rows, table = (array.data_ptr() for array in self._arrays)
+        slots, starts, lens, rows, table, at = (array.data_ptr() for array in self._arrays)
         if len(self._rows) < batch.num_tokens:
             self._rows = torch.arange(batch.num_tokens, dtype=torch.int32)
-        self._step = Run(
-            tokens=batch.num_tokens,
-            seqs=batch.num_reqs,
-            table_stride=batch.page_table_SP.shape[1],
-            positions=self._rows.data_ptr(),
-            slots=slots,
-            row_start=starts,
-            kv_len=lens,
-            table_row=rows,
-            page_table=table,
+        self._step, self._positioned = (
+            Run(
+                tokens=batch.num_tokens,
+                seqs=batch.num_reqs,
+                table_stride=batch.page_table_SP.shape[1],
+                positions=positions,
+                slots=slots,
+                row_start=starts,
+                kv_len=lens,
+                table_row=rows,
+                page_table=table,
+            )
+            for positions in (self._rows.data_ptr(), at)
         )
 
     def run(
@@ -91,6 +100,17 @@ class NativeCalls:
         """See `AttentionBackend.run`."""
         return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step)
 
+    def run_fused(
+        self,
+        spec: AttentionLayer,
+        qkv: torch.Tensor,
+        rope: Rope | None,
+        norms: tuple[HeadNorm | None, HeadNorm | None],
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """See `FusedAttention.run_fused`."""
+        return self._attention.run_fused(spec, qkv, rope, norms, self._positioned)
+
     def run_turned(
         self,
         spec: AttentionLayer,
@@ -101,7 +121,7 @@ class NativeCalls:
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
         """See `TurningAttention.run_turned`."""
-        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step, table_TR)
+        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step, HeadWork(table_TR))
 
 
 BACKEND = NativeAttention

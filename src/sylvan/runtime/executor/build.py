@@ -24,6 +24,7 @@ from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
+from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.immediate import ImmediateBackend
@@ -39,6 +40,7 @@ from sylvan.runtime.models.checkpoint import (
     Progress,
     defer_weights,
     dummy_weights,
+    load_deferred,
     load_weights,
 )
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
@@ -207,13 +209,8 @@ def _record(plan: ModelPlan) -> Made:
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
     pool = program_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
-    model = plan.model()
-    if (kind := plan.options.load_format) == "dummy":
-        dummy_weights(model, plan.options.seed, plan.formats.converted)
-    else:
-        defer_weights(model, plan.model_dir, plan.progress, plan.formats.converted, kind)
     runner = ProgramRunner(
-        model,
+        _deferred(plan),
         plan.limits,
         pool,
         library,
@@ -256,8 +253,8 @@ def _with_tensors(plan: ModelPlan) -> Made:
     attention = _attention(plan, plan.platform)
     if not plan.config.causal:
         attention = NullAttention()  # such layers attend by themselves
-    model, layers = _loaded(plan), plan.hidden_layers
-    native = _with_kernels(plan, model)
+    layers = plan.hidden_layers
+    model, native = _with_kernels(plan)
     name, library = (native.name, native.library) if native else ("eager", None)
     if native and native.pool and native.attention:
         return Made(
@@ -267,16 +264,35 @@ def _with_tensors(plan: ModelPlan) -> Made:
     return Made(name, EagerRunner(model, hidden_layers=layers), pool, attention, library)
 
 
-def _with_kernels(plan: ModelPlan, model: Any) -> Native | None:
-    """Kernels within a model of transformers, where they can be had and are not declined."""
-    options, dtype = plan.options, plan.build.dtype
-    if plan.config.path != "transformers" or plan.platform or options.runner == "eager":
-        return None
-    from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
+def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None]:
+    """A model that runs on tensors, and the kernels within it.
 
+    There are none where they cannot be had or are declined.
+    """
+    options, dtype = plan.options, plan.build.dtype
+    if plan.platform or options.runner == "eager":
+        return _loaded(plan), None
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
-    pages = (plan.config, plan.kv_shape) if attends else None
-    return use_kernels(model, dtype, plan.threads, pages)
+    pages = (plan.config, plan.kv_shape) if attends and plan.config.causal else None
+    if plan.config.path == "transformers":
+        from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
+
+        model = _loaded(plan)
+        return model, use_kernels(model, dtype, plan.threads, pages)
+    model = _deferred(plan)
+    native = use_layer_kernels(model, dtype, plan.threads, pages)
+    load_deferred(model)
+    return model, native
+
+
+def _deferred(plan: ModelPlan) -> Any:
+    """A model of ours whose matrices are read when they are packed."""
+    model = plan.model()
+    if (kind := plan.options.load_format) == "dummy":
+        dummy_weights(model, plan.options.seed, plan.formats.converted)
+    else:
+        defer_weights(model, plan.model_dir, plan.progress, plan.formats.converted, kind)
+    return model
 
 
 def _loaded(plan: ModelPlan) -> Any:

@@ -100,6 +100,11 @@ class SpecialAttention(PagedAttention):
         super().__init__(layer, rope, q_norm, k_norm)
         self._special = special
 
+    @property
+    def reads_pages(self) -> bool:
+        """Whether it gathers keys and values by itself, from pages that tensors can read."""
+        return self._special.chunk is not None or self._special.slopes is not None
+
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
         special, positions_T = self._special, batch.positions_T
@@ -116,7 +121,7 @@ class SpecialAttention(PagedAttention):
             )
         if special.query_scales is not None:
             q = (q.float() * special.query_scales[positions_T.long(), None, None]).to(qkv.dtype)
-        if special.chunk is None and special.slopes is None:
+        if not self.reads_pages:
             return batch.attention.run(self.layer, q, k, v, batch).flatten(1)
         return _attend(self.layer, special, (q, k, v), batch).flatten(1)
 

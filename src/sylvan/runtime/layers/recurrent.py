@@ -14,14 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sylvan.kernels.scan import (
-    DeltaInputs,
-    SpaceInputs,
-    Spans,
-    delta_scan,
-    short_conv,
-    space_scan,
-)
+from sylvan.kernels.scan import DeltaInputs, Scans, SpaceInputs, Spans, TorchScans
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
@@ -42,20 +35,37 @@ def _state(batch: ForwardBatch, part: int) -> torch.Tensor:
     return batch.states.part(part)
 
 
-class Conv(nn.Module):
+class Recurrent(nn.Module):
+    """A layer that keeps states, and what computes with them: native kernels may be set there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scans: Scans = TorchScans()
+
+
+class Conv(Recurrent):
     """Causal depthwise convolution; its state is its last inputs."""
 
-    def __init__(self, build: Build, channels: int, taps: int, part: int, *, bias: bool) -> None:
+    def __init__(
+        self,
+        build: Build,
+        channels: int,
+        taps: int,
+        part: int,
+        *,
+        bias: bool,
+        silu: bool = False,
+    ) -> None:
         super().__init__()
         self.weight = build.empty(channels, 1, taps)
         self.bias = build.empty(channels) if bias else None
-        self._part = part
+        self._part, self._silu = part, silu
 
     def forward(self, x_TC: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, C), in the dtype of x."""
-        state = _state(batch, self._part)
-        out = short_conv(x_TC, self.weight[:, 0], self.bias, state, spans_of(batch))
-        return out.to(x_TC.dtype)
+        state, spans = _state(batch, self._part), spans_of(batch)
+        weight = self.weight[:, 0]
+        return self.scans.conv(x_TC, weight, self.bias, state, spans, silu=self._silu)
 
 
 class ShortConv(nn.Module):
@@ -103,10 +113,10 @@ class Mamba2Shape:
     def parts(self) -> tuple[tuple[Shape, bool], tuple[Shape, bool]]:
         """Shapes of the state, and whether it is kept in float32."""
         space = (self.heads, self.head_dim, self.states)
-        return ((self.channels, self.taps), False), (space, True)
+        return ((self.taps, self.channels), False), (space, True)
 
 
-class Mamba2(nn.Module):
+class Mamba2(Recurrent):
     """State spaces with one decay a head (arXiv:2405.21060), gated before the norm."""
 
     def __init__(self, build: Build, shape: Mamba2Shape, part: int) -> None:
@@ -114,7 +124,8 @@ class Mamba2(nn.Module):
         self._shape, self._part = shape, part
         width = shape.inner + shape.channels + shape.heads
         self.in_proj = Linear(build, shape.dim, (width,), bias=shape.bias)
-        self.conv1d = Conv(build, shape.channels, shape.taps, part, bias=shape.conv_bias)
+        conv = shape.channels, shape.taps, part
+        self.conv1d = Conv(build, *conv, bias=shape.conv_bias, silu=True)
         self.dt_bias, self.A_log, self.D = (build.empty(shape.heads) for _ in range(3))
         self.gate_norm = RMSNorm(build, shape.inner, shape.eps)
         self.out_proj = Linear(build, shape.inner, (shape.dim,), bias=shape.bias)
@@ -124,7 +135,7 @@ class Mamba2(nn.Module):
         shape = self._shape
         sizes = [shape.inner, shape.channels, shape.heads]
         gate_TI, conv_TC, dt_TH = self.in_proj(x_TD).split(sizes, -1)
-        mixed_TC = F.silu(self.conv1d(conv_TC, batch))
+        mixed_TC = self.conv1d(conv_TC, batch)
         inner, low = shape.inner, shape.groups * shape.states
         x_TI, b_TG, c_TG = mixed_TC.split([inner, low, low], -1)
         dt_TH = F.softplus(dt_TH.float() + self.dt_bias.float()).clamp(*shape.dt_limit)
@@ -136,7 +147,7 @@ class Mamba2(nn.Module):
             c_TG.unflatten(1, (shape.groups, -1)),
             self.D,
         )
-        out_THP = space_scan(inputs, _state(batch, self._part + 1), spans_of(batch))
+        out_THP = self.scans.space(inputs, _state(batch, self._part + 1), spans_of(batch))
         out_TI = out_THP.flatten(1) * F.silu(gate_TI.float())
         grouped = out_TI.unflatten(1, (shape.norm_groups, -1))
         variance = grouped.square().mean(-1, keepdim=True)
@@ -161,10 +172,10 @@ class MambaShape:
     @property
     def parts(self) -> tuple[tuple[Shape, bool], tuple[Shape, bool]]:
         """Shapes of the state, and whether it is kept in float32."""
-        return ((self.inner, self.taps), False), ((self.inner, 1, self.states), True)
+        return ((self.taps, self.inner), False), ((self.inner, 1, self.states), True)
 
 
-class Mamba(nn.Module):
+class Mamba(Recurrent):
     """Selective state spaces with a decay of every channel (arXiv:2312.00752)."""
 
     def __init__(self, build: Build, shape: MambaShape, part: int) -> None:
@@ -172,7 +183,7 @@ class Mamba(nn.Module):
         self._shape, self._part = shape, part
         inner = shape.inner
         self.in_proj = Linear(build, shape.dim, (2 * inner,), bias=shape.bias)
-        self.conv1d = Conv(build, inner, shape.taps, part, bias=shape.conv_bias)
+        self.conv1d = Conv(build, inner, shape.taps, part, bias=shape.conv_bias, silu=True)
         self.x_proj = Linear(build, inner, (shape.rank + 2 * shape.states,), bias=False)
         self.dt_proj = Linear(build, shape.rank, (inner,), bias=True)
         self.A_log = build.empty(inner, shape.states)
@@ -187,7 +198,7 @@ class Mamba(nn.Module):
         """Shape: (T, D) -> (T, D)."""
         shape = self._shape
         conv_TI, gate_TI = self.in_proj(x_TD).chunk(2, -1)
-        x_TI = F.silu(self.conv1d(conv_TI, batch))
+        x_TI = self.conv1d(conv_TI, batch)
         sizes = [shape.rank, shape.states, shape.states]
         dt, b, c = self._normed(*self.x_proj(x_TI).split(sizes, -1))
         inputs = SpaceInputs(
@@ -198,7 +209,7 @@ class Mamba(nn.Module):
             c[:, None],
             self.D,
         )
-        out_TI = space_scan(inputs, _state(batch, self._part + 1), spans_of(batch))[..., 0]
+        out_TI = self.scans.space(inputs, _state(batch, self._part + 1), spans_of(batch))[..., 0]
         return self.out_proj((out_TI * F.silu(gate_TI.float())).to(x_TD.dtype))
 
     def _normed(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -239,17 +250,18 @@ class DeltaShape:
     def parts(self) -> tuple[tuple[Shape, bool], tuple[Shape, bool]]:
         """Shapes of the state, and whether it is kept in float32."""
         memory = (self.value_heads, self.key_dim, self.value_dim)
-        return ((2 * self.keys + self.values, self.taps), False), (memory, True)
+        return ((self.taps, 2 * self.keys + self.values), False), (memory, True)
 
 
-class GatedDelta(nn.Module):
+class GatedDelta(Recurrent):
     """Gated delta net (arXiv:2412.06464) as Qwen3-Next has it: inputs by groups of key heads."""
 
     def __init__(self, build: Build, shape: DeltaShape, part: int) -> None:
         super().__init__()
         self._shape, self._part = shape, part
         self._project(build)
-        self.conv1d = Conv(build, 2 * shape.keys + shape.values, shape.taps, part, bias=False)
+        channels = 2 * shape.keys + shape.values
+        self.conv1d = Conv(build, channels, shape.taps, part, bias=False, silu=True)
         self.dt_bias, self.A_log = (build.empty(shape.value_heads) for _ in range(2))
         self.gate_norm = RMSNorm(build, shape.value_dim, shape.eps)
         self.out_proj = Linear(build, shape.values, (shape.dim,), bias=False)
@@ -258,7 +270,7 @@ class GatedDelta(nn.Module):
         """Shape: (T, D) -> (T, D)."""
         shape = self._shape
         mixed_TC, z_TV, b_TH, a_TH = self._inputs(x_TD)
-        mixed_TC = F.silu(self.conv1d(mixed_TC, batch))
+        mixed_TC = self.conv1d(mixed_TC, batch)
         q, k, v = mixed_TC.split([shape.keys, shape.keys, shape.values], -1)
         decay = -self.A_log.float().exp() * F.softplus(a_TH.float() + self.dt_bias.float())
         inputs = DeltaInputs(
@@ -268,7 +280,7 @@ class GatedDelta(nn.Module):
             decay,
             b_TH.sigmoid(),
         )
-        out_THV = delta_scan(inputs, _state(batch, self._part + 1), spans_of(batch))
+        out_THV = self.scans.delta(inputs, _state(batch, self._part + 1), spans_of(batch))
         normed, _ = self.gate_norm(out_THV.to(x_TD.dtype).flatten(0, 1))
         gate = F.silu(z_TV.float()).unflatten(1, (shape.value_heads, -1)).flatten(0, 1)
         out_TV = (normed.float() * gate).to(x_TD.dtype).view(len(x_TD), -1)

@@ -261,6 +261,21 @@ def defer_weights(
     return reader
 
 
+def load_deferred(model: nn.Module) -> None:
+    """Read what `defer_weights` left and no packer has taken; tied matrices stay shared."""
+    read: dict[str, LinearWeight] = {}
+    for module in model.modules():
+        for attribute, value in list(vars(module).items()):
+            if not isinstance(value, DeferredWeight):
+                continue
+            if value.key not in read:
+                found = value.load()
+                plain = isinstance(found, torch.Tensor)
+                read[value.key] = nn.Parameter(found, requires_grad=False) if plain else found
+            delattr(module, attribute)
+            setattr(module, attribute, read[value.key])
+
+
 def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:
     """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
     bits = dict(matrices(model, quantise)) if quantise else {}

@@ -127,7 +127,7 @@ def _lfm2(raw: Raw) -> Raw:
         inner = of * -(-inner // of)
     kinds = _kinds(raw, lambda i: "full_attention" if full is None or i in full else "conv")
     taps = raw.get("conv_L_cache", 3)
-    return split_layers(kinds, (((raw.get("hidden_size") or 1, taps), False),)) | {
+    return split_layers(kinds, (((taps, raw.get("hidden_size") or 1), False),)) | {
         "intermediate_size": inner,
         "qk_norm": "head",
         "rms_norm_eps": raw.get("norm_eps", 1e-5),
@@ -224,7 +224,7 @@ class Lfm2(Decoder):
             mixer = Attention(config, build, layer, ropes)
             return HybridBlock(config, build, "self_attn", mixer, mlp)
         part, bias = first_part(config, layer, 1), bool(config.raw.get("conv_bias", False))
-        taps = config.states[part].shape[-1]
+        taps = config.states[part].shape[0]
         conv = ShortConv(build, config.hidden_size, taps, part, bias=bias)
         return HybridBlock(config, build, "conv", conv, mlp)
 

@@ -73,10 +73,13 @@ def check_model(config: ModelConfig, *, on_cpu: bool = True) -> None:
         lacking = "models that run through transformers"
     elif config.states:
         lacking = "layers that keep a recurrent state"
-    elif config.moe is not None and not on_cpu:
-        lacking = "mixtures of experts on other devices than the CPU"
     if lacking:
         raise ConfigError(f"quantization: {lacking} cannot be quantised yet; leave it at none")
+    if not on_cpu:
+        raise ConfigError(
+            "quantization: only the CPU has kernels for quantised matrices; choose device=cpu, or "
+            "a checkpoint and a setting without quantisation"
+        )
 
 
 def matrices(model: nn.Module, wanted: Format) -> Iterator[tuple[str, int]]:

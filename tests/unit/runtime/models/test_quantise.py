@@ -333,9 +333,15 @@ def mixture_dir(model_dir):
     return model_dir
 
 
-def test_experts_are_quantised_on_the_cpu_only(mixture_dir):
-    with pytest.raises(ConfigError, match="mixtures of experts on other devices"):
-        choose(load_config(mixture_dir), "w8a8", on_cpu=False)
+@pytest.mark.parametrize("model", ["model_dir", "mixture_dir"])
+def test_matrices_are_quantised_on_the_cpu_only(model, tmp_path, request):
+    path = request.getfixturevalue(model)
+    write_quantised(path, tmp_path / "out", "w8a8")
+
+    for asked, config in (("w8a8", load_config(path)), (None, load_config(tmp_path / "out"))):
+        assert choose(config, asked).loaded is not None
+        with pytest.raises(ConfigError, match="only the CPU has kernels for quantised matrices"):
+            choose(config, asked, on_cpu=False)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("w8a8", Int8Weight), ("w4a8", Int4Weight)])

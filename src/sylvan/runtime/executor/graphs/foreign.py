@@ -7,13 +7,9 @@ import logging
 import torch
 
 from sylvan.config.env import threads_are_calm
-from sylvan.kernels.api import AttentionLayer, Unsupported
-from sylvan.kernels.native.attend import PagedAttention
-from sylvan.kernels.native.library import Library
-from sylvan.runtime.attention.native import NativeCalls
+from sylvan.kernels.api import Unsupported
 from sylvan.runtime.executor.graphs.linears import use_native_linears
-from sylvan.runtime.executor.graphs.natives import Native
-from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.graphs.natives import Native, with_attention
 from sylvan.runtime.executor.graphs.rotary import turn_natively
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.fallback import TransformersModel
@@ -43,25 +39,10 @@ def use_kernels(
     if library is None or pages is None:
         return Native(library) if library else None
     try:
-        native = _attending(library, dtype, *pages)
+        native = with_attention(library, dtype, *pages)
     except Unsupported as why:
         logger.warning("PyTorch computes attention: %s", why)
         return Native(library)
     if not pages[0].states:
         turn_natively(model.inner, model.step, dtype)
     return native
-
-
-def _attending(library: Library, dtype: torch.dtype, config: ModelConfig, shape: KVShape) -> Native:
-    pool = NativePool(shape, dtype)
-    attention = PagedAttention(library, dtype, pool.layers)
-    attention.check(
-        AttentionLayer(
-            index=0,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            scale=1.0,
-        )
-    )
-    return Native(library, pool, NativeCalls(attention))

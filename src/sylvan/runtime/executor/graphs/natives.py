@@ -1,12 +1,18 @@
-"""What of a model that is not ours runs on native kernels."""
+"""Native kernels inside a model whose Python runs on tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.library import Library
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.pool.mha import KVShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +28,25 @@ class Native:
         """Of the runner, for people."""
         what = "linears and attention" if self.attention else "linears"
         return f"eager (native {what}, {self.library.variant})"
+
+
+def with_attention(
+    library: Library, dtype: torch.dtype, config: ModelConfig, shape: KVShape
+) -> Native:
+    """Native attention over pages in kernel order.
+
+    Raises:
+        Unsupported: no kernel reads such pages or heads.
+    """
+    pool = NativePool(shape, dtype)
+    attention = PagedAttention(library, dtype, pool.layers)
+    attention.check(
+        AttentionLayer(
+            index=0,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            scale=1.0,
+        )
+    )
+    return Native(library, pool, NativeCalls(attention))

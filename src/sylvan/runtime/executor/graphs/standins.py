@@ -38,7 +38,8 @@ class Native:
     """A program from the rows of `x` to those of `out`.
 
     `tile`: its first op reads multiples of so many rows. `single`: it is one op, so that it keeps
-    nothing and takes any number of rows.
+    nothing and takes any number of rows. `room` (MOST_ROWS, padded K): memory for rows that cannot
+    be read where they lie, zeros behind their columns; None: that of `x`.
     """
 
     program: Program
@@ -47,6 +48,7 @@ class Native:
     dtype: torch.dtype
     tile: int = 1
     single: bool = True
+    room: torch.Tensor | None = None
 
 
 def tile_rows(library: Library, dtype: torch.dtype) -> int:
@@ -65,8 +67,11 @@ class NativeRows(nn.Module):
         self._stands_for = (module,)  # no child: its matrices have no contents any more
         program, x, out = native.program, native.x, native.out
         self._program, self._dtype, self._tile = program, native.dtype, native.tile
+        self._made = torch.float32 if out.dtype == "f32" else native.dtype
+        self._widens = self._made != native.dtype  # the caller wants float32, whatever it gives
         self._x, self._out = program.number(x), program.number(out)
-        self._room_TK = program.read(x, MOST_ROWS)  # zeros behind its columns
+        room = program.read(x, MOST_ROWS) if native.room is None else native.room
+        self._room_TK = room[:, : x.cols]  # zeros behind its columns
         self._in, self._cols, self._padded = x.cols, out.cols, padded(out.cols)
         self._unpadded = padded(x.cols) == x.cols
         self._most = sys.maxsize if native.single else MOST_ROWS  # rows of one call
@@ -91,13 +96,13 @@ class NativeRows(nn.Module):
         if self._padded != self._cols or count > (self._most if in_place else MOST_ROWS):
             return self._in_parts(x, beside)
         rows = x if in_place else self._room_TK[:count].copy_(x.reshape(-1, self._in))
-        out = torch.empty((*x.shape[:-1], self._cols), dtype=self._dtype)
+        out = torch.empty((*x.shape[:-1], self._cols), dtype=self._made)
         self._step.tokens = count
         places = (self._x, rows.data_ptr()), (self._out, out.data_ptr())
         if beside:
             places += tuple((number, others.data_ptr()) for number, others in beside)
         self._program.run_at(self._step, *places)
-        return out if given else out.to(x.dtype)
+        return out if given or self._widens else out.to(x.dtype)
 
     def _in_parts(
         self, x: torch.Tensor, beside: Sequence[tuple[int, torch.Tensor]]
@@ -105,7 +110,7 @@ class NativeRows(nn.Module):
         """The same for rows that are too many at once, or whose results are to be cut."""
         rows_TK = x.reshape(-1, self._in)
         count = len(rows_TK)
-        out_TN = torch.empty(count, self._padded, dtype=self._dtype)
+        out_TN = torch.empty(count, self._padded, dtype=self._made)
         in_place = self._unpadded and rows_TK.dtype == self._dtype and rows_TK.is_contiguous()
         in_place = in_place and not count % self._tile
         most = self._most if in_place else MOST_ROWS
@@ -119,7 +124,7 @@ class NativeRows(nn.Module):
             self._program.run_at(self._step, *((number, rows.data_ptr()) for number, rows in parts))
         if self._padded != self._cols:
             out_TN = out_TN[:, : self._cols].contiguous()
-        return out_TN.to(x.dtype).view(*x.shape[:-1], self._cols)
+        return out_TN.to(self._made if self._widens else x.dtype).view(*x.shape[:-1], self._cols)
 
 
 class NativeExperts(NativeRows):

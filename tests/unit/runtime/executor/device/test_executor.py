@@ -16,6 +16,7 @@ from sylvan.runtime.executor.device.parts import StepMemory
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.sizes import mixed_buckets
+from sylvan.runtime.models.writer import write_quantised
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from tests.parity.serving import Serving
 from tests.support.delayed import DelayedPlatform, EarlySyncError
@@ -103,6 +104,18 @@ def test_graphs_asked_for_are_refused_where_they_cannot_be_captured(model_dir):
 
     with pytest.raises(ConfigError, match=r"runner=graph: this model's steps cannot be captured"):
         build_executor(model_dir, options, platform=NoCapture())
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["while loading", "stored"])
+def test_quantised_matrices_are_refused_at_the_start(model_dir, tmp_path, stored):
+    sizes = {"page_size": 16, "num_pages": 20, "max_batch_tokens": 32, "max_running_reqs": 2}
+    options = LocalOptions(**sizes, quantization=None if stored else "w8a8")
+    if stored:
+        write_quantised(model_dir, tmp_path / "out", "w8a8")
+        model_dir = tmp_path / "out"
+
+    with pytest.raises(ConfigError, match="only the CPU has kernels for quantised matrices"):
+        build_executor(model_dir, options, platform=DelayedPlatform())
 
 
 def test_a_step_that_is_run_again_reads_its_inputs_again(model_dir, monkeypatch):

@@ -1,0 +1,53 @@
+// Recurrences over the rows of each request. A tile goes through all rows of a request, one after the other, with a block of its
+// state in scratch memory; so the bits of a row depend on the rows before it only, however they were cut into steps.
+#pragma once
+#include "../native/kernel.h"
+#include <cmath>
+
+namespace scans {
+
+struct Span {  // the rows of one request, and where its state is read and goes
+    int start, rows, slot, first_save, last_save;
+};
+
+// Of buffers `at`: slots of requests [seqs], first save of each request [seqs + 1], saves [n][2]: rows and slot, by rising rows.
+static inline Span span(const Op& op, const Step& s, int seq, int first) {
+    const int32_t *start = s.run->row_start + seq, *saves = at<int32_t>(op, s, first + 1) + seq;
+    return {start[0], start[1] - start[0], at<int32_t>(op, s, first)[seq], saves[0], saves[1]};
+}
+
+// Calls row(i) for all rows of a span, and keep(slot) where a copy of the state is wanted, at last where it lives.
+template <class Row, class Keep>
+static inline void walk(const Op& op, const Step& s, const Span& span, int first, Row&& row, Keep&& keep) {
+    const int32_t* saves = at<int32_t>(op, s, first + 2);
+    int next = span.first_save;
+    for (int i = 0; i < span.rows; i++) {
+        row(span.start + i);
+        for (; next < span.last_save && saves[2 * next] == i + 1; next++) keep(saves[2 * next + 1]);
+    }
+    if (span.rows) keep(span.slot);
+}
+
+static inline float number(float x) { return x; }
+static inline float number(bf16 x) {
+    uint32_t word = uint32_t(x) << 16;
+    float out;
+    memcpy(&out, &word, sizeof out);
+    return out;
+}
+
+// The first n (16 if there are more) numbers at p, then zeros; no other memory is read or written.
+template <class T> static inline vf get(const T* p, int n) {
+    if (n >= LANES) return ::get(p);
+    T some[LANES] = {};
+    std::copy_n(p, std::max(n, 0), some);
+    return ::get(some);
+}
+template <class T> static inline void put(T* p, vf v, int n) {
+    if (n >= LANES) return ::put(p, v);
+    T some[LANES];
+    ::put(some, v);
+    std::copy_n(some, std::max(n, 0), p);
+}
+
+}  // namespace scans

@@ -1,0 +1,113 @@
+"""Modules that compute natively what a layer of ours computed through PyTorch.
+
+Shapes: T rows, D columns of a row, V rows of a table.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from sylvan.kernels.api import Value
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.sheet import padded
+from sylvan.runtime.executor.graphs.standins import Native, NativeRows
+from sylvan.runtime.layers.embedding import Embedding
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
+
+
+class NativeLayerLinear(nn.Module):
+    """Stands for a `Linear`, whose weight has no contents any more."""
+
+    def __init__(self, module: Linear, own: NativeRows, wide: NativeRows) -> None:
+        """`own` makes rows of the model's dtype, `wide` of float32."""
+        super().__init__()
+        self.weight, self.bias = module.weight, module.bias
+        self._own, self._wide = own, wide
+        self._default: bool = inspect.signature(module.forward).parameters["out_f32"].default
+
+    def forward(self, x: torch.Tensor, *, out_f32: bool | None = None) -> torch.Tensor:
+        """Shape: (T, K) -> (T, N), in the model's dtype or float32."""
+        return (self._wide if self._default or out_f32 else self._own)(x)
+
+
+class NativeLayerNorm(nn.Module):
+    """Stands for a norm; what kernels do not take, it still does by PyTorch."""
+
+    def __init__(
+        self,
+        module: RMSNorm | LayerNorm,
+        alone: Mapping[str, Native],
+        added: Native,
+        residual: Value,
+    ) -> None:
+        """`alone` norm rows of a dtype, `added` norms the sum of rows and the residual."""
+        super().__init__()
+        self.weight = module.weight
+        self._stands_for = (module,)  # no child
+        self._dtype = added.dtype
+        self._alone = {kind: _NormCall(native) for kind, native in alone.items()}
+        self._added = _NormCall(added)
+        self._residual = added.program.number(residual)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ops.rms_norm`. A float32 residual is updated in place. Shape: (T, D)."""
+        kind = "f32" if x.dtype == torch.float32 else "bf16"
+        known = x.dtype in (torch.float32, self._dtype) and x.is_contiguous()
+        if residual is None:
+            if known and kind in self._alone and self._added.fits(x):
+                return self._alone[kind](x), x
+        elif known and x.dtype == self._dtype and _is_stream(residual) and self._added.fits(x):
+            return self._added(x, (self._residual, residual.data_ptr())), residual
+        return self._stands_for[0](x, residual)
+
+
+def _is_stream(residual: torch.Tensor) -> bool:
+    return residual.dtype == torch.float32 and residual.is_contiguous()
+
+
+class _NormCall:
+    """One op on rows that lie one behind the other, without padding."""
+
+    def __init__(self, native: Native) -> None:
+        program = native.program
+        self._program, self._dtype, self._cols = program, native.dtype, native.out.cols
+        self._x, self._out = program.number(native.x), program.number(native.out)
+        self._unpadded = padded(self._cols) == self._cols
+        self._step = Run()
+
+    def fits(self, x: torch.Tensor) -> bool:
+        """Whether rows may be read and written where they lie."""
+        return self._unpadded and x.shape[-1] == self._cols
+
+    def __call__(self, x: torch.Tensor, *beside: tuple[int, int]) -> torch.Tensor:
+        out = torch.empty(x.shape, dtype=self._dtype)
+        self._step.tokens = x.numel() // self._cols
+        places = (self._x, x.data_ptr()), (self._out, out.data_ptr()), *beside
+        self._program.run_at(self._step, *places)
+        return out
+
+
+class NativeTable(nn.Module):
+    """Stands for an embedding whose table is the packed weight of a head."""
+
+    def __init__(self, module: Embedding, native: Native) -> None:
+        super().__init__()
+        self.weight, self.scale = module.weight, module.scale
+        self._program, self._cols = native.program, native.out.cols
+        self._out = native.program.number(native.out)
+        self._step = Run()
+
+    def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """Shape: (T,) -> float32 (T, D)."""
+        ids = ids_T.to(torch.int32).contiguous()
+        out_TD = torch.empty(len(ids), padded(self._cols))
+        self._step.tokens, self._step.ids = len(ids), ids.data_ptr()
+        self._program.run_at(self._step, (self._out, out_TD.data_ptr()))
+        return out_TD[:, : self._cols].contiguous()

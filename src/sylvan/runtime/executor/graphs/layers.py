@@ -1,0 +1,257 @@
+"""Native kernels in place of the layers of our own models that a step program cannot hold.
+
+A family whose forward has something that no program expresses runs as Python on tensors. Its
+feed-forward blocks, matrix products, norms, tied embedding and attention are recorded one by one,
+each as a program of a few ops, and stand-ins run these where PyTorch ran.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from sylvan.config.env import threads_are_calm
+from sylvan.kernels.api import Dtype, Unsupported, Value
+from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+from sylvan.kernels.native.library import Library, LibraryMissing
+from sylvan.kernels.native.library import load as load_library
+from sylvan.kernels.native.plan import place
+from sylvan.kernels.native.program import Program
+from sylvan.kernels.native.recorder import NativeRecorder
+from sylvan.kernels.native.sheet import RecorderLimits, padded
+from sylvan.runtime.executor.graphs.layer_standins import (
+    NativeLayerLinear,
+    NativeLayerNorm,
+    NativeTable,
+)
+from sylvan.runtime.executor.graphs.natives import Native, with_attention
+from sylvan.runtime.executor.graphs.standins import MOST_ROWS, NativeRows, tile_rows
+from sylvan.runtime.executor.graphs.standins import Native as Part
+from sylvan.runtime.layers.attention import SpecialAttention
+from sylvan.runtime.layers.embedding import Embedding
+from sylvan.runtime.layers.latent import LatentAttention
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.mlp import MLP, GatedMLP
+from sylvan.runtime.layers.moe import MoE
+from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.pool.mha import KVShape
+
+logger = logging.getLogger(__name__)
+
+
+def use_layer_kernels(
+    model: nn.Module,
+    dtype: torch.dtype,
+    threads: int,
+    pages: tuple[ModelConfig, KVShape] | None,
+) -> Native | None:
+    """Replace the layers of `model` that kernels compute, and make attention over native pages.
+
+    Args:
+        model: One of ours, its weights loaded or deferred; those that are packed are let go.
+        dtype: Of its rows.
+        threads: Of the kernels.
+        pages: What attends, and the pages that are wanted; None: attention is not to be native.
+    """
+    if not threads_are_calm():
+        logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
+        return None
+    library = use_native_layers(model, dtype, threads)
+    if library is None or pages is None or _reads_pages(model):
+        return Native(library) if library else None
+    try:
+        return with_attention(library, dtype, *pages)
+    except Unsupported as why:
+        logger.warning("PyTorch computes attention: %s", why)
+        return Native(library)
+
+
+def _reads_pages(model: nn.Module) -> bool:
+    """Whether attention of some layer needs pages as tensors."""
+    latent = any(isinstance(part, LatentAttention) for part in model.modules())
+    special = [part for part in model.modules() if isinstance(part, SpecialAttention)]
+    return latent or any(part.reads_pages for part in special)
+
+
+def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Library | None:
+    """Replace each layer that can be recorded by itself.
+
+    Returns:
+        The library in use; None: nothing has been replaced.
+    """
+    try:
+        library = load_library()
+        rehearsal = _recorder(library, dtype, rehearsal=True)
+    except (LibraryMissing, Unsupported):
+        return None
+    layers = list(_layers(model, rehearsal))
+    if not layers:
+        return None
+    recorder = _recorder(library, dtype, rehearsal=False)
+    recorded = [_Recorded.of(layer, recorder) for layer in layers]
+    library.dll.sylvan_threads(threads)
+    placed = place(recorder.draft)
+    tile = tile_rows(library, dtype)
+
+    rooms: dict[int, torch.Tensor] = {}
+
+    def part(way: _Way, rows: int = tile) -> Part:
+        program, cols = Program(library, placed, way.start, way.stop), padded(way.x.cols)
+        room = rooms.setdefault(cols, torch.zeros(MOST_ROWS, cols, dtype=dtype))
+        single = way.stop - way.start == 1
+        return Part(program, way.x, way.out, dtype, rows, single=single, room=room)
+
+    for one in recorded:
+        _let_go(one.layer.module)
+        made = _stand_in(one, part)
+        for name in one.layer.names:
+            model.set_submodule(name, made)
+    return library
+
+
+def _recorder(library: Library, dtype: torch.dtype, *, rehearsal: bool) -> NativeRecorder:
+    limits = RecorderLimits(max_tokens=MOST_ROWS, max_outputs=1)
+    return NativeRecorder(dtype, limits, {}, library.constants, rehearsal=rehearsal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A module that can be recorded, and all its names in the model."""
+
+    module: Any
+    names: list[str]
+
+
+def _layers(model: nn.Module, rehearsal: NativeRecorder) -> Iterator[_Layer]:
+    """Those to be replaced, none within another; the rehearsal reads and frees no weight."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    kept = _only_read(model)
+    tied: set[int] = set()
+    for module, its_names in names.items():
+        if module in kept or not isinstance(module, _KINDS):
+            continue
+        try:
+            _Recorded.of(_Layer(module, its_names), rehearsal)
+        except Unsupported:
+            continue
+        kept |= set(module.modules())  # computed as part of it
+        tied |= {id(part.weight) for part in module.modules() if isinstance(part, Linear)}
+        yield _Layer(module, its_names)
+    for module, its_names in names.items():
+        if isinstance(module, Embedding) and id(module.weight) in tied:
+            yield _Layer(module, its_names)
+
+
+_KINDS = (GatedMLP, MLP, MoE, Linear, RMSNorm, LayerNorm)
+
+
+def _only_read(model: nn.Module) -> set[nn.Module]:
+    """Modules that are not called: others read their weights."""
+    latent = [part for part in model.modules() if isinstance(part, LatentAttention)]
+    return {module for part in latent for module in (part.kv_b_proj, part.kv_a_layernorm)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way to call a layer: its rows, what it makes of them, and its ops."""
+
+    x: Value
+    out: Value
+    start: int
+    stop: int
+    residual: Value | None = None
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """A layer and the ways to call it, by name.
+
+    Each way has rows of its own: how they are quantised is part of one program.
+    """
+
+    layer: _Layer
+    recorder: NativeRecorder
+    ways: dict[str, _Way] = field(default_factory=dict[str, _Way])
+
+    @classmethod
+    def of(cls, layer: _Layer, recorder: NativeRecorder) -> _Recorded:
+        """Record a layer.
+
+        Raises:
+            Unsupported: it cannot be.
+        """
+        found, module, own = cls(layer, recorder), layer.module, recorder.dtype
+        if isinstance(module, Embedding):
+            found._way("", recorder.input_ids, module)
+        elif isinstance(module, Linear):
+            cols = module.weight.shape[1]
+            found._way("own", recorder.bound(cols, own), partial(module, out_f32=False))
+            if own != "f32":
+                found._way("f32", recorder.bound(cols, own), partial(module, out_f32=True))
+        elif isinstance(module, RMSNorm | LayerNorm):
+            found._norm(module)
+        else:
+            first = module.gate if isinstance(module, MoE) else _first_linear(module)
+            found._way("", recorder.bound(first.weight.shape[1], own), module)
+        return found
+
+    def _norm(self, module: RMSNorm | LayerNorm) -> None:
+        cols, own = module.weight.shape[0], self.recorder.dtype
+        kinds: tuple[Dtype, ...] = ("f32",) if own == "f32" else ("f32", own)
+        for kind in kinds:
+            self._way(kind, self.recorder.bound(cols, kind), lambda x: module(x)[0])
+        residual = self.recorder.bound(cols, "f32")
+        x = self.recorder.bound(cols, own)
+        self._way("residual", x, lambda x: module(x, residual)[0], residual)
+
+    def _way(
+        self, name: str, x: Value, run: Callable[[Value], Value], residual: Value | None = None
+    ) -> None:
+        draft = self.recorder.draft
+        start = len(draft.calls)
+        out = run(x)
+        self.recorder.elsewhere(out)
+        self.ways[name] = _Way(x, out, start, len(draft.calls), residual)
+
+
+def _let_go(layer: nn.Module) -> None:
+    """Keep the shapes of packed weights only, and nothing of the file they came from."""
+    for module in layer.modules():
+        weights = {name: w for name, w in module.named_parameters(recurse=False) if w.dim() > 1}
+        weights |= {n: w for n, w in vars(module).items() if isinstance(w, _NOT_PLAIN)}
+        for name, weight in weights.items():
+            delattr(module, name)
+            setattr(module, name, torch.empty(weight.shape, device="meta"))
+
+
+_NOT_PLAIN = (DeferredWeight, Int8Weight, Int4Weight)
+
+
+def _first_linear(module: GatedMLP | MLP) -> Linear:
+    return module.gate_up_proj if isinstance(module, GatedMLP) else module.up_proj
+
+
+def _stand_in(one: _Recorded, part: Callable[..., Part]) -> nn.Module:
+    module, ways = one.layer.module, one.ways
+    if isinstance(module, Embedding):
+        return NativeTable(module, part(ways[""]))
+    if isinstance(module, Linear):
+        own = NativeRows(module, part(ways["own"]))
+        return NativeLayerLinear(
+            module, own, NativeRows(module, part(ways.get("f32", ways["own"])))
+        )
+    if isinstance(module, RMSNorm | LayerNorm):
+        residual = ways["residual"].residual
+        assert residual is not None
+        alone = {name: part(way, 1) for name, way in ways.items() if name != "residual"}
+        return NativeLayerNorm(module, alone, part(ways["residual"], 1), residual)
+    return NativeRows(module, part(ways[""]))
