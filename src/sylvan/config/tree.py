@@ -107,6 +107,9 @@ class ServerConfig(Section, frozen=True):
     """Path prefix under which a proxy shows this server."""
     cors_origins: tuple[str, ...] = ()
     """Web origins that may call this server from a browser; `*` for all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names by which clients may call this server, beside `localhost` and loopback addresses;
+    `*` for all. Where it is empty, only servers on loopback without a key look at the name."""
     max_body_bytes: Bytes = 32 << 20
     """A larger request body is refused with status 413."""
     data_dir: str | None = None

@@ -29,6 +29,7 @@ class ServerSettings:
         api_key_file: JSON file of hashed keys with tenants and budgets.
         admin_api_key: Key of the operator.
         cors_origins: Web origins whose pages may call the server; "*" for all.
+        allowed_hosts: Names by which clients may call the server; "*" for all.
         max_body_bytes: Largest request body.
         incremental_streaming_output: Native streams carry deltas rather than the text so far.
         enable_cache_report: Usage always names cached tokens.
@@ -55,6 +56,7 @@ class ServerSettings:
     api_key_file: str | None = None
     admin_api_key: Secret | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     root_path: str = ""
     access_log: bool = False
     metrics: bool = True
@@ -88,6 +90,8 @@ class ServerSettings:
             api_key_file=server.api_key_file,
             admin_api_key=server.admin_api_key,
             cors_origins=server.cors_origins,
+            # no page reaches a unix socket, and clients of one may say any name
+            allowed_hosts=server.allowed_hosts if server.uds is None else ("*",),
             root_path=server.root_path,
             access_log=server.access_log,
             max_body_bytes=server.max_body_bytes,
@@ -107,6 +111,11 @@ class ServerSettings:
             reasoning_parser=_parser(text.reasoning_parser),
             shown=shown or {},
         )
+
+    @property
+    def trusting(self) -> bool:
+        """Whether nothing but the reach of this machine decides who may call."""
+        return self.loopback and not (self.api_keys or self.api_key_file)
 
     @property
     def loopback(self) -> bool:
