@@ -135,6 +135,9 @@ class LimitsConfig(Section, frozen=True):
     """Prompts times samples of one request."""
     parameter_bytes: Bytes = 64 << 20
     """Sampling parameters, such as grammars, of all samples of one request together."""
+    response_bytes: Bytes = 256 << 20
+    """Answers of `/v1/responses` that are kept, with what led to them; beyond it the oldest go of
+    the tenant that has the most."""
 
 
 class TextConfig(Section, frozen=True):

@@ -44,6 +44,7 @@ class ServerSettings:
         max_batch_samples: Largest number of prompts times samples in one request.
         max_parameter_bytes: Largest size of the parameters of one request, for all its samples.
         max_top_logprobs: Largest number of alternatives per position.
+        max_response_bytes: Size of all stored `/v1/responses` objects together.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
         shown: Resolved configuration for `/server_info`, free of secrets.
@@ -74,6 +75,7 @@ class ServerSettings:
     max_batch_samples: int = 4096
     max_parameter_bytes: int = 64 << 20
     max_top_logprobs: int = 128
+    max_response_bytes: int = 256 << 20
     response_store_size: int = 1024
     data_dir: str | None = None
     shown: Mapping[str, Any] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class ServerSettings:
             max_body_bytes=server.max_body_bytes,
             max_batch_samples=config.limits.samples,
             max_parameter_bytes=config.limits.parameter_bytes,
+            max_response_bytes=config.limits.response_bytes,
             data_dir=server.data_dir,
             incremental_streaming_output=text.incremental_stream,
             enable_cache_report=text.cache_report,
