@@ -44,7 +44,7 @@ async def until(condition):
 def request(path, body):
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
@@ -68,7 +68,7 @@ async def test_leaving_ends_the_request(engine, path, streamed):
 async def test_large_body_is_refused_before_it_is_sent(engine):
     async with served(engine, max_body_bytes=10_000) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = "POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(head.encode())
         for _ in range(20):
             writer.write(b"400\r\n" + b"a" * 1024 + b"\r\n")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,7 +129,7 @@ def test_patterns_stop_at_the_token_after_which_they_match(output, patterns) -> 
     matching = [
         n
         for n in range(1, len(ids) + 1)
-        if any(regex.search(p, whole(vocab, ids[:n], skip=True).rstrip("\ufffd")) for p in patterns)
+        if any(re.search(p, whole(vocab, ids[:n], skip=True).rstrip("\ufffd")) for p in patterns)
     ]
     if stop is None:
         assert not matching
@@ -137,7 +137,7 @@ def test_patterns_stop_at_the_token_after_which_they_match(output, patterns) -> 
     else:
         assert kept == matching[0]
         seen = whole(vocab, ids[:kept], skip=True)
-        assert text == seen[: regex.search(stop, seen).start()]
+        assert text == seen[: re.search(stop, seen).start()]
 
 
 @given(st.data(), outputs(st.binary(max_size=40) | TEXT.map(str.encode)), STOPS)

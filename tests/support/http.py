@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -57,6 +58,16 @@ class Client:
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
         return parse_events(response.text)
+
+
+def two_tenants(engine: ScriptedEngine, tmp_path: Path, **settings: Any) -> Client:
+    """A client of a server that knows the keys of the tenants `red` and `blue`."""
+    entries = [
+        {"sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name}
+        for name in ("red", "blue")
+    ]
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": entries}))
+    return Client(engine, api_key_file=str(tmp_path / "keys.json"), **settings)
 
 
 def parse_events(text: str) -> list[Any]:

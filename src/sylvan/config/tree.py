@@ -110,6 +110,9 @@ class ServerConfig(Section, frozen=True):
     """Path prefix under which a proxy shows this server."""
     cors_origins: tuple[str, ...] = ()
     """Web origins that may call this server from a browser; `*` for all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names by which clients may call this server, beside `localhost` and loopback addresses;
+    `*` for all. Where it is empty, only servers on loopback without a key look at the name."""
     max_body_bytes: Bytes = 32 << 20
     """A larger request body is refused with status 413."""
     data_dir: str | None = None
@@ -135,6 +138,9 @@ class LimitsConfig(Section, frozen=True):
     """Prompts times samples of one request."""
     parameter_bytes: Bytes = 64 << 20
     """Sampling parameters, such as grammars, of all samples of one request together."""
+    response_bytes: Bytes = 256 << 20
+    """Answers of `/v1/responses` that are kept, with what led to them; beyond it the oldest go of
+    the tenant that has the most."""
 
 
 class TextConfig(Section, frozen=True):

@@ -100,7 +100,6 @@ class IncrementalDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopFinder(options.stop, options.stop_regex)
         self._no_stop_trim = options.no_stop_trim
-        self._held = ""
         self._kept = 0
         self._stop: str | None = None
 
@@ -110,19 +109,14 @@ class IncrementalDetokenizer:
         return self._stop is not None
 
     def push(self, ids: Iterable[int], *, final: bool = False) -> Delta:
-        """Add tokens, and with `final` let go of all that is held back.
-
-        Raises:
-            RequestError: A stop pattern takes too long.
-        """
+        """Add tokens, and with `final`, the last time, let go of all that is held back."""
         parts: list[str] = []
         if self._stops:
             for token in ids:
                 if self.stopped:
                     break
                 self._kept += 1
-                self._held += self._decoder.decode(self._visible_bytes(token))
-                parts.append(self._let_go())
+                parts.append(self._let_go(self._decoder.decode(self._visible_bytes(token))))
         elif not self.stopped:
             data = bytearray()
             for token in ids:
@@ -130,10 +124,9 @@ class IncrementalDetokenizer:
                 data += self._visible_bytes(token)
             parts.append(self._decoder.decode(bytes(data)))
         if final and not self.stopped:
-            self._held += self._decoder.decode(b"", final=True)
-            parts.append(self._let_go())
-            parts.append(self._held)
-            self._held = ""
+            parts.append(self._let_go(self._decoder.decode(b"", final=True)))
+            if not self.stopped:
+                parts.append(self._stops.held)
         return Delta("".join(parts), self._stop, self._kept)
 
     def _visible_bytes(self, token: int) -> bytes:
@@ -145,14 +138,9 @@ class IncrementalDetokenizer:
             return data.removeprefix(b" ")
         return data
 
-    def _let_go(self) -> str:
-        match = self._stops.search(self._held)
-        if match:
-            self._stop = match.pattern
-            end = match.end if self._no_stop_trim else match.start
-            text, self._held = self._held[:end], ""
-            return text
-        end = self._stops.keep_from(self._held)
-        text, self._held = self._held[:end], self._held[end:]
-        self._stops.passed(text)
-        return text
+    def _let_go(self, text: str) -> str:
+        match = self._stops.push(text)
+        if match is None:
+            return self._stops.release()
+        self._stop = match.pattern
+        return self._stops.held[: match.end if self._no_stop_trim else match.start]

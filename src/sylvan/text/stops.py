@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import regex
-
 from sylvan.protocol.errors import RequestError
 from sylvan.text.markers import possible_start
+from sylvan.text.patterns.compile import MAX_STATES, MAX_STEPS, PatternError
+from sylvan.text.patterns.search import Automaton, PatternSearch, automaton_of
 
 MAX_HELD_CHARS = 1024
-_LOOKBEHIND_CHARS = 256
-_TIMEOUT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +19,7 @@ class StopMatch:
 
     Attributes:
         pattern: The stop string or the regular expression, as the client gave it.
-        start: Offset of its first character in the text looked at.
+        start: Offset of its first character in the text held back.
         end: Offset after its last character.
     """
 
@@ -33,75 +31,78 @@ class StopMatch:
 class StopFinder:
     """Searches growing text for stop strings, then for stop patterns.
 
-    Text before `MAX_HELD_CHARS` from the end is never waited for: a pattern that could go on for
-    ever (`a.*b`) matches within that window only.
+    Text before `MAX_HELD_CHARS` from the end is never waited for: a pattern that goes on for longer
+    (`a.*b`) stops the output all the same, which then ends where the text held back begins. Each
+    character takes as many steps as the patterns have states, at most.
 
     Raises:
-        RequestError: A pattern is not a regular expression, or matches the empty text.
+        RequestError: A pattern is not a regular expression, matches the empty text, needs what
+            cannot be matched while text arrives, or all together have too many states.
     """
 
     def __init__(self, strings: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
         self._strings = tuple(text for text in strings if text)
-        self._patterns = tuple((text, _compile(text)) for text in patterns if text)
+        self._searches = [(text, PatternSearch(found)) for text, found in _automata(patterns)]
         self._limit = max(MAX_HELD_CHARS, *map(len, self._strings), 0)
-        self._before = ""
+        self._held = ""
+        self._passed = 0
 
     def __bool__(self) -> bool:
-        return bool(self._strings or self._patterns)
+        return bool(self._strings or self._searches)
 
-    def search(self, held: str) -> StopMatch | None:
-        """Find the stop that ends first in the text held back; strings win over patterns."""
+    @property
+    def held(self) -> str:
+        """Text that is held back."""
+        return self._held
+
+    def push(self, text: str) -> StopMatch | None:
+        """Take in text; the stop that ends first in what is held back, if there is one.
+
+        Strings win over patterns. Nothing may be pushed after a stop.
+        """
+        self._held += text
+        matches = [(pattern, search.push(text)) for pattern, search in self._searches]
         hits = [
             StopMatch(text, start, start + len(text))
             for text in self._strings
-            if (start := held.find(text)) >= 0
+            if (start := self._held.find(text)) >= 0
         ]
         if hits:
             return min(hits, key=lambda hit: (hit.end, hit.start))
-        for text, pattern in self._patterns:
-            found = _search(pattern, self._before + held, len(self._before))
-            if found and not found.partial and found.end() > found.start():
-                offset = len(self._before)
-                return StopMatch(text, found.start() - offset, found.end() - offset)
+        for pattern, found in matches:
+            if found is not None:
+                start, end = (max(place - self._passed, 0) for place in found)
+                return StopMatch(pattern, start, end)
         return None
 
-    def keep_from(self, held: str) -> int:
-        """Offset from which the text has to be held back, given that `search` found nothing."""
-        start = possible_start(held, self._strings)
-        for _, pattern in self._patterns:
-            found = _search(pattern, self._before + held, len(self._before))
-            if found:
-                start = min(start, found.start() - len(self._before))
-        return max(start, len(held) - self._limit)
-
-    def passed(self, text: str) -> None:
-        """Remember text that was let go, for patterns that look behind."""
-        if self._patterns:
-            self._before = (self._before + text)[-_LOOKBEHIND_CHARS:]
+    def release(self) -> str:
+        """The text that no stop can begin in any more; it is held no longer."""
+        start = possible_start(self._held, self._strings)
+        for _, search in self._searches:
+            if (pending := search.pending) is not None:
+                start = min(start, max(pending - self._passed, 0))
+        start = max(start, len(self._held) - self._limit)
+        text, self._held = self._held[:start], self._held[start:]
+        self._passed += start
+        return text
 
 
-def _compile(text: str) -> regex.Pattern[str]:
-    try:
-        pattern = regex.compile(text)
-    except regex.error as error:
-        raise RequestError(
-            f"stop_regex {text!r} is not a valid regular expression: {error}.", param="stop_regex"
-        ) from error
-    if _search(pattern, "", 0, partial=False):
-        raise RequestError(
-            f"stop_regex {text!r} matches the empty text, so it would stop at once.",
-            param="stop_regex",
-        )
-    return pattern
-
-
-def _search(
-    pattern: regex.Pattern[str], text: str, start: int, *, partial: bool = True
-) -> regex.Match[str] | None:
-    try:
-        return pattern.search(text, pos=start, partial=partial, timeout=_TIMEOUT_S)
-    except TimeoutError as error:
-        raise RequestError(
-            f"stop_regex {pattern.pattern!r} takes more than {_TIMEOUT_S:g} s to match.",
-            param="stop_regex",
-        ) from error
+def _automata(patterns: Sequence[str]) -> list[tuple[str, Automaton]]:
+    made: list[tuple[str, Automaton]] = []
+    size = steps = 0
+    for text in patterns:
+        if not text:
+            continue
+        try:
+            found = automaton_of(text)
+        except PatternError as error:
+            raise RequestError(f"stop_regex {text!r} {error}.", param="stop_regex") from error
+        if found.matches_empty:
+            message = f"stop_regex {text!r} matches the empty text, so it would stop at once."
+            raise RequestError(message, param="stop_regex")
+        size, steps = size + found.size, steps + found.steps
+        if size > MAX_STATES or steps > MAX_STEPS:
+            message = f"stop_regex: all patterns together need more than {MAX_STATES} states."
+            raise RequestError(message, param="stop_regex")
+        made.append((text, found))
+    return made

@@ -4,7 +4,7 @@ import pytest
 
 from sylvan.protocol.errors import RequestError
 from sylvan.text.detokenizer import Delta, DetokenizerOptions, IncrementalDetokenizer
-from sylvan.text.stops import MAX_HELD_CHARS
+from sylvan.text.stops import MAX_HELD_CHARS, StopFinder
 from sylvan.text.tokenizer import Tokenizer
 
 
@@ -107,7 +107,26 @@ def test_endless_pattern_holds_a_bounded_window() -> None:
     assert detok.push([1]).stop == "a.*b"
 
 
-@pytest.mark.parametrize(("pattern", "message"), [("(", "not a valid"), ("a*", "empty text")])
+BAD_PATTERNS = {
+    "(": "not a valid",
+    "(?aL)x": "not a valid",
+    "(?ua)x": "not a valid",
+    "(?V0)(?V1)a": "not a valid",
+    "a*": "empty text",
+    "a(?=b)": "lookahead",
+    "a(?!b)": "lookahead",
+    r"(a)\1": "back reference",
+    "(a)?(?(1)b|c)": "conditional group",
+    "(?>a)": "atomic group",
+    "a++": "possessive",
+    "(" * 120 + "a" + ")" * 120 + "(?:a{9}){9999}": "states",
+    "((((a{9}){9}){9}){9}){9}": "states",
+    "a(?:){4294967294}": "states",
+    "a(?:(?:){1000}){1000}": "states",
+}
+
+
+@pytest.mark.parametrize(("pattern", "message"), BAD_PATTERNS.items())
 def test_bad_pattern_is_refused(pattern: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as error:
         IncrementalDetokenizer(Letters("a", ""), DetokenizerOptions(stop_regex=(pattern,)))
@@ -115,10 +134,20 @@ def test_bad_pattern_is_refused(pattern: str, message: str) -> None:
     assert error.value.param == "stop_regex"
 
 
-def test_explosive_pattern_fails_its_request_only() -> None:
+def test_patterns_of_a_request_are_bounded_together() -> None:
+    patterns = tuple(f"{char}{{100}}" for char in "abcdefghijk")
+
+    assert StopFinder((), patterns[:10])
+    with pytest.raises(RequestError, match="all patterns together"):
+        StopFinder((), patterns)
+
+
+def test_a_pattern_longer_than_what_is_held_stops_where_it_is_held() -> None:
     detok = IncrementalDetokenizer(
-        Letters("a" * 60, "!", ""), DetokenizerOptions(stop_regex=(r"(?:a|a|aa)+$b",))
+        Letters("a" * 2000, "b", ""), DetokenizerOptions(stop_regex=("a{3}.*b",))
     )
 
-    with pytest.raises(RequestError, match="takes more than"):
-        detok.push([0, 1])
+    shown = detok.push([0]).text
+
+    assert shown == "a" * (2000 - MAX_HELD_CHARS)
+    assert detok.push([1]) == Delta("", "a{3}.*b", 2)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from sylvan.api.errors import Family, error_body
 from sylvan.api.version import VERSION
 from sylvan.runtime.server.access_log import AccessLog
+from sylvan.runtime.server.browsers import HostCheck, checked_hosts
 from sylvan.runtime.server.context import Context, make_context
 from sylvan.runtime.server.endpoint import json_response, serve
 from sylvan.runtime.server.internal import InternalCaller
@@ -79,6 +80,7 @@ def app_of(context: Context) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["*"],
         )
+    app = HostCheck(app, checked_hosts(settings))
     return AccessLog(app, context.clock) if settings.access_log else app
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
+from sylvan.runtime.server.browsers import ANY, is_foreign
 from sylvan.runtime.server.keyring import Keyring, Tenant
 from sylvan.runtime.server.settings import ServerSettings
-
-_LOOPBACK_NAMES = frozenset({"localhost", "::1", ""})
 
 
 class Level(Enum):
@@ -41,45 +39,57 @@ class Gate:
         self._loopback = settings.loopback
         self._origins = settings.cors_origins
 
-    def check(self, level: Level, headers: Headers) -> Tenant | Refusal:
-        """The tenant that calls, or why nobody may."""
+    def check(self, level: Level, headers: Headers, *, simple: bool = False) -> Tenant | Refusal:
+        """The tenant that calls, or why nobody may.
+
+        Args:
+            level: Whom the route is for.
+            headers: Of the call.
+            simple: The call changes something by GET, as a link or image of any page could.
+        """
         if level is Level.OPEN:
             return Tenant()
         presented = _credential(headers)
         if level is Level.NORMAL:
-            return self._check_client(presented)
+            return self._check_client(presented, headers, simple=simple)
         if level is Level.OWN_OR_ADMIN:
             tenant = self._keyring.find(presented) if presented is not None else None
             if tenant is not None and tenant.name:
                 return tenant
             level = Level.ADMIN_OPTIONAL
-        return self._check_operator(level, presented, headers)
+        return self._check_operator(level, presented, headers, simple=simple)
 
     def _check_operator(
-        self, level: Level, presented: str | None, headers: Headers
+        self, level: Level, presented: str | None, headers: Headers, *, simple: bool
     ) -> Tenant | Refusal:
         if self._admin:
             good = presented is not None and self._admin.matches(presented)
             return Tenant(admin=True) if good else _refusal(presented)
         if level is Level.ADMIN_OPTIONAL and not self._keyring.empty:
-            found = self._check_client(presented)
+            found = self._check_client(presented, headers, simple=simple)
             # the one key of a server is the operator's; tenants have keys of their own
             is_tenant = isinstance(found, Tenant) and bool(found.name)
             return Refusal(403, "Forbidden") if is_tenant else found
         # With no key at all only this machine's own programs may steer the server: not other
         # machines, and not web pages that a browser of this machine has loaded.
-        good = level is Level.ADMIN_OPTIONAL and self._loopback and self._from_here(headers)
-        return Tenant(admin=True) if good else Refusal(403, "Forbidden")
+        if level is not Level.ADMIN_OPTIONAL or not self._loopback:
+            return Refusal(403, "Forbidden")
+        return self._of_a_page(headers, simple=simple) or Tenant(admin=True)
 
-    def _from_here(self, headers: Headers) -> bool:
-        origin = headers.get("origin")
-        if origin is not None and origin not in self._origins:
-            return _is_loopback(origin.partition("://")[2])
-        return _is_loopback(headers.get("host", "localhost"))
+    def _of_a_page(self, headers: Headers, *, simple: bool) -> Refusal | None:
+        """Why a call without credentials is refused if a web page may have made it."""
+        if is_foreign(headers, self._origins):
+            return Refusal(403, "Forbidden: pages of other origins may not call (cors_origins).")
+        if simple:
+            return Refusal(403, "Forbidden: without a key this route takes POST only.")
+        return None
 
-    def _check_client(self, presented: str | None) -> Tenant | Refusal:
+    def _check_client(
+        self, presented: str | None, headers: Headers, *, simple: bool
+    ) -> Tenant | Refusal:
         if self._keyring.empty:
-            return Tenant()
+            asked_for = ANY in self._origins and not simple
+            return (None if asked_for else self._of_a_page(headers, simple=simple)) or Tenant()
         if presented is None:
             return Refusal(401, "Unauthorized")
         tenant = self._keyring.find(presented)
@@ -98,8 +108,3 @@ def _credential(headers: Headers) -> str | None:
 
 def _refusal(presented: str | None) -> Refusal:
     return Refusal(401, "Unauthorized") if presented is None else Refusal(403, "Forbidden")
-
-
-def _is_loopback(host_port: str) -> bool:
-    name = urlsplit(f"//{host_port}").hostname or ""
-    return name in _LOOPBACK_NAMES or name.startswith("127.")

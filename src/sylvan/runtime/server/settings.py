@@ -29,6 +29,7 @@ class ServerSettings:
         api_key_file: JSON file of hashed keys with tenants and budgets.
         admin_api_key: Key of the operator.
         cors_origins: Web origins whose pages may call the server; "*" for all.
+        allowed_hosts: Names by which clients may call the server; "*" for all.
         max_body_bytes: Largest request body.
         incremental_streaming_output: Native streams carry deltas rather than the text so far.
         enable_cache_report: Usage always names cached tokens.
@@ -43,6 +44,7 @@ class ServerSettings:
         max_batch_samples: Largest number of prompts times samples in one request.
         max_parameter_bytes: Largest size of the parameters of one request, for all its samples.
         max_top_logprobs: Largest number of alternatives per position.
+        max_response_bytes: Size of all stored `/v1/responses` objects together.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
         shown: Resolved configuration for `/server_info`, free of secrets.
@@ -55,6 +57,7 @@ class ServerSettings:
     api_key_file: str | None = None
     admin_api_key: Secret | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     root_path: str = ""
     access_log: bool = False
     metrics: bool = True
@@ -72,6 +75,7 @@ class ServerSettings:
     max_batch_samples: int = 4096
     max_parameter_bytes: int = 64 << 20
     max_top_logprobs: int = 128
+    max_response_bytes: int = 256 << 20
     response_store_size: int = 1024
     data_dir: str | None = None
     shown: Mapping[str, Any] = field(default_factory=dict)
@@ -88,11 +92,14 @@ class ServerSettings:
             api_key_file=server.api_key_file,
             admin_api_key=server.admin_api_key,
             cors_origins=server.cors_origins,
+            # no page reaches a unix socket, and clients of one may say any name
+            allowed_hosts=server.allowed_hosts if server.uds is None else ("*",),
             root_path=server.root_path,
             access_log=server.access_log,
             max_body_bytes=server.max_body_bytes,
             max_batch_samples=config.limits.samples,
             max_parameter_bytes=config.limits.parameter_bytes,
+            max_response_bytes=config.limits.response_bytes,
             data_dir=server.data_dir,
             incremental_streaming_output=text.incremental_stream,
             enable_cache_report=text.cache_report,
@@ -107,6 +114,11 @@ class ServerSettings:
             reasoning_parser=_parser(text.reasoning_parser),
             shown=shown or {},
         )
+
+    @property
+    def trusting(self) -> bool:
+        """Whether nothing but the reach of this machine decides who may call."""
+        return self.loopback and not (self.api_keys or self.api_key_file)
 
     @property
     def loopback(self) -> bool:

@@ -148,13 +148,10 @@ def _answer(texts: Sequence[TextOutput], stops: Sequence[StopFound] = ()) -> Ans
 
 def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput, str | None]:
     """The text of an output, and the stop it reached."""
-    try:
-        if state.error is not None:
-            raise state.error
-        delta = state.text.push(_visible(state, output), final=output.finish is not None)
-    except RequestError as error:  # a stop pattern that takes too long
+    if (error := state.error) is not None:
         finish = Finish(type="abort", message=str(error), status=400, param=error.param)
         return TextOutput(rid=output.rid, text="", output=_cut(output, 0, state, finish)), ""
+    delta = state.text.push(_visible(state, output), final=output.finish is not None)
     if delta.stop is None:
         state.detokenized += len(output.token_ids)
         return TextOutput(rid=output.rid, text=delta.text, output=output), None

@@ -9,7 +9,7 @@ import pytest
 
 from sylvan.config.values import Secret
 from sylvan.runtime.server.turn import Turn
-from tests.support.http import Client
+from tests.support.http import Client, two_tenants
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 OUTPUT = '<think>Hm.</think>Text<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -157,6 +157,20 @@ async def test_background_responses_tell_of_a_fault_of_our_own(client, monkeypat
 
     assert found["status"] == "failed"
     assert found["error"]["message"] == "Internal error; see the server's log."
+
+
+async def test_tenants_do_not_touch_responses_of_others(engine, tmp_path):
+    client = two_tenants(engine, tmp_path)
+    red, blue = ({"authorization": f"Bearer {key}"} for key in ("red", "blue"))
+    body = {"input": "x", "request_id": "resp_1"}
+    for headers in (red, blue):
+        assert (await client.post("/v1/responses", body, headers=headers)).status_code == 200
+    path = "/v1/responses/resp_1"
+
+    assert (await client.http.delete(path, headers=blue)).status_code == 200
+    assert (await client.get(path, headers=blue)).status_code == 404
+    assert (await client.get(path, headers=red)).status_code == 200
+    await client.http.aclose()
 
 
 async def test_background_responses_can_be_cancelled(client):

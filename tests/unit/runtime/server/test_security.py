@@ -12,7 +12,7 @@ import pytest
 from sylvan.config.values import Secret
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.security import Level
-from tests.support.http import Client
+from tests.support.http import Client, two_tenants
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 TEMPLATE = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ 7 * 191 }}"
@@ -118,15 +118,6 @@ async def test_a_text_of_every_private_character_is_answered(client, path):
 
     assert response.status_code == 400
     assert "U+F0000" in response.text
-
-
-def two_tenants(engine, tmp_path, **settings):
-    entries = [
-        {"sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name}
-        for name in ("red", "blue")
-    ]
-    (tmp_path / "keys.json").write_text(json.dumps({"keys": entries}))
-    return Client(engine, api_key_file=str(tmp_path / "keys.json"), **settings)
 
 
 @pytest.mark.parametrize("salt", [None, "shared", "blue", ""])

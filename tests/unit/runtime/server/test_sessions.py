@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from sylvan.config.values import Secret
 from tests.support.http import Client
 
 OPEN = {"capacity_of_str_len": 1000, "session_id": "s"}
@@ -39,7 +40,9 @@ async def test_open_answers_a_bare_id_once(client):
     assert again.json()["error"]["param"] == "session_id"
 
 
-async def test_open_and_close_by_query(client):
+async def test_open_and_close_by_query(engine):
+    client = Client(engine, api_keys=(Secret("k"),))  # without a key nothing is changed by GET
+    client.http.headers["authorization"] = "Bearer k"
     query = "/open_session?capacity_of_str_len=10&session_id=s&timeout=2.5"
     assert (await client.get(query)).json() == "s"
     assert (await client.get(query)).status_code == 400

@@ -145,7 +145,7 @@ def test_the_end_of_a_text_with_stops_is_confirmed() -> None:
     assert stops == [StopFound(rid="r.0#1.1", num_tokens=2, matched=None)]
 
 
-@pytest.mark.parametrize("pattern", ["(", r"(?:a|a|aa)+$b"])
+@pytest.mark.parametrize("pattern", ["(", "a{9999}"])
 def test_an_unusable_pattern_fails_its_request_only(pattern: str) -> None:
     manager = opened(stop_regex=(pattern,))
     manager.handle(StartDetokenizing(rid="s.0#1.1", prompt_tail_ids=()))

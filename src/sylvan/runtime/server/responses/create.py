@@ -82,7 +82,7 @@ async def cancel(call: Call[None]) -> Response:
     if stored.task is not None and not stored.task.done():
         stored.task.cancel()
         await asyncio.gather(stored.task, return_exceptions=True)
-        stored.reply["status"] = "cancelled"
+        call.context.responses.change(stored, {"status": "cancelled"})
     return json_response(stored.reply)
 
 
@@ -91,8 +91,8 @@ async def delete(call: Call[None]) -> Response:
     stored = _stored(call)
     if stored.task is not None:
         stored.task.cancel()
-    call.context.responses.drop(stored.reply["id"])
-    return json_response({"id": stored.reply["id"], "object": "response", "deleted": True})
+    call.context.responses.drop(stored)
+    return json_response({"id": stored.name, "object": "response", "deleted": True})
 
 
 def _stored(call: Call[None]) -> Stored:
@@ -136,19 +136,19 @@ class _Job:
     def start(self) -> dict[str, Any]:
         """Make the response in the background."""
         reply = self._reply("queued", [], None)
-        stored = self._put(reply)
+        stored = self._context.responses.put(self._call.tenant.name, reply, self._items)
         stored.task = asyncio.create_task(self._in_background(stored))
         return reply
 
     async def _in_background(self, stored: Stored) -> None:
-        stored.reply["status"] = "in_progress"
+        store = self._context.responses
+        store.change(stored, {"status": "in_progress"})
         outcome = await settled(self.run())
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, SylvanError):
                 log.error("response failed id=%s", self._id, exc_info=outcome)
-            stored.reply.update(self._failed(outcome))
-        else:
-            stored.reply.update(outcome)
+            outcome = self._failed(outcome)
+        store.change(stored, outcome)
 
     async def run(self) -> dict[str, Any]:
         """The response, when it is complete."""
@@ -201,11 +201,9 @@ class _Job:
         reply["error"] = {"code": detail["code"] or detail["type"], "message": message}
         return reply
 
-    def _put(self, reply: dict[str, Any]) -> Stored:
-        stored = Stored(self._call.tenant.name, reply, self._items)
+    def _put(self, reply: dict[str, Any]) -> None:
         if self._keep:
-            self._context.responses.put(stored)
-        return stored
+            self._context.responses.put(self._call.tenant.name, reply, self._items)
 
     def _conversation(self) -> Conversation:
         body = self._body

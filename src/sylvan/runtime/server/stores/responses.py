@@ -4,65 +4,111 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-MAX_BYTES = 256 * 2**20
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stored:
-    """One response, and the conversation that led to it.
+    """One response, and the conversation that led to it, as JSON.
 
     Attributes:
+        name: Its id, which is unique within its tenant.
         tenant: To whom it belongs; nobody else can read it.
-        reply: As clients see it.
-        items: Input of this and all earlier turns.
         task: What still works on it.
-        num_bytes: Size when it was kept.
     """
 
+    name: str
     tenant: str
-    reply: dict[str, Any]
-    items: list[dict[str, Any]]
+    _reply: bytes
+    _items: bytes
     task: asyncio.Task[None] | None = None
-    num_bytes: int = 0
+
+    @property
+    def reply(self) -> dict[str, Any]:
+        """As clients see it."""
+        return orjson.loads(self._reply)
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """Input of this and all earlier turns."""
+        return orjson.loads(self._items)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size."""
+        return len(self._reply) + len(self._items)
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Replace fields of the reply."""
+        self._reply = orjson.dumps({**self.reply, **changes})
 
 
 class ResponseStore:
-    """The latest responses, in memory: bounded in number and in bytes, the oldest go first."""
+    """The latest responses, in memory.
 
-    def __init__(self, size: int) -> None:
+    When they are too many or too large, the oldest one goes of the tenant that has the most bytes,
+    so that nobody's are pushed out by others who store more.
+
+    Args:
+        size: Responses that are kept.
+        max_bytes: Of all of them together.
+    """
+
+    def __init__(self, size: int, max_bytes: int) -> None:
         self._size = size
-        self._bytes = 0
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._tenants: dict[str, OrderedDict[str, Stored]] = {}
 
     @property
     def enabled(self) -> bool:
         """Whether anything is kept at all."""
         return self._size > 0
 
-    def put(self, stored: Stored) -> None:
-        """Keep a response, or what has become of it."""
-        if not self.enabled:
-            return
-        name = stored.reply["id"]
-        self.drop(name)
-        stored.num_bytes = len(orjson.dumps(stored.items)) + len(orjson.dumps(stored.reply))
-        self._kept[name] = stored
-        self._bytes += stored.num_bytes
-        while len(self._kept) > self._size or (self._bytes > MAX_BYTES and len(self._kept) > 1):
-            self.drop(next(iter(self._kept)))
+    @property
+    def num_bytes(self) -> int:
+        """Size of all responses."""
+        return sum(self._bytes_of(tenant) for tenant in self._tenants)
+
+    def put(
+        self, tenant: str, reply: Mapping[str, Any], items: Sequence[Mapping[str, Any]]
+    ) -> Stored:
+        """Keep a response; it replaces an earlier one of the same tenant and id."""
+        name = reply["id"]
+        stored = Stored(name, tenant, orjson.dumps(reply), orjson.dumps(items))
+        if self.enabled:
+            kept = self._tenants.setdefault(tenant, OrderedDict())
+            kept.pop(name, None)
+            kept[name] = stored
+            self._shrink()
+        return stored
+
+    def change(self, stored: Stored, changes: Mapping[str, Any]) -> None:
+        """Replace fields of a reply."""
+        stored.change(changes)
+        self._shrink()
 
     def get(self, name: str, tenant: str) -> Stored | None:
         """A response of the tenant."""
-        found = self._kept.get(name)
-        return found if found is not None and found.tenant == tenant else None
+        return self._tenants.get(tenant, {}).get(name)
 
-    def drop(self, name: str) -> None:
+    def drop(self, stored: Stored) -> None:
         """Forget a response."""
-        dropped = self._kept.pop(name, None)
-        if dropped is not None:
-            self._bytes -= dropped.num_bytes
+        kept = self._tenants.get(stored.tenant, OrderedDict())
+        if kept.get(stored.name) is stored:
+            del kept[stored.name]
+        if not kept:
+            self._tenants.pop(stored.tenant, None)
+
+    def _shrink(self) -> None:
+        while (
+            sum(map(len, self._tenants.values())) > self._size or self.num_bytes > self._max_bytes
+        ):
+            largest = max(self._tenants, key=self._bytes_of)
+            self.drop(next(iter(self._tenants[largest].values())))
+
+    def _bytes_of(self, tenant: str) -> int:
+        return sum(stored.num_bytes for stored in self._tenants[tenant].values())

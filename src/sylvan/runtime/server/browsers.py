@@ -1,0 +1,120 @@
+"""What tells calls of web pages from those of programs: Host, Origin and fetch metadata.
+
+A server without a key trusts who can reach it. A browser of the same machine can, and runs pages of
+anyone. Such a page reaches the server under a name of its own (DNS rebinding), as another origin,
+or by a link or image, which carries neither name nor origin of the page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sylvan.runtime.server.settings import ServerSettings
+
+ANY = "*"
+_AUTHORITY = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,255}))(?::(?P<port>[0-9]{1,5}))?"
+)
+_SCHEME_PORTS = {"http": 80, "https": 443}
+_SAFE_SITES = ("same-origin", "none")
+
+
+class HostCheck:
+    """Refuses calls whose Host header is malformed or, where pages could call, names another host.
+
+    Args:
+        app: What is called otherwise.
+        allowed: Names and addresses beside those of this machine's loopback; None checks the form
+            only.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str] | None) -> None:
+        self._app = app
+        self._allowed = None if allowed is None else {name.lower() for name in allowed}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as ASGI application."""
+        if scope["type"] == "http" and (why := self._refusal(Headers(scope=scope))) is not None:
+            status, message = why
+            await PlainTextResponse(message + "\n", status)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> tuple[int, str] | None:
+        given = headers.getlist("host")
+        if not given:  # no browser leaves it out
+            return None
+        name = host_of(given[0]) if len(given) == 1 else None
+        if name is None:
+            return 400, "The Host header is malformed."
+        if self._allowed is None or name in self._allowed or is_loopback(name):
+            return None
+        return 403, f"This server is not called {name[:80]} (server.allowed_hosts)."
+
+
+def checked_hosts(settings: ServerSettings) -> Collection[str] | None:
+    """Hosts that `HostCheck` lets in; None where every name will do.
+
+    Names are checked where they are configured, and on a server that only its own machine reaches
+    and that asks for no key.
+    """
+    if ANY in settings.allowed_hosts:
+        return None
+    return settings.allowed_hosts if settings.allowed_hosts or settings.trusting else None
+
+
+def is_foreign(headers: Headers, origins: Collection[str]) -> bool:
+    """Whether a page of another origin makes this call, as far as its browser tells.
+
+    Args:
+        headers: Of the call.
+        origins: Pages that may call, such as `https://chat.example`.
+    """
+    origin = headers.get("origin")
+    if origin is not None:
+        return origin not in origins and not _is_own(origin, headers.get("host", ""))
+    return headers.get("sec-fetch-site", "none") not in _SAFE_SITES
+
+
+def host_of(authority: str) -> str | None:
+    """The host of `host[:port]`, in lower case and without the dot of a root; None if malformed."""
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None or int(found["port"] or 0) > 65535:
+        return None
+    if found["v6"] is None:
+        return found["name"].lower().removesuffix(".") or None
+    try:
+        return str(ipaddress.IPv6Address(found["v6"]))
+    except ValueError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as `host_of` gives it, is this machine for whoever resolves it."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
+
+
+def _is_own(origin: str, authority: str) -> bool:
+    """Whether an origin is the server itself, called by `authority`."""
+    scheme, separator, rest = origin.partition("://")
+    port = _SCHEME_PORTS.get(scheme)
+    if not separator or port is None or host_of(rest) is None or host_of(authority) is None:
+        return False
+    ours, theirs = urlsplit(f"//{authority}"), urlsplit(f"//{rest}")
+    same_host = host_of(authority) == host_of(rest)
+    return same_host and (ours.port or port) == (theirs.port or port)

@@ -1,0 +1,109 @@
+"""States of an automaton that matches a regular expression."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+Predicate = Callable[[str], bool]
+
+
+class Kind(Enum):
+    """What a position between two characters may be asked for."""
+
+    TEXT_START = "text start"
+    TEXT_END = "text end"
+    LINE_START = "line start"
+    LINE_END = "line end"
+    LAST_LINE_END = "end of the last line"
+    BOUNDARY = "word boundary"
+    NO_BOUNDARY = "no word boundary"
+    ASCII_BOUNDARY = "ASCII word boundary"
+    NO_ASCII_BOUNDARY = "no ASCII word boundary"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """What a position knows of the character on one side of it; there is one object for each case.
+
+    Attributes:
+        word: It belongs to a word.
+        ascii_word: It belongs to an ASCII word.
+        newline: It is a line feed.
+        last: It is the last one so far.
+    """
+
+    word: bool
+    ascii_word: bool
+    newline: bool
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Takes one character for which predicate number `predicate` holds."""
+
+    predicate: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Goes on in several states, the preferred one first."""
+
+    nexts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Goes on if the position is of a kind."""
+
+    kind: Kind
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Goes on if automaton `index` matches what was before, or with `negate` if it does not."""
+
+    index: int
+    negate: bool
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The expression has matched."""
+
+
+State = Take | Fork | Look | Behind | Accept
+
+
+@functools.cache
+def side(*, word: bool, ascii_word: bool, newline: bool, last: bool = False) -> Side:
+    """The one object for a case."""
+    return Side(word, ascii_word, newline, last)
+
+
+def holds(kind: Kind, before: Side | None, after: Side | None) -> bool:
+    """Whether a position is of a kind; a side is None at an end of the text."""
+    if kind in _BOUNDARIES:
+        name, wanted = _BOUNDARIES[kind]
+        left = before is not None and getattr(before, name)
+        right = after is not None and getattr(after, name)
+        return (left != right) == wanted
+    if kind in (Kind.TEXT_START, Kind.LINE_START):
+        return before is None or (kind is Kind.LINE_START and before.newline)
+    if after is None:
+        return True
+    return after.newline and (kind is Kind.LINE_END or (kind is Kind.LAST_LINE_END and after.last))
+
+
+_BOUNDARIES = {
+    Kind.BOUNDARY: ("word", True),
+    Kind.NO_BOUNDARY: ("word", False),
+    Kind.ASCII_BOUNDARY: ("ascii_word", True),
+    Kind.NO_ASCII_BOUNDARY: ("ascii_word", False),
+}
