@@ -32,8 +32,12 @@ class NativeErrorDetail(BaseModel):
 
 
 class NativeError(BaseModel):
-    """Error of the native routes."""
+    """Error of the native routes; faults of the server have the flat shape too."""
 
+    object: str | None = Field(default=None, json_schema_extra={"const": "error"})
+    message: str | None = None
+    type: str | None = None
+    code: int | None = None
     error: NativeErrorDetail
 
 
@@ -149,16 +153,17 @@ def error_body(
         detail = {"type": _ANTHROPIC_TYPES.get(status, default), "message": message}
         return {"type": "error", "error": detail}
     if family is Family.NATIVE:
+        flat = {"object": "error", "message": message, "type": str(status), "code": status}
         kind = kind or ("invalid_request_error" if status < 500 else "server_error")
-        return {
-            "error": {
-                "message": message,
-                "type": kind,
-                "param": param,
-                "code": status,
-                "retryable": status in RETRYABLE,
-            }
+        nested_native = {
+            "message": message,
+            "type": kind,
+            "param": param,
+            "code": status,
+            "retryable": status in RETRYABLE,
         }
+        # of a server that is full or lost SGLang's clients read the flat shape
+        return {**(flat if status >= 500 else {}), "error": nested_native}
     default = "invalid_request_error" if status < 500 else "server_error"
     nested = {
         "message": message,

@@ -67,7 +67,18 @@ def test_markers_split_thinking_from_answer(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "marker"),
-    [("kimi_k2", "<|tool_calls_section_begin|>"), ("hunyuan", "<tool_calls>")],
+    [
+        ("kimi_k2", "<|tool_calls_section_begin|>"),
+        ("hunyuan", "<tool_calls>"),
+        # tool_start_token of SGLang's reasoning_parser.py
+        *((name, "<tool_call>") for name in ("qwen3", "qwen3-thinking", "deepseek-v3", "glm45")),
+        *((name, "<tool_call>") for name in ("ling3", "nemotron_3", "mimo", "poolside_v1")),
+        *((name, "<tool_call>") for name in ("nanbeige", "granite_thinking_parser", "interns1")),
+        ("k2_horizon", "<ifm|tool_calls>"),
+        ("k2_horizon", "<ifm|tool_call>"),
+        ("kimi_k3", "<|open|>tools<|sep|>"),
+        ("apertus2509", "<|tools_prefix|>"),
+    ],
 )
 def test_tool_section_ends_thinking_and_stays(name: str, marker: str) -> None:
     text = f"hm\n{marker}call"

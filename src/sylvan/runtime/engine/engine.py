@@ -26,6 +26,7 @@ from sylvan.runtime.engine.answers import NativeCall, Reply, Style
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.feed import END, SHUT_DOWN, Feed
 from sylvan.runtime.engine.labels import read_labels
+from sylvan.runtime.engine.ranking import ScoreResult
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.tokenizer import Tokenizer
@@ -174,8 +175,8 @@ class Engine:
         chat = ChatTemplate(self.tokenizer)
         return self._wait(ranking.rerank(self._caller, body, labels, chat))
 
-    def score(self, query: object = None, items: object = None, **fields: Any) -> Reply:
-        """Probabilities of label tokens after query and item, as `/v1/score` answers.
+    def score(self, query: object = None, items: object = None, **fields: Any) -> ScoreResult:
+        """Probabilities of label tokens after query and item, as `/v1/score` makes them.
 
         Raises:
             RequestError: the request cannot be served, or not by this model.
@@ -183,7 +184,9 @@ class Engine:
         """
         return self._wait(self._score(query, items, fields))
 
-    async def async_score(self, query: object = None, items: object = None, **fields: Any) -> Reply:
+    async def async_score(
+        self, query: object = None, items: object = None, **fields: Any
+    ) -> ScoreResult:
         """As `score`, on the caller's event loop."""
         return await self._bridge(self._score(query, items, fields))
 
@@ -254,9 +257,11 @@ class Engine:
         given = {"text": _listed(prompt), "input_ids": _listed(input_ids)}
         return await vectors.encode(self._caller, _body(EncodeBody, given | fields))
 
-    async def _score(self, query: object, items: object, fields: dict[str, Any]) -> Reply:
+    async def _score(self, query: object, items: object, fields: dict[str, Any]) -> ScoreResult:
         given = {"query": _listed(query), "items": _listed(items)}
-        return await ranking.score(self._caller, _body(ScoreBody, given | fields))
+        reply = await ranking.score(self._caller, _body(ScoreBody, given | fields))
+        tokens = reply["usage"]["prompt_tokens"]
+        return ScoreResult(reply["scores"], tokens, reply.get("token_logprobs"))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the engine's loop; an interrupted wait cancels the work."""

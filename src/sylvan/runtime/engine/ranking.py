@@ -32,6 +32,21 @@ _JUDGE = (
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """What `Engine.score` returns.
+
+    Attributes:
+        scores: For each item the probabilities of the label tokens, or the numbers of the labels.
+        prompt_tokens: Of all prompts together.
+        token_logprobs: Log probabilities of the label tokens, if asked for.
+    """
+
+    scores: list[list[float]]
+    prompt_tokens: int = 0
+    token_logprobs: list[list[float]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """What a document is worth, and how it was found out."""
 

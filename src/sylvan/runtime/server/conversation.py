@@ -163,7 +163,11 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
             ttft_ms=facts.ttft_ms,
             tpot_ms=facts.tpot_ms,
             thinking=thinking_of(
-                context.parsers, inside=thinks, budget=conversation.thinking_budget, bound=bound
+                context.parsers,
+                inside=thinks,
+                budget=conversation.thinking_budget,
+                bound=bound,
+                calls=rules.tools is not None,
             ),
         ),
         rules=rules,
@@ -206,8 +210,13 @@ def _rules(context: Context, conversation: Conversation, *, starts: bool) -> Out
         calling = parsers.tools
         if use.choice != "auto" and (calling is None or calling.wrapping is None):
             calling = tool_family("json_array")
+    thinking = parsers.reasoning if conversation.separate_reasoning else None
+    if thinking is not None:  # only what begins a call of this request ends thinking
+        markers = calling.grammar.markers if calling is not None else ()
+        ends = tuple(mark for mark in thinking.interrupts if mark in markers)
+        thinking = replace(thinking, interrupts=ends)
     return OutputRules(
-        reasoning=parsers.reasoning if conversation.separate_reasoning else None,
+        reasoning=thinking,
         starts_in_reasoning=starts,
         stream_reasoning=conversation.stream_reasoning,
         tools=calling,

@@ -31,11 +31,23 @@ class Bound:
 
 
 def thinking_of(
-    parsers: Parsers, *, inside: bool, budget: int | None, bound: Bound | None = None
+    parsers: Parsers,
+    *,
+    inside: bool,
+    budget: int | None,
+    bound: Bound | None = None,
+    calls: bool = False,
 ) -> Thinking | None:
     """What the engine is told about thinking; None for a model that does not think.
 
     A budget is a bound, so that a model that does not think keeps to it.
+
+    Args:
+        parsers: The markers.
+        inside: The output goes on with thinking.
+        budget: Most tokens of it.
+        bound: The grammar beside it.
+        calls: The request has functions, and a call of one ends thinking.
     """
     family, starts = parsers.reasoning, parsers.think_starts
     if family is None or not parsers.think_ends:
@@ -43,7 +55,8 @@ def thinking_of(
     if bound is None:
         if budget is None and not inside:
             return None
-        return Thinking(ends=parsers.think_ends, starts=starts, inside=inside, budget=budget)
+        ends = parsers.think_ends if calls else parsers.think_ends[: len(family.ends)]
+        return Thinking(ends=ends, starts=starts, inside=inside, budget=budget)
     headers = (
         *(parsers.headers if bound.text else ()),
         *(parsers.call_headers if bound.calls else ()),

@@ -88,16 +88,19 @@ def _same(*names: str, **fields: Any) -> list[ReasoningFamily]:
     return [ReasoningFamily(name=name, **fields) for name in names]
 
 
+_CALL = ("<tool_call>",)
 _KIMI_TOOLS = "<|tool_calls_section_begin|>"
 _TABLE = (
     *_same("deepseek-r1", "step3", "step3p5", "gigachat35", forced=True),
-    *_same("qwen3-thinking", "minimax", forced=True),
-    *_same("qwen3", "dots", "nanbeige", "interns1"),
-    *_same("deepseek-v3", "deepseek-v4", "deepseek-v41", toggle=("thinking", False)),
-    *_same("glm45", leads=("\n",)),
-    *_same("ling3", "mimo", "poolside_v1", "iquest_q1"),
-    *_same("nemotron_3", toggle=("enable_thinking", True)),
-    *_same("granite_thinking_parser", toggle=("thinking", False)),
+    *_same("qwen3-thinking", "minimax", forced=True, interrupts=_CALL),
+    *_same("qwen3", "dots", "nanbeige", "interns1", interrupts=_CALL),
+    *_same("deepseek-v3", toggle=("thinking", False), interrupts=_CALL),
+    *_same("deepseek-v4", "deepseek-v41", toggle=("thinking", False)),
+    *_same("glm45", leads=("\n",), interrupts=_CALL),
+    *_same("ling3", "mimo", "poolside_v1", interrupts=_CALL),
+    *_same("iquest_q1"),
+    *_same("nemotron_3", toggle=("enable_thinking", True), interrupts=_CALL),
+    *_same("granite_thinking_parser", toggle=("thinking", False), interrupts=_CALL),
     *_same("kimi_k2", interrupts=(_KIMI_TOOLS,)),
     *_same("hunyuan", interrupts=("<tool_calls>",)),
     *_same("minimax-append-think", keeps_tags=True),
@@ -108,11 +111,17 @@ _TABLE = (
         toggle=("thinking_mode", "auto"),
     ),
     *_same("kimi", starts=("\u25c1think\u25b7",), ends=("\u25c1/think\u25b7",)),
-    *_same("kimi_k3", starts=("<|open|>think<|sep|>",), ends=("<|close|>think<|sep|>",)),
+    *_same(
+        "kimi_k3",
+        starts=("<|open|>think<|sep|>",),
+        ends=("<|close|>think<|sep|>",),
+        interrupts=("<|open|>tools<|sep|>",),
+    ),
     *_same(
         "k2_horizon",
         starts=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
         ends=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+        interrupts=("<ifm|tool_calls>", "<ifm|tool_call>"),
     ),
     *_same(
         "gpt-oss",
@@ -128,7 +137,12 @@ _TABLE = (
     *_same("mistral", starts=("[THINK]",), ends=("[/THINK]",)),
     *_same("gemma4", starts=("<|channel>thought",), ends=("<channel|>",)),
     *_same("inkling", starts=("<|content_thinking|>",), ends=("<|end_message|>",)),
-    *_same("apertus2509", starts=("<|inner_prefix|>",), ends=("<|inner_suffix|>",)),
+    *_same(
+        "apertus2509",
+        starts=("<|inner_prefix|>",),
+        ends=("<|inner_suffix|>",),
+        interrupts=("<|tools_prefix|>",),
+    ),
     *_same("cohere_command4", starts=("<|START_THINKING|>",), ends=("<|END_THINKING|>",)),
     *_same(
         "muse",

@@ -174,6 +174,21 @@ async def test_cancelling_an_async_call_aborts_it(engine: Engine) -> None:
         pass
 
 
+def test_scores_have_the_shape_of_sglangs(engine: Engine) -> None:
+    fields = {"label_token_ids": [5, 6], "return_token_logprobs": True}
+    result = engine.score("query", ["a", "bc"], **fields)
+
+    assert [len(row) for row in result.scores] == [2, 2]
+    assert result.prompt_tokens == len("querya") + len("querybc")
+    assert result.token_logprobs is not None
+    assert engine.score("query", ["a"], label_token_ids=[5]).token_logprobs is None
+
+
+def test_refused_requests_are_value_errors(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="top_p"):
+        engine.generate("hello", {"top_p": 7.0})
+
+
 def test_threads_share_an_engine(engine: Engine) -> None:
     replies: list[Any] = []
     threads = [

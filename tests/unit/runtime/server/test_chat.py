@@ -202,6 +202,29 @@ async def test_meta_info_is_that_of_the_native_route(client):
     assert [text for _, _, text in info["output_token_logprobs"]][:2] == ["<think>", "a"]
 
 
+@pytest.mark.parametrize("stream_it", [False, True])
+async def test_call_inside_thinking_that_was_not_closed_is_found(client, stream_it):
+    says(client, "<think>Need weather.\n" + TWO_CALLS.removeprefix("Let me see."))
+    if stream_it:
+        message = joined(await stream(client, tools=[TOOL]))
+        found = message["reasoning"], len(message["calls"]), message["finish"]
+    else:
+        [choice] = (await chat(client, tools=[TOOL]))["choices"]
+        message = choice["message"]
+        calls = len(message["tool_calls"])
+        found = message["reasoning_content"], calls, choice["finish_reason"]
+
+    assert found == ("Need weather.", 2, "tool_calls")
+
+
+async def test_thinking_about_calls_without_functions_stays_thinking(client):
+    says(client, "<think>The mark is <tool_call>, I know.</think>Yes.")
+    [choice] = (await chat(client))["choices"]
+
+    assert choice["message"]["reasoning_content"] == "The mark is <tool_call>, I know."
+    assert choice["message"]["content"] == "Yes."
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 OBJECT = {"type": "json_object", "schema": SCHEMA}
 

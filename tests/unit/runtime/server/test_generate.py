@@ -102,6 +102,18 @@ async def test_unknown_top_level_field_is_named_in_a_header(client):
     assert response.headers["x-sylvan-ignored-count"] == "2"
 
 
+async def test_errors_of_a_full_server_have_the_flat_shape_too(client, engine):
+    engine.manager.line.disconnect("lost")
+    full = await client.post("/generate", {"text": "a"})
+    wrong = await client.post("/generate", {"text": ""})
+
+    assert full.status_code == 503
+    body = full.json()
+    assert (body["object"], body["type"], body["code"]) == ("error", "503", 503)
+    assert body["message"] == body["error"]["message"]
+    assert (wrong.status_code, wrong.json().keys()) == (400, {"error"})
+
+
 async def test_unknown_sampling_field_is_refused_with_the_nearest_name(client):
     response = await client.post("/generate", {"text": "a", "sampling_params": {"temprature": 1}})
 

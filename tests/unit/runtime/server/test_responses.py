@@ -214,6 +214,7 @@ async def test_text_format_constrains_the_answer(client):
         ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, None),
         ({"previous_response_id": "resp_x"}, 404, "previous_response_id"),
+        ({"previous_response_id": "x"}, 400, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, 400, "max_output_tokens"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -13,7 +12,6 @@ from starlette.responses import Response
 from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
 from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.context import Context
@@ -28,13 +26,13 @@ from sylvan.runtime.server.conversation import (
 )
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.fields import of_tools
+from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
 from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.output import (
-    Answer,
     CallStart,
     OutputReader,
     Piece,
@@ -301,7 +299,6 @@ class _Writer:
         self._thinking = ""
         self._answers = False
         self._is_over = False
-        self._calls: list[str] = []
 
     def write(self, delta: SampleDelta, usage: bool) -> bytes:
         """The chunks for a delta; nothing, if it brings nothing."""
@@ -372,31 +369,3 @@ class _Writer:
 
 def _text_delta(text: str) -> dict[str, Any]:
     return {"content": text, "reasoning_content": None}
-
-
-def finish_name(finish: Finish | None, *, calls: bool) -> str | None:
-    """`finish_reason` of a chat choice."""
-    if finish is None:
-        return None
-    return "tool_calls" if calls and finish.type == "stop" else finish.type
-
-
-def call_id(context: Context, name: str, index: int) -> str:
-    """A new id for a call; some families want a form of their own."""
-    family = context.parsers.tools
-    if family is not None and family.call_id is not None:
-        return family.call_id.format(name=name, index=index)
-    return f"call_{secrets.token_hex(12)}"
-
-
-def tool_calls(context: Context, answer: Answer) -> list[dict[str, Any]]:
-    """`tool_calls` of a message."""
-    return [
-        {
-            "id": call_id(context, call.name, i),
-            "type": "function",
-            "index": i,
-            "function": {"name": call.name, "arguments": call.arguments or "{}"},
-        }
-        for i, call in enumerate(answer.calls)
-    ]

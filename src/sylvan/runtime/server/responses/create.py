@@ -101,6 +101,9 @@ def _stored(call: Call[None]) -> Stored:
 
 
 def _find(call: Call[Any], name: str, param: str | None) -> Stored:
+    if not name.startswith("resp_"):
+        message = f"{param or 'response_id'}: {name[:80]!r} is no id of a response (resp_...)."
+        raise RequestError(message, param=param or "response_id")
     found = call.context.responses.get(name, call.tenant.name)
     if found is None:
         message = f"There is no stored response {name[:80]!r}."

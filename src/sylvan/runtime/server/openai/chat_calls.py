@@ -1,0 +1,38 @@
+"""Calls and ends of chat choices."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from sylvan.protocol.messages import Finish
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.output import Answer
+
+
+def finish_name(finish: Finish | None, *, calls: bool) -> str | None:
+    """`finish_reason` of a chat choice."""
+    if finish is None:
+        return None
+    return "tool_calls" if calls and finish.type == "stop" else finish.type
+
+
+def call_id(context: Context, name: str, index: int) -> str:
+    """A new id for a call; some families want a form of their own."""
+    family = context.parsers.tools
+    if family is not None and family.call_id is not None:
+        return family.call_id.format(name=name, index=index)
+    return f"call_{secrets.token_hex(12)}"
+
+
+def tool_calls(context: Context, answer: Answer) -> list[dict[str, Any]]:
+    """`tool_calls` of a message."""
+    return [
+        {
+            "id": call_id(context, call.name, i),
+            "type": "function",
+            "index": i,
+            "function": {"name": call.name, "arguments": call.arguments or "{}"},
+        }
+        for i, call in enumerate(answer.calls)
+    ]
