@@ -6,11 +6,11 @@ Shapes: T rows, N query heads, K key/value heads, H head dim, V value dim.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer, Rope
+from sylvan.kernels.api import AttentionLayer, Rope, Unsupported
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library
@@ -95,7 +95,7 @@ class PagedAttention:
         Args:
             layer: Constant over the life of a model; each kind of layer is recorded once.
             heads: Queries (T, N, H), keys (T, K, H) and values (T, K, V) of any strides.
-            step: Its `tokens`, `seqs`, `slots`, `row_start`, `kv_len` and page table.
+            step: Its `tokens`, `seqs`, `slots`, `row_start`, `kv_len` and page tables.
             table_TR: By what queries and keys are to turn, at `step.positions`; see `Rope`.
 
         Returns: (T, N, V) in the dtype of the queries, owned by the caller.
@@ -159,7 +159,11 @@ class PagedAttention:
         sinks = layer.sinks
         about_sinks = None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
         shape = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
-        key = (*shape, turning, layer.scale, layer.window, layer.softcap, layer.causal, about_sinks)
+        how = turning, layer.scale, layer.window, layer.softcap, layer.causal, about_sinks
+        pages = self._pages.get(layer.index)
+        if pages is None:
+            raise Unsupported(f"attention of layer {layer.index}, which has no pages")
+        key = (*shape, *how, pages.group, *pages.steps)
         if key not in self._kinds:
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
@@ -173,7 +177,7 @@ class PagedAttention:
         dtype = "bf16" if self._dtype == torch.bfloat16 else "f32"
         rows = recorder.input(cols, dtype)
         rope = Rope(torch.zeros(1, turning)) if turning else None
-        found = recorder.attention(rows, replace(layer, index=0), rope, None, None)
+        found = recorder.attention(rows, layer, rope, None, None)
         recorder.elsewhere(found)
         placed = place(recorder.draft)
         program = Program(self._library, placed)

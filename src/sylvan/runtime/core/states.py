@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.memory import PageMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class StatePool(Protocol):
     """
 
     num_slots: int
+
+    @property
+    def memory(self) -> PageMemory:
+        """The bytes of all parts: a slot is a page of one token."""
+        ...
 
     def part(self, index: int) -> torch.Tensor:
         """All slots of one part."""

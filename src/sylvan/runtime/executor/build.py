@@ -20,7 +20,7 @@ from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
-from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.facts import KVGroupFacts, ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner
@@ -28,7 +28,7 @@ from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import LocalOptions, SamplingParts
 from sylvan.runtime.executor.parts import Made, ModelPlan
 from sylvan.runtime.executor.pooling import Pooler
-from sylvan.runtime.executor.pools import program_pool, tensor_pool
+from sylvan.runtime.executor.pools import pages_shape, program_pool, tensor_pool
 from sylvan.runtime.executor.runner import EagerRunner, GraphRunner
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
@@ -38,12 +38,13 @@ from sylvan.runtime.models.checkpoint import (
     dummy_weights,
     load_weights,
 )
+from sylvan.runtime.models.groups import kv_groups
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
-from sylvan.runtime.pool.mha import bytes_of
+from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
@@ -138,7 +139,13 @@ def _in_memory(
         both_ways=not config.causal,
         pools_all=pooling is not None and pooling.reads_all,
     )
-    facts = replace(facts, runner=made.name, exact=made.exact, num_states=caps.num_states)
+    facts = replace(
+        facts,
+        runner=made.name,
+        exact=made.exact,
+        num_states=caps.num_states,
+        kv_groups=_group_facts(plan, pages_shape(config, plan.kv_shape, options)),
+    )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
@@ -189,7 +196,8 @@ def _record(plan: ModelPlan) -> Made:
     if not plan.config.causal and plan.options.kv_dtype != "model":
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
-    pool = program_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
+    shape = pages_shape(plan.config, plan.kv_shape, plan.options)
+    pool = program_pool(plan.config, shape, plan.build, plan.kv_type)
     model = plan.model()
     if (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
@@ -225,7 +233,8 @@ def _with_tensors(plan: ModelPlan) -> Made:
     name, library = (native.name, native.library) if native else ("eager", None)
     if native and native.pool and native.attention:
         return Made(name, EagerRunner(model), native.pool, native.attention, library)
-    pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
+    shape = pages_shape(plan.config, plan.kv_shape, plan.options)
+    pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
     return Made(name, EagerRunner(model), pool, attention, library)
 
 
@@ -237,7 +246,8 @@ def _with_kernels(plan: ModelPlan, model: Any) -> Native | None:
     from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
 
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
-    pages = (plan.config, plan.kv_shape) if attends else None
+    shape = pages_shape(plan.config, plan.kv_shape, options)
+    pages = (plan.config, shape) if attends else None
     return use_kernels(model, dtype, plan.threads, pages)
 
 
@@ -265,8 +275,12 @@ def _on_device(
     """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
-    options, shape = plan.options, plan.kv_shape
+    options = plan.options
     attention = _attention(plan, platform)
+
+    def shape_of(pages: int) -> KVShape:
+        return pages_shape(plan.config, replace(plan.kv_shape, num_pages=pages), options)
+
     platform.trim()
     before = platform.memory()
     can_graph = attention.caps.graph_capture and platform.graph() is not None
@@ -286,7 +300,7 @@ def _on_device(
                 context_len=plan.build.length,
                 attention=attention,
                 make_pool=lambda pages: tensor_pool(
-                    plan.config, replace(shape, num_pages=pages), plan.build, plan.kv_type
+                    plan.config, shape_of(pages), plan.build, plan.kv_type, platform
                 ),
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
@@ -306,7 +320,20 @@ def _on_device(
     if options.runner == "graph" and not report.has_graphs:
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
     runner = "graph" if report.has_graphs else "eager"
-    return executor, replace(facts, runner=runner, num_pages=report.num_pages)
+    shape = shape_of(report.num_pages)
+    facts = replace(facts, runner=runner, num_pages=shape.num_pages)
+    return executor, replace(facts, kv_groups=_group_facts(plan, shape))
+
+
+def _group_facts(plan: ModelPlan, shape: KVShape) -> tuple[KVGroupFacts, ...]:
+    """Of the groups that have pages of their own: all those of the model, or one for all layers."""
+    groups = kv_groups(plan.config)
+    if len(groups) > 1 and not shape.groups:
+        return (KVGroupFacts(kind="full", num_pages=shape.num_pages),)
+    return tuple(
+        KVGroupFacts(kind=group.kind, num_pages=pages.num_pages, window=group.window)
+        for group, pages in zip(groups, shape.kv_groups, strict=False)
+    )
 
 
 def _page_bytes(plan: ModelPlan) -> int:
