@@ -25,7 +25,7 @@ from sylvan.kernels.native.library import load
 from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
-from sylvan.kernels.paged.cache import LayerPages, PageShape
+from sylvan.kernels.paged.cache import PageShape, allocate_pages
 
 LAYERS = 4
 SWEPT_BYTES = 128 << 20
@@ -51,7 +51,9 @@ class Attention:
             dtype=torch.bfloat16,
             int8=args.int8,
         )
-        self._pages = {i: LayerPages(shape, reqs * per_req + 1) for i in range(LAYERS)}
+        pages = allocate_pages(shape, reqs * per_req + 1, LAYERS)
+        pages.memory[:] = 60  # small numbers; memory that was never written is read from one place
+        self._pages = dict(enumerate(pages.layers))
         limits = RecorderLimits(max_tokens=reqs * rows, max_outputs=1)
         recorder = NativeRecorder(torch.bfloat16, limits, self._pages, library.constants)
         qkv = recorder.input((args.heads + 2 * args.kv_heads) * args.head_dim, "bf16")

@@ -30,7 +30,7 @@ from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
-from sylvan.kernels.paged.cache import LayerPages, PageShape
+from sylvan.kernels.paged.cache import PageShape, allocate_pages
 
 PAGE = 64
 
@@ -113,7 +113,7 @@ def attention(library: Library, args: argparse.Namespace, reqs: int) -> Case:
         dtype=torch.bfloat16,
         int8=False,
     )
-    pages = {i: LayerPages(shape, reqs * per_req + 1) for i in range(layers)}
+    pages = dict(enumerate(allocate_pages(shape, reqs * per_req + 1, layers).layers))
     limits = RecorderLimits(max_tokens=reqs, max_outputs=1)
     recorder = NativeRecorder(torch.bfloat16, limits, pages, library.constants)
     value = recorder.input((heads + 2 * kv_heads) * width, "bf16")

@@ -13,7 +13,7 @@ from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.paged import reference
-from sylvan.kernels.paged.cache import LayerPages, PageShape
+from sylvan.kernels.paged.cache import PageShape, allocate_pages
 from tests.support.native import DTYPES, NativeOp, assert_close, random, variants
 
 NUM_PAGES = 60
@@ -102,7 +102,7 @@ class Cache:
             dtype=dtype,
             int8=case.int8,
         )
-        self.pages = LayerPages(shape, NUM_PAGES * 128 // case.page_size // 2)
+        self.pages = allocate_pages(shape, NUM_PAGES * 128 // case.page_size // 2).layers[0]
         self.pages.keys[:] = self.pages.values[:] = 0xFF  # NaN in both dtypes, and as a scale
         order = np.random.default_rng(page_seed).permutation(len(self.pages.keys) - 1) + 1
         self.table = order[: len(order) // 3 * 3].reshape(3, -1).astype(np.int32)
@@ -218,3 +218,29 @@ def test_a_head_that_is_no_number_is_none_in_int8_either(library: Library) -> No
     assert got[:7].isfinite().all()
     assert got[:, :half].isfinite().all()
     assert got[7:, half:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 48, 64])
+@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
+def test_pages_before_the_window_are_not_read(
+    library: Library, dtype: torch.dtype, size: int, int8: bool
+) -> None:
+    """They may be another request's by then, and hold what is no number."""
+    window = 100
+    case = Case(replace(BASE, window=window), page_size=size, int8=int8)
+    prompt = rows_of(case, dtype, 460, 0)
+    library.dll.sylvan_threads(2)
+    whole, cut = Cache(library, case, dtype), Cache(library, case, dtype)
+    for cache in (whole, cut):
+        cache.step({1: prompt[:420]}, {1: 0})
+
+    for first, last in ((420, 421), (421, 440), (440, 460)):
+        gone = (first - window + 1) // size
+        for side in (cut.pages.keys, cut.pages.values):
+            side[cut.table[1, :gone]] = 0xFF
+        cut.table[1, : gone // 2] = 0  # where the page of padding stands instead
+        want = whole.step({1: prompt[first:last]}, {1: first})
+        got = cut.step({1: prompt[first:last]}, {1: first})
+        assert want.isfinite().all()
+        assert torch.equal(got, want), (first, last)

@@ -11,7 +11,7 @@ from sylvan.kernels.api import AttentionLayer, HeadNorm, LatentParts, LatentShap
 from sylvan.kernels.native.binding import Kind, Run
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.paged import reference
-from sylvan.kernels.paged.cache import LayerPages, PageShape
+from sylvan.kernels.paged.cache import PageShape, allocate_pages
 from tests.support.native import DTYPES, NativeOp, random, variants
 
 SHAPES = {
@@ -73,7 +73,7 @@ class Cache:
             dtype=dtype,
             shared=True,
         )
-        pages = LayerPages(shape, PAGES)
+        pages = allocate_pages(shape, PAGES).layers[0]
         pages.keys[:] = 0xFF
         self.table = np.random.default_rng(0).permutation(PAGES - 1).astype(np.int32)[None] + 1
         self.op = NativeOp(

@@ -127,6 +127,9 @@ class LateStream:
     def event(self) -> LateEvent:
         return LateEvent(self, self._given)
 
+    def after(self, event) -> None:
+        self.run(event.wait)
+
     def catch_up(self, place: int) -> None:
         while self.finished < place:
             self.finished += 1
@@ -195,6 +198,9 @@ class DelayedPlatform:
 
     def stream(self) -> LateStream:
         return self.late
+
+    def side_stream(self) -> LateStream:
+        return LateStream()
 
     def graph(self) -> ReplayedGraph:
         return ReplayedGraph(self)

@@ -145,11 +145,11 @@ def _chunk_over_step(case: Case) -> bool:
 
 def _tokens_over_memory(case: Case) -> bool:
     memory, tokens = case.config.cache.memory, case.config.cache.max_tokens
-    per_token = case.resolved.plan.kv_bytes_per_token
-    page = case.resolved.plan.page_size
+    plan = case.resolved.plan
     if not (isinstance(memory, int) and isinstance(tokens, int)):
         return False
-    return tokens > -(-memory // (per_token * page)) * page
+    last = (tokens - 1) // plan.page_size * plan.page_size  # where the last page begins
+    return plan.bytes_of(last) >= memory
 
 
 def _context_over_cache(case: Case) -> bool:

@@ -115,6 +115,7 @@ def model_facts(model: str, *, trusted: bool = False) -> ModelFacts:
         num_linear_params=min(linear, stored) if stored else linear,
         kv_per_token=max(1, kept),
         head_dim=_head_dim(config, head_dim),
+        layer_windows=_layer_windows(config, attending),
         state_numbers=state,
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
         quantization=_stored_quantization(config),
@@ -189,6 +190,17 @@ def _head_dim(config: dict[str, Any], ordinary: int) -> int:
     if str(config.get("model_type")) in _COMPRESSED:
         return _number(config, "kv_lora_rank") + turning
     return _number(config, "qk_nope_head_dim", 128) + turning
+
+
+def _layer_windows(config: dict[str, Any], attending: int) -> tuple[int | None, ...]:
+    """Of the layers with keys and values, in order; empty where config.json does not list them."""
+    kinds, window = config.get("layer_types"), config.get("sliding_window")
+    if not isinstance(kinds, list) or not isinstance(window, int) or window < 1:
+        return ()
+    names = [str(name) for name in cast("list[object]", kinds)]
+    seen = {"full_attention": None, "sliding_attention": window}
+    found = tuple(seen[name] for name in names if name in seen)
+    return found if len(found) == attending and any(found) else ()
 
 
 def _number(config: dict[str, Any], name: str, default: int | None = None) -> int:

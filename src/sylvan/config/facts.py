@@ -52,6 +52,8 @@ class ModelFacts:
         work_per_token: Numbers in the largest intermediate results of one token.
         state_numbers: Numbers in the recurrent state of one request; 0 if all layers attend.
         head_dim: Numbers in one key head; 0: unknown.
+        layer_windows: Newest tokens that each layer with keys and values sees, where config.json
+            lists the kinds of layers; None: all. Empty: every layer sees everything.
         quantization: How its matrices are stored; None: as plain numbers.
         weights: In which kind of files they are; None: there are none.
         tasks: What it can be used for, what it was made for first.
@@ -68,6 +70,7 @@ class ModelFacts:
     work_per_token: int
     state_numbers: int = 0
     head_dim: int = 0
+    layer_windows: tuple[int | None, ...] = ()
     quantization: str | None = None
     weights: WeightFormat | None = None
     tasks: tuple[str, ...] = ("generate", "embed", "both")
@@ -116,6 +119,7 @@ class Facts:
         absent: Kinds of devices that were looked for in vain -> why, and the way out.
         not_installed: Attention backends whose package is not there -> how to get it.
         missing: Path of a section or field whose feature does not exist yet -> the feature.
+        grouped: The scheduler keeps a page table for each KV group; else one serves all layers.
     """
 
     devices: Mapping[str, DeviceFacts]
@@ -126,6 +130,7 @@ class Facts:
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     not_installed: Mapping[str, str] = field(default_factory=dict[str, str])
     missing: Mapping[str, str] = field(default_factory=lambda: PENDING)
+    grouped: bool = False
 
 
 PENDING: Mapping[str, str] = {

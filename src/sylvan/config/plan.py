@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sylvan.config.facts import DTYPE_BYTES, QUANTISED_BITS, ModelFacts
@@ -13,23 +14,111 @@ GPU_SHARE = 0.9
 """Share of the free memory of a GPU; the rest is for its libraries and fragmentation."""
 MIN_SEQUENCES = 1
 """The KV cache must hold at least so many sequences of full length."""
+WINDOW_CACHE_SHARE = 0.25
+"""Tokens of a window's group for cached prefixes, a token of full attention: a prefix can be gone
+on with where its last window is there, which is one place in four windows."""
+STEPS_UNDER_WAY = 2
+"""A page behind a window is free once the step that passed it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBytes:
+    """What the layers of a KV group keep of a token, and for how many newest tokens they do."""
+
+    bytes_per_token: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What a server computes at most: requests at once, and tokens of a step."""
+
+    running_reqs: int
+    step_tokens: int
+    page_size: int
+
+
+def group_bytes(
+    bytes_per_token: int, layer_windows: Sequence[int | None] = ()
+) -> tuple[GroupBytes, ...]:
+    """KV groups of a model: full attention first, then windows, narrow ones first.
+
+    Args:
+        bytes_per_token: Of all layers with keys and values, which keep equally much.
+        layer_windows: Of each of them; none: all see everything.
+    """
+    windows = sorted(set(layer_windows) or {None}, key=lambda w: (w is not None, w or 0))
+    each = bytes_per_token // max(1, len(layer_windows))
+    if len(windows) == 1:
+        return (GroupBytes(bytes_per_token, windows[0]),)
+    return tuple(GroupBytes(each * list(layer_windows).count(w), w) for w in windows)
+
+
+def group_tokens(window: int | None, num_tokens: int, load: Load) -> int:
+    """Tokens that a KV group needs so that `num_tokens` of full attention can be served.
+
+    A window needs itself for each running request, wherever in a page it begins and ends, what
+    the steps under way add, and a share for cached prefixes.
+    """
+    if window is None:
+        return num_tokens
+    page = load.page_size
+    running = load.running_reqs * (-(-window // page) + 2) * page
+    steps = STEPS_UNDER_WAY * -(-load.step_tokens // page) * page
+    cached = int(num_tokens * WINDOW_CACHE_SHARE) // page * page
+    return min(num_tokens, running + steps + cached)
+
+
+def kv_bytes(groups: Sequence[GroupBytes], num_tokens: int, load: Load) -> int:
+    """Bytes of all groups of a KV cache for `num_tokens`."""
+    if len(groups) == 1:
+        return groups[0].bytes_per_token * num_tokens
+    return sum(g.bytes_per_token * group_tokens(g.window, num_tokens, load) for g in groups)
+
+
+def fitting_tokens(groups: Sequence[GroupBytes], budget_bytes: int, load: Load) -> int:
+    """The most tokens, in whole pages, whose KV fits into a budget."""
+    page, least = load.page_size, min(group.bytes_per_token for group in groups)
+    low, high = 0, max(0, budget_bytes) // (least * page)
+    while low < high:  # bytes grow with tokens
+        middle = (low + high + 1) // 2
+        fits = kv_bytes(groups, middle * page, load) <= budget_bytes
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low * page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes of each use on the device. `budget_bytes` is what all of them may take together."""
+    """Bytes of each use on the device. `budget_bytes` is what all of them may take together.
+
+    `num_tokens` are those of full attention; layers with a window may have fewer, see `groups`.
+    """
 
     budget_bytes: int
     weight_bytes: int
     work_bytes: int
-    kv_bytes_per_token: int
-    page_size: int
+    groups: tuple[GroupBytes, ...]
+    load: Load
     num_tokens: int
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self.load.page_size
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of a token that all layers keep."""
+        return sum(group.bytes_per_token for group in self.groups)
 
     @property
     def kv_bytes(self) -> int:
         """Size of the KV cache."""
-        return self.num_tokens * self.kv_bytes_per_token
+        return self.bytes_of(self.num_tokens)
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """Size that a KV cache for so many tokens would have."""
+        return kv_bytes(self.groups, num_tokens, self.load)
 
     @property
     def num_pages(self) -> int:

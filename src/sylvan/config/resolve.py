@@ -11,7 +11,11 @@ from sylvan.config.fields import get, replaced, size_text
 from sylvan.config.plan import (
     CPU_SHARE,
     GPU_SHARE,
+    GroupBytes,
+    Load,
     MemoryPlan,
+    fitting_tokens,
+    group_bytes,
     state_bytes,
     useful_tokens,
     weight_bytes,
@@ -275,29 +279,39 @@ def _plan(state: _State) -> MemoryPlan:
     per_token = model.kv_per_token * number
     if config.cache.dtype == "int8":  # and a scale of 4 bytes for each head
         per_token += 4 * model.kv_per_token // max(1, model.head_dim)
-    budget, tokens = _kv_tokens(state, weights, work, per_token)
+    load = Load(
+        running_reqs=running,
+        step_tokens=_number(config.scheduler.max_batch_tokens),
+        page_size=page,
+    )
+    groups = group_bytes(per_token, model.layer_windows if state.facts.grouped else ())
+    budget, tokens = _kv_tokens(state, weights, work, groups, load)
     if config.cache.max_tokens != "auto":
         tokens = -(-_number(config.cache.max_tokens) // page) * page
     return MemoryPlan(
         budget_bytes=budget,
         weight_bytes=weights,
         work_bytes=work,
-        kv_bytes_per_token=per_token,
-        page_size=page,
-        num_tokens=max(0, tokens // page * page),
+        groups=groups,
+        load=load,
+        num_tokens=tokens,
     )
 
 
-def _kv_tokens(state: _State, weights: int, work: int, per_token: int) -> tuple[int, int]:
+def _kv_tokens(
+    state: _State, weights: int, work: int, groups: tuple[GroupBytes, ...], load: Load
+) -> tuple[int, int]:
     """Bytes that may be used in all, and tokens of the KV cache by `cache.memory`."""
     device, memory = state.device, state.config.cache.memory
     if isinstance(memory, float):
-        return device.available_bytes, int(memory * device.total_bytes - weights) // per_token
+        room = int(memory * device.total_bytes - weights)
+        return device.available_bytes, fitting_tokens(groups, room, load)
     if isinstance(memory, int):
-        return device.available_bytes, memory // per_token
+        return device.available_bytes, fitting_tokens(groups, memory, load)
     share = CPU_SHARE if device.kind == "cpu" else GPU_SHARE
     budget = int(share * device.available_bytes)
-    return budget, min((budget - weights - work) // per_token, _useful_tokens(state))
+    fitting = fitting_tokens(groups, budget - weights - work, load)
+    return budget, min(fitting, _useful_tokens(state))
 
 
 def _useful_tokens(state: _State) -> int:

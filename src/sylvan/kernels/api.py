@@ -37,7 +37,7 @@ class AttentionLayer:
     `window`: a token sees itself and the `window - 1` before it; None sees all before it. Without
     `causal` the same holds for those after it.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
-    that takes part in the softmax but carries no value. `group` names the page table it reads.
+    that takes part in the softmax but carries no value.
     """
 
     index: int
@@ -50,7 +50,6 @@ class AttentionLayer:
     sinks: torch.Tensor | None = None
     causal: bool = True
     v_head_dim: int | None = None
-    group: str = "full"
 
     @property
     def value_dim(self) -> int:

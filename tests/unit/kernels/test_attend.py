@@ -10,7 +10,7 @@ from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, Unsupported
 from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.kernels.paged import reference
-from sylvan.kernels.paged.cache import LayerPages, PageShape
+from sylvan.kernels.paged.cache import PageShape, allocate_pages
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
@@ -161,10 +161,12 @@ def test_layers_do_not_mix_and_kinds_are_recorded_once():
 
 def test_heads_that_the_pages_do_not_have_are_refused():
     shape = PageShape(num_kv_heads=K, head_dim=H, value_dim=H, page_size=PAGE, dtype=torch.float32)
-    attention = PagedAttention(LIBRARY, torch.float32, {0: LayerPages(shape, 2)})
+    attention = PagedAttention(LIBRARY, torch.float32, {0: allocate_pages(shape, 2).layers[0]})
 
-    attention.check(layer())
+    attention.check(layer(index=0))
     with pytest.raises(Unsupported, match="differ"):
-        attention.check(layer(head_dim=16))
+        attention.check(layer(index=0, head_dim=16))
+    with pytest.raises(Unsupported, match="layer 1, which has no pages"):
+        attention.check(layer(index=1))
     with pytest.raises(Unsupported, match="float16"):
         PagedAttention(LIBRARY, torch.float16, {})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, Rope, Routing
+from sylvan.kernels.copy.triton_copy import copy_pages, gather_pages, scatter_pages
 from sylvan.kernels.experts.triton_experts import experts
 from sylvan.kernels.experts.triton_route import route
 from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
@@ -253,12 +254,27 @@ def _route_cases() -> list[Case]:
     ]
 
 
+def _copy_cases() -> list[Case]:
+    pages, small = (
+        _empty(64, 1000, width, dtype=torch.uint8) for width in (64 * 8 * 128 * 2, 64 * 33)
+    )
+    numbers = _empty(8, dtype=torch.int64)
+    host, narrow = (_empty(8, 64, x.shape[2], dtype=torch.uint8) for x in (pages, small))
+    return [
+        Case("pages to the host", lambda: gather_pages(pages, numbers, host), sample=True),
+        Case("pages from the host", lambda: scatter_pages(pages, numbers, host)),
+        Case("pages to the host, odd", lambda: gather_pages(small, numbers, narrow)),
+        Case("copies of pages", lambda: copy_pages(pages, [(1, 2, 1 << 16)] * 2), sample=True),
+    ]
+
+
 def cases(fp8: torch.dtype | None) -> list[Case]:
     """All of them; `fp8` is the chip's type of a narrow cache, if it has one."""
     return [
         *_attention_cases(fp8),
         *(_narrow_cases(fp8) if fp8 else []),
         *_head_cases(),
+        *_copy_cases(),
         *_linear_cases(),
         *_row_cases(),
         *_sample_cases(),

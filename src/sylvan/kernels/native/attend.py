@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, Unsupported
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library
@@ -125,7 +125,7 @@ class PagedAttention:
         Args:
             layer: Constant over the life of a model; each kind of layer is recorded once.
             heads: Queries (T, N, H), keys (T, K, H) and values (T, K, V) of any strides.
-            step: Its `tokens`, `seqs`, `slots`, `row_start`, `kv_len` and page table.
+            step: Its `tokens`, `seqs`, `slots`, `row_start`, `kv_len` and page tables.
             work: What is done to the heads first.
 
         Returns: (T, N, V) in the dtype of the queries, owned by the caller.
@@ -220,7 +220,10 @@ class PagedAttention:
         about_sinks = None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
         shape = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
         how = layer.scale, layer.window, layer.softcap, layer.causal
-        key = (*shape, *work.key, *how, about_sinks)
+        pages = self._pages.get(layer.index)
+        if pages is None:
+            raise Unsupported(f"attention of layer {layer.index}, which has no pages")
+        key = (*shape, *work.key, *how, about_sinks, pages.group, *pages.steps)
         if key not in self._kinds:
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
@@ -233,7 +236,7 @@ class PagedAttention:
         cols = width + layer.num_kv_heads * layer.value_dim
         rows = recorder.input(cols, recorder.dtype)
         rope = Rope(torch.zeros(1, work.turning), work.interleaved) if work.turning else None
-        found = recorder.attention(rows, replace(layer, index=0), rope, *work.norms)
+        found = recorder.attention(rows, layer, rope, *work.norms)
         recorder.elsewhere(found)
         placed = place(recorder.draft)
         program = Program(self._library, placed)

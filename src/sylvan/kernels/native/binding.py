@@ -15,7 +15,7 @@ OP = np.dtype(
         ("type", "i4"),
         ("times", "i4"),
         ("buf", "i4", 12),
-        ("n", "i4", 12),
+        ("n", "i4", 16),
         ("f", "f4", 4),
     ]
 )
@@ -65,7 +65,11 @@ class Run(ctypes.Structure):
     """Everything that changes from step to step."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("tokens", "outputs", "seqs", "table_stride")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("tokens", "outputs", "seqs", "table_stride", "groups", "slot_step")
+        ),
+        ("table_step", ctypes.c_int64),
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -96,6 +100,15 @@ class Inputs(ctypes.Structure):
         ),
         ("numbers", ctypes.c_void_p),
         ("last_token", ctypes.c_void_p),
+    ]
+
+
+class PagedBytes(ctypes.Structure):
+    """Memory in pages; see `program.h`."""
+
+    _fields_ = [
+        ("memory", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("regions", "region_step", "page_step", "width")),
     ]
 
 

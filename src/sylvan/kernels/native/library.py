@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.kernels.native.binding import OP, Constants, Inputs, Kind, Run
+from sylvan.kernels.native.binding import OP, Constants, Inputs, Kind, PagedBytes, Run
 from sylvan.kernels.native.sampling import Given, Sample, SampleSlots
 
 LIB = Path(__file__).parents[1] / "lib"
@@ -131,10 +131,11 @@ def _obstacle(folder: Path, name: str, bits: int) -> str:
         return "not compiled"
     try:
         dll = ctypes.CDLL(str(_path(folder, name)))
-        mirrors = (Run, Inputs, SampleSlots, Sample, Given)
+        mirrors = (Run, Inputs, SampleSlots, Sample, Given, PagedBytes)
         sizes = [OP.itemsize, *(ctypes.sizeof(m) for m in mirrors)]
         found = [dll.sylvan_size(i) for i in range(len(sizes))]
-        if found != sizes or dll.sylvan_constant(_KINDS) != len(Kind):
+        stale = found != sizes or dll.sylvan_constant(_KINDS) != len(Kind)
+        if stale or not hasattr(dll, "sylvan_copy_pages"):
             return "compiled from other sources; run: python -m sylvan.kernels.build"
         return "the system refuses it the tile registers" if dll.sylvan_start() else ""
     except (OSError, AttributeError) as error:
@@ -155,4 +156,9 @@ def _open(folder: Path, name: str) -> Library:
     dll.sylvan_sample.argtypes = [ctypes.c_void_p]
     dll.sylvan_logprobs.argtypes = [ctypes.c_void_p]
     dll.sylvan_logprobs.restype = None
+    copied = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    for copy, more in (("gather", 1), ("scatter", 1), ("copy", 0)):
+        function = getattr(dll, f"sylvan_{copy}_pages")
+        function.argtypes = copied + [ctypes.c_void_p] * more
+        function.restype = None
     return Library(name, path, dll, Constants(*(dll.sylvan_constant(i) for i in range(6))))

@@ -34,7 +34,7 @@ void prepare(const Inputs& in, Run& run) {
     const int32_t *rows = sampled + in.outputs, *from = rows + in.in_flight, *given = from + in.in_flight;
     auto filled = [](const int32_t* array) { return const_cast<int32_t*>(array); };  // the caller's buffers
     run.tokens = in.tokens, run.outputs = in.outputs, run.seqs = in.seqs;
-    int32_t *ids = filled(run.ids), *positions = filled(run.positions), *places = filled(run.slots), *row_start = filled(run.row_start);
+    int32_t *ids = filled(run.ids), *positions = filled(run.positions), *row_start = filled(run.row_start);
     std::copy_n(given, in.tokens, ids);
     for (int i = 0; i < in.in_flight; i++) ids[rows[i]] = in.last_token[from[i]];
     for (int i = 0; i < in.tokens; i++) ids[i] = std::clamp(ids[i], 0, in.vocab - 1);  // whose were not fails alone
@@ -43,11 +43,15 @@ void prepare(const Inputs& in, Run& run) {
     int row = 0;
     for (int s = 0; s < in.seqs; s++) {
         row_start[s] = row;
-        const int32_t* pages = run.page_table + int64_t(slots[s]) * run.table_stride;
-        for (int t = starts[s]; t < stops[s]; t++, row++)
-            positions[row] = t, places[row] = pages[t / in.page_size] * in.page_size + t % in.page_size;
+        for (int t = starts[s]; t < stops[s]; t++, row++) positions[row] = t;
     }
     row_start[in.seqs] = row;
+    for (int g = 0; g < std::max(1, run.groups); g++)
+        for (int s = 0; s < in.seqs; s++) {
+            const int32_t* pages = run.page_table + g * run.table_step + int64_t(slots[s]) * run.table_stride;
+            int32_t* place = filled(run.slots) + int64_t(g) * run.slot_step + row_start[s];
+            for (int t = starts[s]; t < stops[s]; t++) *place++ = pages[t / in.page_size] * in.page_size + t % in.page_size;
+        }
     for (int i = 0; i < in.outputs; i++) filled(run.out_rows)[i] = row_start[sampled[i] + 1] - 1;
     if (!run.sample) return;
     run.sample->rows = in.outputs;
@@ -123,7 +127,7 @@ void walk(void* arg, int thread) {
 }  // namespace
 
 SYLVAN_API int sylvan_size(int what) {
-    const size_t sizes[] = {sizeof(Op), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(Given)};
+    const size_t sizes[] = {sizeof(Op), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(Given), sizeof(PagedBytes)};
     return int(sizes[what]);
 }  // checked when the library is loaded
 

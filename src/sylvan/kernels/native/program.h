@@ -18,19 +18,21 @@ struct Op {  // one native kernel call; constant after recording
     int32_t kind, count, type;
     int32_t times;    // rows of the op for each of its run-time row count; 0: one
     int32_t buf[12];  // ids into the buffer table, -1 = absent
-    int32_t n[12];    // sizes
+    int32_t n[16];    // sizes
     float f[4];       // scalars
 };
 
 struct Run {  // everything that changes from step to step
     int32_t tokens, outputs, seqs, table_stride;
+    int32_t groups, slot_step;  // groups of layers with a page table each (0: one); from one's slots to the next one's
+    int64_t table_step;         // from one group's page table to the next one's
     const int32_t* ids;         // [tokens]
     const int32_t* positions;   // [tokens]
-    const int32_t* slots;       // [tokens] page * page_size + offset: where this token's KV goes
+    const int32_t* slots;       // [groups][tokens] page * page_size + offset: where this token's KV goes
     const int32_t* row_start;   // [seqs + 1] rows of request s: row_start[s] .. row_start[s + 1]
     const int32_t* kv_len;      // [seqs] tokens in the cache after this step
     const int32_t* table_row;   // [seqs] row of the page table
-    const int32_t* page_table;  // [rows][table_stride]
+    const int32_t* page_table;  // [groups][rows][table_stride]
     const int32_t* out_rows;    // [outputs] rows whose logits are wanted
     const int32_t* types;       // [tokens] token types; only models that have a table of them read it
     int64_t* profile;           // [ops] ns spent, added to; or null
@@ -44,6 +46,11 @@ struct Inputs {  // a step as the scheduler sees it: the arrays of a run follow 
     // rows whose id the step before sampled, and their request slots [2][in_flight] | ids [tokens]
     const int32_t* numbers;
     int32_t* last_token;  // [slots] read here, and written once sampled
+};
+
+struct PagedBytes {  // memory in pages: bytes of page p in region r begin at memory + r * region_step + p * page_step
+    char* memory;
+    int64_t regions, region_step, page_step, width;  // width: bytes of a page in one region
 };
 
 struct Item {  // attention work: query vectors (row, head of the group) first .. first + count of a request

@@ -29,7 +29,7 @@ from sylvan.kernels.native.experts import record_chosen, record_experts
 from sylvan.kernels.native.latent import record_latent
 from sylvan.kernels.native.plan import Draft, Ref
 from sylvan.kernels.native.sheet import WEIGHT_KINDS, RecorderLimits, Sheet, padded
-from sylvan.kernels.paged.cache import LayerPages, PageShape
+from sylvan.kernels.paged.cache import LayerPages, PageShape, allocate_pages
 
 PARTS_MIB = 8  # room for attention spread over threads
 _TEXT_PAGE = 64  # tokens of a page of texts that attend both ways
@@ -187,14 +187,15 @@ class NativeRecorder:
         interleaved = int(rope is not None and rope.interleaved)
         store = (qkv.id, keys, values, table, q_weight, k_weight)
         how = int(not layer.causal), 2 if pages.shape.shared else int(pages.shape.int8)
-        sizes = (*dims, turning, interleaved, q_at_once, k_at_once, *how)
+        where = 0, pages.group, *pages.steps
+        sizes = (*dims, turning, interleaved, q_at_once, k_at_once, *how, *where)
         self._sheet.note(Kind.ROPE_STORE, qkv, store, sizes, (*eps,))
         out = self._sheet.new(layer.num_heads * layer.value_dim)
         if self._parts is None:
             self._parts = self.draft.constant(allocate(PARTS_MIB << 20))
         sinks = None if layer.sinks is None else self._sheet.vector(layer.sinks)
         buffers = (qkv.id, keys, values, out.id, self._parts, sinks)
-        sizes = (*dims, layer.window or 0, PARTS_MIB, 0, 0, *how)
+        sizes = (*dims, layer.window or 0, PARTS_MIB, 0, 0, *how, *where)
         for kind in (Kind.ATTENTION, Kind.ATTENTION_MERGE):
             self._sheet.note(kind, out, buffers, sizes, (layer.scale, layer.softcap or 0.0))
         return out
@@ -297,8 +298,8 @@ class NativeRecorder:
 
     def _layer_pages(self, layer: AttentionLayer) -> LayerPages:
         pages = self._pages.get(layer.index) if layer.causal else self._text_pages(layer)
-        if pages is None or layer.group != "full":
-            raise Unsupported("attention outside the one group of pages")
+        if pages is None:
+            raise Unsupported("attention of a layer without pages")
         shape = pages.shape
         mine = layer.num_kv_heads, layer.head_dim, layer.value_dim
         if mine != (shape.num_kv_heads, shape.head_dim, shape.value_dim):
@@ -320,7 +321,7 @@ class NativeRecorder:
             )
             limits = self._limits
             count = -(-limits.max_tokens // _TEXT_PAGE) + limits.max_outputs
-            self._texts[key] = LayerPages(shape, count)
+            self._texts[key] = allocate_pages(shape, count).layers[0]
         return self._texts[key]
 
     def _rope(self, rope: Rope | None, head_dim: int) -> tuple[Ref, int]:

@@ -25,7 +25,7 @@ struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i
         bool whole = op.n[9];
         int before = whole ? 0 : s.run->kv_len[item.seq] - rows;
         table = whole ? s.texts.pages + s.texts.first_page[item.seq]
-                      : s.run->page_table + int64_t(s.run->table_row[item.seq]) * s.run->table_stride;
+                      : s.run->page_table + op.n[12] * s.run->table_step + int64_t(s.run->table_row[item.seq]) * s.run->table_stride;
         for (int i = 0; i < count; i++) {
             int r = (item.first + i) / group;
             row[i] = start + r, head[i] = kv_head * group + (item.first + i) % group;
@@ -266,7 +266,7 @@ template <class E, int M, int N>
 void weigh(const Pages<E>& pages, Span span, const Room<E>& room, Part* part, int m, int d) {
     constexpr int e = E::ELEMENTS;
     vf acc[M][N] = {};
-    for (int t = span.begin; t < span.end; t += LANES) {
+    for (int t = span.low / LANES * LANES; t < span.end; t += LANES) {  // what is before has no weight, and may be no number
         int words = std::min(LANES / e, ceil_div(span.end - t, e));
         multiply<E, M, N>(acc, (const uint32_t*)(room.weight[m] + t), KV_CHUNK / e, (const uint32_t*)pages.vals(t) + d, LANES,
                           pages.h.v_pad, words, 0);

@@ -37,19 +37,63 @@ class PageShape:
         """Bytes of a page's values in one layer."""
         return 0 if self.shared else self._bytes(-(-self.value_dim // _VALUE_PAD) * _VALUE_PAD)
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in pages."""
+        return 1 if self.int8 else self.dtype.itemsize
+
     def _bytes(self, width: int) -> int:
         of_token = width + 4 if self.int8 else width * self.dtype.itemsize
         return self.num_kv_heads * self.page_size * of_token
 
 
+@dataclass(frozen=True, slots=True)
 class LayerPages:
-    """All pages of one layer. `keys` and `values`: (num_pages, bytes of a page)."""
+    """All pages of one layer, parts of the pages of a KV group.
 
-    def __init__(self, shape: PageShape, num_pages: int) -> None:
-        self.shape = shape
-        self.keys: Bytes = _pages(num_pages, shape.key_bytes)
-        self.values: Bytes = _pages(num_pages, shape.value_bytes)
+    `keys` and `values`: (num_pages, bytes of a page in this layer); a page's bytes lie side by
+    side, the pages anywhere. `group`: whose page table says which pages are whose.
+    """
+
+    shape: PageShape
+    keys: Bytes
+    values: Bytes
+    group: int = 0
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Numbers from one page's keys to the next one's, and from its values."""
+        size = self.shape.itemsize
+        return self.keys.strides[0] // size, self.values.strides[0] // size
 
 
-def _pages(count: int, size: int) -> Bytes:
-    return allocate(count * size).reshape(count, size)
+@dataclass(frozen=True, slots=True)
+class GroupPages:
+    """Pages of all layers of a KV group: `memory` (num_pages, bytes of a page).
+
+    A page is whole: its layers lie one after another, each keys then values. Attention reads a
+    layer's part of a page as fast from there as from an array of the layer alone, a page is copied
+    as one piece, and the first page of a request touches one place of memory instead of one for
+    each side of each layer.
+    """
+
+    memory: Bytes
+    layers: tuple[LayerPages, ...]
+
+
+def allocate_pages(
+    shape: PageShape, num_pages: int, num_layers: int = 1, group: int = 0
+) -> GroupPages:
+    """Pages of zeros, which become resident when first written.
+
+    Raises:
+        MemoryError: the system refuses them.
+    """
+    each = shape.key_bytes + shape.value_bytes
+    memory = allocate(num_pages * num_layers * each).reshape(num_pages, num_layers * each)
+    layers: list[LayerPages] = []
+    for start in range(0, num_layers * each, each):
+        values = start + shape.key_bytes
+        sides = memory[:, start:values], memory[:, values : start + each]
+        layers.append(LayerPages(shape, *sides, group))
+    return GroupPages(memory, tuple(layers))

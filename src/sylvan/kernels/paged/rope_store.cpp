@@ -71,7 +71,7 @@ template <class E> void rope_store(const Op& op, const Step& s, int64_t r) {
         prepare(row + i * h.dim, head, h.dim, q_norm, turn);
         memcpy(row + i * h.dim, head, h.dim * sizeof(T));
     }
-    int slot = (op.n[9] ? s.texts.slots : s.run->slots)[r], off = slot % h.page, page = slot / h.page;
+    int slot = (op.n[9] ? s.texts.slots : s.run->slots + int64_t(op.n[12]) * s.run->slot_step)[r], off = slot % h.page, page = slot / h.page;
     // V is read in words of tokens: behind the newest token lies a stranger's old value, and 0 * NaN is NaN. Clear it.
     const int32_t* starts = s.run->row_start;
     bool newest = e > 1 && off % e == 0 && std::binary_search(starts + 1, starts + s.run->seqs + 1, int32_t(r) + 1);

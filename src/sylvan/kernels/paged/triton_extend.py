@@ -143,6 +143,7 @@ def extend_kernel(
                 seen = seen & (token[None, :] <= own[:, None])
             if WINDOW > 0:
                 seen = seen & (token[None, :] > own[:, None] - WINDOW)
+                valid = valid & (token > lowest - WINDOW)  # pages before may be anybody's
             place = places(table_ptr, at, token, valid, PAGE, BLOCK)
             peak, total, acc = fold(
                 (peak, total, acc),

@@ -8,4 +8,9 @@ from __future__ import annotations
 from sylvan.kernels.api import AttentionLayer
 from sylvan.runtime.core.forward import AttentionBackend, AttentionCaps, ForwardBatch
 
-__all__ = ["AttentionBackend", "AttentionCaps", "AttentionLayer", "ForwardBatch"]
+__all__ = ["AttentionBackend", "AttentionCaps", "AttentionLayer", "ForwardBatch", "first_seen"]
+
+
+def first_seen(layer: AttentionLayer, position: int) -> int:
+    """The first token that a query at `position` sees; pages before its page are not to be read."""
+    return 0 if layer.window is None else max(0, position - layer.window + 1)

@@ -37,9 +37,9 @@ class DenseAttention:
         batch: ForwardBatch,
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
-        batch.kv.store(spec.index, batch.out_slots_T, k_TKH, v_TKH)
+        batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
-        longest = batch.page_table_SP.shape[1] * batch.kv.page_size
+        longest = batch.page_tables.shape[2] * batch.kv.page_size
         width = max(1, _BLOCK_BYTES // (4 * longest * spec.num_kv_heads * spec.head_dim))
         for start in range(0, len(q_TNH), width):
             rows = slice(start, start + width)
@@ -55,7 +55,7 @@ def _block(
     starts = batch.q_starts_R.contiguous()
     req_T = torch.searchsorted(starts, row_T.to(starts.dtype), right=True) - 1
     req_T = req_T.clamp(0, len(batch.kv_lens_R) - 1)
-    pages_TP = batch.page_table_SP[batch.req_slots_R[req_T].long()].long()
+    pages_TP = batch.table_of(spec.index)[batch.req_slots_R[req_T].long()].long()
     k_TLKH, v_TLKH = (x[pages_TP].flatten(1, 2).float() for x in batch.kv.layer(spec.index))
     len_T = batch.kv_lens_R[req_T].long()
     seen_TL = _seen(spec, len_T, len_T - (starts[req_T + 1] - row_T), k_TLKH.shape[1])

@@ -31,20 +31,30 @@ class PagedIndex:
     last_lens: torch.Tensor
 
 
-def paged_index(batch: ForwardBatch) -> PagedIndex:
-    """From the batch's host arrays."""
+def paged_index(batch: ForwardBatch, group: int = 0, window: int | None = None) -> PagedIndex:
+    """From the batch's host arrays; of each request the pages from its window's beginning on.
+
+    Args:
+        batch: The step.
+        group: KV group whose page table is read.
+        window: Of the layers; None: they see everything.
+    """
     host, count, size = batch.host, batch.num_reqs, batch.kv.page_size
     lens = host.kv_lens[:count]
-    numbers = -(-lens // size)
+    first = np.zeros(count, np.int32)
+    if window is not None:
+        before = lens - np.diff(host.q_starts[: count + 1])
+        first = np.maximum(before - window + 1, 0) // size
+    numbers = -(-lens // size) - first
     starts = np.zeros(count + 1, np.int32)
     np.cumsum(numbers, out=starts[1:])
     rows = np.repeat(host.req_slots[:count], numbers)
-    columns = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], numbers)
+    columns = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1] - first, numbers)
     parts = (
         host.q_starts[: count + 1].copy(),
         starts,
-        host.page_table[rows, columns],
-        lens - (numbers - 1) * size,
+        host.page_tables[group][rows, columns],
+        lens - (first + numbers - 1) * size,
     )
     return PagedIndex(*(torch.from_numpy(x.astype(np.int32)) for x in parts))
 
@@ -74,11 +84,11 @@ class FlashInferAttention:
         self._device = device
         self._wrappers: dict[tuple[object, ...], Any] = {}
         self._planned: set[tuple[object, ...]] = set()
-        self._index: PagedIndex | None = None
+        self._indices: dict[tuple[int, int | None], PagedIndex] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Find out where requests lie; layers are planned when they come."""
-        self._index = paged_index(batch)
+        """Layers are planned when they come."""
+        self._indices.clear()
         self._planned.clear()
 
     def run(
@@ -92,10 +102,11 @@ class FlashInferAttention:
         """See `AttentionBackend.run`."""
         if spec.sinks is not None:
             raise ConfigError("attention=flashinfer has no sinks; leave attention at auto")
-        batch.kv.store(spec.index, batch.out_slots_T, k_TKH, v_TKH)
+        batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)
         pages = batch.kv.layer(spec.index)
         key = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim)
-        key = (*key, spec.scale, spec.window, spec.softcap, spec.causal)
+        group = batch.kv.layer_groups[spec.index]
+        key = (*key, spec.scale, spec.window, spec.softcap, spec.causal, group)
         wrapper = self._wrapper(key)
         if key not in self._planned:
             self._plan(wrapper, spec, q_TNH, batch)
@@ -112,8 +123,10 @@ class FlashInferAttention:
     def _plan(
         self, wrapper: Any, spec: AttentionLayer, q_TNH: torch.Tensor, batch: ForwardBatch
     ) -> None:
-        index = self._index
-        assert index is not None, "plan comes before run"
+        which = batch.kv.layer_groups[spec.index], spec.window
+        if which not in self._indices:
+            self._indices[which] = paged_index(batch, *which)
+        index = self._indices[which]
         wrapper.plan(
             index.q_starts,
             index.starts,

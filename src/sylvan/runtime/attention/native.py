@@ -63,28 +63,31 @@ class NativeCalls:
     def plan(self, batch: ForwardBatch) -> None:
         """Find out where requests lie."""
         given = (
-            batch.out_slots_T,
+            batch.slot_mappings,
             batch.q_starts_R,
             batch.kv_lens_R,
             batch.req_slots_R,
-            batch.page_table_SP,
+            batch.page_tables,
             batch.positions_T,
         )
         self._arrays = [array.to(torch.int32).contiguous() for array in given]
-        slots, starts, lens, rows, table, at = (array.data_ptr() for array in self._arrays)
+        slots, starts, lens, rows, tables, at = (array.data_ptr() for array in self._arrays)
         if len(self._rows) < batch.num_tokens:
             self._rows = torch.arange(batch.num_tokens, dtype=torch.int32)
         self._step, self._positioned = (
             Run(
                 tokens=batch.num_tokens,
                 seqs=batch.num_reqs,
-                table_stride=batch.page_table_SP.shape[1],
+                table_stride=batch.page_tables.shape[2],
+                groups=len(batch.page_tables),
+                slot_step=batch.num_tokens,
+                table_step=batch.page_tables[0].numel(),
                 positions=positions,
                 slots=slots,
                 row_start=starts,
                 kv_len=lens,
                 table_row=rows,
-                page_table=table,
+                page_table=tables,
             )
             for positions in (self._rows.data_ptr(), at)
         )

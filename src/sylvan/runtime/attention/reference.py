@@ -7,7 +7,12 @@ from typing import ClassVar
 import torch
 
 from sylvan.kernels.paged import reference
-from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
+from sylvan.runtime.attention.api import (
+    AttentionCaps,
+    AttentionLayer,
+    ForwardBatch,
+    first_seen,
+)
 from sylvan.runtime.core.step import DraftRows, ancestors
 
 
@@ -32,17 +37,20 @@ class ReferenceAttention:
         batch: ForwardBatch,
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
-        batch.kv.store(spec.index, batch.out_slots_T, k_TKH, v_TKH)
+        batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         starts, lens = batch.q_starts_R.tolist(), batch.kv_lens_R.tolist()
         drafts = {draft.index: draft for draft in batch.drafts if not draft.is_chain}
+        table_SP, size = batch.table_of(spec.index), batch.kv.page_size
         for r, row in enumerate(batch.req_slots_R.tolist()):
-            pages = batch.page_table_SP[row, : -(-lens[r] // batch.kv.page_size)].long()
-            k_SKH, v_SKH = (
-                x[pages].flatten(0, 1)[: lens[r]].to(q_TNH.dtype) for x in (keys, values)
-            )
             own = slice(starts[r], starts[r + 1])
+            first = first_seen(spec, lens[r] - (starts[r + 1] - starts[r])) // size
+            pages = table_SP[row, first : -(-lens[r] // size)].long()
+            k_SKH, v_SKH = (
+                x[pages].flatten(0, 1)[: lens[r] - first * size].to(q_TNH.dtype)
+                for x in (keys, values)
+            )
             if r in drafts:
                 out = _attend_tree(q_TNH[own], k_SKH, v_SKH, spec, drafts[r])
             else:

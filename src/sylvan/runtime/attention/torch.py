@@ -15,14 +15,28 @@ from torch.nn import functional as F
 
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.varlen import Packed, attend_packed, find_varlen, suits
-from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
+from sylvan.runtime.attention.api import (
+    AttentionCaps,
+    AttentionLayer,
+    ForwardBatch,
+    first_seen,
+)
 
 _PACKED_TOKENS = 1 << 16  # whose keys and values are gathered at once
 
 
 @dataclass(frozen=True, slots=True)
+class _Request:
+    """Its rows of the step, its row of the page tables, and its length with KV."""
+
+    rows: slice
+    slot: int
+    kv_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Span:
-    """One request: its rows of the step, its pages and its length with KV."""
+    """What the layers of a window and KV group see of a request: its rows, pages and tokens."""
 
     rows: slice
     pages: torch.Tensor  # int64 (pages,)
@@ -41,20 +55,23 @@ class TorchAttention:
         """`varlen` stands for PyTorch's function, in tests; without it GPUs get the real one."""
         self._given = varlen
         self._varlen: Any = None
-        self._packs: list[Packed] = []
-        self._spans: list[_Span] = []
+        self._requests: list[_Request] = []
+        # By KV group and window, made when the first such layer comes.
+        self._packs: dict[tuple[int, int | None], list[Packed]] = {}
+        self._spans: dict[tuple[int, int | None], list[_Span]] = {}
         self._masks: dict[tuple[int, int, int | None, bool], torch.Tensor] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Find each request's rows and pages; masks are made once per shape."""
+        """Find each request's rows; layers find pages and masks, once for all that share them."""
         self._masks.clear()
         self._spans.clear()
+        self._packs.clear()
         starts, lens = batch.q_starts_R.tolist(), batch.kv_lens_R.tolist()
-        for r, row in enumerate(batch.req_slots_R.tolist()):
-            pages = batch.page_table_SP[row, : -(-lens[r] // batch.kv.page_size)].long()
-            self._spans.append(_Span(slice(starts[r], starts[r + 1]), pages, lens[r]))
+        self._requests = [
+            _Request(slice(starts[r], starts[r + 1]), slot, lens[r])
+            for r, slot in enumerate(batch.req_slots_R.tolist())
+        ]
         self._varlen = self._given or (find_varlen() if batch.q_starts_R.is_cuda else None)
-        self._packs = _pack(self._spans, batch.kv.page_size) if self._varlen else []
 
     def run(
         self,
@@ -65,16 +82,17 @@ class TorchAttention:
         batch: ForwardBatch,
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
-        batch.kv.store(spec.index, batch.out_slots_T, k_TKH, v_TKH)
+        batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
-        if self._packs and suits(q_TNH, spec):
-            for packed in self._packs:
+        spans = self._spans_of(spec, batch)
+        if self._varlen and suits(q_TNH, spec):
+            for packed in self._packs_of(spec, batch):
                 q = q_TNH[packed.rows]
                 out_TNH[packed.rows] = attend_packed(self._varlen, q, (keys, values), packed, spec)
             return out_TNH
         plain = spec.softcap is None and spec.sinks is None
-        for span in self._spans:
+        for span in spans:
             q = q_TNH[span.rows]
             k_SKH, v_SKH = (
                 x[span.pages].flatten(0, 1)[: span.kv_len].to(q.dtype) for x in (keys, values)
@@ -85,6 +103,20 @@ class TorchAttention:
                 out = reference.attend(q, k_SKH, v_SKH, spec)
                 out_TNH[span.rows] = out.unflatten(1, (spec.num_heads, spec.value_dim))
         return out_TNH
+
+    def _spans_of(self, spec: AttentionLayer, batch: ForwardBatch) -> list[_Span]:
+        """Requests from the first page on that the layer sees anything of."""
+        key = batch.kv.layer_groups[spec.index], spec.window
+        if key not in self._spans:
+            table_SP, size = batch.table_of(spec.index), batch.kv.page_size
+            self._spans[key] = [_seen(request, spec, table_SP, size) for request in self._requests]
+        return self._spans[key]
+
+    def _packs_of(self, spec: AttentionLayer, batch: ForwardBatch) -> list[Packed]:
+        key = batch.kv.layer_groups[spec.index], spec.window
+        if key not in self._packs:
+            self._packs[key] = _pack(self._spans_of(spec, batch), batch.kv.page_size)
+        return self._packs[key]
 
     def _fused(
         self, q_TNH: torch.Tensor, k_SKH: torch.Tensor, v_SKH: torch.Tensor, spec: AttentionLayer
@@ -112,6 +144,13 @@ class TorchAttention:
                 mask = mask & (position > own - spec.window)
             self._masks[key] = mask
         return self._masks[key]
+
+
+def _seen(request: _Request, spec: AttentionLayer, table_SP: torch.Tensor, size: int) -> _Span:
+    rows, kv_len = request.rows, request.kv_len
+    first = first_seen(spec, kv_len - (rows.stop - rows.start)) // size
+    pages = table_SP[request.slot, first : -(-kv_len // size)].long()
+    return _Span(rows, pages, kv_len - first * size)
 
 
 def _pack(spans: list[_Span], page_size: int) -> list[Packed]:

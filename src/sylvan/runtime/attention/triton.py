@@ -66,7 +66,7 @@ class TritonAttention:
 
     def _cache(self, spec: AttentionLayer, batch: ForwardBatch) -> Any:
         keys, values = batch.kv.layer(spec.index)
-        return self._heads.Cache(keys=keys, values=values, slots_T=batch.out_slots_T)
+        return self._heads.Cache(keys=keys, values=values, slots_T=batch.slots_of(spec.index))
 
     def _attend(
         self, spec: AttentionLayer, q_TNH: torch.Tensor, batch: ForwardBatch
@@ -75,7 +75,7 @@ class TritonAttention:
         pages = self._attention.Pages(
             keys=keys,
             values=values,
-            table_SP=batch.page_table_SP,
+            table_SP=batch.table_of(spec.index),
             rows_R=batch.req_slots_R,
             lens_R=batch.kv_lens_R,
         )

@@ -1,12 +1,14 @@
 """One step as the model sees it: flat arrays over all requests of the batch, and what attends.
 
 Shapes: T tokens of this step, R requests of this step, P pages of the longest request, S request
-slots (rows of the page table), N query heads, K key/value heads, H head dim.
+slots (rows of a page table), G groups of layers with pages of their own, N query heads, K key/value
+heads, H head dim.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -15,6 +17,7 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool, StateWork
 from sylvan.runtime.core.step import DraftRows, InputEmbeds
 
@@ -44,10 +47,24 @@ class AttentionCaps:
 
 
 class KVCachePool(Protocol):
-    """Memory for keys and values in pages; page 0 takes the writes of padding rows."""
+    """Memory for keys and values in pages; page 0 takes the writes of padding rows.
 
-    num_pages: int
+    Layers are in KV groups, each with pages, a page table and page numbers of its own.
+
+    `page_size` is that of all groups.
+    """
+
     page_size: int
+
+    @property
+    def groups(self) -> Sequence[PageMemory]:
+        """The bytes of each group; at least one."""
+        ...
+
+    @property
+    def layer_groups(self) -> Sequence[int]:
+        """The group of each attention layer, by its index."""
+        ...
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (num_pages, page_size, K, H) and values (num_pages, page_size, K, V) of a layer."""
@@ -60,22 +77,14 @@ class KVCachePool(Protocol):
         ...
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first tokens of page `source` into page `target`, in every layer."""
+        """Copy the first tokens of page `source` into page `target`, in the first group."""
         ...
 
-    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
-        """Copy the entries at slots `sources_N` to slots `targets_N`, in every layer.
+    def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
+        """Copy the entries at slots `sources_N` to slots `targets_N` of a KV group.
 
         A slot is page * page_size + offset. All sources are read before any target is written.
         """
-        ...
-
-    def export_pages(self, pages: IntArray) -> memoryview:
-        """Bytes of whole pages, in the one layout that tiers, transfer and storage share."""
-        ...
-
-    def import_pages(self, pages: IntArray, data: memoryview) -> None:
-        """Mirror of `export_pages`."""
         ...
 
 
@@ -149,21 +158,47 @@ class BatchLimits:
 class HostArrays:
     """The step's inputs as int32 numpy arrays of full size; the worker writes them in place.
 
-    Only the first `num_tokens` or `num_reqs` entries count. `page_table` has one row for each
-    request slot and keeps its contents between steps.
+    Only the first `num_tokens` or `num_reqs` entries count. `page_tables` (G, S, P) and
+    `slot_mappings` (G, T) have one part for each KV group; a page table has one row for each
+    request slot and keeps its contents between steps. Where a layer's window has passed, entries
+    may be of any page that exists: they are not read.
     """
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: BatchLimits, num_groups: int = 1) -> None:
         tokens, reqs = limits.max_tokens, limits.max_reqs
         self.input_ids: IntArray = np.zeros(tokens, np.int32)
         self.positions: IntArray = np.zeros(tokens, np.int32)
         self.token_types: IntArray = np.zeros(tokens, np.int32)
-        self.out_slots: IntArray = np.zeros(tokens, np.int32)
+        self.slot_mappings: IntArray = np.zeros((num_groups, tokens), np.int32)
         self.kv_lens: IntArray = np.zeros(reqs, np.int32)
         self.q_starts: IntArray = np.zeros(reqs + 1, np.int32)
         self.req_slots: IntArray = np.zeros(reqs, np.int32)
         self.sample_rows: IntArray = np.zeros(max(tokens, reqs), np.int32)  # guesses are sampled
-        self.page_table: IntArray = np.zeros((reqs, limits.max_pages_per_req), np.int32)
+        self.page_tables: IntArray = np.zeros(
+            (num_groups, reqs, limits.max_pages_per_req), np.int32
+        )
+
+    @property
+    def page_table(self) -> IntArray:
+        """(S, P) of the first group."""
+        return self.page_tables[0]
+
+    @property
+    def out_slots(self) -> IntArray:
+        """(T,) of the first group."""
+        return self.slot_mappings[0]
+
+    def map_slots(self, req_slots_T: IntArray, positions_T: IntArray, page_size: int) -> None:
+        """Find where each row's KV goes, in every group, by the page tables.
+
+        Args:
+            req_slots_T: Request slot of each row.
+            positions_T: Its place in its request.
+            page_size: Tokens of a page.
+        """
+        pages, offsets = np.divmod(positions_T, page_size)
+        for table, slots in zip(self.page_tables, self.slot_mappings, strict=True):
+            slots[: len(positions_T)] = table[req_slots_T, pages] * page_size + offsets
 
 
 class ForwardBatch:
@@ -172,10 +207,12 @@ class ForwardBatch:
     `host` are the numpy arrays. The tensors named with shape suffixes are views of the part that
     counts in this step; on the CPU they alias `host`, elsewhere `ready` copies it over. Request r
     has rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, kv_lens_R[r] tokens of KV once
-    they are stored, and its pages in page_table_SP[req_slots_R[r]]. q_starts_R has R + 1 entries;
-    `sample_rows` (<= R,) are the rows whose logits are wanted. Models with recurrent layers have
-    `states`, and `state_work` says what this step does with them. `input_embeds` are vectors that
-    stand for token embeddings, `drafts` the slices whose last rows are guesses.
+    they are stored, and its pages in page_tables[g][req_slots_R[r]], where g is the KV group of the
+    layer that asks; slot_mappings[g] (T,) are the slots where its layers store the rows. q_starts_R
+    has R + 1 entries; `sample_rows` (<= R,) are the rows whose logits are wanted. Models with
+    recurrent layers have `states`, and `state_work` says what this step does with them.
+    `input_embeds` are vectors that stand for token embeddings, `drafts` the slices whose last rows
+    are guesses.
     """
 
     def __init__(
@@ -193,15 +230,39 @@ class ForwardBatch:
         self.state_work: StateWork | None = None
         self.input_embeds: tuple[InputEmbeds, ...] = ()
         self.drafts: tuple[DraftRows, ...] = ()
-        self.host = HostArrays(limits)
+        self.host = HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
         self.num_reqs = 0
         self.num_samples = 0
         self._device = torch.device(device)
         self._host = {name: torch.from_numpy(array) for name, array in vars(self.host).items()}
         self._full = {name: tensor.to(self._device) for name, tensor in self._host.items()}
-        self.page_table_SP = self._full["page_table"]
+        self.page_tables = self._full["page_tables"]
+        self.slot_mappings = self._full["slot_mappings"]
         self.ready(0, 0, 0)
+
+    @property
+    def page_table_SP(self) -> torch.Tensor:  # noqa: N802 - named as the tensors are
+        """The page table of the first group."""
+        return self.page_tables[0]
+
+    @property
+    def out_slots_T(self) -> torch.Tensor:  # noqa: N802
+        """Where layers of the first group store the rows."""
+        return self.slot_mappings[0]
+
+    @out_slots_T.setter
+    def out_slots_T(self, slots_T: torch.Tensor) -> None:  # noqa: N802
+        assert len(self.page_tables) == 1, "each group has slots of its own"
+        self.slot_mappings = slots_T[None]
+
+    def table_of(self, layer: int) -> torch.Tensor:
+        """The page table (S, P) that the attention layer of this index reads."""
+        return self.page_tables[self.kv.layer_groups[layer]]
+
+    def slots_of(self, layer: int) -> torch.Tensor:
+        """Where the attention layer of this index stores the rows, (T,)."""
+        return self.slot_mappings[self.kv.layer_groups[layer]]
 
     def ready(self, num_tokens: int, num_reqs: int, num_samples: int) -> None:
         """Declare `host` filled for so many rows, requests and samples; point the views at them."""
@@ -210,24 +271,26 @@ class ForwardBatch:
             "input_ids": num_tokens,
             "positions": num_tokens,
             "token_types": num_tokens,
-            "out_slots": num_tokens,
             "kv_lens": num_reqs,
             "q_starts": num_reqs + 1,
             "req_slots": num_reqs,
             "sample_rows": num_samples,
         }
+        host, full = self._host, self._full
         if self._device.type != "cpu":
-            counts["page_table"] = len(self.host.page_table)
             for name, count in counts.items():
-                self._full[name][:count].copy_(self._host[name][:count], non_blocking=True)
-        self.input_ids_T = self._full["input_ids"][:num_tokens]
-        self.positions_T = self._full["positions"][:num_tokens]
-        self.token_types_T = self._full["token_types"][:num_tokens]
-        self.out_slots_T = self._full["out_slots"][:num_tokens]
-        self.kv_lens_R = self._full["kv_lens"][:num_reqs]
-        self.q_starts_R = self._full["q_starts"][: num_reqs + 1]
-        self.req_slots_R = self._full["req_slots"][:num_reqs]
-        self.sample_rows = self._full["sample_rows"][:num_samples]
+                full[name][:count].copy_(host[name][:count], non_blocking=True)
+            full["page_tables"].copy_(host["page_tables"], non_blocking=True)
+            for mine, given in zip(full["slot_mappings"], host["slot_mappings"], strict=True):
+                mine[:num_tokens].copy_(given[:num_tokens], non_blocking=True)
+        self.input_ids_T = full["input_ids"][:num_tokens]
+        self.positions_T = full["positions"][:num_tokens]
+        self.token_types_T = full["token_types"][:num_tokens]
+        self.slot_mappings = full["slot_mappings"][:, :num_tokens]
+        self.kv_lens_R = full["kv_lens"][:num_reqs]
+        self.q_starts_R = full["q_starts"][: num_reqs + 1]
+        self.req_slots_R = full["req_slots"][:num_reqs]
+        self.sample_rows = full["sample_rows"][:num_samples]
 
     def part(self, rows: torch.Tensor, reqs: torch.Tensor) -> ForwardBatch:
         """Some rows of this step as a batch: equally many of each of `reqs`, one after another.
@@ -238,7 +301,8 @@ class ForwardBatch:
         each = len(rows) // len(reqs)
         some.num_tokens, some.num_reqs = len(rows), len(reqs)
         some.input_ids_T, some.positions_T = self.input_ids_T[rows], self.positions_T[rows]
-        some.out_slots_T, some.req_slots_R = self.out_slots_T[rows], self.req_slots_R[reqs]
+        some.slot_mappings = self.slot_mappings[:, rows]
+        some.req_slots_R = self.req_slots_R[reqs]
         some.kv_lens_R = some.positions_T[each - 1 :: each] + 1
         some.q_starts_R = torch.arange(len(reqs) + 1, device=rows.device) * each
         return some

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from sylvan.runtime.core.memory import PageMemory
+
 
 class StateWork(msgspec.Struct, frozen=True):
     """What a step does with states.
@@ -32,8 +34,13 @@ class StatePool(Protocol):
 
     num_slots: int
 
+    @property
+    def memory(self) -> PageMemory:
+        """The bytes of all parts: a slot is a page of one token."""
+        ...
+
     def part(self, index: int) -> Any:
-        """All slots of one part: a tensor (S, ...)."""
+        """All slots of one part."""
         ...
 
     def copy(self, source: int, target: int) -> None:

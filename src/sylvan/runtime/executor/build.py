@@ -22,7 +22,7 @@ from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.facts import KVGroupFacts, ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
@@ -31,7 +31,7 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.executor.parts import Made, ModelPlan
-from sylvan.runtime.executor.pools import program_pool, tensor_pool
+from sylvan.runtime.executor.pools import pages_shape, program_pool, tensor_pool
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import Worker
@@ -43,12 +43,13 @@ from sylvan.runtime.models.checkpoint import (
     load_deferred,
     load_weights,
 )
+from sylvan.runtime.models.groups import kv_groups
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
-from sylvan.runtime.pool.mha import bytes_of
+from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
@@ -149,7 +150,13 @@ def _in_memory(
         draft_chains=made.runner.verifies_drafts and not config.states,
         draft_trees=made.runner.verifies_drafts and made.attention.caps.tree_mask,
     )
-    facts = replace(facts, runner=made.name, exact=made.exact, num_states=caps.num_states)
+    facts = replace(
+        facts,
+        runner=made.name,
+        exact=made.exact,
+        num_states=caps.num_states,
+        kv_groups=_group_facts(plan, pages_shape(config, plan.kv_shape, options)),
+    )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
     return LocalExecutor(worker, caps, overlap=options.overlap), facts
@@ -208,7 +215,8 @@ def _record(plan: ModelPlan) -> Made:
     if not plan.config.causal and plan.options.kv_dtype != "model":
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
-    pool = program_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
+    shape = pages_shape(plan.config, plan.kv_shape, plan.options)
+    pool = program_pool(plan.config, shape, plan.build, plan.kv_type)
     runner = ProgramRunner(
         _deferred(plan),
         plan.limits,
@@ -260,7 +268,8 @@ def _with_tensors(plan: ModelPlan) -> Made:
         return Made(
             name, EagerRunner(model, hidden_layers=layers), native.pool, native.attention, library
         )
-    pool = tensor_pool(plan.config, plan.kv_shape, plan.build, plan.kv_type)
+    shape = pages_shape(plan.config, plan.kv_shape, plan.options)
+    pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
     return Made(name, EagerRunner(model, hidden_layers=layers), pool, attention, library)
 
 
@@ -273,7 +282,8 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None]:
     if plan.platform or options.runner == "eager":
         return _loaded(plan), None
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
-    pages = (plan.config, plan.kv_shape) if attends and plan.config.causal else None
+    shape = pages_shape(plan.config, plan.kv_shape, options)
+    pages = (plan.config, shape) if attends and plan.config.causal else None
     if plan.config.path == "transformers":
         from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
 
@@ -319,9 +329,13 @@ def _on_device(
     """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
-    options, shape = plan.options, plan.kv_shape
+    options = plan.options
     head = _LateHead()
     attention = _attention(plan, platform)
+
+    def shape_of(pages: int) -> KVShape:
+        return pages_shape(plan.config, replace(plan.kv_shape, num_pages=pages), options)
+
     platform.trim()
     before = platform.memory()
     can_graph = attention.caps.graph_capture and platform.graph() is not None
@@ -341,7 +355,7 @@ def _on_device(
                 context_len=plan.build.length,
                 attention=attention,
                 make_pool=lambda pages: tensor_pool(
-                    plan.config, replace(shape, num_pages=pages), plan.build, plan.kv_type
+                    plan.config, shape_of(pages), plan.build, plan.kv_type, platform
                 ),
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
@@ -361,7 +375,20 @@ def _on_device(
     if options.runner == "graph" and not report.has_graphs:
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
     runner = "graph" if report.has_graphs else "eager"
-    return executor, replace(facts, runner=runner, num_pages=report.num_pages)
+    shape = shape_of(report.num_pages)
+    facts = replace(facts, runner=runner, num_pages=shape.num_pages)
+    return executor, replace(facts, kv_groups=_group_facts(plan, shape))
+
+
+def _group_facts(plan: ModelPlan, shape: KVShape) -> tuple[KVGroupFacts, ...]:
+    """Of the groups that have pages of their own: all those of the model, or one for all layers."""
+    groups = kv_groups(plan.config)
+    if len(groups) > 1 and not shape.groups:
+        return (KVGroupFacts(kind="full", num_pages=shape.num_pages),)
+    return tuple(
+        KVGroupFacts(kind=group.kind, num_pages=pages.num_pages, window=group.window)
+        for group, pages in zip(groups, shape.kv_groups, strict=False)
+    )
 
 
 def _page_bytes(plan: ModelPlan) -> int:

@@ -50,9 +50,10 @@ class ImmediateBackend:
     def update(self, plan: StepPlan) -> None:
         """See `StepBackend.update`."""
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
-        table = self.batch.host.page_table
+        tables = self.batch.host.page_tables
         for update in plan.pages:
-            table[update.slot, update.start : update.start + len(update.pages)] = update.pages
+            row = tables[update.group, update.slot]
+            row[update.start : update.start + len(update.pages)] = update.pages
         for copy in plan.copies:
             self.batch.kv.copy(copy.source, copy.target, copy.num_tokens)
 
@@ -114,13 +115,14 @@ class ImmediateBackend:
 
     def _keep_accepted(self, plan: StepPlan, drawn: SampleOutput) -> None:
         """Move the KV of accepted guesses to where the next step looks for it."""
-        ends, slots = plan.ends, self.batch.host.out_slots
+        ends = plan.ends
         for draft in plan.drafts:
             path = accepted_guesses(plan, draft, drawn.token_ids)
             first = int(ends[draft.index]) - len(draft.parents)
-            moves = [(slots[first + i], slots[first + at]) for at, i in enumerate(path) if at != i]
-            if moves:
-                self.batch.kv.move(*(np.array(side, np.int32) for side in zip(*moves, strict=True)))
+            sources = [first + guess for at, guess in enumerate(path) if at != guess]
+            targets = [first + at for at, guess in enumerate(path) if at != guess]
+            for group, slots in enumerate(self.batch.host.slot_mappings if sources else ()):
+                self.batch.kv.move(group, slots[sources], slots[targets])
 
     def finish(self, drawing: Drawing) -> None:
         """See `StepBackend.finish`; everything has happened."""
@@ -162,7 +164,7 @@ class ImmediateBackend:
 
     def _fill(self, plan: StepPlan) -> None:
         arrays, batch = self._arrays, self.batch
-        fill_step(arrays, plan, batch.host.page_table, batch.kv.page_size)
+        fill_step(arrays, plan, batch.host.page_tables, batch.kv.page_size)
         ids = arrays["input_ids"][: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its own request when that is sampled; see RequestSlots.

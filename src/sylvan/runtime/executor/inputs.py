@@ -29,9 +29,9 @@ class Sizes:
 
 
 def fill_step(
-    arrays: Arrays, plan: StepPlan, table: IntArray, page_size: int, bucket: Bucket | None = None
+    arrays: Arrays, plan: StepPlan, tables: IntArray, page_size: int, bucket: Bucket | None = None
 ) -> Sizes:
-    """Ids, positions, slots and lengths.
+    """Ids, positions, slots and lengths; `tables` are the page tables of the KV groups (G, S, P).
 
     Ids of rows in flight are left as the plan has them: who reads `arrays` resolves them. What a
     bucket adds writes to page 0, belongs to no request and attends to nothing.
@@ -48,8 +48,10 @@ def fill_step(
     arrays["input_ids"][:tokens] = plan.input_ids
     positions = np.arange(tokens, dtype=np.int32)
     positions -= np.repeat(ends - lens - plan.starts, lens)
-    pages = table[np.repeat(plan.slots, lens), positions // page_size]
-    arrays["out_slots"][:tokens] = pages * page_size + positions % page_size
+    slots, (pages, offsets) = np.repeat(plan.slots, lens), np.divmod(positions, page_size)
+    mappings = arrays["slot_mappings"] if "slot_mappings" in arrays else [arrays["out_slots"]]
+    for table, mapping in zip(tables, mappings, strict=True):
+        mapping[:tokens] = table[slots, pages] * page_size + offsets
     if plan.positions is not None:
         positions = plan.positions
     elif plan.drafts:

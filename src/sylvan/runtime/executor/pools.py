@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
+from sylvan.config.plan import GroupBytes, Load, fitting_tokens, group_tokens
 from sylvan.runtime.core.forward import KVCachePool
 from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.groups import LayerGroup, kv_groups
+from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.latent import LatentPool
-from sylvan.runtime.pool.mha import KVShape, MHAPool
+from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool
 from sylvan.runtime.pool.none import NoPool
+from sylvan.runtime.pool.transfers import DeviceTransfers
+
+
+def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> KVShape:
+    """`shape` with the pages of each KV group, where the scheduler has a page table for each.
+
+    With `options.fill` the pages of `shape` are the memory there is, in pages of all layers; they
+    are divided so that as many tokens as possible fit. Else `shape` says how many tokens fit, and
+    layers with a window take less memory for them.
+    """
+    groups = kv_groups(config)
+    if not options.grouped or len(groups) < 2:
+        return shape
+    size = shape.page_size
+    load = Load(
+        running_reqs=options.max_running_reqs,
+        step_tokens=options.max_batch_tokens,
+        page_size=size,
+    )
+    num_tokens = (shape.num_pages - 1) * size
+    if options.fill:
+        num_tokens = _fitting(groups, shape, options.most_pages, load)
+    pages = [1 + max(1, group_tokens(g.window, num_tokens, load) // size) for g in groups]
+    shapes = (GroupShape(g.layers, count) for g, count in zip(groups, pages, strict=True))
+    return replace(shape, num_pages=pages[0], groups=tuple(shapes))
+
+
+def _fitting(
+    groups: Sequence[LayerGroup], shape: KVShape, most_pages: int | None, load: Load
+) -> int:
+    """Tokens that fit into the memory of all pages but one of each group, which takes padding."""
+    sizes = [GroupBytes(len(group.layers), group.window) for group in groups]  # in layers
+    layer_tokens = (shape.num_pages - 1) * shape.page_size * shape.num_layers
+    found = fitting_tokens(sizes, layer_tokens, load)
+    return found if most_pages is None else min(found, (most_pages - 1) * shape.page_size)
 
 
 def program_pool(
@@ -28,11 +70,16 @@ def program_pool(
 
 
 def tensor_pool(
-    config: ModelConfig, shape: KVShape, build: Build, dtype: torch.dtype
+    config: ModelConfig,
+    shape: KVShape,
+    build: Build,
+    dtype: torch.dtype,
+    platform: Platform | None = None,
 ) -> KVCachePool:
-    """The pool of what a model's attention keeps of a token."""
+    """The pool of what a model's attention keeps of a token; `platform` is the device's, if any."""
     if not config.causal:
         return NoPool(shape.num_pages, shape.page_size)
+    transfers = DeviceTransfers(platform) if platform is not None else None
     if config.latent is not None:
-        return LatentPool(shape, config.latent.latent, dtype, build.device)
-    return MHAPool(shape, dtype, build.device)
+        return LatentPool(shape, config.latent.latent, dtype, build.device, transfers)
+    return MHAPool(shape, dtype, build.device, transfers)

@@ -137,10 +137,11 @@ def _attend(
     if q_TNH.device.type != "cpu":
         shorter = f"; set context_len to {special.chunk}" if special.chunk else ""
         raise ConfigError(f"{special.names} cannot be had on {q_TNH.device.type}{shorter}")
-    batch.kv.store(layer.index, batch.out_slots_T, k_TKH, v_TKH)
+    batch.kv.store(layer.index, batch.slots_of(layer.index), k_TKH, v_TKH)
     keys, values = batch.kv.layer(layer.index)
     out_TNV = q_TNH.new_empty(len(q_TNH), layer.num_heads, layer.value_dim)
     size, starts = batch.kv.page_size, batch.q_starts_R.tolist()
+    table_SP = batch.table_of(layer.index)
     reqs = zip(batch.req_slots_R.tolist(), batch.kv_lens_R.tolist(), strict=True)
     for r, (slot, length) in enumerate(reqs):
         first = length - (starts[r + 1] - starts[r])
@@ -148,7 +149,7 @@ def _attend(
         for low in range(first // chunk * chunk, length, chunk):
             high = min(low + chunk, length)
             rows = slice(starts[r] + max(low, first) - first, starts[r] + high - first)
-            pages = batch.page_table_SP[slot, low // size : -(-high // size)].long()
+            pages = table_SP[slot, low // size : -(-high // size)].long()
             inside = slice(low % size, low % size + high - low)
             k_SKH, v_SKV = (x[pages].flatten(0, 1)[inside].to(q_TNH.dtype) for x in (keys, values))
             found = reference.attend(q_TNH[rows], k_SKH, v_SKV, layer, special.slopes)

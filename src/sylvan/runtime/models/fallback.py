@@ -86,6 +86,7 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
         "intermediate_size": 1,
         "num_hidden_layers": max(len(calls), 1),
         "attention_layers": tuple(range(len(calls))),
+        "layer_windows": tuple(call.window for call in calls),
         "states": tuple(found.places.values()),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,

@@ -62,6 +62,7 @@ class Call:
     num_kv_heads: int
     head_dim: int
     value_dim: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def paged_attention(
     step, about = layer.step, (query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
     _check_call(module, attention_mask, options)
     if step.batch is None:
-        step.calls.append(Call(layer.name, *about))
+        step.calls.append(Call(layer.name, *about, options.get("sliding_window")))
         return query.transpose(1, 2).new_zeros(*_rows(query).shape[:-1], about[-1]), None
     q, k, v = _rows(query).flatten(0, 1), _rows(key).flatten(0, 1), _rows(value).flatten(0, 1)
     if not about[-2] == about[-1] == step.width:

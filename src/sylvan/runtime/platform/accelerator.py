@@ -18,15 +18,15 @@ class DeviceEvent:
     """A recorded event."""
 
     def __init__(self, event: Any) -> None:
-        self._event = event
+        self.raw = event
 
     def done(self) -> bool:
         """See `Event.done`."""
-        return self._event.query()
+        return self.raw.query()
 
     def wait(self) -> None:
         """See `Event.wait`."""
-        self._event.synchronize()
+        self.raw.synchronize()
 
 
 class DeviceStream:
@@ -46,6 +46,11 @@ class DeviceStream:
         event = self._module.Event()
         event.record(self.raw)
         return DeviceEvent(event)
+
+    def after(self, event: Event) -> None:
+        """See `Stream.after`."""
+        assert isinstance(event, DeviceEvent)
+        self.raw.wait_event(event.raw)
 
 
 class DeviceGraph:
@@ -108,6 +113,10 @@ class Accelerator:
     def stream(self) -> Stream:
         """See `Platform.stream`."""
         return self._stream
+
+    def side_stream(self) -> Stream:
+        """See `Platform.side_stream`."""
+        return DeviceStream(self._module, self.device)
 
     def graph(self) -> Graph | None:
         """See `Platform.graph`."""

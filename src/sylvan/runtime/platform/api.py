@@ -43,6 +43,10 @@ class Stream(Protocol):
         """Mark this place."""
         ...
 
+    def after(self, event: Event) -> None:
+        """Work given from now on begins once `event`, of another stream, is past; never blocks."""
+        ...
+
 
 class Graph(Protocol):
     """Kernel launches recorded once, over memory that stays where it is."""
@@ -85,6 +89,10 @@ class Platform(Protocol):
 
     def stream(self) -> Stream:
         """The stream that this process's steps run on; one object for all callers."""
+        ...
+
+    def side_stream(self) -> Stream:
+        """A new stream, whose work runs beside that of the steps."""
         ...
 
     def graph(self) -> Graph | None:

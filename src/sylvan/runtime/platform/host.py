@@ -35,6 +35,10 @@ class InlineStream:
         """See `Stream.event`."""
         return Past()
 
+    def after(self, event: Event) -> None:
+        """See `Stream.after`."""
+        event.wait()
+
 
 class HostPlatform:
     """Implements `Platform` without a device; for tests and small trials of the device path."""
@@ -62,6 +66,10 @@ class HostPlatform:
     def stream(self) -> Stream:
         """See `Platform.stream`."""
         return self._stream
+
+    def side_stream(self) -> Stream:
+        """See `Platform.side_stream`."""
+        return InlineStream()
 
     def graph(self) -> Graph | None:
         """See `Platform.graph`."""

@@ -1,28 +1,53 @@
-"""Keys and values of ordinary attention, one tensor a layer.
+"""Keys and values of ordinary attention.
 
-Shapes: T tokens, K key/value heads, H head dim.
+Shapes: L layers of a KV group, P pages of it, T tokens, K key/value heads, H head dim.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.transfers import Transfers
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """Attention layers, by index, whose pages have the same numbers, and how many pages."""
+
+    layers: tuple[int, ...]
+    num_pages: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVShape:
-    """What a pool stores for each token, and how many pages of how many tokens it has."""
+    """What a pool stores for each token, and how many pages of how many tokens it has.
+
+    `groups` divide the layers; none: all layers are one group of `num_pages` pages.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     num_pages: int
     page_size: int
+    groups: tuple[GroupShape, ...] = ()
+
+    @property
+    def kv_groups(self) -> tuple[GroupShape, ...]:
+        """The groups, at least one."""
+        return self.groups or (GroupShape(tuple(range(self.num_layers)), self.num_pages),)
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """The group of each layer."""
+        found = {layer: g for g, group in enumerate(self.kv_groups) for layer in group.layers}
+        return tuple(found[layer] for layer in range(self.num_layers))
 
     def bytes_per_page(self, dtype: torch.dtype) -> int:
         """Bytes of one page in all layers."""
@@ -43,68 +68,64 @@ def bytes_of(numbers: int, dtype: torch.dtype, head_dim: int) -> int:
 
 
 class MHAPool:
-    """(num_pages, page_size, K, H) tensors for keys and for values of each layer.
+    """One tensor (L, 2, P, page_size, K, H) for each group: keys, then values of each layer.
 
-    Exported pages lie one after another; each holds, layer by layer, its keys then its values,
-    token by token.
+    Layers come first, because the attention kernels of devices find a token by its slot and one
+    step from token to token. So a page lies in 2 L regions; exported, it is the layers one after
+    another, each its keys then its values, token by token.
     """
 
     def __init__(
-        self, shape: KVShape, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        shape: KVShape,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        transfers: Transfers | None = None,
     ) -> None:
         """Zeroed, because masked keys are still multiplied and 0 * NaN is not 0."""
-        self.num_pages = shape.num_pages
-        self.page_size = shape.page_size
-        size = (shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
-        self._keys = [
-            torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)
-        ]
-        self._values = [torch.zeros_like(k) for k in self._keys]
+        self.page_size, self.layer_groups = shape.page_size, shape.layer_groups
+        self.groups: Sequence[PagedBuffer] = []
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        page = (shape.page_size, shape.num_kv_heads, shape.head_dim)
+        for group in shape.kv_groups:
+            size = (len(group.layers), 2, group.num_pages, *page)
+            whole = torch.zeros(size, dtype=dtype, device=device)
+            self._layers.update(
+                (layer, (sides[0], sides[1]))
+                for layer, sides in zip(group.layers, whole, strict=True)
+            )
+            memory = whole.flatten(0, 1).flatten(2).view(torch.uint8)
+            self.groups.append(PagedBuffer(memory, shape.page_size, transfers=transfers))
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `KVCachePool.layer`."""
-        return self._keys[index], self._values[index]
+        return self._layers[index]
 
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
         """See `KVCachePool.store`."""
-        slots, dtype = slots_T.long(), self._keys[index].dtype
-        self._keys[index].flatten(0, 1)[slots] = fitted(k_TKH, dtype)
-        self._values[index].flatten(0, 1)[slots] = fitted(v_TKH, dtype)
+        slots, (keys, values) = slots_T.long(), self._layers[index]
+        keys.flatten(0, 1)[slots] = fitted(k_TKH, keys.dtype)
+        values.flatten(0, 1)[slots] = fitted(v_TKH, keys.dtype)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """See `KVCachePool.copy`."""
-        for tensor in (*self._keys, *self._values):
-            tensor[target, :num_tokens] = tensor[source, :num_tokens]
+        self.groups[0].copy_tokens([(source, target, num_tokens)])
 
-    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
+    def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
         """See `KVCachePool.move`."""
-        sources, targets = (torch.from_numpy(x.astype(np.int64)) for x in (sources_N, targets_N))
-        for tensor in (*self._keys, *self._values):
-            rows = tensor.flatten(0, 1)
-            rows[targets.to(rows.device)] = rows[sources.to(rows.device)]
+        for layer, sides in self._layers.items():
+            if self.layer_groups[layer] == group:
+                move_rows(sides, sources_N, targets_N)
 
-    def export_pages(self, pages: IntArray) -> memoryview:
-        """See `KVCachePool.export_pages`."""
-        index = torch.from_numpy(pages.astype(np.int64))
-        sides = [x[index.to(x.device)] for pair in self._pairs() for x in pair]
-        whole = torch.stack(sides, dim=1).cpu().contiguous()
-        return whole.view(torch.uint8).numpy().data.cast("B")
 
-    def import_pages(self, pages: IntArray, data: memoryview) -> None:
-        """See `KVCachePool.import_pages`."""
-        tensor = self._keys[0]
-        shape = (len(pages), 2 * len(self._keys), *tensor.shape[1:])
-        assert len(data) == math.prod(shape) * tensor.dtype.itemsize, "bytes of another layout"
-        flat = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        whole = flat.view(tensor.dtype).view(shape).to(tensor.device)
-        index = torch.from_numpy(pages.astype(np.int64)).to(tensor.device)
-        for side, target in enumerate(x for pair in self._pairs() for x in pair):
-            target[index] = whole[:, side]
-
-    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return list(zip(self._keys, self._values, strict=True))
+def move_rows(tensors: Sequence[torch.Tensor], sources_N: IntArray, targets_N: IntArray) -> None:
+    """Copy rows of tensors (P, page_size, ...) from slots to slots, reading all of them first."""
+    sources, targets = (torch.from_numpy(x.astype(np.int64)) for x in (sources_N, targets_N))
+    for tensor in tensors:
+        rows = tensor.flatten(0, 1)
+        rows[targets.to(rows.device)] = rows[sources.to(rows.device)]
 
 
 def fitted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

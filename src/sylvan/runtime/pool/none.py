@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from sylvan.kernels.paged.cache import LayerPages
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.pool.pages import PagedBuffer
 
 
 class NoPool:
     """Pages without contents: the scheduler counts them, and nothing is stored."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
-        self.num_pages = num_pages
         self.page_size = page_size
+        self.layer_groups: Sequence[int] = ()
+        empty = torch.empty(0, num_pages, 0, dtype=torch.uint8)
+        self.groups: Sequence[PagedBuffer] = [PagedBuffer(empty, page_size)]
 
     @property
     def layers(self) -> Mapping[int, LayerPages]:
@@ -35,12 +38,5 @@ class NoPool:
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """See `KVCachePool.copy`."""
 
-    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
+    def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
         """See `KVCachePool.move`."""
-
-    def export_pages(self, pages: IntArray) -> memoryview:
-        """See `KVCachePool.export_pages`."""
-        return memoryview(b"")
-
-    def import_pages(self, pages: IntArray, data: memoryview) -> None:
-        """See `KVCachePool.import_pages`."""

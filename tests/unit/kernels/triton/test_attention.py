@@ -102,6 +102,32 @@ def test_decode_looks_at_all_pages(name: str, dtype: torch.dtype) -> None:
     close(got, attend(q, list(range(len(lens) + 1)), pages, layer))
 
 
+@pytest.mark.parametrize("page", [16, 64, 10])
+def test_pages_before_the_window_are_not_read(page: int) -> None:
+    layer, window = replace(PLAIN, window=37), 37
+    lens, starts = [130, 99, 64], [0, 40, 41, 44]
+    pages = cache(layer, lens, page, torch.float32)
+    q = queries(layer, starts[-1], torch.float32)
+    last = torch.tensor(starts[1:]) - 1
+    want = attend(q, starts, pages, layer)
+    alone = attend(q[last], [0, 1, 2, 3], pages, layer)
+
+    for r, length in enumerate(lens):
+        rows = starts[r + 1] - starts[r]
+        row = int(pages.rows_R[r])
+        gone = max(0, length - rows - window + 1) // page
+        mine = pages.table_SP[row, :gone].long()
+        pages.keys[mine] = pages.values[mine] = float("nan")
+        pages.table_SP[row, : gone // 2] = 0
+    close(extend(q, pages, ints(starts), layer), want)
+
+    for r, length in enumerate(lens):
+        gone = max(0, length - window) // page
+        mine = pages.table_SP[int(pages.rows_R[r]), :gone].long()
+        pages.keys[mine] = pages.values[mine] = float("nan")
+    close(decode(q[last], pages, layer), alone)
+
+
 @pytest.mark.parametrize("page", [64, 10])
 def test_decode_merges_splits(page: int) -> None:
     layer = put(replace(PLAIN, num_heads=2, sinks=torch.tensor([1.0, 2.0])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from sylvan.runtime.pool.latent import LatentPool
@@ -21,18 +20,6 @@ def test_values_are_the_first_columns_of_the_keys():
     assert torch.equal(found.flatten(0, 1)[2:5], keys)
     assert torch.equal(values.flatten(0, 1)[2:5], keys[..., :4])
     assert values.data_ptr() == found.data_ptr(), "values take no memory of their own"
-
-
-def test_exported_pages_come_back_elsewhere():
-    pool = LatentPool(SHAPE, 4, torch.bfloat16)
-    for layer in range(2):
-        pool.layer(layer)[0][1:3] = torch.randn(2, 2, 1, 6)
-    other = LatentPool(SHAPE, 4, torch.bfloat16)
-
-    other.import_pages(np.array([3, 1]), pool.export_pages(np.array([1, 2])))
-
-    for layer in range(2):
-        assert torch.equal(other.layer(layer)[0][[3, 1]], pool.layer(layer)[0][[1, 2]])
 
 
 def test_copy_takes_the_first_tokens_only():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from sylvan.runtime.pool.mha import KVShape, MHAPool
@@ -41,25 +40,14 @@ def test_copy_takes_the_first_tokens_in_all_layers():
             assert new[[0, 1, 2, 3, 5]].equal(old[[0, 1, 2, 3, 5]])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exported_pages_come_back_elsewhere(dtype):
-    source, target = filled(dtype), MHAPool(SHAPE, dtype)
-
-    data = source.export_pages(np.array([5, 1], np.int32))
-    target.import_pages(np.array([2, 3], np.int32), data)
-
-    assert len(data) == 2 * SHAPE.bytes_per_page(dtype)
-    for index in range(3):
-        for new, old in zip(target.layer(index), source.layer(index), strict=True):
-            assert new[[2, 3]].equal(old[[5, 1]])
-            assert not new[[0, 1, 4, 5]].any()
-
-
 def test_exported_layout_is_page_layer_side_token():
     pool = filled()
+    (memory,) = pool.groups
+    buffer = memory.host_buffer(2)
 
-    data = np.frombuffer(pool.export_pages(np.array([3, 4], np.int32)), np.float32)
+    memory.export(np.array([3, 4], np.int32), buffer).wait()
 
-    whole = data.reshape(2, 3, 2, 4, 2, 4)
+    whole = buffer.view(np.float32).reshape(2, 3, 2, 4, 2, 4)
+    assert memory.page_bytes == SHAPE.bytes_per_page(torch.float32)
     assert np.array_equal(whole[1, 2, 0], pool.layer(2)[0][4].numpy())
     assert np.array_equal(whole[0, 1, 1], pool.layer(1)[1][3].numpy())

@@ -202,8 +202,8 @@ class DeviceBackend:
         feed = host.arrays["feed"]
         feed[: bucket.rows if bucket else tokens] = -1
         feed[plan.in_flight] = plan.in_flight_slots
-        table, page_size = batch.host.page_table, batch.kv.page_size
-        return StagedStep(inputs, host, fill_step(host.arrays, plan, table, page_size, bucket))
+        tables, page_size = batch.host.page_tables[:1], batch.kv.page_size
+        return StagedStep(inputs, host, fill_step(host.arrays, plan, tables, page_size, bucket))
 
     def _fill_rows(self, plan: StepPlan, staged: StagedStep) -> None:
         arrays, rows, params = staged.host.arrays, self._slots.rows(plan), self._slots.params

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.paged.cache import PAGE_MULTIPLE, LayerPages, PageShape
+from sylvan.kernels.paged.cache import PAGE_MULTIPLE, LayerPages, PageShape, allocate_pages
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.pool.mha import KVShape
+from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.transfers import HostTransfers
 
 
 class NativePool:
     """Implements `KVCachePool` but for `layer` and `store`, which only tensors need.
 
-    Exported pages lie one after another; each holds, layer by layer, its keys then its values in
-    kernel order. That order depends on the dtype only, never on the CPU.
+    Each group's pages are whole: a page is one region, its layers one after another, each its keys
+    then its values in kernel order. That order depends on the dtype only, never on the CPU.
     """
 
     def __init__(
@@ -45,8 +46,6 @@ class NativePool:
             raise Unsupported("latent keys of int8")
         if dtype not in (torch.bfloat16, torch.float32):
             raise Unsupported(f"keys and values of {dtype}")
-        self.num_pages = shape.num_pages
-        self.page_size = shape.page_size
         page = PageShape(
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
@@ -56,12 +55,23 @@ class NativePool:
             dtype=dtype,
             int8=int8,
         )
-        self._layers = [LayerPages(page, shape.num_pages) for _ in range(shape.num_layers)]
+        transfers = HostTransfers()
+        self.page_size, self.layer_groups = shape.page_size, shape.layer_groups
+        self.groups: Sequence[PagedBuffer] = []
+        self._layers: dict[int, LayerPages] = {}
+        for number, group in enumerate(shape.kv_groups):
+            pages = allocate_pages(page, group.num_pages, len(group.layers), number)
+            self._layers.update(zip(group.layers, pages.layers, strict=True))
+            memory = torch.from_numpy(pages.memory)[None]
+            # tokens of a page are interleaved, so a copy takes all of it
+            self.groups.append(
+                PagedBuffer(memory, shape.page_size, whole_pages=True, transfers=transfers)
+            )
 
     @property
     def layers(self) -> Mapping[int, LayerPages]:
         """Pages of each attention layer, by its index."""
-        return dict(enumerate(self._layers))
+        return self._layers
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Not offered: the pages are in kernel order."""
@@ -74,26 +84,9 @@ class NativePool:
         raise NotImplementedError("the pages of a step program cannot be written as tensors")
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """See `KVCachePool.copy`. Copies the whole page: what follows `num_tokens` is not read."""
-        for layer in self._layers:
-            layer.keys[target] = layer.keys[source]
-            layer.values[target] = layer.values[source]
+        """See `KVCachePool.copy`."""
+        self.groups[0].copy_tokens([(source, target, num_tokens)])
 
-    def move(self, sources_N: IntArray, targets_N: IntArray) -> None:
+    def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
         """Not offered: step programs verify no trees of guesses."""
         raise NotImplementedError("step programs verify no trees of guesses")
-
-    def export_pages(self, pages: IntArray) -> memoryview:
-        """See `KVCachePool.export_pages`."""
-        sides = [x[pages] for layer in self._layers for x in (layer.keys, layer.values)]
-        return np.concatenate(sides, axis=1).data.cast("B")
-
-    def import_pages(self, pages: IntArray, data: memoryview) -> None:
-        """See `KVCachePool.import_pages`."""
-        whole = np.frombuffer(data, np.uint8).reshape(len(pages), -1)
-        start = 0
-        for layer in self._layers:
-            for side in (layer.keys, layer.values):
-                side[pages] = whole[:, start : start + side.shape[1]]
-                start += side.shape[1]
-        assert start == whole.shape[1], "bytes of another layout"

@@ -16,6 +16,8 @@ from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.standard import STANDARD_WORKERS
 from sylvan.runtime.platform.accelerator import DeviceGraph
 from sylvan.runtime.platform.find import load_kinds, open_platform
+from sylvan.runtime.pool.mha import KVShape, MHAPool
+from sylvan.runtime.pool.transfers import DeviceTransfers
 from tests.parity.serving import Serving
 from tests.support.chosen import device_name
 from tests.support.random_model import write_random_model
@@ -306,3 +308,40 @@ def test_requests_survive_a_step_that_does_not_fit(model_dir, gpu, overlap, at):
 def test_a_cache_that_does_not_fit_is_refused(model_dir, gpu):
     with pytest.raises(ConfigError, match=r"KV cache .* missing"):
         serve(model_dir, gpu, graph=False, pages=10**9)
+
+
+def test_pages_go_to_the_host_and_come_back_beside_the_steps(gpu):
+    shape = KVShape(num_layers=3, num_kv_heads=2, head_dim=64, num_pages=40, page_size=64)
+    pool = MHAPool(shape, torch.bfloat16, gpu.device, DeviceTransfers(gpu))
+    (memory,) = pool.groups
+    buffer, pages = memory.host_buffer(8), np.arange(3, 11)
+
+    def step() -> None:
+        for layer in range(3):
+            for side in pool.layer(layer):
+                side.copy_(torch.randn_like(side))
+
+    gpu.stream().run(step)
+    with gpu.unsynced():
+        sent = memory.export(pages, buffer)
+        memory.copy_tokens([(3, 20, 40), (20, 21, 64)])
+    sent.wait()
+    again = memory.host_buffer(8)
+    checked = memory.export(pages, again, checksum=True)
+    got = memory.import_(pages + 20, buffer, checksums=_waited(checked).checksums)
+
+    assert sent.error is None
+    assert _waited(got).error is None
+    assert bytes(again) == bytes(buffer)
+    for layer in range(3):
+        for side in pool.layer(layer):
+            assert torch.equal(side[23:31], side[3:11])
+            assert torch.equal(side[20, :40], side[3, :40])
+            assert torch.equal(side[21], side[20])
+    with pytest.raises(ValueError, match="not pinned"):
+        memory.export(pages, np.zeros(8 * memory.page_bytes, np.uint8))
+
+
+def _waited(transfer):
+    transfer.wait()
+    return transfer

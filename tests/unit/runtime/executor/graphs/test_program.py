@@ -158,8 +158,10 @@ def test_copied_and_exported_pages_serve_another_request() -> None:
     want = served.step({0: ids}, {0: 0})[0]
     table = served.batch.host.page_table
     served.pool.copy(int(table[0, 0]), int(table[1, 0]), PAGE)
-    data = served.pool.export_pages(table[0, 1:2].copy())
-    served.pool.import_pages(table[1, 1:2].copy(), data)
+    (memory,) = served.pool.groups
+    buffer = memory.host_buffer(1)
+    memory.export(table[0, 1:2], buffer).wait()
+    memory.import_(table[1, 1:2], buffer).wait()
 
     got = served.step({1: ids[32:]}, {1: 32})[1]
 

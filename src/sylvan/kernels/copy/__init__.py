@@ -1,0 +1,70 @@
+"""Bytes of pages: to and from host memory, and the beginnings of pages into other pages.
+
+Shapes: R regions, P pages, W bytes of a page in one region, N pages that are copied. Memory
+(R, P, W) is uint8 on any device, its bytes of one page and region side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+
+from sylvan.kernels.copy import native, reference
+from sylvan.kernels.copy.reference import PageBytes
+from sylvan.kernels.gpu.choice import on_gpu
+
+__all__ = ["PageBytes", "copy_pages", "gather_pages", "scatter_pages"]
+
+
+def gather_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, out_NRW: torch.Tensor) -> None:
+    """Copy pages out of `memory_RPW`, one after another.
+
+    On a GPU this is one launch, and the copy is done when the current stream gets there.
+
+    Args:
+        memory_RPW: The pool.
+        pages_N: int64, in host memory: pinned where the pool is not, or the call may wait.
+        out_NRW: uint8, contiguous, in host memory: pinned where the pool is not.
+    """
+    _found(memory_RPW).gather_pages(memory_RPW, pages_N, out_NRW)
+
+
+def scatter_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, data_NRW: torch.Tensor) -> None:
+    """The reverse of `gather_pages`; no page may come twice."""
+    _found(memory_RPW).scatter_pages(memory_RPW, pages_N, data_NRW)
+
+
+def copy_pages(memory_RPW: torch.Tensor, copies: Sequence[PageBytes]) -> None:
+    """Copy the first bytes of pages into other pages, in each region; as if one after another."""
+    _found(memory_RPW).copy_pages(memory_RPW, copies)
+
+
+class _Copies(Protocol):
+    """A module with all three."""
+
+    def gather_pages(
+        self, memory_RPW: torch.Tensor, pages_N: torch.Tensor, out_NRW: torch.Tensor
+    ) -> None: ...
+
+    def scatter_pages(
+        self, memory_RPW: torch.Tensor, pages_N: torch.Tensor, data_NRW: torch.Tensor
+    ) -> None: ...
+
+    def copy_pages(self, memory_RPW: torch.Tensor, copies: Sequence[PageBytes]) -> None: ...
+
+
+def _found(memory_RPW: torch.Tensor) -> _Copies:
+    if on_gpu(memory_RPW):
+        return _triton()
+    if memory_RPW.device.type == "cpu" and native.library() is not None:
+        return native
+    return reference
+
+
+@functools.cache
+def _triton() -> _Copies:
+    return cast("_Copies", importlib.import_module("sylvan.kernels.copy.triton_copy"))

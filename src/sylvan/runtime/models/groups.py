@@ -1,0 +1,48 @@
+"""KV groups: which attention layers of a model can share pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sylvan.runtime.models.config import ModelConfig
+
+GroupKind = Literal["full", "latent", "window"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Attention layers, by index, that need the KV of the same tokens.
+
+    They share a page table and page numbers. Layers that keep a recurrent state are in none.
+
+    Attributes:
+        kind: `window`: only the newest `window` tokens are ever read again; `latent`: compressed.
+        layers: By index among the layers with keys and values.
+        window: Newest tokens that they see, themselves included; None: all.
+    """
+
+    kind: GroupKind
+    layers: tuple[int, ...]
+    window: int | None = None
+
+
+def kv_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
+    """The groups of a model: full attention first, then windows, narrow ones first.
+
+    Of Gemma 2 and 3, gpt-oss and their like two; of Mistral 7B v0.1 and Phi-3, all of whose layers
+    have the same window, one with that window. Empty where nothing attends.
+    """
+    if not config.causal or not config.kv_layers:
+        return ()
+    every = config.attention_layers or range(config.num_hidden_layers)
+    windows = [config.layer_windows[layer] for layer in every]
+    return tuple(
+        _group(config, tuple(i for i, w in enumerate(windows) if w == window), window)
+        for window in sorted(set(windows), key=lambda w: (w is not None, w or 0))
+    )
+
+
+def _group(config: ModelConfig, layers: tuple[int, ...], window: int | None) -> LayerGroup:
+    kind = "latent" if config.latent else "full" if window is None else "window"
+    return LayerGroup(kind, layers, window)

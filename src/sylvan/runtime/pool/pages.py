@@ -1,0 +1,165 @@
+"""Bytes of pages in one buffer: regions, copies within it, transfers to and from the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from sylvan.kernels.copy import copy_pages, gather_pages, scatter_pages
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.memory import Checksums, Region, Transfer
+from sylvan.runtime.pool.transfers import ChecksumError, HostTransfers, Transfers
+
+
+class PagedBuffer:
+    """Implements `PageMemory` over one tensor of bytes.
+
+    Args:
+        memory_RPW: uint8 (R, P, W): the bytes of page p in region r, side by side. Its first
+            dimensions may lie in any order: a pool whose pages are whole has one region.
+        page_size: Tokens of a page.
+        whole_pages: The first tokens of a page are not the first bytes of its regions: copies of
+            tokens take the whole page.
+        transfers: Who carries out exports and imports; None: a thread, over memory of the host.
+
+    Checksums are XXH3-64 by the library `xxhash`: it reads memory as fast as a copy does, where
+    CRC-32 of zlib takes several times as long, and 64 bits suffice for as many pages as there are.
+    """
+
+    def __init__(
+        self,
+        memory_RPW: torch.Tensor,
+        page_size: int,
+        *,
+        whole_pages: bool = False,
+        transfers: Transfers | None = None,
+    ) -> None:
+        self._memory = memory_RPW
+        regions, self.num_pages, width = memory_RPW.shape
+        self.page_size = page_size
+        self.page_bytes = regions * width
+        self._whole = whole_pages
+        if transfers is None and memory_RPW.device.type == "cpu":
+            transfers = HostTransfers()
+        self._transfers = transfers
+
+    def regions(self, page: int) -> tuple[Region, ...]:
+        """See `PageMemory.regions`."""
+        self._check(np.array([page]))
+        count, _, width = self._memory.shape
+        region_step, stride, _ = self._memory.stride()
+        first = self._memory.data_ptr() + page * stride
+        return tuple(Region(first + r * region_step, stride, width) for r in range(count))
+
+    def copy_tokens(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """See `PageMemory.copy_tokens`."""
+        if not copies:
+            return
+        given = np.array(copies, np.int64)
+        self._check(given[:, :2])
+        if ((given[:, 2] < 0) | (given[:, 2] > self.page_size)).any():
+            raise ValueError(
+                f"copies of {given[:, 2].tolist()} tokens: pages have {self.page_size}"
+            )
+        each = self._memory.shape[2] // self.page_size
+        copy_pages(
+            self._memory,
+            [
+                (source, target, each * (self.page_size if self._whole else num_tokens))
+                for source, target, num_tokens in copies
+            ],
+        )
+
+    def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
+        """See `PageMemory.host_buffer`."""
+        return self._through().host_memory(num_pages * self.page_bytes)
+
+    def export(
+        self, pages: IntArray, buffer: NDArray[np.uint8], *, checksum: bool = False
+    ) -> Transfer:
+        """See `PageMemory.export`."""
+        if not buffer.flags.writeable:
+            raise ValueError("the host buffer of an export is read-only")
+        pages_N, host_NRW = self._arguments(pages, buffer)
+
+        def work(_: object = buffer) -> None:  # which has to live as long
+            gather_pages(self._memory, pages_N, host_NRW)
+
+        return self._through().start(
+            host_NRW.numel(),
+            work,
+            hashes=(lambda: _checksums(buffer, self.page_bytes, len(pages))) if checksum else None,
+        )
+
+    def import_(
+        self, pages: IntArray, buffer: NDArray[np.uint8], *, checksums: Checksums | None = None
+    ) -> Transfer:
+        """See `PageMemory.import_`."""
+        if len(np.unique(pages)) < len(pages):
+            raise ValueError("an import writes each page once")
+        if checksums is not None and len(checksums) != len(pages):
+            raise ValueError(f"{len(checksums)} checksums for {len(pages)} pages")
+        pages_N, host_NRW = self._arguments(pages, buffer)
+
+        def work(_: object = buffer) -> None:
+            scatter_pages(self._memory, pages_N, host_NRW)
+
+        def check() -> None:
+            found = _checksums(buffer, self.page_bytes, len(pages))
+            if wrong := np.flatnonzero(found != checksums).tolist():
+                raise ChecksumError(f"checksums of pages {wrong} of {len(pages)} are wrong")
+
+        return self._through().start(
+            host_NRW.numel(),
+            work,
+            check=check if checksums is not None else None,
+        )
+
+    def _arguments(
+        self, pages: IntArray, buffer: NDArray[np.uint8]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Page numbers (N,), and the host memory as (N, R, W)."""
+        self._check(pages)
+        needed = len(pages) * self.page_bytes
+        if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
+            raise ValueError("a host buffer is contiguous and of bytes")
+        if buffer.nbytes < needed:
+            raise ValueError(
+                f"{len(pages)} pages are {needed} bytes; the buffer has {buffer.nbytes}"
+            )
+        regions, _, width = self._memory.shape
+        through, host = self._through(), _tensor(buffer, needed)
+        if not through.suits(host):
+            raise ValueError("host memory is not pinned: take it from host_buffer")
+        numbers = through.host_memory(8 * len(pages)).view(np.int64)
+        numbers[:] = pages
+        return torch.from_numpy(numbers), host.view(len(pages), regions, width)
+
+    def _check(self, pages: NDArray[np.integer[Any]]) -> None:
+        if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
+            raise ValueError(f"pages {pages.tolist()}: there are 0..{self.num_pages - 1}")
+
+    def _through(self) -> Transfers:
+        if self._transfers is None:
+            raise ValueError("this pool was made without a way to the host")
+        return self._transfers
+
+
+def _tensor(buffer: NDArray[np.uint8], num_bytes: int) -> torch.Tensor:
+    """The first bytes of host memory, which may be read-only; does not keep it."""
+    if not num_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    at = (ctypes.c_char * num_bytes).from_address(buffer.ctypes.data)
+    return torch.frombuffer(at, dtype=torch.uint8)
+
+
+def _checksums(buffer: NDArray[np.uint8], page_bytes: int, count: int) -> Checksums:
+    whole = buffer.data.cast("B")
+    pages = (whole[i * page_bytes : (i + 1) * page_bytes] for i in range(count))
+    return np.fromiter((xxhash.xxh3_64_intdigest(page) for page in pages), np.uint64, count)

@@ -1,0 +1,211 @@
+"""Who carries out transfers: a thread beside the steps, or a stream of the device beside theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sylvan.kernels.memory import allocate
+from sylvan.runtime.core.memory import Checksums, Transfer
+from sylvan.runtime.platform.api import Event, Platform, Stream
+
+Work = Callable[[], None]
+Hashing = Callable[[], Checksums]
+
+
+class ChecksumError(RuntimeError):
+    """Bytes are not those that were exported."""
+
+
+class Transfers(Protocol):
+    """Starts transfers, and has the host memory that they take."""
+
+    def start(
+        self,
+        num_bytes: int,
+        work: Work,
+        *,
+        check: Work | None = None,
+        hashes: Hashing | None = None,
+    ) -> Transfer:
+        """Begin to copy.
+
+        Args:
+            num_bytes: For `Transfer.num_bytes`.
+            work: Copies, or launches a copy.
+            check: Done before; may raise ChecksumError.
+            hashes: Done after, once the bytes are there.
+        """
+        ...
+
+    def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
+        """New host memory."""
+        ...
+
+    def suits(self, buffer: torch.Tensor) -> bool:
+        """Whether transfers can read and write this host memory."""
+        ...
+
+
+class HostTransfers:
+    """Between memories of the host: one thread, which sleeps where there is nothing to copy.
+
+    It is no thread of the kernels: a step that runs meanwhile keeps all of these.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "sylvan-copy")  # started with its first work
+
+    def start(
+        self,
+        num_bytes: int,
+        work: Work,
+        *,
+        check: Work | None = None,
+        hashes: Hashing | None = None,
+    ) -> Transfer:
+        """See `Transfers.start`."""
+
+        def run() -> Checksums | None:
+            if check is not None:
+                check()
+            work()
+            return hashes() if hashes is not None else None
+
+        return ThreadedTransfer(num_bytes, self._thread.submit(run))
+
+    def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
+        """See `Transfers.host_memory`; becomes resident when it is written."""
+        return allocate(num_bytes)
+
+    def suits(self, buffer: torch.Tensor) -> bool:
+        """See `Transfers.suits`."""
+        return buffer.device.type == "cpu"
+
+
+class DeviceTransfers:
+    """Between a device and the host: a stream beside that of the steps.
+
+    A copy begins after what the steps' stream was given before, and runs beside what it is given
+    later. A thread is needed for checksums only: to look at bytes while nobody waits.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._steps = platform.stream()
+        self._stream = platform.side_stream()
+        self._thread = ThreadPoolExecutor(1, "sylvan-checksums")
+
+    def start(
+        self,
+        num_bytes: int,
+        work: Work,
+        *,
+        check: Work | None = None,
+        hashes: Hashing | None = None,
+    ) -> Transfer:
+        """See `Transfers.start`."""
+        written = self._steps.event()
+        if check is None and hashes is None:
+            return StreamTransfer(num_bytes, self._launch(work, written), work)
+        event = self._launch(work, written) if check is None else None
+
+        def run() -> Checksums | None:
+            if check is not None:
+                check()
+            (event or self._launch(work, written)).wait()
+            return hashes() if hashes is not None else None
+
+        return ThreadedTransfer(num_bytes, self._thread.submit(run))
+
+    def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
+        """See `Transfers.host_memory`; pinned."""
+        return self._platform.pinned(num_bytes, torch.uint8).numpy()
+
+    def suits(self, buffer: torch.Tensor) -> bool:
+        """See `Transfers.suits`."""
+        return self._platform.device.type == "cpu" or buffer.is_pinned()
+
+    def _launch(self, work: Work, written: Event) -> Event:
+        return launch_after(self._stream, written, work)
+
+
+def launch_after(stream: Stream, event: Event, work: Work) -> Event:
+    """Give `stream` work that begins after `event` of another stream; returns its own event."""
+
+    def run() -> None:
+        with torch.inference_mode():
+            work()
+
+    stream.after(event)
+    stream.run(run)
+    return stream.event()
+
+
+class ThreadedTransfer:
+    """Implements `Transfer`: work of a thread."""
+
+    def __init__(self, num_bytes: int, future: Future[Checksums | None]) -> None:
+        self.num_bytes = num_bytes
+        self._future = future
+
+    @property
+    def error(self) -> str | None:
+        """See `Transfer.error`."""
+        failed = self._future.exception() if self._future.done() else None
+        return None if failed is None else str(failed)
+
+    @property
+    def checksums(self) -> Checksums | None:
+        """See `Transfer.checksums`."""
+        return self._future.result() if self.done() and self.error is None else None
+
+    def done(self) -> bool:
+        """See `Transfer.done`."""
+        return self._future.done()
+
+    def wait(self) -> None:
+        """See `Transfer.wait`."""
+        self._future.exception()
+
+
+class StreamTransfer:
+    """Implements `Transfer`: work of a stream."""
+
+    checksums = None
+
+    def __init__(self, num_bytes: int, event: Event, work: Work) -> None:
+        """`work` was launched; it is kept until then, because it has the memory that is copied."""
+        self.num_bytes = num_bytes
+        self.error: str | None = None
+        self._running: tuple[Event, Work] | None = event, work
+
+    def done(self) -> bool:
+        """See `Transfer.done`."""
+        return self._settled(lambda event: event.done())
+
+    def wait(self) -> None:
+        """See `Transfer.wait`."""
+
+        def waited(event: Event) -> bool:
+            event.wait()
+            return True
+
+        self._settled(waited)
+
+    def _settled(self, ask: Callable[[Event], bool]) -> bool:
+        """Whether it is over; a device that fails says so where it is asked."""
+        if self._running is None:
+            return True
+        try:
+            over = ask(self._running[0])
+        except RuntimeError as error:
+            self.error, over = str(error), True
+        if over:
+            self._running = None
+        return over
