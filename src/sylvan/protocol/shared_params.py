@@ -68,7 +68,11 @@ class ParamsReceiver:
         self._kept[message.slot] = message.sampling
 
     def request(self, message: Submit) -> Request:
-        """The whole request."""
+        """The whole request.
+
+        Raises:
+            KeyError: the parameters of its slot have not arrived.
+        """
         request = message.request
         if message.params is None or not isinstance(request, GenerateRequest):
             return request

@@ -176,7 +176,7 @@ class SchedulerLoop:
     def _handle(self, message: Submit | Params | Abort | StopFound) -> None:
         match message:
             case Submit():
-                self._submit(self._params.request(message))
+                self._submit(message)
             case Params():
                 self._params.keep(message)
             case Abort():
@@ -184,7 +184,13 @@ class SchedulerLoop:
             case StopFound():
                 self._scheduler.stop_at(message.rid, message.num_tokens, message.matched)
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, message: Submit) -> None:
+        try:
+            request = self._params.request(message)
+        except KeyError:  # the message that brought them was malformed
+            self._ports.text.send(_start_detokenizing(message.request))
+            self._refuse(message.request, "the sampling parameters did not arrive", 500)
+            return
         self._ports.text.send(_start_detokenizing(request))
         match self._attempt(lambda: self._scheduler.add(request), f"request {request.rid}"):
             case None:

@@ -461,6 +461,20 @@ def test_heartbeats_count_requests_that_wait_for_grammars() -> None:
     assert loads(fix)[-1].num_grammar_reqs == 3
 
 
+def test_a_request_whose_shared_parameters_were_dropped_fails_alone() -> None:
+    fix = Fixture()
+    lost = Submit(request=submit("a").request, params=3)
+    fix.send(MessageError("the parameters of slot 3"), lost, submit("b"))
+    fix.run()
+
+    [output] = fix.outputs("a")
+    assert output.finish is not None
+    assert (output.finish.type, output.finish.status) == ("abort", 500)
+    starts = [m.rid for m in fix.text.sent if isinstance(m, StartDetokenizing)]
+    assert starts == ["a", "b"]  # a finish of an unknown sample would be dropped
+    assert len(fix.tokens("b")) == 5
+
+
 class Defragment(msgspec.Struct, frozen=True, tag="defragment"):
     """A command of some later version."""
 
