@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from sylvan.api.validation import json_type, parse_struct, unknown_name
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.utils import strict_json
 
 ANY_JSON = "$$ANY$$"
 OBJECT_SCHEMA = '{"type": "object"}'
@@ -80,8 +80,9 @@ def read_sampling(
     if isinstance(ids := merged.get("stop_token_ids"), list):
         merged["stop_token_ids"] = [i for i in ids if i is not None]
     for name in _GRAMMARS:
-        if merged.get(name) == "":
-            del merged[name]
+        if name in given and given[name] in ("", [], ()):
+            path = _join(where, name)
+            raise RequestError(f"{path} is empty; leave it out for any text.", param=path)
     sampling: SamplingParams = parse_struct(SamplingParams, merged, where)
     _check(sampling, where)
     return sampling
@@ -126,9 +127,9 @@ def check_schema(text: str, path: str) -> None:
     if text == ANY_JSON:
         return
     try:
-        schema = json.loads(text)
+        schema = strict_json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} is not valid JSON.", param=path) from error
+        raise RequestError(f"{path} is not valid JSON: {error}", param=path) from error
     if not isinstance(schema, dict | bool):
         message = f"{path} must be a JSON schema, not {json_type(schema)}."
         raise RequestError(message, param=path)

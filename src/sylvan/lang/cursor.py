@@ -54,13 +54,12 @@ class TextCursor:
 
     def _complete(self) -> bool:
         executor = self._executor
-        idle = executor.is_idle()
+        known = self._name is not None and executor.is_set(self._name)
         if not executor.context.stream:
-            return idle if self._name is None else executor.is_set(self._name)
-        finished = executor.failure is not None or (executor.ended and idle)
-        if self._name is None or not executor.was_announced(self._name):
-            return finished
-        return executor.is_set(self._name)
+            return executor.is_idle() if self._name is None else known
+        if self._name is None or (known and self._name not in executor.variables):
+            return executor.is_finished
+        return known
 
     def _value(self) -> str:
         context = self._executor.context

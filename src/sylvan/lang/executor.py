@@ -48,6 +48,7 @@ class StreamExecutor:
         pool: Runs the nodes; None executes them as they are appended.
 
     Attributes:
+        variables: Those of `context`.
         signal: Notified of every change.
         failure: What a node failed with.
         ended: Whether the program appends no more.
@@ -57,6 +58,7 @@ class StreamExecutor:
         self, context: Context, backend: BaseBackend, defaults: GenParams, pool: WorkerPool | None
     ) -> None:
         self.context = context
+        self.variables = context.variables
         self.backend = backend
         self.defaults = defaults
         self._pool = pool
@@ -255,9 +257,10 @@ class StreamExecutor:
         """Whether all appended nodes were executed."""
         return self._done == self._submitted
 
-    def was_announced(self, name: str) -> bool:
-        """Whether `name` is set, being set, or will be."""
-        return name in self._pending or name in self.context.variables
+    @property
+    def is_finished(self) -> bool:
+        """Whether the program has ended, and all its nodes were executed or one failed."""
+        return self.failure is not None or (self.ended and self.is_idle())
 
     def raise_error(self) -> None:
         """Raise what the state failed with, if it did."""

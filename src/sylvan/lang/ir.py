@@ -12,6 +12,12 @@ from typing import Any
 
 from sylvan.lang.choices import ChoicesMethod
 
+REGEX_INT = r"[-+]?[0-9]+[ \n]*"
+REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r"\"[\w\d\s]*\""
+"""What `dtype` of a gen stands for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expr:

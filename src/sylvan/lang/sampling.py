@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from sylvan.lang import ir
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.sampling import SamplingParams
 
@@ -69,10 +70,7 @@ _DTYPES: Mapping[Any, str] = MappingProxyType({
     str: "str", "str": "str", "string": "str", bool: "bool", "bool": "bool",
 })  # fmt: skip
 _DTYPE_REGEX: Mapping[str, str] = MappingProxyType({
-    "int": r"[-+]?[0-9]+[ \n]*",
-    "float": r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
-    "bool": r"(True|False)",
-    "str": r"\"[\w\d\s]*\"",
+    "int": ir.REGEX_INT, "float": ir.REGEX_FLOAT, "bool": ir.REGEX_BOOL, "str": ir.REGEX_STR,
 })  # fmt: skip
 NUMBER_STOPS = (" ", "\n")
 

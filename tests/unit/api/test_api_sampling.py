@@ -29,8 +29,27 @@ def test_null_length_means_the_rest_of_the_context():
     assert read_sampling({}, {}).max_new_tokens == 128
 
 
-def test_empty_grammar_means_none():
-    assert read_sampling({"json_schema": "", "regex": "a"}, {}).grammar == ("regex", "a")
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"json_schema": ""},
+        {"regex": ""},
+        {"ebnf": ""},
+        {"structural_tag": ""},
+        {"choice": []},
+        {"json_schema": "", "regex": "a"},
+    ],
+)
+def test_an_empty_grammar_is_refused(params):
+    with pytest.raises(RequestError, match="is empty") as caught:
+        read_sampling(params, {})
+    assert caught.value.param == f"sampling_params.{next(iter(params))}"
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "9" * 400, "NaN", "Infinity"])
+def test_a_number_that_no_double_holds_is_named(number):
+    with pytest.raises(RequestError, match=f"json_schema is not valid JSON: {number[:20]}"):
+        read_sampling({"json_schema": f'{{"maximum": {number}}}'}, {})
 
 
 @pytest.mark.parametrize(

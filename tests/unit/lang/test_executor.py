@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 import threading
+import time
 import warnings
 
 import pytest
 
 from sylvan import lang as sgl
+from sylvan.lang import ir
 from sylvan.lang.pool import WorkerPool
 from sylvan.lang.settings import global_config
 
@@ -253,3 +256,28 @@ def test_a_program_leaves_no_warnings():
             s += sgl.gen("x")
 
         program.run(backend=sgl.Scripted())
+
+
+def test_names_that_programs_written_for_sglang_read():
+    gate = Gate()
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x")
+
+    state = program.run(backend=sgl.Scripted(gate), stream=True)
+    assert not state.stream_executor.is_finished
+    gate.open.set()
+    give_up = time.monotonic() + 10
+    while not state.stream_executor.is_finished:
+        assert time.monotonic() < give_up
+
+    assert state.stream_executor.variables["x"] == "late"
+    assert state.stream_executor.is_finished
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("INT", "-12"), ("FLOAT", "3.5"), ("BOOL", "True"), ("STR", '"a b"')]
+)
+def test_patterns_of_types_are_named(name, text):
+    assert re.fullmatch(getattr(ir, f"REGEX_{name}"), text)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.utils import strict_json
 
 ANY_JSON = "$$ANY$$"
 KINDS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
@@ -49,7 +49,7 @@ class GrammarSpec:
         if self.kind == "json_schema" and self.text == ANY_JSON:
             return {}
         try:
-            return json.loads(self.text)
+            return strict_json.loads(self.text)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"{self.kind} is not valid JSON: {error}", param=self.kind) from None
 

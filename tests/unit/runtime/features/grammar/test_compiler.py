@@ -342,3 +342,24 @@ def test_a_broken_file_on_disk_is_compiled_again(tmp_path) -> None:
 
     assert ticket.error is None
     assert compiler.stats.disk_hits == 0
+
+
+FORKLESS = """
+import os, sys
+if "sylvan.runtime.features.grammar.compiler" in sys.orig_argv:
+    fork, refused = os.fork, [BlockingIOError(11, "Resource temporarily unavailable")] * 3
+    os.fork = lambda: fork() if not refused else (_ for _ in ()).throw(refused.pop())
+"""
+
+
+def test_a_system_without_a_process_to_spare_is_asked_again(monkeypatch, tmp_path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FORKLESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)
+    compiler = make()
+    tickets = [compiler.request(GrammarSpec("regex", f"a{i}")) for i in range(6)]
+    wait(*tickets)
+    compiler.close()
+
+    assert [t.error for t in tickets] == [None] * 6
+    assert compiler.stats.restarts == 1

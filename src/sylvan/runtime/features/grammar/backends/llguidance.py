@@ -270,6 +270,8 @@ def _inner(spec: GrammarSpec) -> str:
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
     reason = matcher.get_error().replace("<non-verbose/>", "").strip()
+    if "coerce_one_of" in reason:  # an option of the library that nobody here can set
+        return "oneOf of schemas that may overlap is not supported"
     if "too many states" in reason:
         return f"{reason} (limit: grammar.max_states)"
     return "it matches no text at all" if reason.startswith("NoExtension") else reason

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 import os
 import resource
 import selectors
@@ -44,8 +45,13 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.grammar.wire import Prepare, read_frame, vocabulary_of
 
+logger = logging.getLogger(__name__)
+
 _SLACK_S = 2
 _SIGN_S = 0.5
+_FORK_AGAIN_S = 0.1
+FORK_PATIENCE_S = 20.0
+"""How long a system may have no process to spare before those who wait are told."""
 _STEPS = 3  # tokens that a proof writes
 
 
@@ -92,6 +98,7 @@ class Zygote:
         self._limits, self._out = limits, out
         self._idle, self._walls = idle, IDLE if idle else LOW
         self._sign_due_s = 0.0
+        self._refused_s = 0.0  # since when the system gives no process; 0: it does
         self._quick: deque[Prove] = deque()
         self._slow: deque[Prove] = deque()
         self._children: dict[int, _Child] = {}  # by pipe
@@ -114,7 +121,7 @@ class Zygote:
                 self._take(decoder.decode(frame))
             self._expire()
             self._start()
-            if self._children and self._sign_due_s <= time.monotonic():
+            if (self._children or self._refused_s) and self._sign_due_s <= time.monotonic():
                 self._give_sign()
 
     def _take(self, order: Order) -> None:
@@ -136,13 +143,32 @@ class Zygote:
         ):
             busy = sum(c.slow is slow for c in self._children.values())
             for _ in range(min(lanes - busy, len(queue))):
-                self._fork(queue.popleft(), slow)
+                try:
+                    self._fork(queue[0], slow)
+                except OSError as error:
+                    self._put_off(error)
+                    return
+                self._refused_s = 0.0
+                queue.popleft()
+
+    def _put_off(self, error: OSError) -> None:
+        """The system has no process or no pipe to spare: it may have one soon."""
+        now = time.monotonic()
+        self._refused_s = self._refused_s or now
+        if now - self._refused_s > FORK_PATIENCE_S:
+            raise error
+        logger.warning("no process for a grammar: %s", error)
 
     def _fork(self, order: Prove, slow: bool) -> None:
         reader, writer = os.pipe()
         limits, walls = self._limits, self._walls
         allowed_s, wall = (limits.timeout_s, walls.slow) if slow else (limits.quick_s, walls.quick)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(reader)
+            os.close(writer)
+            raise
         if pid == 0:
             os.close(reader)
             os.close(self._out)  # who reads it is to see when this process ends
@@ -194,6 +220,8 @@ class Zygote:
         _write(self._out, SIGN_OF_LIFE)
 
     def _patience_s(self) -> float | None:
+        if self._refused_s:
+            return _FORK_AGAIN_S
         if not self._children:
             return None
         due_s = [child.deadline_s for child in self._children.values() if not child.reason]
