@@ -14,6 +14,7 @@ from sylvan.text.tools.reader import Reader, Sink, Steps
 from sylvan.text.tools.references import resolved
 
 _ANY = frozenset({"null", "boolean", "integer", "number", "object", "array", "string"})
+_BOOLEAN = frozenset({"boolean"})
 _LEADING_ZEROS = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 _KINDS = {"null": type(None), "boolean": bool, "object": dict, "array": list, "string": str}
 
@@ -40,6 +41,8 @@ def to_json(text: str, types: frozenset[str]) -> str:
     stripped = text.strip()
     if types != frozenset({"string"}):
         value = _parsed(stripped)
+        if types == _BOOLEAN and stripped in ("0", "1"):
+            value = stripped == "1"
         if "string" not in types and _LEADING_ZEROS.fullmatch(stripped):
             value = int(stripped)
         if "string" not in types or not isinstance(value, str):
