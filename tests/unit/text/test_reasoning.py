@@ -163,6 +163,21 @@ def test_harmony_channels() -> None:
     )
 
 
+@pytest.mark.parametrize("step", [1, 7, 999])
+@pytest.mark.parametrize(
+    ("after", "want"),
+    [
+        ("commentary<|channel|>final<|message|>done<|return|>", "done"),
+        ("commentary", "commentary"),
+        ("commentaries", "commentaries"),
+    ],
+)
+def test_harmony_drops_the_filler_after_a_call(after: str, want: str, step: int) -> None:
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+
+    assert pieces("gpt-oss", call + after, inside=False, step=step) == ("", call + want)
+
+
 def test_harmony_passes_plain_and_truncated_text() -> None:
     found = family("gpt-oss")
 

@@ -536,6 +536,54 @@ def test_gigachat_ends_messages_without_a_word() -> None:
     assert run("gigachat3", "Hello!<|message_sep|>\n\n").text == "Hello!"
 
 
+MALFORMED = {
+    # PoolsideV1Detector of SGLang: a key without a value is forgotten
+    "orphan": (
+        "poolside_v1",
+        "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_key>city</arg_key>\n"
+        "<arg_value>Ulm</arg_value>\n<arg_key>where</arg_key>\n</tool_call>",
+        {"city": "Ulm"},
+    ),
+    # KimiK2Detector there: a counter instead of a name, and marks that belong to no call
+    "counter": (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>3<|tool_call_argument_begin|>"
+        '{"city": "Ulm"}'
+        "<|tool_call_end|><|tool_calls_section_end|><|tool_calls_section_end|>",
+        {"city": "Ulm"},
+    ),
+    # MiniCPM5Detector there: text that may hold tags, and a parameter that comes again
+    "quoted": (
+        "minicpm5",
+        '<function name="get_weather"><param name="city"><![CDATA[a </param> <b>\nc]]></param>'
+        '<param name="days"><![CDATA[3]]></param><param name="days">4</param></function>',
+        {"city": "a </param> <b>\nc", "days": 3},
+    ),
+    # HarmonyParser there: a word between a call and the next message
+    "filler": (
+        "gpt-oss",
+        '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Ulm"}'
+        "<|call|>commentary<|channel|>commentary to=functions.get_weather <|constrain|>json"
+        '<|message|>{"city": "Ulm"}<|call|>',
+        {"city": "Ulm"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+@pytest.mark.parametrize("step", [1, 6, 999])
+def test_odd_calls_are_read_without_a_trace(case: str, step: int) -> None:
+    name, text, want = MALFORMED[case]
+    parser, result = ToolParser(family(name).grammar, TOOLS), ParsedTools()
+    for at in range(0, len(text), step):
+        result.add(parser.feed(text[at : at + step]))
+    result.add(parser.finish())
+
+    assert [json.loads(call.arguments) for call in result.calls] == [want] * len(result.calls)
+    assert {call.name for call in result.calls} == {"get_weather"}
+    assert result.text == ""
+
+
 def test_trinity_ignores_calls_in_thinking() -> None:
     text = f"<think>maybe {QWEN}</think>\n"
 

@@ -181,6 +181,7 @@ def _add_named(add) -> None:  # noqa: ANN001 - the local function of `_families`
             head_ends=("<|tool_call_argument_begin|>",),
             name=re.compile(r">\s*(?:functions\.)?([^\s:]+?)(?::\d+)?\s*\Z"),
             closers=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+            numbered=True,
         ),
         Wrapping(_KIMI_CALL, "<|tool_call_end|>", "<|tool_call_begin|>"),
     )
@@ -203,6 +204,7 @@ def _add_named(add) -> None:  # noqa: ANN001 - the local function of `_families`
                 "<|start|>assistant to=",
                 "<|channel|>commentary",
                 "<|channel|>analysis to=",
+                "commentary<|channel|>commentary",  # a filler that follows calls
             ),
             head_ends=("<|message|>",),
             name=re.compile(r"to=functions\.([^\s<]+)"),
@@ -283,6 +285,7 @@ def _add_tagged(add) -> None:  # noqa: ANN001 - the local function of `_families
             param_open="<param",
             param_close="</param>",
             trims=True,
+            quotes=("<![CDATA[", "]]>"),
         ),
     )
     add(

@@ -113,7 +113,7 @@ class ArgumentsWriter:
         self._calls = calls
         self._schema = calls.parameters(name)
         self._trims = trims
-        self._is_first = True
+        self._keys: set[str] = set()
 
     def types(self, key: str) -> frozenset[str]:
         """JSON types that the schema allows for a parameter."""
@@ -132,6 +132,9 @@ class ArgumentsWriter:
         Raises:
             Malformed: The text ends first; a string has been written as far as it came.
         """
+        if key in self._keys:  # the first one counts
+            _, end = yield from self._reader.until(ends)
+            return end
         types = self.types(key) if types is None else types
         if types == frozenset({"string"}):
             self._calls.arguments(self._key(key) + '"')
@@ -144,16 +147,18 @@ class ArgumentsWriter:
         return end
 
     def write(self, key: str, value_json: str) -> None:
-        """Write a parameter whose value is given as JSON."""
+        """Write a parameter whose value is given as JSON; of several the first one counts."""
+        if key in self._keys:
+            return
         self._calls.arguments(self._key(key) + value_json)
 
     def close(self) -> None:
         """End the object."""
-        self._calls.arguments("{}" if self._is_first else "}")
+        self._calls.arguments("}" if self._keys else "{}")
 
     def _key(self, key: str) -> str:
-        opening = "{" if self._is_first else ", "
-        self._is_first = False
+        opening = ", " if self._keys else "{"
+        self._keys.add(key)
         return f"{opening}{json.dumps(key, ensure_ascii=False)}: "
 
     def _write_text(self, text: str) -> None:
