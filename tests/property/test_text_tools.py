@@ -114,7 +114,8 @@ def test_text_without_calls_is_given_back_unchanged(case) -> None:
 
     result = parse(text, family(name).grammar, TOOLS)
 
-    if not result.calls:
+    silent = getattr(family(name).grammar, "silent", ())
+    if not result.calls and not any(mark in text for mark in silent):
         assert result.text == text
     remaining = iter(text)
     assert all(char in remaining for char in result.text)

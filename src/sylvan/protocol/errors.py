@@ -23,8 +23,8 @@ class ConfigError(SylvanError):
     """The configuration, or the model it names, cannot be served."""
 
 
-class RequestError(SylvanError, ValueError):
-    """The request cannot be served, whatever the load; programs catch it as a ValueError.
+class RequestError(SylvanError):
+    """The request cannot be served, whatever the load.
 
     Args:
         message: One sentence that names the field and the limit.

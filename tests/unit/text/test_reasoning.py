@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.text.reasoning import choose, family, options, separate
+from sylvan.text.reasoning import choose, family, make_parser, options, separate
 
 CONTRACT = [
     "deepseek-r1",
@@ -77,13 +77,66 @@ def test_markers_split_thinking_from_answer(name: str) -> None:
         ("k2_horizon", "<ifm|tool_calls>"),
         ("k2_horizon", "<ifm|tool_call>"),
         ("kimi_k3", "<|open|>tools<|sep|>"),
-        ("apertus2509", "<|tools_prefix|>"),
     ],
 )
 def test_tool_section_ends_thinking_and_stays(name: str, marker: str) -> None:
     text = f"hm\n{marker}call"
 
     assert separate(text, family(name), start_in_reasoning=True) == ("hm", f"{marker}call")
+
+
+def pieces(name: str, text: str, *, inside: bool, step: int) -> tuple[str, str]:
+    parser = make_parser(family(name), start_in_reasoning=inside)
+    deltas = [parser.feed(text[at : at + step]) for at in range(0, len(text), step)]
+    deltas.append(parser.finish())
+    return "".join(d[0] for d in deltas), "".join(d[1] for d in deltas)
+
+
+@pytest.mark.parametrize("step", [1, 5, 999])
+@pytest.mark.parametrize(
+    ("name", "text", "inside", "want"),
+    [
+        # the forms that CohereCommand4Detector of SGLang's reasoning_parser.py documents
+        (
+            "cohere_command4",
+            "why<|END_THINKING|><|START_TEXT|>answer<|END_TEXT|>",
+            True,
+            ("why", "answer"),
+        ),
+        ("cohere_command4", "<|START_TEXT|>answer<|END_TEXT|>", False, ("", "answer")),
+        (
+            "cohere_command4",
+            "why<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>",
+            True,
+            ("why", "<|START_ACTION|>[]<|END_ACTION|>"),
+        ),
+        ("cohere_command4", "a<|START_TE", False, ("", "a<|START_TE")),
+        # MiniMaxM3Detector there: a turn without thinking may open with a stray closer
+        ("minimax-m3", "</mm:think>answer", False, ("", "answer")),
+        ("minimax-m3", "\n</mm:think>\n\nanswer", False, ("", "answer")),
+        ("minimax-m3", "a</mm:think>b", False, ("", "a</mm:think>b")),
+        ("minimax-m3", "why</mm:think>answer", True, ("why", "answer")),
+        # Apertus2509Detector there: blocks may follow text, and calls stand inside of them
+        (
+            "apertus2509",
+            "Hi. <|inner_prefix|>one<|inner_suffix|>So: <|inner_prefix|>two<|inner_suffix|>done",
+            False,
+            ("onetwo", "Hi. So: done"),
+        ),
+        (
+            "apertus2509",
+            '<|inner_prefix|>hm <|tools_prefix|>[{"now": {}}]<|tools_suffix|>'
+            " more<|inner_suffix|>a",
+            False,
+            ("hmmore", '<|tools_prefix|>[{"now": {}}]<|tools_suffix|>a'),
+        ),
+        ("apertus2509", "cut off", True, ("cut off", "")),
+    ],
+)
+def test_marks_around_answers_and_blocks_are_left_out(
+    name: str, text: str, inside: bool, want: tuple[str, str], step: int
+) -> None:
+    assert pieces(name, text, inside=inside, step=step) == want
 
 
 def test_append_think_keeps_everything() -> None:
@@ -108,6 +161,21 @@ def test_harmony_channels() -> None:
         "I will look. <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json"
         "<|message|>{}<|call|>done"
     )
+
+
+@pytest.mark.parametrize("step", [1, 7, 999])
+@pytest.mark.parametrize(
+    ("after", "want"),
+    [
+        ("commentary<|channel|>final<|message|>done<|return|>", "done"),
+        ("commentary", "commentary"),
+        ("commentaries", "commentaries"),
+    ],
+)
+def test_harmony_drops_the_filler_after_a_call(after: str, want: str, step: int) -> None:
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+
+    assert pieces("gpt-oss", call + after, inside=False, step=step) == ("", call + want)
 
 
 def test_harmony_passes_plain_and_truncated_text() -> None:

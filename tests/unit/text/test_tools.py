@@ -12,6 +12,7 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.text.tools import (
     ArgumentsDelta,
     CallStart,
+    ParsedTools,
     TextDelta,
     ToolParser,
     ToolSpec,
@@ -209,7 +210,12 @@ SAMPLES = {
     "step3p5": XML,
     "nanbeige": XML,
     "mimo": XML,
-    "spark25": XML,
+    # one line for the name, then pairs: spark25_detector.py of SGLang
+    "spark25": "<tool_call>get_weather\n"
+    f"<arg_key>city</arg_key><arg_value>{ARGS['city']}</arg_value>"
+    f"<arg_key>days</arg_key><arg_value>3</arg_value>"
+    f"<arg_key>where</arg_key><arg_value>{WHERE}</arg_value></tool_call>"
+    "<tool_call>now</tool_call>",
     "minicpm5": f'<function name="get_weather"><param name="city">{ARGS["city"]}</param>'
     f'<param name="days">3</param><param name="where">{WHERE}</param></function>'
     '<function name="now"></function>',
@@ -514,6 +520,68 @@ def test_minimax_m3_is_known_by_the_mark_in_its_template() -> None:
     template = "{%- set ns_token = ']<]minimax[>[' -%}{%- set begin = ns_token ~ '<tool_call>' -%}"
 
     assert choose(template + "tools <mm:think>").name == "minimax-m3"
+
+
+def test_gigachat_ends_messages_without_a_word() -> None:
+    # as models/templates/GigaChat3-10B-A1.8B.jinja of llama.cpp renders an assistant's turn
+    text = f"Let me see.<|message_sep|>\n\nfunction call<|role_sep|>\n{OBJECT}<|message_sep|>\n\n"
+
+    for step in (1, 4, 999):
+        parser, result = ToolParser(family("gigachat3").grammar, TOOLS), ParsedTools()
+        for at in range(0, len(text), step):
+            result.add(parser.feed(text[at : at + step]))
+        result.add(parser.finish())
+        assert result.text == "Let me see."
+        assert [json.loads(call.arguments) for call in result.calls] == [ARGS]
+    assert run("gigachat3", "Hello!<|message_sep|>\n\n").text == "Hello!"
+
+
+MALFORMED = {
+    # PoolsideV1Detector of SGLang: a key without a value is forgotten
+    "orphan": (
+        "poolside_v1",
+        "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_key>city</arg_key>\n"
+        "<arg_value>Ulm</arg_value>\n<arg_key>where</arg_key>\n</tool_call>",
+        {"city": "Ulm"},
+    ),
+    # KimiK2Detector there: a counter instead of a name, and marks that belong to no call
+    "counter": (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>3<|tool_call_argument_begin|>"
+        '{"city": "Ulm"}'
+        "<|tool_call_end|><|tool_calls_section_end|><|tool_calls_section_end|>",
+        {"city": "Ulm"},
+    ),
+    # MiniCPM5Detector there: text that may hold tags, and a parameter that comes again
+    "quoted": (
+        "minicpm5",
+        '<function name="get_weather"><param name="city"><![CDATA[a </param> <b>\nc]]></param>'
+        '<param name="days"><![CDATA[3]]></param><param name="days">4</param></function>',
+        {"city": "a </param> <b>\nc", "days": 3},
+    ),
+    # HarmonyParser there: a word between a call and the next message
+    "filler": (
+        "gpt-oss",
+        '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Ulm"}'
+        "<|call|>commentary<|channel|>commentary to=functions.get_weather <|constrain|>json"
+        '<|message|>{"city": "Ulm"}<|call|>',
+        {"city": "Ulm"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+@pytest.mark.parametrize("step", [1, 6, 999])
+def test_odd_calls_are_read_without_a_trace(case: str, step: int) -> None:
+    name, text, want = MALFORMED[case]
+    parser, result = ToolParser(family(name).grammar, TOOLS), ParsedTools()
+    for at in range(0, len(text), step):
+        result.add(parser.feed(text[at : at + step]))
+    result.add(parser.finish())
+
+    assert [json.loads(call.arguments) for call in result.calls] == [want] * len(result.calls)
+    assert {call.name for call in result.calls} == {"get_weather"}
+    assert result.text == ""
 
 
 def test_trinity_ignores_calls_in_thinking() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,6 +34,20 @@ from sylvan.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 B = TypeVar("B", bound=WireModel)
+
+
+class InvalidRequestError(RequestError, ValueError):
+    """What `Engine` raises for a request that cannot be served; programs expect a ValueError."""
+
+
+@contextmanager
+def _value_errors() -> Iterator[None]:
+    try:
+        yield
+    except RequestError as error:
+        raise InvalidRequestError(
+            str(error), param=error.param, status=error.status, code=error.code
+        ) from error
 
 
 class Engine:
@@ -245,7 +260,8 @@ class Engine:
             "input_ids": _listed(input_ids),
             **fields,
         }
-        return NativeCall(self._runtime.manager, _body(GenerateBody, body), self._style)
+        with _value_errors():
+            return NativeCall(self._runtime.manager, _body(GenerateBody, body), self._style)
 
     @property
     def _caller(self) -> vectors.Caller:
@@ -270,18 +286,24 @@ class Engine:
             raise CapacityError(SHUT_DOWN)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            with _value_errors():
+                return future.result()
         except BaseException:
             future.cancel()
             raise
 
     async def _bridge(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        with _value_errors():
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def _iterate(self, replies: AsyncGenerator[Reply, None]) -> Iterator[Reply]:
         feed = self._feed(replies)
         try:
-            while (reply := feed.read().result()) is not END:
+            while True:
+                with _value_errors():
+                    reply = feed.read().result()
+                if reply is END:
+                    return
                 yield reply
         finally:
             if not self._closed:
@@ -290,7 +312,11 @@ class Engine:
     async def _iterate_async(self, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[Reply]:
         feed = self._feed(replies)
         try:
-            while (reply := await asyncio.wrap_future(feed.read())) is not END:
+            while True:
+                with _value_errors():
+                    reply = await asyncio.wrap_future(feed.read())
+                if reply is END:
+                    return
                 yield reply
         finally:
             if not self._closed:
@@ -334,10 +360,11 @@ def _version() -> str:
 
 def _body(kind: type[B], fields: dict[str, Any]) -> B:
     """The body of a route, without fields that nobody knows."""
-    checked = parse(kind, fields)
-    if checked.model_extra:
-        names = ", ".join(sorted(checked.model_extra))
-        raise RequestError(f"the engine takes no {names} here", param=names)
+    with _value_errors():
+        checked = parse(kind, fields)
+        if checked.model_extra:
+            names = ", ".join(sorted(checked.model_extra))
+            raise RequestError(f"the engine takes no {names} here", param=names)
     return checked
 
 

@@ -12,6 +12,8 @@ from sylvan.text.markers import possible_start
 from sylvan.text.spans import Span, SpanLog
 
 _MESSAGE = "<|message|>"
+_FILLER = "commentary"
+"""A word that gpt-oss writes after a call, before the next message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class ChannelReasoning:
         self._spans = SpanLog()
         self._at_start = bool(channels.bare) and not start_in_reasoning
         self._in_header = False
+        self._after_call = False
         self._kind = "reasoning" if start_in_reasoning else "content"
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -117,12 +120,18 @@ class ChannelReasoning:
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         end, stop = min(found, default=(possible_start(self._held, self._stops), ""))
         text, start = self._held[:end], self._at
+        if self._after_call and not stop and _FILLER.startswith(text.strip().lower()):
+            return False, kind, ""  # perhaps a word between two messages
         self._skip(end)
+        if self._after_call and stop in self._channels.opens and text.strip().lower() == _FILLER:
+            text = ""
+        self._after_call = False
         if stop in self._channels.opens:
             self._in_header = True
         elif stop:
             self._skip(len(stop))
             text += stop if self._kind == "call" else ""
+            self._after_call = self._kind == "call"
             self._kind = "content"
         self._spans.add(start, len(text), thinking=kind == "reasoning")
         return bool(stop), kind, text

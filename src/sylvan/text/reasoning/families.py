@@ -29,6 +29,9 @@ class ReasoningFamily:
         headers: What the model may write before its answer, be it at the start of the output or
             after the thinking.
         call_headers: Likewise before a call.
+        drops: Markers around the answer, which are left out of it.
+        stray_end: An answer without thinking may begin with an end marker, which is left out.
+        inner_call: Markers around calls in thinking, which may then begin anywhere and go on.
         keeps_tags: Everything is answer, with the start marker put in front.
         channels: Messages in channels instead of markers.
     """
@@ -42,6 +45,9 @@ class ReasoningFamily:
     leads: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
     call_headers: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
+    stray_end: bool = False
+    inner_call: tuple[str, str] | None = None
     keeps_tags: bool = False
     channels: Channels | None = None
 
@@ -109,6 +115,7 @@ _TABLE = (
         starts=("<mm:think>",),
         ends=("</mm:think>",),
         toggle=("thinking_mode", "auto"),
+        stray_end=True,
     ),
     *_same("kimi", starts=("\u25c1think\u25b7",), ends=("\u25c1/think\u25b7",)),
     *_same(
@@ -142,8 +149,15 @@ _TABLE = (
         starts=("<|inner_prefix|>",),
         ends=("<|inner_suffix|>",),
         interrupts=("<|tools_prefix|>",),
+        inner_call=("<|tools_prefix|>", "<|tools_suffix|>"),
     ),
-    *_same("cohere_command4", starts=("<|START_THINKING|>",), ends=("<|END_THINKING|>",)),
+    *_same(
+        "cohere_command4",
+        starts=("<|START_THINKING|>",),
+        ends=("<|END_THINKING|>",),
+        headers=("<|START_TEXT|>",),
+        drops=("<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
     *_same(
         "muse",
         starts=(" to=self<|message|>", "to=self<|message|>"),

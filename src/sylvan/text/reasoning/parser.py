@@ -6,6 +6,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from sylvan.text.markers import possible_start
+from sylvan.text.reasoning.blocks import BlockReasoning
 from sylvan.text.reasoning.channels import ChannelReasoning
 from sylvan.text.reasoning.families import ReasoningFamily
 from sylvan.text.spans import Span, SpanLog
@@ -70,9 +71,7 @@ class MarkedReasoning:
             self._skip_to(self._held.lstrip())
             self._place = _Place.ANSWER if self._held else _Place.GAP
         if self._place is _Place.ANSWER:
-            content = self._held
-            self._spans.add(self._at, len(content))
-            self._skip_to("")
+            content = self._answer(possible_start(self._held, self._family.drops))
         return reasoning, content
 
     def finish(self) -> Split:
@@ -81,12 +80,28 @@ class MarkedReasoning:
         if self._place is _Place.GAP:
             return "", ""
         thinking = self._place is _Place.THINKING or (self._place is _Place.BEFORE and self._forced)
+        if not thinking and self._family.drops:
+            self._held = held
+            return "", self._answer(len(held))
         self._spans.add(self._at, len(held), thinking=thinking)
         return (held, "") if thinking else ("", held)
 
     def spans(self) -> list[Span]:
         """See `ReasoningParser.spans`."""
         return self._spans.take()
+
+    def _answer(self, stop: int) -> str:
+        """Text up to an offset, without the markers around it."""
+        pieces: list[str] = []
+        while True:
+            found = [(at, m) for m in self._family.drops if 0 <= (at := self._held.find(m)) < stop]
+            end, mark = min(found, default=(stop, ""))
+            pieces.append(self._held[:end])
+            self._spans.add(self._at, end)
+            self._skip_to(self._held[end + len(mark) :])
+            stop -= end + len(mark)
+            if not mark:
+                return "".join(pieces)
 
     def _skip_to(self, rest: str) -> None:
         """Leave the text held but for its end."""
@@ -101,7 +116,13 @@ class MarkedReasoning:
                 self._skip_to(text[len(marker) :])
                 self._place = _Place.THINKING
                 return
-        if not any(start.startswith((begin, self._held)) for start in self._family.starts):
+        strays = self._family.ends if self._family.stray_end and not self._forced else ()
+        if stray := _prefix_of(begin, strays):
+            self._skip_to(begin[len(stray) :])
+            self._place = _Place.GAP
+            return
+        options = (*self._family.starts, *strays)
+        if not any(option.startswith((begin, self._held)) for option in options):
             self._place = _Place.THINKING if self._forced else _Place.ANSWER
 
     def _think(self) -> str:
@@ -154,6 +175,10 @@ def make_parser(family: ReasoningFamily, *, start_in_reasoning: bool) -> Reasoni
     """A new parser for one output; see `ReasoningFamily.starts_in_reasoning`."""
     if family.channels is not None:
         return ChannelReasoning(family.channels, start_in_reasoning=start_in_reasoning)
+    if family.inner_call is not None:
+        start, end = family.starts[0], family.ends[0]
+        call = family.inner_call
+        return BlockReasoning(start, end, call, start_in_reasoning=start_in_reasoning)
     if family.keeps_tags:
         return TaggedAnswer(family)
     return MarkedReasoning(family, start_in_reasoning=start_in_reasoning)

@@ -94,6 +94,19 @@ class Calls:
         tool = (self._tools or {}).get(name)
         return tool.parameters if tool else {}
 
+    def guess(self, keys: Collection[str]) -> str:
+        """The function whose parameters fit the keys best; "" if none has one of them."""
+        best, most = "", 0
+        tools = self._tools or {}
+        if len(tools) == 1:
+            return next(iter(tools))
+        for name, tool in tools.items():
+            properties = tool.parameters.get("properties")
+            known = set(properties) if isinstance(properties, Mapping) else set[str]()
+            fit = len(known & set(keys)) - len(set(keys) - known)
+            best, most = (name, fit) if fit > most else (best, most)
+        return best
+
     def start(self, name: str) -> None:
         """Report a call.
 

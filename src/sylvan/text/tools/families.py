@@ -145,7 +145,9 @@ def _families() -> Mapping[str, ToolFamily]:
     )
     add(
         "gigachat3",
-        ObjectGrammar(opens=("function call<|role_sep|>", "<|function_call|>")),
+        ObjectGrammar(
+            opens=("function call<|role_sep|>", "<|function_call|>"), silent=("<|message_sep|>",)
+        ),
     )
     for names, tagged in tag_wrappings():
         for name in names.split():
@@ -179,6 +181,7 @@ def _add_named(add) -> None:  # noqa: ANN001 - the local function of `_families`
             head_ends=("<|tool_call_argument_begin|>",),
             name=re.compile(r">\s*(?:functions\.)?([^\s:]+?)(?::\d+)?\s*\Z"),
             closers=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+            numbered=True,
         ),
         Wrapping(_KIMI_CALL, "<|tool_call_end|>", "<|tool_call_begin|>"),
     )
@@ -201,6 +204,7 @@ def _add_named(add) -> None:  # noqa: ANN001 - the local function of `_families`
                 "<|start|>assistant to=",
                 "<|channel|>commentary",
                 "<|channel|>analysis to=",
+                "commentary<|channel|>commentary",  # a filler that follows calls
             ),
             head_ends=("<|message|>",),
             name=re.compile(r"to=functions\.([^\s<]+)"),
@@ -225,8 +229,8 @@ def _add_named(add) -> None:  # noqa: ANN001 - the local function of `_families`
 
 
 def _add_tagged(add) -> None:  # noqa: ANN001 - the local function of `_families`
-    add("qwen3_coder step3p5 nanbeige mimo spark25", _QWEN_XML)
-    add("glm glm45 glm47 ling3 poolside_v1", _GLM)
+    add("qwen3_coder step3p5 nanbeige mimo", _QWEN_XML)
+    add("glm glm45 glm47 ling3 poolside_v1 spark25", _GLM)
     add("iquest_q1", replace(_GLM, open="<iquest_tool_call>", close="</iquest_tool_call>"))
     add(
         "hunyuan",
@@ -281,6 +285,7 @@ def _add_tagged(add) -> None:  # noqa: ANN001 - the local function of `_families
             param_open="<param",
             param_close="</param>",
             trims=True,
+            quotes=("<![CDATA[", "]]>"),
         ),
     )
     add(

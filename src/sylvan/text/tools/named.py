@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
 from sylvan.text.tools.events import Calls
-from sylvan.text.tools.json_text import read_value
+from sylvan.text.tools.json_text import capture, read_value
 from sylvan.text.tools.objects import ObjectGrammar, read_object, read_objects
 from sylvan.text.tools.reader import Malformed, Reader, Steps
 
@@ -27,6 +28,7 @@ class NamedGrammar:
         closers: Markers that may follow a call.
         listed: `ObjectGrammar` for a marker that is followed by a JSON list instead.
         whole: The JSON is `{name, arguments}` rather than the arguments.
+        numbered: Instead of a name there may be a number; the arguments tell the function.
     """
 
     bare: tuple[str, ...] = ()
@@ -38,6 +40,7 @@ class NamedGrammar:
     closers: tuple[str, ...] = ()
     listed: ObjectGrammar | None = None
     whole: bool = False
+    numbered: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -58,7 +61,9 @@ class NamedGrammar:
         if not match:
             raise Malformed
         yield from reader.accept(self.fences)
-        if self.whole:
+        if self.numbered and match[1].isdecimal() and not calls.knows(match[1]):
+            yield from _guess(reader, calls)
+        elif self.whole:
             yield from read_object(reader, calls, match[1])
         else:
             yield from self._arguments(match[1], reader, calls)
@@ -73,3 +78,12 @@ class NamedGrammar:
             yield from read_value(reader, calls.arguments)
         else:
             calls.arguments("{}")
+
+
+def _guess(reader: Reader, calls: Calls) -> Steps[None]:
+    """Read arguments, and report a call of the function that they fit."""
+    if (yield from reader.peek()) != "{":
+        raise Malformed
+    text = yield from capture(reader)
+    calls.start(calls.guess(json.loads(text)))
+    calls.arguments(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sylvan.text.tools.events import Calls
 from sylvan.text.tools.json_text import capture, decode_string, read_value
-from sylvan.text.tools.reader import Malformed, Reader, Steps
+from sylvan.text.tools.reader import Malformed, Reader, Steps, past_space
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
@@ -26,6 +26,7 @@ class ObjectGrammar:
         bare: How calls may begin the output without a marker.
         keyed: Objects look like `{"NAME": {arguments}}`.
         hides: Start and end of text in which nothing is a call.
+        silent: Markers that are no text, with the white space next to them.
     """
 
     opens: tuple[str, ...] = ()
@@ -35,11 +36,12 @@ class ObjectGrammar:
     bare: tuple[str, ...] = ()
     keyed: bool = False
     hides: tuple[str, str] | None = None
+    silent: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What to look for in the text."""
-        return (*self.opens, *(self.hides[:1] if self.hides else ()))
+        return (*self.opens, *(self.hides[:1] if self.hides else ()), *self.silent)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
         """Read the calls after a marker ("" at the start of the output).
@@ -52,6 +54,11 @@ class ObjectGrammar:
             sink = _text_sink(reader, calls)
             yield from reader.until(self.hides[1:], sink=sink)
             calls.give_back()
+            return
+        if marker in self.silent:
+            yield from reader.lookahead(self.markers)
+            reader.run_of(past_space)
+            reader.commit()
             return
         yield from reader.accept(self.inner)
         yield from read_objects(reader, calls, self)

@@ -128,7 +128,7 @@ def tag_wrappings() -> list[tuple[str, TagWrapping]]:
     )
     found = [
         (
-            "qwen3_coder step3p5 nanbeige mimo spark25",
+            "qwen3_coder step3p5 nanbeige mimo",
             TagWrapping(
                 begin="<tool_call>\n<function=NAME>\n",
                 key="<parameter=KEY>\n",
@@ -138,6 +138,7 @@ def tag_wrappings() -> list[tuple[str, TagWrapping]]:
             ),
         ),
         ("glm glm45 ling3 poolside_v1", glm),
+        ("spark25", replace(glm, key="<arg_key>KEY</arg_key><arg_value>", close="</arg_value>")),
         (
             "glm47",
             replace(

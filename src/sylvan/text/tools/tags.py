@@ -31,6 +31,7 @@ class TagGrammar:
         names: Attributes that hold a name (`<function=f>` needs none).
         kinds: Attribute with a value's type, and its words for JSON types.
         trims: Values lose one line break at either end.
+        quotes: Markers around values in which tags do not count.
     """
 
     bare: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class TagGrammar:
     names: tuple[str, ...] = ("name",)
     kinds: str | None = None
     trims: bool = False
+    quotes: tuple[str, str] | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -68,7 +70,12 @@ class TagGrammar:
                 break
             if end == self.param_open:
                 key, types = yield from self._head(reader)
-                end = yield from writer.read(key, (self.param_close, self.close), types)
+                ends = (self.param_close, self.close)
+                if self.quotes and (yield from reader.accept(self.quotes[:1])):
+                    yield from writer.read(key, self.quotes[1:], types)
+                    end = yield from reader.expect(ends)
+                else:
+                    end = yield from writer.read(key, ends, types)
         writer.close()
         yield from reader.swallow((self.close, *self.closers))
 
@@ -127,10 +134,17 @@ class PairGrammar:
         name = name.strip()
         calls.start(name)
         writer = ArgumentsWriter(reader, calls, name)
-        while (yield from reader.expect((self.key[0], self.close))) == self.key[0]:
-            key, _ = yield from reader.until(self.key[1:], limit=_LIMIT)
-            yield from reader.expect(self.value[:1])
-            yield from writer.read(key.strip(), self.value[1:])
+        tag, key = "", ""
+        while tag != self.close:
+            if tag == self.key[0]:  # one without a value is forgotten
+                key, _ = yield from reader.until(self.key[1:], limit=_LIMIT)
+                key = key.strip()
+            elif tag and key:
+                yield from writer.read(key, self.value[1:])
+                key = ""
+            elif tag:  # a value without a key
+                yield from reader.until(self.value[1:])
+            tag = yield from reader.expect((self.key[0], self.value[0], self.close))
         writer.close()
         yield from reader.swallow(self.closers)
 

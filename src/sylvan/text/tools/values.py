@@ -14,6 +14,7 @@ from sylvan.text.tools.reader import Reader, Sink, Steps
 from sylvan.text.tools.references import resolved
 
 _ANY = frozenset({"null", "boolean", "integer", "number", "object", "array", "string"})
+_BOOLEAN = frozenset({"boolean"})
 _LEADING_ZEROS = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 _KINDS = {"null": type(None), "boolean": bool, "object": dict, "array": list, "string": str}
 
@@ -40,6 +41,8 @@ def to_json(text: str, types: frozenset[str]) -> str:
     stripped = text.strip()
     if types != frozenset({"string"}):
         value = _parsed(stripped)
+        if types == _BOOLEAN and stripped in ("0", "1"):
+            value = stripped == "1"
         if "string" not in types and _LEADING_ZEROS.fullmatch(stripped):
             value = int(stripped)
         if "string" not in types or not isinstance(value, str):
@@ -110,7 +113,7 @@ class ArgumentsWriter:
         self._calls = calls
         self._schema = calls.parameters(name)
         self._trims = trims
-        self._is_first = True
+        self._keys: set[str] = set()
 
     def types(self, key: str) -> frozenset[str]:
         """JSON types that the schema allows for a parameter."""
@@ -129,6 +132,9 @@ class ArgumentsWriter:
         Raises:
             Malformed: The text ends first; a string has been written as far as it came.
         """
+        if key in self._keys:  # the first one counts
+            _, end = yield from self._reader.until(ends)
+            return end
         types = self.types(key) if types is None else types
         if types == frozenset({"string"}):
             self._calls.arguments(self._key(key) + '"')
@@ -141,16 +147,18 @@ class ArgumentsWriter:
         return end
 
     def write(self, key: str, value_json: str) -> None:
-        """Write a parameter whose value is given as JSON."""
+        """Write a parameter whose value is given as JSON; of several the first one counts."""
+        if key in self._keys:
+            return
         self._calls.arguments(self._key(key) + value_json)
 
     def close(self) -> None:
         """End the object."""
-        self._calls.arguments("{}" if self._is_first else "}")
+        self._calls.arguments("}" if self._keys else "{}")
 
     def _key(self, key: str) -> str:
-        opening = "{" if self._is_first else ", "
-        self._is_first = False
+        opening = ", " if self._keys else "{"
+        self._keys.add(key)
         return f"{opening}{json.dumps(key, ensure_ascii=False)}: "
 
     def _write_text(self, text: str) -> None:

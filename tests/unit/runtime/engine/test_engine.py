@@ -187,6 +187,13 @@ def test_scores_have_the_shape_of_sglangs(engine: Engine) -> None:
 def test_refused_requests_are_value_errors(engine: Engine) -> None:
     with pytest.raises(ValueError, match="top_p"):
         engine.generate("hello", {"top_p": 7.0})
+    with pytest.raises(ValueError, match="maximum context length") as caught:
+        list(engine.generate("hello", {"max_new_tokens": 10**6}, stream=True))
+    assert (caught.value.param, caught.value.code) == ("max_new_tokens", "context_length_exceeded")
+    with pytest.raises(ValueError, match="items"):
+        engine.score("query", [])
+    with pytest.raises(ValueError, match="foo"):
+        engine.rerank(query="q", documents=["a"], foo=1)
 
 
 def test_threads_share_an_engine(engine: Engine) -> None:
