@@ -25,6 +25,7 @@ from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.recorder import NativeRecorder
 from sylvan.kernels.native.sheet import RecorderLimits, padded
+from sylvan.kernels.scan.native import NativeScans
 from sylvan.runtime.executor.graphs.layer_standins import (
     NativeLayerLinear,
     NativeLayerNorm,
@@ -40,6 +41,7 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.mlp import MLP, GatedMLP
 from sylvan.runtime.layers.moe import MoE
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
+from sylvan.runtime.layers.recurrent import Recurrent
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.pool.mha import KVShape
 
@@ -108,6 +110,10 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Lib
         single = way.stop - way.start == 1
         return Part(program, way.x, way.out, dtype, rows, single=single, room=room)
 
+    scans = NativeScans(library, dtype)
+    for module in model.modules():
+        if isinstance(module, Recurrent):
+            module.scans = scans
     for one in recorded:
         _let_go(one.layer.module)
         made = _stand_in(one, part)
