@@ -19,7 +19,7 @@ from sylvan.api.version import VERSION
 from sylvan.runtime.server.access_log import AccessLog
 from sylvan.runtime.server.browsers import HostCheck, checked_hosts
 from sylvan.runtime.server.context import Context, make_context
-from sylvan.runtime.server.endpoint import json_response, serve
+from sylvan.runtime.server.endpoint import INTERNAL_ERROR, json_response, serve
 from sylvan.runtime.server.internal import InternalCaller
 from sylvan.runtime.server.openapi import describe
 from sylvan.runtime.server.routes import ENDPOINTS
@@ -95,9 +95,7 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 def _crash(request: Request, error: Exception) -> Response:
     """A fault of our own; the log has it, the client only hears that it happened."""
-    content: Any = error_body(
-        _family(request.url.path), 500, "Internal error; see the server's log."
-    )
+    content: Any = error_body(_family(request.url.path), 500, INTERNAL_ERROR)
     return json_response(content, status=500)
 
 

@@ -32,7 +32,13 @@ from sylvan.runtime.server.conversation import (
     ToolUse,
     thinking_variables,
 )
-from sylvan.runtime.server.endpoint import Call, NotFoundError, error_parts, json_response
+from sylvan.runtime.server.endpoint import (
+    INTERNAL_ERROR,
+    Call,
+    NotFoundError,
+    error_parts,
+    json_response,
+)
 from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.responses.items import ItemEvents, Numbered, output_items
 from sylvan.runtime.server.stores.responses import Stored
@@ -185,7 +191,7 @@ class _Job:
         return self._numbered.event("response.failed", response=self._failed(error))
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
-        status, message = 500, "Internal error; see the server's log."
+        status, message = 500, INTERNAL_ERROR
         if isinstance(error, SylvanError):
             status, message, _ = error_parts(respelt(error, self._call.names))
         detail = error_body(Family.RESPONSES, status, message)["error"]
