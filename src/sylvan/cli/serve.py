@@ -91,12 +91,13 @@ async def _serve(job: Job) -> None:
         stop.before_exit(runtime.kill)
         try:
             from sylvan.runtime.server.app import create_app
+            from sylvan.runtime.server.connections import ConnectionLimits, Connections
             from sylvan.runtime.server.settings import ServerSettings
 
             face = ServerSettings.from_config(config, shown=dump(config))
-            async with HttpServer(
-                create_app(runtime.manager, face), config.server, job.sock
-            ) as http:
+            connections = Connections(ConnectionLimits.from_config(config.limits))
+            app = create_app(runtime.manager, face, connections)
+            async with HttpServer(app, config.server, job.sock, connections) as http:
                 _greet(job, http.port)
                 await stop.wait()
                 logger.info("stopping: running requests may take %g s", config.server.drain_s)
