@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from sylvan.api.anthropic_tools import client_run, is_built_in
 from sylvan.api.native import Milliseconds, Name, Priority, Rid, Timeout
-from sylvan.api.validation import WireModel
+from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import RequestError
 
 MIN_THINKING_TOKENS = 1024
@@ -202,8 +202,8 @@ def _user(role: str, blocks: list[Block], path: str) -> list[dict[str, Any]]:
 def _result(block: Block, path: str) -> str:
     content = block.content
     if isinstance(content, list):
-        parts = [Block.model_validate({"type": "?", **part}) for part in content]
-        content = "".join(_block_text(part, f"{path}.content") for part in parts)
+        texts = [_part_text(part, f"{path}.content[{i}]") for i, part in enumerate(content)]
+        content = "".join(texts)
     return f"Error: {content or ''}" if block.is_error else content or ""
 
 
@@ -211,6 +211,15 @@ def _text(blocks: str | list[Block], path: str) -> str:
     if isinstance(blocks, str):
         return blocks
     return "\n".join(_block_text(block, f"{path}[{j}]") for j, block in enumerate(blocks))
+
+
+def _part_text(part: dict[str, Any], path: str) -> str:
+    try:
+        block = parse(Block, {"type": "?", **part})
+    except RequestError as error:
+        param = f"{path}.{error.param}" if error.param else path
+        raise RequestError(f"{path}: {error}", param=param) from error
+    return _block_text(block, path)
 
 
 def _block_text(block: Block, path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp
 from sylvan.cli.main import INTERRUPTED
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.server.connections import BoundedProtocol, Connections
 
 T = TypeVar("T")
 
@@ -93,13 +95,22 @@ class HttpServer:
         port: Where it listens; 0 for a unix socket.
     """
 
-    def __init__(self, app: ASGIApp, server: ServerConfig, sock: socket.socket | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        server: ServerConfig,
+        sock: socket.socket | None,
+        connections: Connections,
+    ) -> None:
+        protocol: Any = functools.partial(BoundedProtocol, connections)
         config = uvicorn.Config(
             app,
+            http=protocol,
             uds=server.uds,
             log_config=None,
             access_log=False,
             lifespan="off",
+            ws="none",
             timeout_graceful_shutdown=_CLOSE_S,
             ssl_certfile=server.ssl_certfile,
             ssl_keyfile=server.ssl_keyfile,

@@ -93,11 +93,13 @@ async def _serve(job: ServeJob) -> None:
         stop.before_exit(runtime.kill)
         try:
             from sylvan.runtime.server.app import create_app
+            from sylvan.runtime.server.connections import ConnectionLimits, Connections
             from sylvan.runtime.server.settings import ServerSettings
 
             settings = ServerSettings.from_config(config, shown=dump(config))
-            app = create_app(runtime.manager, settings)
-            async with HttpServer(app, config.server, job.sock) as http:
+            connections = Connections(ConnectionLimits.from_config(config.limits))
+            app = create_app(runtime.manager, settings, connections)
+            async with HttpServer(app, config.server, job.sock, connections) as http:
                 _greet(job, http.port)
                 await stop.wait()
                 logger.info("stopping: running requests may take %g s", config.server.drain_s)

@@ -46,6 +46,8 @@ def parse(field: Field, raw: object) -> object:
 
 def _read(field: Field, raw: object) -> object:
     if isinstance(raw, str):
+        if field.is_secret and not raw.strip():  # as of a variable that is not set
+            raise ValueError("expected a secret that is not empty; leave it out to have none")
         return _from_text(field, raw)
     if isinstance(raw, bool) and "on" in field.choices:
         return "on" if raw else "off"  # YAML reads the words on and off as booleans

@@ -134,6 +134,20 @@ class ServerConfig(Section, frozen=True):
 class LimitsConfig(Section, frozen=True):
     """What clients may use: each refusal names the limit."""
 
+    connections: Count = 4096
+    """Connections that are open at a time; never more than there are file descriptors for. Idle
+    ones end to make room."""
+    connections_per_address: Count = 3072
+    """Of these, from one address; clients behind a proxy share one."""
+    head_bytes: Bytes = 64 << 10
+    """Request line and headers of a request; larger ones are refused with status 431."""
+    head_s: Annotated[float, msgspec.Meta(gt=0)] = 15.0
+    """Seconds in which they have to arrive; else status 408."""
+    body_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """Seconds for a body to arrive, and one more for each 4 KiB of it; else status 408."""
+    write_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    """Seconds in which a client may read nothing of an answer before its connection ends."""
+
     samples: Count = 4096
     """Prompts times samples of one request."""
     parameter_bytes: Bytes = 64 << 20

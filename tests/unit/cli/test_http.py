@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from sylvan.cli.http import HttpServer
-from sylvan.config.tree import ServerConfig
+from sylvan.config.tree import LimitsConfig, ServerConfig
 from sylvan.config.values import Secret
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from tests.support.http import Client, checkpoint, engine
 
 __all__ = ["checkpoint", "engine"]
@@ -34,6 +35,10 @@ def pair(tmp_path_factory):
     return cert, key
 
 
+def connections():
+    return Connections(ConnectionLimits.from_config(LimitsConfig()))
+
+
 def config(pair, password=PASSWORD):
     cert, key = pair
     secret = Secret(password) if password else None
@@ -44,7 +49,7 @@ def config(pair, password=PASSWORD):
 async def test_a_server_with_a_certificate_speaks_tls_only(engine, pair):
     app = Client(engine).app
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        async with HttpServer(app, config(pair), sock) as server:
+        async with HttpServer(app, config(pair), sock, connections()) as server:
             trusting = ssl.create_default_context(cafile=pair[0])
             async with httpx.AsyncClient(verify=trusting) as http:
                 url = f"https://127.0.0.1:{server.port}"
@@ -60,10 +65,10 @@ async def test_a_server_with_a_certificate_speaks_tls_only(engine, pair):
 @needs_openssl
 async def test_a_key_that_cannot_be_read_is_named(engine, pair):
     with pytest.raises(ConfigError, match="ssl_keyfile"):
-        HttpServer(Client(engine).app, config(pair, "wrong"), None)
+        HttpServer(Client(engine).app, config(pair, "wrong"), None, connections())
 
 
 async def test_a_certificate_that_is_not_there_is_named(engine, tmp_path):
     missing = str(tmp_path / "none.pem")
     with pytest.raises(ConfigError, match="ssl_certfile"):
-        HttpServer(Client(engine).app, config((missing, missing)), None)
+        HttpServer(Client(engine).app, config((missing, missing)), None, connections())

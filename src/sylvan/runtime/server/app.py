@@ -18,8 +18,9 @@ from sylvan.api.errors import Family, error_body
 from sylvan.api.version import VERSION
 from sylvan.runtime.server.access_log import AccessLog
 from sylvan.runtime.server.browsers import HostCheck, checked_hosts
+from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.context import Context, make_context
-from sylvan.runtime.server.endpoint import json_response, serve
+from sylvan.runtime.server.endpoint import INTERNAL_ERROR, json_response, serve
 from sylvan.runtime.server.internal import InternalCaller
 from sylvan.runtime.server.openapi import describe
 from sylvan.runtime.server.routes import ENDPOINTS
@@ -36,15 +37,21 @@ _FAMILIES = (
 )
 
 
-def create_app(engine: TokenizerManager, settings: ServerSettings) -> ASGIApp:
+def create_app(
+    engine: TokenizerManager, settings: ServerSettings, connections: Connections | None = None
+) -> ASGIApp:
     """The application that serves `engine`; it neither starts nor stops it.
 
-    If an earlier life left batches, they go on at once, which needs a running event loop.
+    If an earlier life left batches, they go on at once, which needs a running event loop. The
+    metrics show `connections`, if they are given.
 
     Raises:
         ConfigError: A setting names something that does not exist, or a variable no path.
     """
-    return app_of(make_context(engine, settings))
+    context = make_context(engine, settings)
+    if connections is not None:
+        context.accounts.show_connections(connections)
+    return app_of(context)
 
 
 def app_of(context: Context) -> ASGIApp:
@@ -95,9 +102,7 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 def _crash(request: Request, error: Exception) -> Response:
     """A fault of our own; the log has it, the client only hears that it happened."""
-    content: Any = error_body(
-        _family(request.url.path), 500, "Internal error; see the server's log."
-    )
+    content: Any = error_body(_family(request.url.path), 500, INTERNAL_ERROR)
     return json_response(content, status=500)
 
 

@@ -6,6 +6,7 @@ body, query; then the handler; then errors in the shape of the route's family.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,9 @@ from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
 
+log = logging.getLogger(__name__)
+
+INTERNAL_ERROR = "Internal error; see the server's log."
 CLIENT_GONE = 499  # never sent; what the access log says of a client that left
 IGNORED_HEADER = "x-sylvan-ignored-fields"
 IGNORED_COUNT_HEADER = "x-sylvan-ignored-count"
@@ -156,6 +160,9 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
             return Response(status_code=CLIENT_GONE)
         except SylvanError as error:
             response = error_response(endpoint.family, respelt(error, names), checked=checked)
+        except Exception:  # raised further it would cost the client its connection
+            log.exception("call failed path=%s", endpoint.path)
+            response = json_response(error_body(endpoint.family, 500, INTERNAL_ERROR), status=500)
         else:
             _name_ignored(response, call.ignored)
         return response

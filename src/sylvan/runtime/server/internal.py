@@ -15,7 +15,7 @@ from sylvan.api.extras import unknown_fields
 from sylvan.api.validation import parse
 from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.endpoint import Call, Endpoint, error_response
+from sylvan.runtime.server.endpoint import INTERNAL_ERROR, Call, Endpoint, error_response
 from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate
@@ -39,22 +39,24 @@ class InternalCaller:
         outcome = await settled(self._call(self._table[path], tenant, body))
         if isinstance(outcome, BaseException):
             log.error("request of a batch failed path=%s", path, exc_info=outcome)
-            message = "Internal error; see the server's log."
-            return 500, error_body(self._table[path].family, 500, message)
+            return 500, error_body(self._table[path].family, 500, INTERNAL_ERROR)
         return outcome
 
     async def _call(self, endpoint: Endpoint, tenant: str, body: Any) -> tuple[int, Any]:
         assert endpoint.body is not None, "only routes with a body are in the table"
         names = dict(endpoint.spelling)
+        owner = Tenant(name=tenant)
         path = endpoint.path
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
         try:
+            if endpoint.budgeted:
+                self._context.keyring.admit(owner)
             parsed = parse(endpoint.body, {**body, "priority": LOWEST_PRIORITY})
             call = Call(
                 request=Request(scope, _nobody),
                 body=parsed,
                 query=None,
-                tenant=Tenant(name=tenant),
+                tenant=owner,
                 context=self._context,
                 ignored=unknown_fields(parsed),
                 gate=self._gate,

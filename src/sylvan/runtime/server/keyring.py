@@ -2,7 +2,8 @@
 
 A key file is JSON: `{"keys": [{"sha256": "<hex of the key>", "tenant": "acme",
 "requests_per_minute": 600, "tokens_per_minute": 100000}]}`; the budgets may be left out. It holds
-hashes only, so that reading it gives nobody access.
+hashes only, so that reading it gives nobody access. A budget is above 0; whose key is taken out of
+the file may do nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import hmac
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from sylvan.config.values import Secret
 from sylvan.protocol.errors import CapacityError, ConfigError
 from sylvan.utils.clock import Clock
+
+PerMinute = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +36,8 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     sha256: str
     tenant: str = ""
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

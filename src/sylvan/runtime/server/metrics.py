@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sylvan.protocol.messages import Finish, Timing, Usage
+from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.keyring import Keyring, Tenant
 from sylvan.runtime.server.token_latency import BUCKETS, TokenLatency
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
@@ -138,6 +139,10 @@ class Accounts:
         self._due_s = now + LAG_PERIOD_S
         loop.call_at(self._due_s, self.watch, loop)
 
+    def show_connections(self, connections: Connections) -> None:
+        """Show how many connections are open, and how many were ended and why."""
+        self._registry.register(_ConnectionCounts(connections))
+
     def exposition(self) -> bytes:
         """All of it as text."""
         return prometheus_client.generate_latest(self._registry)
@@ -147,6 +152,25 @@ def _is_refused(sample: SampleState) -> bool:
     """Whether the engine turned it away; what ran into an error later has been served."""
     refused = sample.finish is not None and sample.finish.status is not None
     return refused and not sample.usage.completion_tokens
+
+
+class _ConnectionCounts(Collector):
+    """Connections, and those that were refused or ended."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        yield GaugeMetricFamily(
+            "sylvan:connections", "Connections that are open", value=len(self._connections)
+        )
+        ended = CounterMetricFamily(
+            "sylvan:connections_ended", "Connections that a limit ended", labels=["reason"]
+        )
+        for reason, count in self._connections.refused.items():
+            ended.add_metric([reason], count)
+        yield ended
 
 
 class _LoadGauges(Collector):

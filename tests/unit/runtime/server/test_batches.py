@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from sylvan.runtime.server.internal import InternalCaller
 from sylvan.runtime.server.openai import completions
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.security import Gate
+from sylvan.utils.clock import VirtualClock
 from tests.support.http import Client
 
 PATH = "/v1/completions"
@@ -123,6 +125,37 @@ async def test_a_fault_of_our_own_fails_its_line_only(durable):
     assert set(good) == {f"r{i}" for i in range(50)} - {"r7"}
     assert bad["r7"]["response"]["status_code"] == 500
     assert bad["r7"]["response"]["body"]["message"] == "Internal error; see the server's log."
+
+
+async def test_batches_keep_to_the_budget_of_their_tenant(engine, tmp_path):
+    clock = VirtualClock()
+    entry = {"sha256": hashlib.sha256(b"red").hexdigest(), "tenant": "red"}
+    (tmp_path / "keys.json").write_text(
+        json.dumps({"keys": [{**entry, "requests_per_minute": 12}]})
+    )
+    client = Client(engine, clock, api_key_file=str(tmp_path / "keys.json"))
+    client.http.headers["authorization"] = "Bearer red"
+    client.context.batches.worker._retry_s = 0.005
+    batch = await start(client, b"\n".join(line(f"r{i}", prompt="p") for i in range(30)))
+
+    async def served(count):
+        while len(engine.control.requests) < count:
+            await asyncio.sleep(0.001)
+        for _ in range(20):  # several attempts later there are no more
+            await asyncio.sleep(0.005)
+        return len(engine.control.requests)
+
+    assert await served(10) == 10  # the upload and the batch itself count, too
+    clock.advance(60)
+    assert await served(22) == 22
+    clock.advance(60)
+    assert await served(30) == 30
+    store = client.context.batches.store
+    while store.unfinished():
+        await asyncio.sleep(0.001)
+    assert store.batch(batch["id"], "red")["status"] == "completed"
+    assert len(engine.control.requests) == 30
+    await client.context.batches.worker.stop()
 
 
 async def test_a_full_disk_is_named(durable):

@@ -10,6 +10,7 @@ import re
 import pytest
 
 from sylvan.config.values import Secret
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.security import Level
 from tests.support.http import Client, two_tenants
@@ -277,6 +278,39 @@ async def test_instances_of_vertex_are_bounded_together(client, fields, param):
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert client.engine.control.requests == []
+
+
+PART = {"type": "tool_result", "tool_use_id": "t"}
+
+
+@pytest.mark.parametrize("part", [{"type": "text", "text": 5}, {"type": 5}, {"text": []}])
+async def test_wrong_parts_of_tool_results_are_bad_requests(client, part):
+    message = {"role": "user", "content": [{**PART, "content": [part]}]}
+    body = {"model": "m", "max_tokens": 1, "messages": [message]}
+    response = await client.post("/v1/messages", body)
+
+    assert response.status_code == 400
+    assert "content[0].content[0]" in response.json()["error"]["message"]
+
+
+async def test_a_fault_of_our_own_is_an_answer(client, monkeypatch):
+    async def broken(*args, **kwargs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(client.engine.manager, "tokenize", broken)
+    response = await client.post("/tokenize", {"prompt": "x"})  # an exception would be raised here
+
+    assert response.status_code == 500
+    assert response.json()["message"] == "Internal error; see the server's log."
+
+
+@pytest.mark.parametrize("name", ["requests_per_minute", "tokens_per_minute"])
+def test_a_budget_of_nothing_is_no_budget_without_end(engine, tmp_path, name):
+    entry = {"sha256": "0" * 64, "tenant": "red", name: 0}
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": [entry]}))
+
+    with pytest.raises(ConfigError, match=name):
+        Client(engine, api_key_file=str(tmp_path / "keys.json"))
 
 
 async def test_names_of_files_are_only_names(client, tmp_path):

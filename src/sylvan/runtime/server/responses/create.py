@@ -33,6 +33,7 @@ from sylvan.runtime.server.conversation import (
     thinking_variables,
 )
 from sylvan.runtime.server.endpoint import (
+    INTERNAL_ERROR,
     Call,
     NotFoundError,
     error_code,
@@ -194,7 +195,7 @@ class _Job:
         return self._numbered.event("response.failed", response=self._failed(error))
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
-        status, message, code = 500, "Internal error; see the server's log.", None
+        status, message, code = 500, INTERNAL_ERROR, None
         if isinstance(error, SylvanError):
             error = respelt(error, self._call.names)
             status, message, _ = error_parts(error)

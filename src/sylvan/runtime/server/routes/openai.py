@@ -90,6 +90,7 @@ _FILES = (
         typed=False,
         reply=FileReply,
         form=True,
+        budgeted=True,
         statuses=(400, 413),
     ),
     openai("/v1/files", handler=batches.list_files, methods=GET, query=ListQuery, reply=ListReply),
@@ -117,7 +118,7 @@ _FILES = (
 )
 
 _BATCHES = (
-    openai("/v1/batches", handler=batches.create, body=BatchBody, reply=BatchReply),
+    openai("/v1/batches", handler=batches.create, body=BatchBody, reply=BatchReply, budgeted=True),
     openai(
         "/v1/batches", handler=batches.list_batches, methods=GET, query=ListQuery, reply=ListReply
     ),
