@@ -325,8 +325,8 @@ def no_waiting(bench: Bench, folder: Path, shape: Shape) -> None:
     launch = served.executor.launch
 
     def guarded(batch):
-        steady = all(piece.stop - piece.start == 1 for piece in batch.slices)
-        if not (steady and batch.slices):
+        steady = bool((batch.stops - batch.starts == 1).all())
+        if not (steady and batch.num_slices):
             return launch(batch)
         with bench.platform.unsynced():
             return launch(batch)

@@ -17,7 +17,6 @@ from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool
 from sylvan.runtime.pool.none import NoPool
-from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.pool.transfers import DeviceTransfers
 from tests.support.delayed import DelayedPlatform
 
@@ -31,7 +30,6 @@ GROUPS = KVShape(
     page_size=16,
     groups=(GroupShape((0, 2), 6), GroupShape((1,), 6)),
 )
-STATES = [((3, 5), torch.float32), ((7,), torch.bfloat16), ((2, 2), torch.float32)]
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,6 @@ class Case:
 
 def tensors(pool: Any, group: int) -> list[torch.Tensor]:
     """What layers of a group see, (num_pages, ...) each, in the order that pages are exported."""
-    if isinstance(pool, TensorStates):
-        return [pool.part(i) for i in range(len(STATES))]
     layers = [i for i, g in enumerate(pool.layer_groups) if g == group]
     if isinstance(pool, NativePool):
         sides = [x for i in layers for x in (pool.layers[i].keys, pool.layers[i].values)]
@@ -55,7 +51,7 @@ def tensors(pool: Any, group: int) -> list[torch.Tensor]:
 
 
 def memories(pool: Any) -> list[PageMemory]:
-    return [pool.memory] if isinstance(pool, TensorStates) else list(pool.groups)
+    return list(pool.groups)
 
 
 CASES = {
@@ -80,7 +76,6 @@ CASES = {
         lambda: NativePool(GROUPS, torch.bfloat16),
         (2 * 2 * 16 * (32 + 16) * 2, 2 * 16 * (32 + 16) * 2),
     ),
-    "states": Case(lambda: TensorStates(STATES, 6), (64 + 64 + 64,)),
 }
 EACH = pytest.mark.parametrize("name", CASES)
 
@@ -122,8 +117,7 @@ def test_regions_are_the_bytes_that_layers_see(name):
             assert sum(r.num_bytes for r in regions) == memory.page_bytes
             for mine, first in zip(regions, memory.regions(0), strict=True):
                 assert mine.address == first.address + page * first.stride
-            if name != "states":  # whose parts have padding between them
-                assert [read(memory, page)] == rows(pool, group, [page])
+            assert [read(memory, page)] == rows(pool, group, [page])
 
 
 @EACH
@@ -248,7 +242,7 @@ def test_groups_have_as_many_pages_as_they_need():
 
 def test_pages_of_a_program_are_whole():
     """One region: whoever moves pages moves each in one piece."""
-    for name in ("native", "native, int8", "native, latent", "states"):
+    for name in ("native", "native, int8", "native, latent"):
         for memory in memories(CASES[name].make()):
             (region,) = memory.regions(1)
             assert region.num_bytes == region.stride == memory.page_bytes

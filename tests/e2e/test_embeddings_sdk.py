@@ -70,7 +70,7 @@ def test_ids_and_text_give_the_same_vector(client, server):
 
 
 def test_too_long_texts_are_refused_by_name(client, server):
-    with pytest.raises(openai.BadRequestError, match=f"this model takes {POSITIONS}"):
+    with pytest.raises(openai.BadRequestError, match=f"maximum context length is {POSITIONS}"):
         client.embeddings.create(model=server.name, input="x" * (POSITIONS + 1))
 
 

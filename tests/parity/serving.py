@@ -62,7 +62,8 @@ class Serving:
                 | (options or {})
             ),
         )
-        self.cache = kv_cache(pages + 1, page_size, "radix", "lru", self.facts.num_states)
+        prefix = "none" if self.executor.caps.both_ways else "radix"
+        self.cache = kv_cache(pages + 1, page_size, prefix, "lru", self.facts.num_states)
         self.scheduler = Scheduler(
             Parts(
                 cache=self.cache,

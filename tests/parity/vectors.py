@@ -125,9 +125,8 @@ def serve(path: Path, pooling: str | None = None, **limits: object) -> VectorSer
     options = {"embed": PoolingWish(mode=pooling), "headless": True} | limits.pop("options", {})
     both = (path / "both_ways").exists()
     whole = {"chunk_tokens": 512, "whole_prompts": True} if both else {}
-    all_of_it = {"pool_all": pooling not in (None, "last") or both}
     runner = str(limits.pop("runner", "auto"))
-    return VectorServing(path, runner=runner, options=options, **limits | whole | all_of_it)
+    return VectorServing(path, runner=runner, options=options, **limits | whole)
 
 
 def make(name: str, path: Path) -> torch.nn.Module:

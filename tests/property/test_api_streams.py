@@ -60,7 +60,8 @@ class Completions:
 
     def whole(self, reply: Any) -> Found:
         [choice] = reply["choices"]
-        return [choice["text"], choice["finish_reason"], choice["logprobs"], reply["usage"]]
+        probs = {key: values for key, values in choice["logprobs"].items() if values}
+        return [choice["text"], choice["finish_reason"], probs, reply["usage"]]
 
     def joined(self, text: str) -> Found:
         *events, last = parse_events(text)[:-1]

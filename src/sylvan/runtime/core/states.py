@@ -10,8 +10,6 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from sylvan.runtime.core.memory import PageMemory
-
 
 class StateWork(msgspec.Struct, frozen=True):
     """What a step does with states.
@@ -33,11 +31,6 @@ class StatePool(Protocol):
     """
 
     num_slots: int
-
-    @property
-    def memory(self) -> PageMemory:
-        """The bytes of all parts: a slot is a page of one token."""
-        ...
 
     def part(self, index: int) -> Any:
         """All slots of one part."""

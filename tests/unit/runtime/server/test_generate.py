@@ -103,7 +103,7 @@ async def test_unknown_top_level_field_is_named_in_a_header(client):
 
 
 async def test_errors_of_a_full_server_have_the_flat_shape_too(client, engine):
-    engine.manager.line.disconnect("lost")
+    engine.manager.router.clients[0].give_up()
     full = await client.post("/generate", {"text": "a"})
     wrong = await client.post("/generate", {"text": ""})
 

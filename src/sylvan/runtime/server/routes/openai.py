@@ -65,21 +65,21 @@ _RESPONSES = (
         family=Family.RESPONSES,
         methods=GET,
         reply=ResponsesReply,
-        statuses=(404,),
+        statuses=(400, 404),
     ),
     openai(
         "/v1/responses/{response_id}",
         handler=responses.delete,
         family=Family.RESPONSES,
         methods=("DELETE",),
-        statuses=(404,),
+        statuses=(400, 404),
     ),
     openai(
         "/v1/responses/{response_id}/cancel",
         handler=responses.cancel,
         family=Family.RESPONSES,
         reply=ResponsesReply,
-        statuses=(404,),
+        statuses=(400, 404),
     ),
 )
 
