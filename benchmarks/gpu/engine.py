@@ -19,7 +19,8 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -73,6 +74,7 @@ class Served:
                 runner="auto" if way.graphs else "eager",
                 load_format="safetensors" if real else "dummy",
             ),
+            parts=ExecutorParts(STANDARD_WORKERS),
             platform=bench.platform,
         )
         self.start_s = time.perf_counter() - start
@@ -80,8 +82,10 @@ class Served:
         prefix = "radix" if way.radix else "none"
         self.given = 0
         self.tokens: dict[str, list[int]] = {}
+        cache = kv_cache(self.facts.num_pages or pages, size, prefix, "lru")
         parts = Parts(
-            cache=kv_cache(self.facts.num_pages or pages, size, prefix, "lru"),
+            cache=cache,
+            capabilities=standard_capabilities(cache),
             executor=self.executor,
             policy=schedule_policy("fcfs"),
             emit=self._count,

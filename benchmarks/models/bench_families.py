@@ -45,7 +45,8 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.models import registry
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
@@ -280,12 +281,15 @@ class Served(Way):
             dtype="bfloat16",
             runner=runner,
         )
-        self._executor, facts = build_executor(path, options)
+        parts = ExecutorParts(STANDARD_WORKERS)
+        self._executor, facts = build_executor(path, options, parts=parts)
         self.name, self.vocab_size = facts.runner, facts.vocab_size
         self._tokens = self._count = 0
+        cache = kv_cache(pages, PAGE, "radix", "lru", facts.num_states)
         self._scheduler = Scheduler(
             Parts(
-                cache=kv_cache(pages, PAGE, "radix", "lru", facts.num_states),
+                cache=cache,
+                capabilities=standard_capabilities(cache),
                 executor=self._executor,
                 policy=schedule_policy("fcfs"),
                 emit=self._emit,
