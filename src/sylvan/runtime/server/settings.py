@@ -28,6 +28,7 @@ class ServerSettings:
         api_keys: Keys of ordinary clients; without any, everyone is one.
         api_key_file: JSON file of hashed keys with tenants and budgets.
         admin_api_key: Key of the operator.
+        gateway_key: By which gateways are known.
         cors_origins: Web origins whose pages may call the server; "*" for all.
         max_body_bytes: Largest request body.
         incremental_streaming_output: Native streams carry deltas rather than the text so far.
@@ -53,6 +54,7 @@ class ServerSettings:
     api_keys: tuple[Secret, ...] = ()
     api_key_file: str | None = None
     admin_api_key: Secret | None = None
+    gateway_key: Secret | None = None
     cors_origins: tuple[str, ...] = ()
     root_path: str = ""
     access_log: bool = False
@@ -85,6 +87,7 @@ class ServerSettings:
             api_keys=(server.api_key,) if server.api_key else (),
             api_key_file=server.api_key_file,
             admin_api_key=server.admin_api_key,
+            gateway_key=server.gateway_key,
             cors_origins=server.cors_origins,
             root_path=server.root_path,
             access_log=server.access_log,

@@ -175,7 +175,7 @@ class Line:
         self.live[live.rid] = live
         self.num_samples += len(live.samples)
         try:
-            for sample in live.samples:
+            for sample in tuple(live.unfinished()):
                 self._start(live, sample)
         except ChannelFullError:
             self._forget(live)

@@ -23,6 +23,7 @@ from sylvan.runtime.tokenizer.embeds import (
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.line import Line
 from sylvan.runtime.tokenizer.live import LiveRequest, Sample
+from sylvan.runtime.tokenizer.past import take_over
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
     EmbedInput,
@@ -83,6 +84,8 @@ class TokenizerManager:
         """
         live = await self._admit(inp)
         try:
+            if inp.past is not None:
+                yield SampleDelta(rid=live.rid)
             while not live.done:
                 await live.wake.wait()
                 for delta in live.take():
@@ -215,7 +218,8 @@ class TokenizerManager:
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.sampling.n)
-        seed = secrets.randbits(63) if self._limits.seed is None else self._limits.seed
+        given = (self._limits.seed, inp.default_seed)
+        seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
         return self._submit(inp, msgspec.structs.replace(base, rid=rid))
 
@@ -249,6 +253,7 @@ class TokenizerManager:
             Sample(msgspec.structs.replace(base, sample=index), "")
             for index in range(base.sampling.n)
         ]
+        take_over(samples, inp.past or (), self.facts.vocab_size)
         live = LiveRequest(base.rid, samples, interval, self._clock())
         self.line.open(live)
         return live

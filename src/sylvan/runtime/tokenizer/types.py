@@ -63,7 +63,9 @@ class GenerateInput:
     that of a live request. `deadline_s` counts from arrival; `ttft_ms` and `tpot_ms` are targets
     for the first token and for each later one. With `stream` False each sample yields one delta, at
     its end; otherwise one whenever `sampling.stream_interval` tokens (1 if None) are there and the
-    reader is.
+    reader is. `default_seed` counts where neither `sampling` nor the operator gives one. With
+    `past`, what another server gave out for this request, it is continued; the first delta then
+    brings nothing, and says that the request was admitted.
     """
 
     text: str | None = None
@@ -82,6 +84,8 @@ class GenerateInput:
     add_special_tokens: bool = True
     trusted: bool = True
     thinking: Thinking | None = None
+    default_seed: int | None = None
+    past: tuple[SampleDelta, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from starlette.responses import Response
 
@@ -96,7 +94,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         thinking_budget=_thinking_budget(body),
         input_ids=body.input_ids,
         request=RequestFacts(
-            rid=body.rid or uuid4().hex,
+            rid=body.rid or context.ids(16),
             stream=bool(body.stream),
             tenant=call.tenant.name,
             logprobs=_logprobs(body, context),
@@ -177,7 +175,7 @@ class _Job:
         """The answer of a call without streaming."""
         prepared = await self._prepare()
         self._extras.see_prompt(prepared.prompt.input_ids)
-        [samples] = await collect(self._context.engine, [prepared.input])
+        [samples] = await collect(self._context, [prepared.input])
         choices = []
         for i, sample in enumerate(samples):
             delta = sample.last_delta(i)
@@ -222,7 +220,7 @@ class _Job:
         self._extras.see_prompt(prepared.prompt.input_ids)
         writers = [_Writer(self, i, prepared) for i in range(self._n)]
         started = False
-        async with aclosing(stream(self._context.engine, [prepared.input])) as deltas:
+        async with aclosing(stream(self._context, [prepared.input])) as deltas:
             async for _, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
@@ -352,7 +350,7 @@ def call_id(context: Context, name: str, index: int) -> str:
     family = context.parsers.tools
     if family is not None and family.call_id is not None:
         return family.call_id.format(name=name, index=index)
-    return f"call_{secrets.token_hex(12)}"
+    return f"call_{context.ids(12)}"
 
 
 def tool_calls(context: Context, answer: Answer) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -118,7 +117,7 @@ class _Job:
                 message = f"{name} cannot be honoured: this server does not support it."
                 raise RequestError(message, param=name)
         call.names.update(text_fields(body))
-        self._id = body.request_id or f"resp_{secrets.token_hex(16)}"
+        self._id = body.request_id or f"resp_{call.context.ids(16)}"
         self._created = int(call.context.wall())
         self._tools = chat_tools(body)
         self._turn = Turn(call, self._conversation())
@@ -151,7 +150,7 @@ class _Job:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The response as events."""
         numbered = self._numbered = Numbered()
-        items = ItemEvents(numbered)
+        items = ItemEvents(numbered, self._context.ids)
         started = False
         async with aclosing(self._turn.steps()) as steps:
             async for step in steps:
