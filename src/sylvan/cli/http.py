@@ -11,13 +11,13 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from sylvan.cli.main import INTERRUPTED
-from sylvan.config.tree import ServerConfig
+from sylvan.config.values import Secret
 from sylvan.protocol.errors import ConfigError
 
 T = TypeVar("T")
@@ -86,6 +86,30 @@ class Stop:
             self._event.set()
 
 
+class Encryption(Protocol):
+    """Where a server listens and how it speaks TLS: a section of a configuration."""
+
+    @property
+    def uds(self) -> str | None:
+        """Unix socket, if it listens on one."""
+        ...
+
+    @property
+    def ssl_certfile(self) -> str | None:
+        """Certificate chain; turns on TLS."""
+        ...
+
+    @property
+    def ssl_keyfile(self) -> str | None:
+        """Private key."""
+        ...
+
+    @property
+    def ssl_keyfile_password(self) -> Secret | None:
+        """Password of the key."""
+        ...
+
+
 class HttpServer:
     """An application behind a socket; use it as an async context.
 
@@ -93,7 +117,7 @@ class HttpServer:
         port: Where it listens; 0 for a unix socket.
     """
 
-    def __init__(self, app: ASGIApp, server: ServerConfig, sock: socket.socket | None) -> None:
+    def __init__(self, app: ASGIApp, server: Encryption, sock: socket.socket | None) -> None:
         config = uvicorn.Config(
             app,
             uds=server.uds,

@@ -188,7 +188,7 @@ class FailoverConfig(Section, frozen=True):
     stall_s: Positive = 10.0
     """A worker that shows no sign of life on a stream for so long is lost."""
     max_moves: Natural = 3
-    """Workers that one request may lose; the request may be what kills them."""
+    """Workers that one request may lose in a row without progress; it may be what kills them."""
     journal_bytes: Bytes = 16 << 20
     """What is kept of one stream so that it can be continued."""
     resume_s: Seconds = 30.0
@@ -259,7 +259,7 @@ class ProvidersConfig(Section, frozen=True):
 class ControlConfig(Section, frozen=True):
     """Who may steer the gateway."""
 
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[Secret, ...] = ()
     """Keys of operators, each `id:name:role:KEY`, where KEY may be `sha256=HEX`; role is `admin` or
     `user`."""
     audit: bool = False
