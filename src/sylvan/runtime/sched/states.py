@@ -46,4 +46,4 @@ class StateKeeper(Feature):
 
     def _places(self, req: Req, known: int, state: RunningState) -> set[int]:
         size = self._cache.page_size
-        return {known // size * size, (req.prompt_len - 1) // size * size, state.wish}
+        return {known // size * size, (req.prompt_len - 1) // size * size, state.checkpoint_at}
