@@ -26,8 +26,8 @@ class StateKeeper(Feature):
             kv = piece.req.kv
             if kv is None or kv.state is None:
                 continue
+            kv.state.at = piece.stop  # first: its source may be given up from now on
             kv.state.saves = self._saves(piece, kv.state)
-            kv.state.at = piece.stop
         self._states.launched()
 
     def _saves(self, piece: Slice, state: RunningState) -> tuple[tuple[int, int], ...]:
