@@ -106,6 +106,9 @@ class ServerConfig(Section, frozen=True):
     """JSON file of further keys, as SHA-256 hashes, with tenants and their budgets."""
     admin_api_key: Secret | None = None
     """Key for the administrative routes."""
+    gateway_key: Secret | None = None
+    """Key by which gateways are known, whose streams other servers can continue; without one, who
+    may use the administrative routes is a gateway."""
     root_path: str = ""
     """Path prefix under which a proxy shows this server."""
     cors_origins: tuple[str, ...] = ()

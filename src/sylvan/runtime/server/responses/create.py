@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -132,7 +131,7 @@ class _Job:
                 message = f"{name} cannot be honoured: this server does not support it."
                 raise RequestError(message, param=name)
         call.names.update(text_fields(body))
-        self._id = body.request_id or f"resp_{secrets.token_hex(16)}"
+        self._id = body.request_id or f"resp_{call.context.ids(16)}"
         self._created = int(call.context.wall())
         self._tools = chat_tools(body)
         self._turn = Turn(call, self._conversation())
@@ -168,7 +167,7 @@ class _Job:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The response as events."""
         numbered = self._numbered = Numbered()
-        items = ItemEvents(numbered)
+        items = ItemEvents(numbered, self._context.ids)
         started = False
         async with aclosing(self._turn.steps()) as steps:
             async for step in steps:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sylvan.runtime.server.output import Answer, CallStart, Piece, ReasoningDelta, TextDelta
@@ -89,7 +90,9 @@ class ItemEvents:
         done: Items that are complete.
     """
 
-    def __init__(self, numbered: Numbered) -> None:
+    def __init__(self, numbered: Numbered, ids: Callable[[int], str]) -> None:
+        """`ids` makes names of so many bytes."""
+        self._ids = ids
         self._event = numbered.event
         self._open: Item | None = None
         self._kind = ""
@@ -99,16 +102,16 @@ class ItemEvents:
     def add(self, piece: Piece) -> Iterator[bytes]:
         """Events for a piece."""
         if isinstance(piece, TextDelta):
-            yield from self._switch("message", message_item(None, "in_progress"))
+            yield from self._switch("message", self._message)
             self._text += piece.text
             yield self._delta("response.output_text.delta", piece.text, logprobs=[])
         elif isinstance(piece, ReasoningDelta):
-            yield from self._switch("reasoning", reasoning_item("", "in_progress"))
+            yield from self._switch("reasoning", self._reasoning)
             self._text += piece.text
             yield self._delta("response.reasoning_text.delta", piece.text)
         elif isinstance(piece, CallStart):
-            item = call_item(piece.name, "", "in_progress")
-            yield from self._switch(f"call {piece.index}", item)
+            start = functools.partial(self._call, piece.name)
+            yield from self._switch(f"call {piece.index}", start)
         else:
             self._text += piece.fragment
             assert self._open is not None, "arguments follow the start of their call"
@@ -122,13 +125,24 @@ class ItemEvents:
     def end(self, status: str) -> Iterator[bytes]:
         """Events that end the last item; an answer without any gets an empty message."""
         if self._open is None and not self.done:
-            yield from self._switch("message", message_item(None, "in_progress"))
+            yield from self._switch("message", self._message)
         yield from self._close(status)
 
-    def _switch(self, kind: str, item: Item) -> Iterator[bytes]:
+    def _message(self) -> Item:
+        return message_item(None, "in_progress", f"msg_{self._ids(16)}")
+
+    def _reasoning(self) -> Item:
+        return reasoning_item("", "in_progress", f"rs_{self._ids(16)}")
+
+    def _call(self, function: str) -> Item:
+        names = f"fc_{self._ids(16)}", f"call_{self._ids(12)}"
+        return call_item(function, "", "in_progress", names)
+
+    def _switch(self, kind: str, start: Callable[[], Item]) -> Iterator[bytes]:
         if kind == self._kind:
             return
         yield from self._close("completed")
+        item = start()
         self._open, self._kind, self._text = item, kind, ""
         index = len(self.done)
         yield self._event("response.output_item.added", output_index=index, item=item)
