@@ -7,12 +7,13 @@ import json
 from sylvan.cli.settings import Settings
 from sylvan.config.fields import size_text
 from sylvan.config.plan import MemoryPlan
+from sylvan.config.route import FrontConfig
 from sylvan.config.tree import Config, ServerConfig
 
 QUESTION = "What is 17 + 25?"
 
 
-def address(server: ServerConfig, port: int) -> str:
+def address(server: ServerConfig | FrontConfig, port: int) -> str:
     """URL under which a client on this machine reaches the server."""
     scheme = "https" if server.ssl_certfile else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)

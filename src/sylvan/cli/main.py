@@ -66,6 +66,7 @@ class CommandModule(Protocol):
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("sylvan.cli.serve", "Serve a model over HTTP."),
+    "route": Command("sylvan.cli.route", "Put one address in front of many servers."),
     "chat": Command("sylvan.cli.chat", "Talk to a model in the terminal."),
     "generate": Command("sylvan.cli.generate", "Continue a prompt and print the text."),
     "config": Command("sylvan.cli.config", "Show every setting: value, origin and reason."),

@@ -6,13 +6,13 @@ import asyncio
 import importlib
 import logging
 import socket
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from sylvan.cli.banner import address, decisions_text, greeting
 from sylvan.cli.listen import bind
+from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import starting
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
@@ -58,7 +58,7 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
     sock = bind(config.server)
     if not quiet:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
         job = ServeJob(settings, sock, prewarmed, started_s, quiet, args.has("until_eof"))
         runner.run(_serve(job))
     return DONE
@@ -120,11 +120,3 @@ def _greet(job: ServeJob, port: int) -> None:
         name = config.served_model_name or Path(config.model).name
         text = greeting(config, name, address(config.server, port), seconds)
         print(f"\n{text}\n", flush=True)
-
-
-def _fast_loop() -> type[asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop  # not made for Windows
-
-    return uvloop.new_event_loop  # pyright: ignore[reportReturnType]

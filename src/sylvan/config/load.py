@@ -12,7 +12,6 @@ from sylvan.config.fields import SectionInfo, get, nearest
 from sylvan.config.parse import parse
 from sylvan.config.schema import SERVE, Root, Schema
 from sylvan.config.tree import Config, Section
-from sylvan.config.values import Secret
 from sylvan.protocol.errors import ConfigError
 
 Origin = Literal["default", "preset", "file", "environment", "flag", "keyword", "auto"]
@@ -95,7 +94,7 @@ def dump(config: Section, *, defaults: bool = True, schema: Schema[Any] = SERVE)
         section, _, leaf = path.rpartition(".")
         value = get(config, path)
         absent = section and get(config, section) is None
-        if absent or isinstance(value, Secret) or (not defaults and value == info.default):
+        if absent or info.is_secret or (not defaults and value == info.default):
             continue
         node = tree.setdefault(section, {}) if section else tree
         node[leaf] = msgspec.to_builtins(value)

@@ -30,6 +30,10 @@ PLUG_INS = ("device", "scheduler.policy", "cache.eviction", "attention", "gramma
 ROUTE_PLUG_INS = ("routing.policy", "routing.prefill_policy", "routing.decode_policy")
 
 
+_ITEMS: Mapping[object, Callable[[str], object]] = {float: float, Secret: Secret}
+"""How items of lists are read that are no text."""
+
+
 def parse(field: Field, raw: object) -> object:
     """Convert and check one value.
 
@@ -58,9 +62,10 @@ def _read(field: Field, raw: object) -> object:
 
 
 def _from_list(field: Field, raw: list[object]) -> tuple[object, ...]:
-    """Words of the command line become numbers where numbers are due."""
-    numeric = any(get_args(m.base)[:1] == (float,) for m in field.members)
-    return tuple(float(v) if numeric and isinstance(v, str) else v for v in raw)
+    """Words of the command line become what is due."""
+    kinds = [get_args(m.base)[0] for m in field.members if get_origin(m.base) is tuple]
+    read = _ITEMS.get(kinds[0] if kinds else str, str)
+    return tuple(read(item) if isinstance(item, str) else item for item in raw)
 
 
 def parse_size(text: str) -> int | None:
@@ -126,7 +131,7 @@ def _size(_: Member, text: str) -> int:
 def _tuple(member: Member, text: str) -> tuple[object, ...]:
     if text.lstrip().startswith("["):
         return tuple(json.loads(text))
-    read = float if get_args(member.base)[0] is float else str
+    read = _ITEMS.get(get_args(member.base)[0], str)
     return tuple(read(part.strip()) for part in text.split(",") if part.strip())
 
 

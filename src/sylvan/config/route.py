@@ -116,6 +116,17 @@ class RoutingConfig(Section, frozen=True):
 class LimitsConfig(Section, frozen=True):
     """How much is let in."""
 
+    connections: Count = 16384
+    """Connections of clients that are open at a time; never more than there are file descriptors
+    for. Idle ones end to make room."""
+    connections_per_address: Count = 16384
+    """Of these, from one address; clients behind a proxy share one."""
+    head_bytes: Bytes = 64 << 10
+    """Request line and headers of a request; larger ones are refused with status 431."""
+    head_s: Positive = 15.0
+    """Seconds in which they have to arrive; else status 408."""
+    body_s: Positive = 30.0
+    """Seconds for a body to arrive, and one more for each 4 KiB of it; else status 408."""
     request_timeout_s: Positive = 1800.0
     """Longest time of one request, its stream included."""
     max_concurrent: Count | None = None
@@ -188,7 +199,7 @@ class FailoverConfig(Section, frozen=True):
     stall_s: Positive = 10.0
     """A worker that shows no sign of life on a stream for so long is lost."""
     max_moves: Natural = 3
-    """Workers that one request may lose; the request may be what kills them."""
+    """Workers that one request may lose in a row without progress; it may be what kills them."""
     journal_bytes: Bytes = 16 << 20
     """What is kept of one stream so that it can be continued."""
     resume_s: Seconds = 30.0
@@ -259,7 +270,7 @@ class ProvidersConfig(Section, frozen=True):
 class ControlConfig(Section, frozen=True):
     """Who may steer the gateway."""
 
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[Secret, ...] = ()
     """Keys of operators, each `id:name:role:KEY`, where KEY may be `sha256=HEX`; role is `admin` or
     `user`."""
     audit: bool = False

@@ -58,7 +58,7 @@ class UpstreamError(CapacityError):
 
     Args:
         message: What happened.
-        kind: One word for metrics: `connect`, `timeout`, `protocol`, `stall`, `status`.
+        kind: One word for metrics: `connect`, `closed`, `stall`, `protocol`, `status`.
         status: What the client is told if no other worker helps.
     """
 

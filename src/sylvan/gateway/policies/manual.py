@@ -47,6 +47,10 @@ class Manual(RoutingPolicy):
         """Keys that are remembered."""
         return len(self._keys)
 
+    def keys_of(self, worker: Worker) -> int:
+        """How many keys belong to a worker."""
+        return self._groups[worker.id]
+
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
         """See `RoutingPolicy.select`."""
         now = self._clock()

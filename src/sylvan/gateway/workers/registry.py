@@ -123,7 +123,9 @@ class Registry:
         model: str | None,
         kind: Kind = "regular",
         connection: Connection | None = None,
+        *,
         avoid: AbstractSet[str] = frozenset(),
+        continuing: bool = False,
     ) -> Sequence[Worker]:
         """Workers that may be given a request now: those of the highest priority that are free.
 
@@ -132,15 +134,18 @@ class Registry:
             kind: Part in serving.
             connection: How they are spoken to; None: either way.
             avoid: Ids of workers that are taken only if there are no others.
+            continuing: Only those that can go on with a stream of another.
 
         Raises:
             UnknownModelError: No worker serves the model, while several models are served.
             NoWorkerError: None of those that serve it is available.
         """
         group = self._group(self.known_model(model), kind, connection)
-        if not avoid and not group.shaky and group.best:
+        if not avoid and not continuing and not group.shaky and group.best:
             return group.best
         able = [*group.steady, *(worker for worker in group.shaky if worker.breaker.allows)]
+        if continuing:
+            able = [worker for worker in able if worker.found.journals]
         able = [worker for worker in able if worker.id not in avoid] or able
         if not able:
             raise NoWorkerError(self._why_none(model, kind, group.workers))
@@ -153,14 +158,14 @@ class Registry:
             UnknownModelError: Several models are served and this is none of them.
         """
         if self._sets is None:
-            self._sets = {worker.models for worker in self._workers.values()}
+            self._sets = {w.models for w in self._workers.values() if w.models}
         base = model.partition(":")[0] if model else None  # `base:adapter`
         for name in (model, base):
             if name and any(name in names for names in self._sets):
                 return name
         if len(self._sets) <= 1:
             return None
-        shown = ", ".join(self.models[:20])
+        shown = ", ".join(sorted(self.models)[:20])
         if not model:
             message = f"model must be given; there are {shown}."
             raise UnknownModelError(message, status=400)
@@ -175,7 +180,7 @@ class Registry:
                 for worker in self._workers.values()
                 if worker.kind == kind
                 and connection in (None, worker.connection)
-                and (model is None or model in worker.models)
+                and (model is None or not worker.models or model in worker.models)
             ]
             group = self._groups[key] = _Group.of(able)
         return group

@@ -70,6 +70,13 @@ def test_workers_of_one_model_take_any_name_as_one_worker_does(registry):
     assert len(registry.candidates(None)) == 2
 
 
+def test_a_worker_that_does_not_tell_its_models_takes_any(registry):
+    known, silent = add(registry, 0, ("a",)), add(registry, 1, ())
+
+    assert registry.candidates("a") == [known, silent]
+    assert registry.candidates(None) == [known, silent]
+
+
 def test_kinds_and_connections_are_told_apart(registry):
     prefill = add(registry, 0, worker_type="prefill")
     plain = add(registry, 1)
