@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -428,6 +429,60 @@ async def test_a_slow_reader_costs_no_memory(front, workers):
 
     assert rest[-1] == "data: [DONE]"
     assert '"type":"stop"' in rest[-2]
+
+
+async def test_a_client_comes_back_to_its_stream(front, workers):
+    for worker in workers:
+        worker.engine.control.script = lambda request, prompt: "word " * 200
+    body = {"prompt": "x", "max_tokens": 1200, "stream": True}
+    ids = {"x-sylvan-event-ids": "1"}
+    seen: list[str] = []
+    async with front.http.stream("POST", "/v1/completions", json=body, headers=ids) as response:
+        async for line in response.aiter_lines():
+            seen.append(line)
+            if len(seen) > 30 and line.startswith("data: "):
+                break
+    last = next(line for line in reversed(seen) if line.startswith("id: "))[4:]
+
+    rest = await front.post("/v1/completions", body, headers={"last-event-id": last})
+    again = await front.post("/v1/completions", body, headers={"last-event-id": last})
+
+    assert rest.status_code == 200
+    assert rest.text == again.text
+    lines = [*seen, *rest.text.split("\n")]
+    data = [line[6:] for line in lines if line.startswith("data: ")]
+    text = "".join(c["text"] for d in data[:-1] for c in json.loads(d)["choices"])
+    assert text == "word " * 200
+    assert data[-1] == "[DONE]"
+    assert sum(served(workers)) == 1  # nothing was computed twice
+
+
+async def test_a_stream_that_is_not_there_is_gone(front):
+    body = {"prompt": "x", "stream": True}
+    gone = await front.post("/v1/completions", body, headers={"last-event-id": f"{'0' * 32}-3"})
+    odd = await front.post("/v1/completions", body, headers={"last-event-id": "what"})
+
+    assert gone.status_code == 410
+    assert odd.status_code == 400
+
+
+async def test_a_stream_to_which_nobody_comes_back_ends(workers):
+    workers[0].engine.control.hold = True
+    async with gateway(workers[0].url, failover__resume_s=0.1) as front:
+        headers = {"x-sylvan-event-ids": "1"}
+        body = {"prompt": "x", "stream": True}
+        asked = asyncio.create_task(front.post("/v1/completions", body, headers=headers))
+        await until(lambda: workers[0].engine.control.requests)
+        asked.cancel()
+        await until(lambda: workers[0].engine.control.aborted)
+
+
+async def test_errors_of_streams_with_ids_keep_their_shape(front):
+    body = {"prompt": "x", "stream": True, "top_p": 9}
+    response = await front.post("/v1/completions", body, headers={"x-sylvan-event-ids": "1"})
+
+    assert response.status_code == 400
+    assert "top_p" in response.json()["error"]["message"]
 
 
 async def test_requests_are_aborted_by_name_where_they_run(front, workers):

@@ -17,8 +17,6 @@ PENDING: Mapping[str, str] = {
     "routing.cache_events": "following cache events",
     "routing.prefill_policy": "pairs of prefill and decode servers",
     "routing.decode_policy": "pairs of prefill and decode servers",
-    "failover.resume_s": "clients that come back to a stream",
-    "failover.resume_bytes": "clients that come back to a stream",
     "discovery": "discovery of servers (POST /workers adds them)",
     "tokens": "servers that speak gRPC",
     "providers": "pass-through to other providers",

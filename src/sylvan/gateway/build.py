@@ -162,6 +162,7 @@ class GatewayRuntime:
                 max_body_bytes=config.server.max_body_bytes,
             )
         )
+        self._stack.push_async_callback(router.close)
         information = Information(
             InformationParts(
                 registry=self.registry,

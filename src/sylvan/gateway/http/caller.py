@@ -68,6 +68,18 @@ class Caller:
         other.tenant, other.request_id = self.tenant, self.request_id
         return other
 
+    def recorded(self, send: Send) -> Caller:
+        """The same client, whose answer goes to `send` and who never leaves."""
+        scope = {
+            "method": self.method,
+            "path": self.path,
+            "query_string": self.query.encode("latin-1"),
+            "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in self.raw_headers],
+        }
+        other = Caller(scope, _stays, send)
+        other.tenant, other.request_id = self.tenant, self.request_id
+        return other
+
     async def body(self, max_bytes: int) -> bytes:
         """The whole body.
 
@@ -151,6 +163,12 @@ class Caller:
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+async def _stays() -> Message:
+    """A client that never leaves says nothing."""
+    await asyncio.Event().wait()
+    raise AssertionError("never set")
 
 
 async def _discard(message: Message) -> None:

@@ -15,13 +15,14 @@ from sylvan.gateway.http.asked import Asked, nothing, read
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
 from sylvan.gateway.http.fanout import FanOut
+from sylvan.gateway.http.following import Following
 from sylvan.gateway.http.inflight import Inflight
 from sylvan.gateway.http.outgoing import TARGET_WORKER
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.http.search import Search
 from sylvan.gateway.observe.meter import Meter, ModelNames, Route
 from sylvan.gateway.security.clients import Clients
-from sylvan.protocol.errors import RequestError
+from sylvan.protocol.errors import RequestError, SylvanError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,7 @@ class HttpRouter:
         self._search = Search(parts.exchange)
         self._inflight = Inflight()
         self._models = ModelNames()
+        self._following = Following(parts.exchange.failover)
 
     async def serve(self, caller: Caller, route: Passed, *, operator: bool) -> None:
         """Serve one request.
@@ -75,8 +77,26 @@ class HttpRouter:
             await caller.until_gone(self._search.serve(caller, route, raw))
         else:
             assert route.prompt_of is not None, "requests to one worker are read"
+            if await self._following.resume(caller):
+                return
             asked = read(raw, route.prompt_of, streams_by_default=route.streams)
-            await caller.until_gone(self._serve_one(caller, route, asked))
+            if asked.stream and self._following.wanted(caller):
+                await self._following.serve(caller, lambda c: self._answered(c, route, asked))
+            else:
+                await caller.until_gone(self._serve_one(caller, route, asked))
+
+    async def close(self) -> None:
+        """End what goes on without a client."""
+        await self._following.close()
+
+    async def _answered(self, caller: Caller, route: Passed, asked: Asked) -> None:
+        """Serve a request, whose errors are answers too."""
+        try:
+            await self._serve_one(caller, route, asked)
+        except SylvanError as error:
+            if caller.started:
+                raise
+            await caller.reply_error(route.family, error)
 
     async def _serve_one(self, caller: Caller, route: Passed, asked: Asked) -> None:
         parts = self._parts
