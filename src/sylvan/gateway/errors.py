@@ -16,16 +16,10 @@ from sylvan.protocol.errors import CapacityError, RequestError
 
 
 class UnknownModelError(RequestError):
-    """No worker serves the model.
-
-    Attributes:
-        code: By which OpenAI's clients tell it.
-    """
-
-    code = "model_not_found"
+    """No worker serves the model; OpenAI's clients tell it by its code."""
 
     def __init__(self, message: str, *, status: int = 404) -> None:
-        super().__init__(message, param="model", status=status)
+        super().__init__(message, param="model", status=status, code="model_not_found")
 
 
 class UnauthorizedError(RequestError):
