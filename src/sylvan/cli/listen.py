@@ -34,8 +34,12 @@ class Listening(Protocol):
         ...
 
 
-def bind(server: Listening) -> socket.socket | None:
+def bind(server: Listening, *, share: bool = False) -> socket.socket | None:
     """Listen on host and port; None with `server.uds`, whose path is only made free.
+
+    Args:
+        server: Where.
+        share: Other processes of this user that ask for it may use the port, too.
 
     Raises:
         ConfigError: the address cannot be used; says what can.
@@ -43,10 +47,13 @@ def bind(server: Listening) -> socket.socket | None:
     if server.uds is not None:
         _free_path(Path(server.uds))
         return None
-    return listen(server.host, server.port, ("server.host", "server.port"), "--port")
+    names = "server.host", "server.port"
+    return listen(server.host, server.port, names, "--port", share=share)
 
 
-def listen(host: str, port: int, names: tuple[str, str], flag: str) -> socket.socket:
+def listen(
+    host: str, port: int, names: tuple[str, str], flag: str, *, share: bool = False
+) -> socket.socket:
     """Listen on an address.
 
     Args:
@@ -54,12 +61,13 @@ def listen(host: str, port: int, names: tuple[str, str], flag: str) -> socket.so
         port: 0 takes a free one.
         names: Of the two settings, for messages.
         flag: That sets the port.
+        share: As `bind`.
 
     Raises:
         ConfigError: the address cannot be used; says what can.
     """
     try:
-        return _listen(host, port)
+        return _listen(host, port, share=share)
     except socket.gaierror as error:
         raise ConfigError(f"{names[0]}: {host!r} is no address of a machine") from error
     except OSError as error:
@@ -77,9 +85,9 @@ def free_port(host: str, after: int) -> int | None:
     return None
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, share: bool = False) -> socket.socket:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=share)
 
 
 def _explain(address: tuple[str, int], names: tuple[str, str], flag: str, error: OSError) -> str:

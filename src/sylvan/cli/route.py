@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+
+from prometheus_client import make_asgi_app
 
 from sylvan.cli.banner import address
 from sylvan.cli.help import route_markdown
+from sylvan.cli.http import HttpServer, Stop
 from sylvan.cli.listen import bind, listen
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
@@ -16,10 +21,11 @@ from sylvan.cli.settings import CLIENT_OPTIONS
 from sylvan.config.env import config_file
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import Loaded
-from sylvan.config.route import FrontConfig, LimitsConfig, RouteConfig
+from sylvan.config.route import FrontConfig, LimitsConfig, MeasureConfig, RouteConfig
 from sylvan.config.route_check import check_route
 from sylvan.config.schema import ROUTE
 from sylvan.config.sources import gather_as
+from sylvan.gateway.build import GatewayRuntime
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.utils import logs
@@ -90,41 +96,48 @@ class Sockets:
         Raises:
             ConfigError: one cannot be used; says what can.
         """
-        front = bind(config.server)
-        observe = config.observe
-        metrics = None
-        if observe.metrics_port is not None:
-            names = "observe.metrics_host", "observe.metrics_port"
-            metrics = listen(
-                observe.metrics_host, observe.metrics_port, names, "--observe.metrics-port"
-            )
-        return cls(front, metrics)
+        return cls.beside(bind(config.server), config.observe)
+
+    @classmethod
+    def beside(cls, front: socket.socket | None, observe: MeasureConfig) -> Sockets:
+        """Listen for metrics, too, beside clients.
+
+        Raises:
+            ConfigError: as `taken`.
+        """
+        host, port = observe.metrics_host, observe.metrics_port
+        if port is None:
+            return cls(front, None)
+        names = "observe.metrics_host", "observe.metrics_port"
+        return cls(front, listen(host, port, names, "--observe.metrics-port"))
 
 
 async def _serve(config: RouteConfig, sockets: Sockets, quiet: bool, *, until_eof: bool) -> None:
     """Serve until told to stop, drain, close."""
-    from prometheus_client import make_asgi_app
-
-    from sylvan.cli.http import HttpServer, Stop
-    from sylvan.gateway.build import GatewayRuntime
-
     with Stop(at_eof=until_eof) as stop:
-        async with GatewayRuntime(config) as gateway:
+        async with GatewayRuntime(config) as gateway, fronted(gateway, config, sockets) as port:
+            if not quiet:
+                print(_greeting(config, port), flush=True)
+            await stop.wait()
+            logger.info("stopping: running requests may take %g s", config.server.drain_s)
+            await gateway.drain(config.server.drain_s)
+
+
+@asynccontextmanager
+async def fronted(
+    gateway: GatewayRuntime, config: RouteConfig, sockets: Sockets
+) -> AsyncGenerator[int]:
+    """Serve a gateway and its metrics on these sockets; gives the port, 0 for a unix socket."""
+    limits = connection_limits(config.limits)
+    async with AsyncExitStack() as stack:
+        if sockets.metrics is not None:
             metrics = make_asgi_app(gateway.families.registry)
-            plain = FrontConfig()
-            limits = connection_limits(config.limits)
-            clients, scrapers = Connections(limits), Connections(limits)
-            async with (
-                HttpServer(gateway.app, config.server, sockets.front, clients) as http,
-                HttpServer(metrics, plain, sockets.metrics, scrapers)
-                if sockets.metrics
-                else _Nothing(),
-            ):
-                if not quiet:
-                    print(_greeting(config, http.port), flush=True)
-                await stop.wait()
-                logger.info("stopping: running requests may take %g s", config.server.drain_s)
-                await gateway.drain(config.server.drain_s)
+            scrapers = Connections(limits)
+            server = HttpServer(metrics, FrontConfig(), sockets.metrics, scrapers)
+            await stack.enter_async_context(server)
+        clients = Connections(limits)
+        http = HttpServer(gateway.app, config.server, sockets.front, clients)
+        yield (await stack.enter_async_context(http)).port
 
 
 def connection_limits(limits: LimitsConfig) -> ConnectionLimits:
@@ -138,16 +151,6 @@ def connection_limits(limits: LimitsConfig) -> ConnectionLimits:
         write_s=limits.slow_client_s,
     )
     return asked.within_files()
-
-
-class _Nothing:
-    """What is not served."""
-
-    async def __aenter__(self) -> None:
-        """Begin."""
-
-    async def __aexit__(self, *_: object) -> None:
-        """End."""
 
 
 def _greeting(config: RouteConfig, port: int) -> str:

@@ -15,9 +15,11 @@ from sylvan.cli.listen import bind
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import starting
+from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.utils import logs
 from sylvan.utils.clock import monotonic
@@ -30,10 +32,15 @@ SPEC = Spec(
     options=(
         Option("until_eof", "Stop when standard input ends: for programs that start a server."),
         Option("quiet", "Print nothing but warnings and errors."),
+        Option("share_port", "Other processes of this user may listen on the port, too."),
+        Option("router_config", "With --dp: settings of the gateway.", metavar="FILE"),
+        Option("router_policy", "With --dp: routing policy of the gateway.", metavar="NAME"),
     ),
 )
 
 logger = logging.getLogger(__name__)
+
+_ROUTER = ("router_config", "router_policy")
 
 _APP_MODULE = "sylvan.runtime.server.app"
 """Takes a second to import, while the scheduler process imports PyTorch."""
@@ -55,9 +62,15 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
     logs.set_up("warning" if quiet else config.observe.log_level, config.observe.log_format)
     for note in settings.loaded.notes:
         logger.warning("%s", note)
-    sock = bind(config.server)
+    sock = bind(config.server, share=args.has("share_port"))
     if not quiet:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
+    if config.server.replicas > 1:
+        prewarmed.close()
+        front = RouterOptions(args.options.get("router_config"), args.options.get("router_policy"))
+        return serve_replicas(settings, sock, front, quiet=quiet, until_eof=args.has("until_eof"))
+    if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
+        raise ConfigError(f"{unused[0]}: there is no gateway without --dp")
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         job = ServeJob(settings, sock, prewarmed, started_s, quiet, args.has("until_eof"))
         runner.run(_serve(job))
@@ -94,6 +107,7 @@ async def _serve(job: ServeJob) -> None:
         try:
             from sylvan.runtime.server.app import create_app
             from sylvan.runtime.server.connections import ConnectionLimits, Connections
+            from sylvan.runtime.server.registration import Presence, Registration
             from sylvan.runtime.server.settings import ServerSettings
 
             settings = ServerSettings.from_config(config, shown=dump(config))
@@ -101,7 +115,10 @@ async def _serve(job: ServeJob) -> None:
             app = create_app(runtime.manager, settings, connections)
             async with HttpServer(app, config.server, job.sock, connections) as http:
                 _greet(job, http.port)
-                await stop.wait()
+                url = address(config.server, http.port)
+                presence = Presence.from_config(config.server, url)
+                async with Registration(presence):
+                    await stop.wait()
                 logger.info("stopping: running requests may take %g s", config.server.drain_s)
                 await runtime.drain(config.server.drain_s)
         finally:

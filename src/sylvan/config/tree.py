@@ -109,6 +109,15 @@ class ServerConfig(Section, frozen=True):
     gateway_key: Secret | None = None
     """Key by which gateways are known, whose streams other servers can continue; without one, who
     may use the administrative routes is a gateway."""
+    replicas: Count = 1
+    """Servers of the model, each with a cache of its own, behind a gateway that this command starts
+    with them. They share the cores and the memory of the CPU; GPUs are not shared."""
+    register: tuple[str, ...] = ()
+    """Gateways (`http://HOST:PORT`) that are told where this server is, and when it stops."""
+    register_key: Secret | None = None
+    """Key of an operator of these gateways."""
+    register_url: str | None = None
+    """Address by which they reach this server; default: where it listens."""
     root_path: str = ""
     """Path prefix under which a proxy shows this server."""
     cors_origins: tuple[str, ...] = ()

@@ -113,7 +113,7 @@ class GatewayRuntime:
                 wall=self._clocks.wall,
             )
         )
-        health = HealthChecks(
+        health = self._health = HealthChecks(
             self.registry, config.health, probe.is_healthy, self._count_check, self._placing.forget
         )
         monitor = LoadMonitor(self.registry, probe.load, config.health.interval_s)
@@ -129,6 +129,17 @@ class GatewayRuntime:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    @property
+    def num_healthy(self) -> int:
+        """Workers that are well."""
+        return sum(worker.is_healthy for worker in self.registry.workers)
+
+    def suspect(self, url: str) -> None:
+        """The worker at an address looks lost: ask it now."""
+        worker = self.registry.by_url(url)
+        if worker is not None:
+            self._health.suspect(worker)
 
     async def drain(self, seconds: float) -> None:
         """Take no new connections' worth of readiness, and wait until nothing runs."""

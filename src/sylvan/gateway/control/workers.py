@@ -75,7 +75,7 @@ class WorkerRoutes:
         worker = self._find(params["id"])
         if worker is not None:
             await caller.reply_json(worker_view(worker, job))
-        elif job is not None:
+        elif job is not None and (job.kind, job.state) != ("remove", "succeeded"):
             await caller.reply_json(pending_view(job, params["id"]))
         else:
             raise _unknown(params["id"])
