@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
@@ -18,6 +19,10 @@ from sylvan.gateway.app import AppParts, Gateway
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
 from sylvan.gateway.control.workers import WorkerRoutes
+from sylvan.gateway.discovery.api import Source
+from sylvan.gateway.discovery.dns import DnsSource
+from sylvan.gateway.discovery.file import FileSource
+from sylvan.gateway.discovery.reconcile import Reconciler
 from sylvan.gateway.flow.admission import Admission
 from sylvan.gateway.flow.retry import RetryBudget
 from sylvan.gateway.http.exchange import ExchangeParts
@@ -45,6 +50,8 @@ from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.utils.clock import Clock, monotonic
 
 DRAIN_POLL_S = 0.05
+PATIENT = 1_000_000
+"""Attempts to reach workers that are known to come; the time they may take is bounded as well."""
 
 
 def wall_clock() -> float:
@@ -82,6 +89,7 @@ class GatewayRuntime:
         self.registry = Registry()
         self.families = Families(config.observe.duration_buckets)
         self._specs = initial_specs(config)
+        self._sources = discovery_sources(config)
         self._upstream = HttpUpstream(config.workers)
         clients = Clients(
             config.server.api_key,
@@ -125,6 +133,16 @@ class GatewayRuntime:
         self.app = self._with_cors(self._gateway)
         for spec in self._specs:
             self.jobs.add(spec)
+        for source in self._sources:
+            reconciler = Reconciler(
+                source,
+                self.registry,
+                self.jobs,
+                self.families.discovery,
+                self._clocks.monotonic,
+            )
+            looking = asyncio.create_task(reconciler.run(config.discovery.interval_s))
+            stack.callback(looking.cancel)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -249,7 +267,7 @@ def initial_specs(config: RouteConfig) -> list[WorkerSpec]:
             worker_type=kind,
             bootstrap_port=int(port) if port else None,
             api_key=workers.api_key.reveal() if workers.api_key else None,
-            max_connection_attempts=1_000_000,
+            max_connection_attempts=PATIENT,
             dp_aware=workers.dp_aware,
         )
         try:
@@ -259,6 +277,27 @@ def initial_specs(config: RouteConfig) -> list[WorkerSpec]:
     if len({spec.url for spec in specs}) < len(specs):
         raise ConfigError("workers: an address is given twice")
     return specs
+
+
+def discovery_sources(config: RouteConfig) -> list[Source]:
+    """What tells of workers that come and go.
+
+    Raises:
+        ConfigError: A target is malformed.
+    """
+    workers, discovery = config.workers, config.discovery
+    template = WorkerSpec(
+        url=" ",
+        api_key=workers.api_key.reveal() if workers.api_key else None,
+        max_connection_attempts=PATIENT,
+        dp_aware=workers.dp_aware,
+    )
+    sources: list[Source] = []
+    if discovery.file is not None:
+        sources.append(FileSource(Path(discovery.file), template))
+    if discovery.dns is not None:
+        sources.append(DnsSource(discovery.dns, template))
+    return sources
 
 
 def bootstrap_port(spec: WorkerSpec) -> int:
