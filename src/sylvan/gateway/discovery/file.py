@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import yaml
 from sylvan.gateway.discovery.api import LookError
 from sylvan.gateway.workers.spec import WorkerSpec, checked
 from sylvan.protocol.errors import RequestError
+from sylvan.utils.threads import call_in_thread
 
 MAX_BYTES = 16 << 20
 
@@ -44,7 +44,7 @@ class FileSource:
 
     async def look(self) -> Sequence[WorkerSpec] | None:
         """See `Source.look`."""
-        return await asyncio.to_thread(self._look)
+        return await call_in_thread(self._look)
 
     def _look(self) -> Sequence[WorkerSpec] | None:
         try:
