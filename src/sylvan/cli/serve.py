@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import logging
 import socket
 from contextlib import closing
@@ -62,6 +63,8 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
     logs.set_up("warning" if quiet else config.observe.log_level, config.observe.log_format)
     for note in settings.loaded.notes:
         logger.warning("%s", note)
+    if config.server.grpc_port is not None:
+        _check_grpc()
     sock = bind(config.server, share=args.has("share_port"))
     if not quiet:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
@@ -105,16 +108,20 @@ async def _serve(job: ServeJob) -> None:
             return
         stop.before_exit(runtime.kill)
         try:
-            from sylvan.runtime.server.app import create_app
+            from sylvan.cli.grpc import grpc_server
+            from sylvan.runtime.server.app import app_of
             from sylvan.runtime.server.connections import ConnectionLimits, Connections
+            from sylvan.runtime.server.context import make_context
             from sylvan.runtime.server.registration import Presence, Registration
             from sylvan.runtime.server.settings import ServerSettings
 
             settings = ServerSettings.from_config(config, shown=dump(config))
             connections = Connections(ConnectionLimits.from_config(config.limits))
-            app = create_app(runtime.manager, settings, connections)
-            async with HttpServer(app, config.server, job.sock, connections) as http:
-                _greet(job, http.port)
+            context = make_context(runtime.manager, settings)
+            context.accounts.show_connections(connections)
+            http = HttpServer(app_of(context), config.server, job.sock, connections)
+            async with http, grpc_server(context, config.server) as grpc_port:
+                _greet(job, http.port, grpc_port)
                 url = address(config.server, http.port)
                 presence = Presence.from_config(config.server, url)
                 async with Registration(presence):
@@ -125,15 +132,24 @@ async def _serve(job: ServeJob) -> None:
             await runtime.close()
 
 
+def _check_grpc() -> None:
+    for name in ("grpc", "grpc_reflection", "grpc_health"):
+        if importlib.util.find_spec(name) is None:
+            message = f"server.grpc_port: {name} is not installed: pip install 'sylvan[grpc]'"
+            raise ConfigError(message)
+
+
 async def _import_app() -> None:
     await call_in_thread(importlib.import_module, _APP_MODULE)
 
 
-def _greet(job: ServeJob, port: int) -> None:
+def _greet(job: ServeJob, port: int, grpc_port: int | None) -> None:
     config = job.settings.resolved.config
     seconds = monotonic() - job.started_s
     logger.info("ready after %.1f s", seconds)
     if not job.quiet:
         name = config.served_model_name or Path(config.model).name
         text = greeting(config, name, address(config.server, port), seconds)
+        if grpc_port is not None:
+            text += f"\n  gRPC: {config.server.host}:{grpc_port}"
         print(f"\n{text}\n", flush=True)

@@ -152,12 +152,12 @@ def _tokens_over_memory(case: Case) -> bool:
     return plan.bytes_of(last) >= memory
 
 
-_ALONE = ("server.root_path", "server.allowed_hosts", "server.register")
+_ALONE = ("server.root_path", "server.allowed_hosts", "server.register", "server.grpc_port")
 """Settings of a server that the gateway in front of replicas does not have."""
 
 
 def _not_behind_gateway(case: Case) -> Sequence[str]:
-    return [path for path in _ALONE if get(case.config, path)]
+    return [path for path in _ALONE if get(case.config, path) not in (None, "", ())]
 
 
 def _context_over_cache(case: Case) -> bool:

@@ -100,6 +100,9 @@ class ServerConfig(Section, frozen=True):
     """Port to listen on; 0 takes a free one."""
     uds: str | None = None
     """Listen on this unix socket instead of host and port."""
+    grpc_port: Port | None = None
+    """Serve the scheduler service over gRPC on this port of `server.host`, beside HTTP; 0 takes a
+    free one. Needs the extra `grpc`."""
     api_key: Secret | None = None
     """Key that clients must send as `Authorization: Bearer KEY`."""
     api_key_file: str | None = None

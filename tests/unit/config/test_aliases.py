@@ -14,6 +14,7 @@ FLAGS = {
     "--dp-size 2": ("server.replicas", 2),
     "--data-parallel-size 2": ("server.replicas", 2),
     "--dp 2": ("server.replicas", 2),
+    "--grpc-port 9000": ("server.grpc_port", 9000),
     "--register http://g:1": ("server.register", ("http://g:1",)),
     "--model m": ("model", "m"),
     "--tokenizer-path t": ("tokenizer", "t"),

@@ -60,7 +60,7 @@ class Tickets:
             return
         headers = Headers(scope=scope)
         text = headers[TICKET_HEADER]
-        trusted = self._trusts(headers)
+        trusted = trusts_gateway(self._settings, self._gate, headers)
         if text == PROBE:
             await self._app(scope, receive, _noted(send, trusted))
         elif trusted:
@@ -68,12 +68,6 @@ class Tickets:
         else:
             message = f"{TICKET_HEADER} is for gateways, and this server does not know you as one."
             await _refuse(scope, receive, send, RequestError(message, status=403))
-
-    def _trusts(self, headers: Headers) -> bool:
-        key = self._settings.gateway_key
-        if key is not None:
-            return key.matches(headers.get(KEY_HEADER, ""))
-        return not isinstance(self._gate.check(Level.ADMIN_OPTIONAL, headers), Refusal)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -116,6 +110,14 @@ class Tickets:
             raise JournalError("the journal is cut short")
         rest = {"type": "http.request", "body": bytes(data[size:]), "more_body": more}
         return Resume.decode(bytes(data[:size])), _first(rest, receive)
+
+
+def trusts_gateway(settings: ServerSettings, gate: Gate, headers: Headers) -> bool:
+    """Whether a call comes from a gateway: see `Tickets`."""
+    key = settings.gateway_key
+    if key is not None:
+        return key.matches(headers.get(KEY_HEADER, ""))
+    return not isinstance(gate.check(Level.ADMIN_OPTIONAL, headers), Refusal)
 
 
 class _Framed:
