@@ -29,7 +29,7 @@ PENDING: Mapping[str, str] = {
         ),
         "discovery in Kubernetes (discovery.dns follows a headless service)",
     ),
-    "tokens": "servers that speak gRPC",
+    "tokens.cache_bytes": "a cache of prefixes of texts (tokens.cache_entries keeps whole ones)",
     "providers": "pass-through to other providers",
     "control.jwt_issuer": "JWT (control.api_keys has keys of operators)",
     "control.jwt_audience": "JWT",
@@ -54,7 +54,7 @@ def check_route(loaded: Loaded[RouteConfig]) -> None:
     Raises:
         ConfigError: something was given that cannot work; one line for each.
     """
-    lines = [*_pending(loaded), *_of_other_policies(loaded), *_grpc(loaded.config)]
+    lines = [*_pending(loaded), *_of_other_policies(loaded)]
     if lines:
         raise ConfigError("\n".join(lines))
 
@@ -77,9 +77,3 @@ def _of_other_policies(loaded: Loaded[RouteConfig]) -> Iterable[str]:
         if section == "routing" and name in known - set(_BY_POLICY.get(policy, ())):
             readers = " or ".join(p for p, names in _BY_POLICY.items() if name in names)
             yield f"{setting.spelled} is for routing.policy={readers}, not {policy}"
-
-
-def _grpc(config: RouteConfig) -> Iterable[str]:
-    for url in config.workers.urls:
-        if url.startswith("grpc"):
-            yield f"workers.urls: {url}: not supported yet: servers that speak gRPC"

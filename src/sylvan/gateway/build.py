@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import importlib.util
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -27,7 +28,7 @@ from sylvan.gateway.flow.admission import Admission
 from sylvan.gateway.flow.retry import RetryBudget
 from sylvan.gateway.http.exchange import ExchangeParts
 from sylvan.gateway.http.outgoing import Forwarding
-from sylvan.gateway.http.router import HttpRouter, RouterParts
+from sylvan.gateway.http.router import GrpcServing, HttpRouter, RouterParts
 from sylvan.gateway.http.routes import PASSED
 from sylvan.gateway.http.sender import Sender
 from sylvan.gateway.observe.families import Families
@@ -43,6 +44,7 @@ from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.jobs import JobParts, Jobs
 from sylvan.gateway.workers.monitor import LoadMonitor
 from sylvan.gateway.workers.probe import HttpProbe
+from sylvan.gateway.workers.probes import GrpcAsking, Probes
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import DEFAULT_BOOTSTRAP_PORT, Kind, WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
@@ -91,6 +93,7 @@ class GatewayRuntime:
         self._specs = initial_specs(config)
         self._sources = discovery_sources(config)
         self._upstream = HttpUpstream(config.workers)
+        self._grpc = grpc_side(config)
         clients = Clients(
             config.server.api_key,
             read_key_file(config.server.api_key_file) if config.server.api_key_file else [],
@@ -110,10 +113,15 @@ class GatewayRuntime:
         config, stack = self._config, self._stack
         await stack.enter_async_context(self._upstream)
         probe = HttpProbe(self._upstream, config.workers, config.health)
+        grpc = self._grpc
+        if grpc is not None:
+            await stack.enter_async_context(grpc.upstream)
+            self.registry.on_remove.append(grpc.removed)
+        probes = Probes(probe, None if grpc is None else grpc.probe)
         self.jobs = Jobs(
             JobParts(
                 registry=self.registry,
-                discover=probe.discover,
+                discover=probes.discover,
                 config=config.workers,
                 breaker=config.breaker,
                 drain_s=config.server.drain_s,
@@ -122,9 +130,9 @@ class GatewayRuntime:
             )
         )
         health = self._health = HealthChecks(
-            self.registry, config.health, probe.is_healthy, self._count_check, self._placing.forget
+            self.registry, config.health, probes.is_healthy, self._count_check, self._placing.forget
         )
-        monitor = LoadMonitor(self.registry, probe.load, config.health.interval_s)
+        monitor = LoadMonitor(self.registry, probes.load, config.health.interval_s)
         stack.push_async_callback(health.close)
         stack.push_async_callback(self.jobs.close)
         monitoring = asyncio.create_task(monitor.run())
@@ -189,6 +197,7 @@ class GatewayRuntime:
                 clients=self._gate.clients,
                 limits=config.limits,
                 max_body_bytes=config.server.max_body_bytes,
+                grpc=self._grpc_router(exchange),
             )
         )
         self._stack.push_async_callback(router.close)
@@ -220,6 +229,9 @@ class GatewayRuntime:
             )
         )
 
+    def _grpc_router(self, exchange: ExchangeParts) -> GrpcServing | None:
+        return None if self._grpc is None else self._grpc.router(exchange)
+
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
         origins = self._config.server.cors_origins
         if not origins:
@@ -241,6 +253,44 @@ class GatewayRuntime:
             self.families.worker.transitions.labels(worker.url, old.value, new.value).inc()
 
         worker.breaker.on_change.append(changed)
+
+
+class GrpcSide(Protocol):
+    """What serves workers that speak gRPC; needs the extra `grpc`."""
+
+    @property
+    def upstream(self) -> AbstractAsyncContextManager[object]:
+        """Channels; to be entered."""
+        ...
+
+    @property
+    def probe(self) -> GrpcAsking:
+        """Asks workers about themselves."""
+        ...
+
+    def removed(self, worker: Worker) -> None:
+        """A worker is gone."""
+        ...
+
+    def router(self, exchange: ExchangeParts) -> GrpcServing:
+        """Serves requests."""
+        ...
+
+
+def grpc_side(config: RouteConfig) -> GrpcSide | None:
+    """The gRPC side of a gateway, if gRPC is installed.
+
+    Raises:
+        ConfigError: A worker is given that speaks gRPC, and it is not installed.
+    """
+    if importlib.util.find_spec("grpc") is not None:
+        from sylvan.gateway.grpc.build import GrpcComponents  # needs an extra
+
+        return GrpcComponents(config)
+    for url in config.workers.urls:
+        if url.startswith("grpc"):
+            raise ConfigError(f"workers.urls: {url}: needs pip install 'sylvan[grpc]'")
+    return None
 
 
 def initial_specs(config: RouteConfig) -> list[WorkerSpec]:

@@ -105,8 +105,7 @@ def test_what_is_not_here_is_refused_by_name(words):
         "--jwt-issuer https://i",
         "--processes 2",
         "--prefill http://p:1 --decode http://d:1",
-        "--worker-urls grpc://a:1",
-        "--tokenizer-path x",
+        "--tokens.cache-bytes 1MiB",
     ],
 )
 def test_what_does_not_exist_yet_is_refused_rather_than_ignored(words):
@@ -114,6 +113,12 @@ def test_what_does_not_exist_yet_is_refused_rather_than_ignored(words):
 
     with pytest.raises(ConfigError, match="not supported yet"):
         check_route(loaded)
+
+
+def test_servers_that_speak_grpc_are_accepted():
+    loaded = read("--worker-urls", "grpc://a:1", "--tokenizer-path", "x")
+    check_route(loaded)
+    assert loaded.config.tokens.tokenizer == "x"
 
 
 def test_a_default_that_is_spelt_out_is_no_wish():

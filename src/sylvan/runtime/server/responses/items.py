@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sylvan.runtime.server.output import Answer, CallStart, Piece, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import named_event
+from sylvan.text.output import Answer, CallStart, Piece, ReasoningDelta, TextDelta
 
 Item = dict[str, Any]
 
