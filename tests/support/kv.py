@@ -11,12 +11,9 @@ import numpy as np
 
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.cache.eviction import eviction_policy
+from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.pages import PageAllocator
-from sylvan.runtime.cache.prefix import NoPrefixCache
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.states import StateRadix, StateSlots
 from sylvan.runtime.cache.types import Node
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.core.states import StateWork
@@ -248,12 +245,10 @@ class World:
         tenant_weights: Mapping[str, float] | None = None,
         **limits,
     ) -> None:
-        self.allocator = PageAllocator(pages + 1, page_size)
-        kind = StateRadix if states else RadixCache
-        tree = kind(page_size, eviction_policy(eviction)) if prefix else None
-        self.tree = NoPrefixCache() if tree is None else tree
-        self.states = StateSlots(states, tree) if states else None
-        self.cache = KVCacheManager(self.allocator, self.tree, self.states)
+        kind = "radix" if prefix else "none"
+        self.cache = kv_cache(pages + 1, page_size, kind, eviction, states)
+        self.allocator = self.cache._allocator
+        self.tree, self.states = self.cache.tree, self.cache.states
         self.executor = CheckingExecutor(pages + 1, page_size)
         self.clock = VirtualClock(100.0)
         self.tokens: dict[str, list[int]] = {}
@@ -321,7 +316,7 @@ def check_memory(scheduler: Scheduler, cache: KVCacheManager) -> None:
     assert (owners == 1).all(), "a page is lost or has two owners"
     if states is not None:
         held = [req.kv.state.slot for req in holders]
-        kept = list(tree.holders) if isinstance(tree, StateRadix) else []
+        kept = list(tree.states.holders) if isinstance(tree, RadixCache) else []
         assert len({*held, *kept}) == len(held) + len(kept)
         total = states.free_slots + len(held) + len(kept)
         assert total == states.num_slots, "a state slot is lost or has two owners"

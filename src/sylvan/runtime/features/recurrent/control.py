@@ -61,4 +61,4 @@ class RecurrentStates(Capability):
 
     def _boundaries(self, req: Req, known: int, state: RunningState) -> set[int]:
         size = self._cache.page_size
-        return {known // size * size, (req.prompt_len - 1) // size * size, state.wish}
+        return {known // size * size, (req.prompt_len - 1) // size * size, state.checkpoint_at}
