@@ -15,7 +15,7 @@ class Tiers(CacheMachine):
     @initialize(
         setup=setups(
             room=st.sampled_from([80, 120]),
-            tiers=st.sampled_from([(1000,), (1000, 1000), (60, 200), (30,)]),
+            tiers=st.sampled_from([(1000,), (1000, 1000), (70, 200), (60,), (25,)]),
             ahead=st.sampled_from([1000, 1000, 20, 4]),
             min_load=st.sampled_from([1, 1, 8]),
             windows=st.sampled_from([[], [], [(5, 0.5)], [(8, 1.0), (17, 0.3)]]),

@@ -135,10 +135,11 @@ class RadixCache:
             return Match(node, length)
         return Match(node, length, leaf, count)
 
-    def find(self, key: CacheKey) -> Node | None:
+    def find(self, key: CacheKey, *, use: bool = False) -> Node | None:
         """The node that ends with the last token of `key`; None if not all is on the device.
 
-        A last page that is not whole is not found if it has media.
+        A last page that is not whole is not found if it has media. With `use` the whole pages are
+        marked as used now.
         """
         stop, node = len(key.tokens), None
         found = walk(self._roots.get(key.namespace), key, stop, self.page_size)
@@ -149,8 +150,15 @@ class RadixCache:
             node = found.end.children.get(name)
         elif found.tail is not None and found.length + found.tail.tokens == stop:
             node = found.tail.node
-        on_device = node is not None and node.stop == stop and len(node.pages) > 0
-        return node if on_device else None
+        if node is None or node.stop != stop or not len(node.pages):
+            return None
+        if found.tail is not None and found.tail.page:
+            self.nodes.split(node, found.tail.page * self.page_size)
+        if use:
+            whole = node if stop % self.page_size == 0 else node.parent
+            for used in reversed([*path_to(whole)] if whole is not None else []):
+                used.use(next(self._clock), 0)
+        return node
 
     def pages(self, node: Node) -> IntArray:
         """Device pages of the whole prefix ending at `node`, in token order."""

@@ -97,8 +97,11 @@ class StateTree(Protocol):
         """Of its nodes."""
         ...
 
-    def find(self, key: CacheKey) -> Node | None:
-        """The node that ends with the last token of `key`, if all of it is cached."""
+    def find(self, key: CacheKey, *, use: bool = False) -> Node | None:
+        """The node that ends with the last token of `key`, if all of it is on the device.
+
+        With `use` it is marked as used now.
+        """
         ...
 
 
@@ -153,7 +156,7 @@ class StateSlots:
         """
         if self._tree is None or not len(key.tokens):
             return False
-        node = self._tree.find(key)
+        node = self._tree.find(key, use=True)
         return node is not None and self._nodes.keep(node, slot)
 
     def keep_or_free(self, node: Node, slot: int) -> None:
