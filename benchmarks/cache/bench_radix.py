@@ -107,7 +107,7 @@ def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, objec
         cache._allocator.free(pages[: done.cached])
         page += 3
     executor = SimExecutor(
-        lambda req, at: (at * 7 + req.order) % 90,
+        lambda req, at: (at * 7 + int(req.rid)) % 90,
         lambda batch: 0.0,
         ExecutorCaps(max_batch_tokens=8192, max_running_reqs=num_running),
     )

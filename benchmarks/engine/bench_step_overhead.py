@@ -31,7 +31,7 @@ def bare(worker, repeats: int) -> list[float]:
     seconds: list[float] = []
     for _ in range(repeats):
         start = time.perf_counter()
-        worker._runner.run(worker._batch)
+        worker._backend._runner.run(worker._backend.batch)
         seconds.append(time.perf_counter() - start)
     return seconds
 
