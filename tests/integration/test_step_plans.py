@@ -103,4 +103,4 @@ def test_plans_survive_the_way_as_they_were(model_dir):
         again = codec().plan(codec().encode(plan))
         assert np.array_equal(again.numbers, plan.numbers)
         assert again.work.keys() == plan.work.keys()
-        assert [u.pages.tolist() for u in again.pages] == [u.pages.tolist() for u in plan.pages]
+        assert np.array_equal(again.pages, plan.pages)

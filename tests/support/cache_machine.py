@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from sylvan.protocol.arrays import EMPTY_IDS
-from sylvan.runtime.cache.build import grouped_cache
+from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.residency import TierPolicy
@@ -63,7 +63,7 @@ class CacheMachine(RuleBasedStateMachine):
         for place, room in zip((Place.HOST, Place.STORAGE), setup["tiers"], strict=False):
             above = self.tiers[place] = ScriptedTier(place, self.device, above, room)
         policy = TierPolicy(write_ahead_pages=setup["ahead"], min_load_tokens=setup["min_load"])
-        self.cache = grouped_cache(
+        self.cache = kv_cache(
             groups, setup["prefix"], setup["eviction"], tuple(self.tiers.values()), policy
         )
         self.page_size, self.lag = size, setup["lag"]
@@ -128,9 +128,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.check()
 
     def copy_tails(self) -> None:
-        for group, memory in enumerate(self.device.groups):
-            for source, target, count in self.cache.take_copies(group):
-                memory[target, :count] = memory[source, :count]
+        for source, target, count, group in self.cache.take_copies():
+            memory = self.device.groups[group]
+            memory[target, :count] = memory[source, :count]
 
     def plan(self, req: Request) -> tuple[int, int] | None:
         kv, start = req.kv, req.computed

@@ -25,27 +25,6 @@ group. They take no memory but token ids, which would otherwise be without a bou
 
 
 def kv_cache(
-    num_pages: int, page_size: int, prefix: PrefixKind, eviction: str, num_states: int = 0
-) -> KVCacheManager:
-    """A manager for a model whose paged layers all read everything.
-
-    Args:
-        num_pages: Pages, the padding page 0 included.
-        page_size: Tokens of a page.
-        prefix: Whether prefixes are cached.
-        eviction: Name of the policy.
-        num_states: Slots of recurrent state, the empty one included; 0 if there are none.
-
-    Raises:
-        ConfigError: there is no eviction policy of that name.
-    """
-    groups = [KVGroup(name="full", kind="full", num_pages=num_pages, page_size=page_size)]
-    if num_states:
-        groups.append(KVGroup(name="state", kind="state", num_pages=num_states))
-    return grouped_cache(groups, prefix, eviction)
-
-
-def grouped_cache(
     groups: Sequence[KVGroup],
     prefix: PrefixKind,
     eviction: str,
@@ -57,8 +36,8 @@ def grouped_cache(
     Args:
         groups: The full or latent group, if there is one, comes first. Page tables of a request
             have the order of the paged ones.
-        prefix: See `kv_cache`.
-        eviction: See `kv_cache`.
+        prefix: Whether prefixes are cached.
+        eviction: Name of the policy.
         tiers: Memories below the device, nearest first.
         tier_policy: Needed with tiers.
 

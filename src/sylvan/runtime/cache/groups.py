@@ -40,6 +40,14 @@ class KVGroup:
         """
         return -(-(self.window - 1 + step_tokens) // self.page_size) + 2
 
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens that one request can compute in a step at any position; see `min_pages`.
+
+        0: a window and one token do not fit, so requests must not be longer than all pages.
+        """
+        return max(0, (self.num_pages - 2) * self.page_size - (self.window - 1))
+
 
 def check_groups(groups: Sequence[KVGroup]) -> None:
     """Check that the groups of a model fit together.

@@ -16,8 +16,8 @@ from sylvan.runtime.cache.states import StateSlots
 from sylvan.runtime.cache.types import CacheKey, KVHandle, WindowTable
 from sylvan.runtime.cache.windows import WindowPages
 
-Copy = tuple[int, int, int]
-"""(source page, target page, tokens)."""
+Copy = tuple[int, int, int, int]
+"""(source page, target page, tokens, KV group)."""
 
 
 _SLACK = 64  # pages evicted beyond need: a call costs as much as a leaf does, whatever its size
@@ -51,14 +51,22 @@ class KVCacheManager:
         self._tree = tree
         self._windows = tuple(windows)
         self._has_full = has_full
-        self._copies: list[list[Copy]] = [[] for _ in range(1 + len(windows))]
+        self._copies: list[Copy] = []
         self._evicted_short = False
         self._slack = min(_SLACK, allocator.num_pages // 128)
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that fit when nothing else is there."""
-        return self._allocator.num_pages * self.page_size
+        """Tokens of one request that fit when nothing else is there."""
+        small = [w for w in self._windows if not w.group.max_step_tokens]
+        pages = [self._allocator.num_pages, *(w.allocator.num_pages for w in small)]
+        return min(pages) * self.page_size
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens of one request that a step can always compute when nothing else is there."""
+        total = self.total_tokens
+        return min([total, *(w.group.max_step_tokens or total for w in self._windows)])
 
     @property
     def available_tokens(self) -> int:
@@ -80,8 +88,13 @@ class KVCacheManager:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of memory that requests hold."""
-        return self.total_tokens - self._available_pages * self.page_size
+        """Tokens of memory that requests hold, of all that fit; by the fullest KV group."""
+        pages = self._allocator.num_pages
+        share = (pages - self._available_pages) / pages
+        for window in self._windows:
+            pages = window.allocator.num_pages
+            share = max(share, (pages - window.available_pages) / pages)
+        return round(share * self.total_tokens)
 
     @property
     def _available_pages(self) -> int:
@@ -184,13 +197,12 @@ class KVCacheManager:
             window.release(table, kv.shared, kv.num_pages)
         kv.num_pages = kv.shared = 0
 
-    def take_copies(self, group: int = 0) -> tuple[Copy, ...]:
-        """Page copies to be done in a KV group before the next forward pass.
+    def take_copies(self) -> Sequence[Copy]:
+        """Page copies to be done before the next forward pass.
 
         Groups count from 0 as in `KVHandle.tables`.
         """
-        group += not self._has_full
-        copies, self._copies[group] = tuple(self._copies[group]), []
+        copies, self._copies = self._copies, []
         return copies
 
     def clear(self) -> None:
@@ -298,9 +310,10 @@ class KVCacheManager:
     def _copy_tail(self, kv: KVHandle, tail: tuple[int, int]) -> None:
         """Let the start of the page after the shared ones be copied from a page of the tree."""
         page, tokens = tail
-        self._copies[0].append((page, int(kv.pages[kv.shared]), tokens))
-        for copies, table in zip(self._copies[1:], kv.windows, strict=True):
-            copies.append((table.tail, int(table.pages[kv.shared]), tokens))
+        if self._has_full:
+            self._copies.append((page, int(kv.pages[kv.shared]), tokens, 0))
+        for group, table in enumerate(kv.windows, int(self._has_full)):
+            self._copies.append((table.tail, int(table.pages[kv.shared]), tokens, group))
         kv.tail = None
 
     def _insert(

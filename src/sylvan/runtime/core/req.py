@@ -196,16 +196,21 @@ class Batch:
     """One step's work as the scheduler sees it; `core.step.StepPlan` is what crosses.
 
     `copies` are done before the forward pass. `ended` names requests whose slots are free.
-    `decodes`: each slice is the newest output of its request and samples the next, which is what
-    nearly all steps are. `grown`: the slices are those of the batch before, the very same objects,
-    each moved on by one token; these requests got memory for it, the others needed none.
+    `num_decodes`: so many slices, the first ones, are plain decodes: the newest output of a
+    request, which samples the next. `grown`: of the plain decodes, the requests that got memory in
+    this step (the others needed none); None if that is not known.
     """
 
     slices: tuple[Slice, ...]
     copies: tuple[PageCopy, ...] = ()
     ended: tuple[str, ...] = ()
-    decodes: bool = False
+    num_decodes: int = 0
     grown: tuple[Req, ...] | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all slices are plain decodes, as in nearly all steps."""
+        return self.num_decodes == len(self.slices)
 
     @property
     def num_tokens(self) -> int:

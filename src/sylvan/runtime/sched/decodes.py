@@ -19,7 +19,6 @@ class Decodes:
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
         self._slices: tuple[Slice, ...] = ()  # of the step before, if all it did was to decode
-        self.repeats = False  # whether the step planned last has the very slices of the one before
         self.grown: tuple[Req, ...] = ()  # of those planned last, who got memory
 
     def plan(self, running: Sequence[Req]) -> tuple[list[Slice], list[Req]] | None:
@@ -54,16 +53,14 @@ class Decodes:
         self.grown = tuple(grown)
         return slices, others
 
-    def whole_step(self, slices: Sequence[Slice], *, only: bool) -> tuple[Slice, ...]:
-        """All slices of the step that was planned; `repeats` says what kind of step it is.
+    def whole_step(self, slices: Sequence[Slice], num_decodes: int) -> tuple[Slice, ...]:
+        """All slices of the step that was planned: the very same tuple if nothing but that changed.
 
-        Args:
-            slices: Of the step.
-            only: Whether all of them are from `plan`.
+        `num_decodes`: how many of them, the first ones, are from `plan`.
         """
         before = self._slices
-        self.repeats = only and len(before) == len(slices) and all(map(is_, before, slices))
-        if self.repeats:
+        only = 0 < num_decodes == len(slices)
+        if only and len(before) == len(slices) and all(map(is_, before, slices)):
             return before
         whole = tuple(slices)
         self._slices = whole if only else ()
