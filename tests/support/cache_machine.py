@@ -139,7 +139,7 @@ class CacheMachine(RuleBasedStateMachine):
         stop = min(start + CHUNK, len(req.tokens))
         only_one = stop == start + 1 and start == kv.num_pages * self.page_size
         if only_one and kv.tail is None and not kv.num_pages % 2:
-            grown = self.cache.grow([kv])
+            grown = self.cache.grow([kv]) is not None
         else:
             grown = self.cache.extend(kv, stop, computed=start)
         if not grown:

@@ -150,22 +150,23 @@ class KVCacheManager:
             self._copy_tail(kv, kv.tail)
         return True
 
-    def grow(self, handles: Sequence[KVHandle]) -> bool:
-        """A page more for each of these; False, giving none to any, if memory is short.
+    def grow(self, handles: Sequence[KVHandle]) -> IntArray | None:
+        """A page more for each of these; None, giving none to any, if memory is short.
 
-        All tokens in the pages that they have are computed.
+        All tokens in the pages that they have are computed. Returns the pages of the first group.
         """
         if any(kv.tail for kv in handles) or not self._make_free(len(handles)):
-            return False
+            return None
         if self._windows and not self._grow_windows(handles):
-            return False
-        for kv, page in zip(handles, self._allocator.alloc(len(handles)).tolist(), strict=True):
+            return None
+        pages = self._allocator.alloc(len(handles))
+        for kv, page in zip(handles, pages.tolist(), strict=True):
             held = kv.num_pages
             if held == len(kv.pages):
                 self._make_room(kv, held + 1)
             kv.pages[held] = page
             kv.num_pages = held + 1
-        return True
+        return pages
 
     def publish(
         self, kv: KVHandle, num_tokens: int, tokens: IntArray, *, step: int, priority: int = 0

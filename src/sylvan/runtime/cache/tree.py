@@ -132,7 +132,8 @@ class NodeTree:
         self.total_pages -= count
         tokens, pages = leaf.tokens, leaf.pages
         self._forget(leaf, cut, int(tokens[cut - 1]))
-        self._leave(leaf, keep)
+        if self.components:
+            self._leave(leaf, keep)
         leaf.tokens, leaf.pages = tokens[:cut].copy(), pages[:keep].copy()
         self.heap.push(leaf)
         return pages[keep:]
@@ -145,14 +146,16 @@ class NodeTree:
         self.evictable_pages -= len(pages)
         self.total_pages -= len(pages)
         name = self._forget(node, 0, int(above.tokens[-1]) if len(above.tokens) else -1)
-        self._leave(node, 0)
+        if self.components:
+            self._leave(node, 0)
         if self.tiered:
             self._drop_below(node)
             self._count_child(above, -1 if len(pages) else 0)
         above.disown(name)
         self.num_nodes -= 1
         node.parent = None
-        self.heap.forget(node)
+        if node.queued or self.tiered:
+            self.heap.forget(node)
         if above.parent is not None:
             self.heap.push(above)
         elif not above.children:

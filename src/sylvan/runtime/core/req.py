@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 
-from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
@@ -191,21 +192,28 @@ class Slice:
     whole: bool = False
 
 
+class Growth(NamedTuple):
+    """Requests that got one page more in each KV group, and those of the first group."""
+
+    reqs: tuple[Req, ...] = ()
+    pages: IntArray = EMPTY_IDS
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's work as the scheduler sees it; `core.step.StepPlan` is what crosses.
 
     `copies` are done before the forward pass. `ended` names requests whose slots are free.
     `num_decodes`: so many slices, the first ones, are plain decodes: the newest output of a
-    request, which samples the next. `grown`: of the plain decodes, the requests that got memory in
-    this step (the others needed none); None if that is not known.
+    request, which samples the next. `growth`: what memory the plain decodes got in this step; None
+    if that is not known.
     """
 
     slices: tuple[Slice, ...]
     copies: tuple[PageCopy, ...] = ()
     ended: tuple[str, ...] = ()
     num_decodes: int = 0
-    grown: tuple[Req, ...] | None = None
+    growth: Growth | None = None
 
     @property
     def decodes(self) -> bool:

@@ -7,7 +7,7 @@ from operator import is_
 
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import KVHandle
-from sylvan.runtime.core.req import Req, Slice
+from sylvan.runtime.core.req import Growth, Req, Slice
 
 
 class Decodes:
@@ -19,7 +19,7 @@ class Decodes:
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
         self._slices: tuple[Slice, ...] = ()  # of the step before, if all it did was to decode
-        self.grown: tuple[Req, ...] = ()  # of those planned last, who got memory
+        self.growth = Growth()  # of those planned last
 
     def plan(self, running: Sequence[Req]) -> tuple[list[Slice], list[Req]] | None:
         """Slices of those that decode, and the others, in order.
@@ -46,11 +46,15 @@ class Decodes:
             piece.stop = req.computed = start + 1
             req.pending = 1
             slices.append(piece)
-        if handles and not self._cache.grow(handles):
+        if not handles:
+            self.growth = Growth()
+            return slices, others
+        pages = self._cache.grow(handles)
+        if pages is None:
             for piece in slices:
                 piece.req.computed, piece.req.pending = piece.start, 0
             return None
-        self.grown = tuple(grown)
+        self.growth = Growth(tuple(grown), pages)
         return slices, others
 
     def whole_step(self, slices: Sequence[Slice], num_decodes: int) -> tuple[Slice, ...]:

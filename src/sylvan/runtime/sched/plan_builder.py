@@ -95,11 +95,12 @@ class PlanBuilder:
         occupants = [o for piece in pieces if (o := self._by_req.get(piece.req)) is not None]
         if len(occupants) < len(pieces):
             return 0
-        layout.add_decodes(pieces, occupants)
-        if batch.grown is not None:
-            occupants = [self._by_req[req] for req in batch.grown]
-        for occupant in occupants:
-            pages.update(occupant)
+        layout.add_decodes(pieces, occupants, in_flight=batch.growth is None)
+        if batch.growth is None:
+            for occupant in occupants:
+                pages.update(occupant)
+        else:
+            pages.grow([self._by_req[req] for req in batch.growth.reqs], batch.growth.pages)
         return len(pieces)
 
     def _enter(self, req: Req, leaves: list[int], joins: list[Join]) -> _Occupant:
@@ -171,12 +172,12 @@ class _DecodeSteps:
             self._numbers = self._numbers.copy()
             self._numbers[count : 3 * count] += 1
         pages = _PageChanges()
-        changed = self._occupants
-        if batch.grown is not None:
-            changed = [self._by_req[req] for req in batch.grown]
         self._slices = batch.slices
-        for occupant in changed:
-            pages.update(occupant)
+        if batch.growth is None:
+            for occupant in self._occupants:
+                pages.update(occupant)
+        else:
+            pages.grow([self._by_req[req] for req in batch.growth.reqs], batch.growth.pages)
         return StepPlan(
             number=number,
             num_slices=count,
@@ -195,7 +196,6 @@ class _PageChanges:
     """Gathers the changes of page tables that the executor does not know yet."""
 
     def __init__(self) -> None:
-        self._single = array("i")  # group, slot, entry, page; again and again
         self._blocks: list[IntArray] = []
 
     def update(self, occupant: _Occupant) -> None:
@@ -208,13 +208,6 @@ class _PageChanges:
         if known == count:
             return
         occupant.kv, occupant.kv_version, occupant.num_pages = kv, kv.version, count
-        if count == known + 1:
-            if not kv.windows:  # spares most requests most of what follows
-                self._single.extend((0, occupant.slot, known, kv.pages[known]))
-                return
-            for group, table in enumerate(kv.tables):
-                self._single.extend((group, occupant.slot, known, table.pages[known]))
-            return
         for group, table in enumerate(kv.tables):
             block = np.empty((4, count - known), np.int32)
             block[0], block[1] = group, occupant.slot
@@ -222,12 +215,30 @@ class _PageChanges:
             block[3] = table.pages[known:count]
             self._blocks.append(block)
 
+    def grow(self, occupants: Sequence[_Occupant], pages: IntArray) -> None:
+        """Add one page more of requests whose other pages are known; see `Growth`."""
+        if not occupants:
+            return
+        block = np.empty((4, len(occupants)), np.int32)
+        block[0] = 0
+        block[1] = [occupant.slot for occupant in occupants]
+        block[2] = [occupant.num_pages for occupant in occupants]
+        block[3] = pages
+        first = occupants[0].kv
+        if first is not None and first.windows:
+            for occupant in occupants:
+                self.update(occupant)
+            return
+        for occupant in occupants:
+            occupant.num_pages += 1
+        self._blocks.append(block)
+
     def packed(self) -> IntArray:
         """See `StepPlan.pages`."""
-        if not self._single and not self._blocks:
-            return NO_PAGES
-        single = np.frombuffer(self._single, np.int32).reshape(-1, 4).T
-        return np.concatenate([*self._blocks, single], axis=1)
+        blocks = self._blocks
+        if len(blocks) > 1:
+            return np.concatenate(blocks, axis=1)
+        return blocks[0] if blocks else NO_PAGES
 
 
 class _Layout:
@@ -244,8 +255,10 @@ class _Layout:
         self.drafts: list[DraftRows] = []
         self._types: list[tuple[int, IntArray]] = []  # token types from a row on
 
-    def add_decodes(self, pieces: Sequence[Slice], occupants: Sequence[_Occupant]) -> None:
-        """Slices of plain decodes, which come first."""
+    def add_decodes(
+        self, pieces: Sequence[Slice], occupants: Sequence[_Occupant], *, in_flight: bool
+    ) -> None:
+        """Slices of plain decodes, which come first; some of their ids may be `in_flight`."""
         count = len(pieces)
         self.slots = [occupant.slot for occupant in occupants]
         self.starts = [piece.start for piece in pieces]
@@ -253,7 +266,7 @@ class _Layout:
         self.samples = list(range(count))
         tokens = [piece.req.tokens for piece in pieces]
         self.ids = [known.last for known in tokens]
-        if any(piece.req.pending > 1 for piece in pieces):
+        if in_flight:
             known_at = zip(tokens, self.stops, strict=True)
             self.rows = [row for row, (known, stop) in enumerate(known_at) if known.length < stop]
             self.sources = [self.slots[row] for row in self.rows]

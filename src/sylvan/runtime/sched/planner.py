@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.core.req import Draft, Phase, Req, Slice
+from sylvan.runtime.core.req import Draft, Growth, Phase, Req, Slice
 from sylvan.runtime.sched.admission import Admission, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
 from sylvan.runtime.sched.decodes import Decodes
@@ -46,7 +46,7 @@ class Planner:
         self._pacing = self._waiting.pacing
         self._plain = not hooks.gates_running and not hooks.drafts
         self.num_decodes = 0  # see `Batch.num_decodes`
-        self.grown: tuple[Req, ...] | None = None  # see `Batch.grown`
+        self.growth: Growth | None = None  # see `Batch.growth`
         self._decodes = Decodes(parts.cache) if self._plain and limits.inflight == 1 else None
         self._slices: list[Slice] = []
         self._page_size = parts.cache.page_size
@@ -64,7 +64,7 @@ class Planner:
         if self._pacing is not None:
             paced = paced_tokens(self._pacing, self._running, self._waiting)
             self._chunk = self._chunk if paced is None else min(self._chunk, paced)
-        self.planned_tokens, self.num_decodes, self.grown = 0, 0, None
+        self.planned_tokens, self.num_decodes, self.growth = 0, 0, None
         self._preempt_for_urgent()
         retractions = self.retractions
         rest = self._decode_all()
@@ -75,7 +75,7 @@ class Planner:
             self._start_waiting()
         if self._decodes is None or rest is None:
             return tuple(self._slices)
-        self.grown = self._decodes.grown
+        self.growth = self._decodes.growth
         return self._decodes.whole_step(self._slices, self.num_decodes)
 
     # ---- memory

@@ -224,7 +224,7 @@ class Scheduler:
         self._statistics.steps += bool(slices)
         copies = tuple(PageCopy(*copy) for copy in self._parts.cache.take_copies())
         ended = self._lifecycle.take_ended()
-        return Batch(slices, copies, ended, planner.num_decodes, planner.grown)
+        return Batch(slices, copies, ended, planner.num_decodes, planner.growth)
 
     def _expire(self) -> None:
         now = self._parts.clock()

@@ -38,7 +38,7 @@ def test_the_same_decodes_are_the_same_objects_moved_on():
     for (_, old), (after, new) in again:
         assert new == [(start + 1, stop + 1) for start, stop in old]
         needy = [p.req for p, (start, _) in zip(after.slices, new, strict=True) if start % 4 == 0]
-        assert list(after.grown or ()) == needy
+        assert list(after.growth.reqs) == needy
     for one in requests(3):
         assert world.tokens[one.rid] == alone(one)
 
