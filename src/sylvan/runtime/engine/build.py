@@ -33,7 +33,6 @@ from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
-from sylvan.runtime.features.grammar.worker import GrammarWorker
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
@@ -90,7 +89,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         path,
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: GrammarWorker(grammar.matchers))),
+        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker)),
     )
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
