@@ -127,6 +127,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         },
         state=lambda: _state(config, grammar, model),
         inspect=inspect,
+        executor=executor,
         close=close,
         num_grammar_reqs=grammar.num_waiting,
     )
