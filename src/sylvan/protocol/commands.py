@@ -40,12 +40,16 @@ class SharedTensors(msgspec.Struct, frozen=True, tag="shared"):
 
 
 class GroupTensors(msgspec.Struct, frozen=True, tag="group"):
-    """Tensors that rank 0 of an update group broadcasts, one after another in this order."""
+    """Tensors that rank 0 of an update group broadcasts, one after another in this order.
+
+    With `flat` it broadcasts once: the bytes of all, one after another, as uint8.
+    """
 
     group: str
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    flat: bool = False
 
 
 class SocketTensors(msgspec.Struct, frozen=True, tag="socket"):

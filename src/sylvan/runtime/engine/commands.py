@@ -7,9 +7,15 @@ from dataclasses import dataclass
 
 from sylvan.protocol.commands import (
     MEMORY_TAGS,
+    CheckHealth,
     CommandResult,
+    DescribeMemory,
     ExecutorCommand,
+    JoinGroup,
+    LeaveGroup,
+    LoadWeights,
     ReleaseMemory,
+    UnloadWeights,
     UpdateWeights,
 )
 from sylvan.protocol.errors import CapacityError
@@ -18,6 +24,9 @@ from sylvan.runtime.executor.api import Executor, PendingCommand
 from sylvan.runtime.sched.scheduler import Scheduler
 
 _ABORTED = Finish(type="abort", message="the weights were replaced", status=503)
+
+_BESIDE = (LoadWeights, UnloadWeights, JoinGroup, LeaveGroup, DescribeMemory, CheckHealth)
+"""Commands that touch nothing that steps read: these go on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,7 @@ class _Running:
 
 
 class Commands:
-    """Runs commands one after another while the scheduler is paused.
+    """Runs commands one after another; the scheduler is paused for those that change something.
 
     Args:
         scheduler: Stopped and drained by the first command, and let go on after the last.
@@ -46,8 +55,13 @@ class Commands:
 
     @property
     def active(self) -> bool:
-        """Whether no step may be launched now."""
+        """Whether there is a command to carry out."""
         return self._running is not None or bool(self._waiting)
+
+    @property
+    def stops_steps(self) -> bool:
+        """Whether no step may be launched now."""
+        return self._running is not None and not isinstance(self._running.command, _BESIDE)
 
     def add(self, number: int, command: ExecutorCommand) -> None:
         """Have a command carried out after those that came before."""
@@ -75,6 +89,8 @@ class Commands:
 
     def _prepare(self, command: ExecutorCommand) -> None:
         """Drain, and let go of what the command takes away."""
+        if isinstance(command, _BESIDE):
+            return
         self._scheduler.pause("in_place")
         flushes = isinstance(command, UpdateWeights) and command.flush
         releases = isinstance(command, ReleaseMemory) and "kv_cache" in (

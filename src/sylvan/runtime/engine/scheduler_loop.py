@@ -133,7 +133,9 @@ class SchedulerLoop:
         self._send_heartbeat()
         self._receive_messages(self._timeout_s() if wait else 0.0)
         if not self._shutdown:
-            progressed = self._advance_commands() if self._commands.active else self._step()
+            progressed = self._commands.active and self._advance_commands()
+            if not self._commands.stops_steps:
+                progressed = self._step() or progressed
             longer = min(max(2 * self._wait_s, _MIN_WAIT_S), _MAX_WAIT_S)
             self._wait_s = 0.0 if progressed else longer
         return not self._shutdown
@@ -313,7 +315,7 @@ class SchedulerLoop:
             case Resume():
                 if self._commands.blocked:
                     raise CapacityError(self._commands.blocked)
-                if not self._commands.active:
+                if not self._commands.stops_steps:
                     self._scheduler.resume()
                 self._set_paused(False)
                 return None
@@ -332,8 +334,9 @@ class SchedulerLoop:
             if command.version is not None:
                 self._set_version(command.version)
             body |= {"weight_version": self._ports.weight_version}
-            body |= {"num_paused_requests": self._scheduler.load().num_waiting_reqs}
-        if not (self._commands.active or self._commands.blocked or self._paused):
+            load = self._scheduler.load()
+            body |= {"num_paused_requests": load.num_running_reqs + load.num_waiting_reqs}
+        if not (self._commands.blocked or self._paused):
             self._scheduler.resume()
         self._ports.replies.send(
             ControlReply(

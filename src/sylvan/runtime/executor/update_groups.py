@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -88,11 +89,12 @@ class UpdateGroups:
         total = sum(math.prod(shape) * dtype.itemsize for dtype, shape in room.values())
         if total > most_bytes or any(n < 0 for _, shape in room.values() for n in shape):
             raise ConfigError(f"shapes of {total:,} bytes; at most {most_bytes:,}")
-        found: dict[str, torch.Tensor] = {}
+        found = {name: torch.empty(shape, dtype=kind) for name, (kind, shape) in room.items()}
         try:
-            for name, (dtype, shape) in room.items():
-                found[name] = torch.empty(shape, dtype=dtype)
-                broadcast(group, found[name])
+            if source.flat:
+                _broadcast_flat(group, found, total)
+            for tensor in () if source.flat else found.values():
+                broadcast(group, tensor)
         except RuntimeError as error:
             raise ConfigError(
                 f"rank 0 of {source.group!r} did not send: {str(error).splitlines()[0]}"
@@ -136,6 +138,14 @@ def broadcast(group: Any, tensor: torch.Tensor) -> None:
         RuntimeError: another rank was lost, or late.
     """
     group.broadcast(tensor, 0).wait()
+
+
+def _broadcast_flat(group: Any, tensors: Mapping[str, torch.Tensor], num_bytes: int) -> None:
+    whole = torch.empty(num_bytes, dtype=torch.uint8)
+    broadcast(group, whole)
+    parts = whole.split([tensor.numel() * tensor.itemsize for tensor in tensors.values()])
+    for tensor, part in zip(tensors.values(), parts, strict=True):
+        tensor.view(-1).view(torch.uint8).copy_(part)
 
 
 def _dtype(name: str) -> torch.dtype:
