@@ -138,6 +138,7 @@ class NativeCall:
                     raise error
                 state = states[delta.index]
                 state.add(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
+                state.weight_versions = delta.weight_versions
                 yield self._reply(state, delta)
 
     def _reply(self, state: ReplyState, delta: SampleDelta) -> Reply:
@@ -179,6 +180,7 @@ class NativeCall:
             text_of=self._manager.tokenizer.token_text if with_text else None,
             prompt_ids=prompt.input_ids if self._body.return_prompt_token_ids else None,
             index=index,
+            weight_version=self._manager.weight_version,
         )
 
 

@@ -122,11 +122,14 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             "weight_bytes": model.weight_bytes,
             "kv_bytes": model.kv_bytes,
             "state_bytes": model.num_states * model.state_bytes,
+            "weight_version": config.weight_version,
         },
         state=lambda: _state(config, grammar, model),
         inspect=inspect,
+        executor=executor,
         close=close,
         num_grammar_reqs=grammar.num_waiting,
+        weight_version=config.weight_version,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.step import StepPlan, StepResult
 
@@ -45,8 +46,35 @@ class Pending(Protocol):
         ...
 
 
+class PendingCommand(Protocol):
+    """A command that is being carried out."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> CommandResult:
+        """Block until it is carried out, or refused: the result says why."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Implements `PendingCommand` for one whose result is known."""
+
+    result: CommandResult
+
+    def done(self) -> bool:
+        """See `PendingCommand.done`."""
+        return True
+
+    def wait(self) -> CommandResult:
+        """See `PendingCommand.wait`."""
+        return self.result
+
+
 class Executor(Protocol):
-    """Runs steps one after another, in the order launched."""
+    """Runs steps one after another, in the order launched, and commands between them."""
 
     caps: ExecutorCaps
 
@@ -54,6 +82,13 @@ class Executor(Protocol):
         """Start a step without waiting for it.
 
         Token ids still in flight from earlier steps are resolved by the executor.
+        """
+        ...
+
+    def control(self, command: ExecutorCommand) -> PendingCommand:
+        """Start to carry out a command after the steps launched so far.
+
+        The caller has waited for these, and launches none before the command is done.
         """
         ...
 

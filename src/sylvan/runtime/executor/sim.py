@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
-from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.api import Carried, ExecutorCaps
 
 SimRequest = GenerateRequest | EmbedRequest
 
@@ -62,6 +63,10 @@ class SimExecutor:
             for index, (slot, stop) in enumerate(places)
         ]
         return Done(StepResult(tokens, {index: SliceOutput() for index in silent}))
+
+    def control(self, command: ExecutorCommand) -> Carried:
+        """See `Executor.control`."""
+        return Carried(CommandResult(error="a simulated executor has neither weights nor memory"))
 
     def close(self) -> None:
         """See `Executor.close`."""

@@ -184,6 +184,25 @@ class Scheduler:
         self._parts.cache.clear()
         return True
 
+    @property
+    def holds_kv(self) -> bool:
+        """Whether KV is on its way from or to elsewhere, so that `forget_kv` has to wait."""
+        return bool(self._requests.loading or self._requests.held)
+
+    def forget_kv(self) -> None:
+        """Use nothing again that was computed so far: requests compute their KV anew.
+
+        After `pause`, and not while `holds_kv`.
+        """
+        self._hooks.on_call("forget_kv")
+        assert not self._pipeline
+        assert not self.holds_kv
+        for req in tuple(self.running):
+            self._planner.retract(req)
+        for req in tuple(self._requests.closing.values()):
+            self._lifecycle.end(req)  # its client has everything; an earlier end would only save memory
+        self._parts.cache.clear()
+
     def audit(self) -> int:
         """Check that all memory has the owner it should have; take back what has none.
 

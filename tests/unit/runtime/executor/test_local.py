@@ -15,6 +15,7 @@ from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.core.step import PageCopy
 from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.slots import RequestSlots
@@ -76,7 +77,9 @@ class Bench:
         backend = ImmediateBackend(self.runner, batch, sampler or Sampler(), slots)
         halves = [PromptLogprobsWorker(), *([EmbeddingsWorker(pooler)] if pooler else [])]
         caps = ExecutorCaps(max_batch_tokens=64, max_running_reqs=4)
-        self.executor = LocalExecutor(Worker(backend, slots, halves), caps, overlap=overlap)
+        control = ExecutorControl("there are no weights", {}, self.pool.groups, None)
+        worker = Worker(backend, slots, halves, lambda: control.blocked)
+        self.executor = LocalExecutor(worker, caps, control, overlap=overlap)
         self.builder = PlanBuilder(caps.max_running_reqs)
         self.hooks = Hooks((PromptLogprobs(), *([Embeddings(pools_all=True)] if pooler else [])))
         self._page = 1

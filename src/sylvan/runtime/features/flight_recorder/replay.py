@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.protocol.errors import (
     CapacityError,
     ConfigError,
@@ -21,7 +22,7 @@ from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Draft, Req
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
-from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.api import Carried, ExecutorCaps
 from sylvan.runtime.features.embeddings.control import NoEmbeddings
 from sylvan.runtime.features.flight_recorder.recording import (
     Added,
@@ -304,6 +305,10 @@ class _TapeExecutor:
     def launch(self, plan: StepPlan) -> _TapePending:
         self._tape.launched(plan)
         return _TapePending(self._tape)
+
+    def control(self, command: ExecutorCommand) -> Carried:
+        """See `Executor.control`; what commands did to the scheduler is on the tape."""
+        return Carried(CommandResult(error="a recording has neither weights nor memory"))
 
     def close(self) -> None:
         """See `Executor.close`."""
