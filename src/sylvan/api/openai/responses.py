@@ -132,6 +132,33 @@ class ResponsesBody(WireModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class InputItemsQuery(WireModel):
+    """Query of `/v1/responses/{id}/input_items`."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    """Items of a page."""
+    order: Literal["asc", "desc"] = "desc"
+    after: Name | None = None
+    """Id of the item before the page."""
+
+
+class InputItemsReply(BaseModel):
+    """A page of items."""
+
+    object: Literal["list"]
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokensReply(BaseModel):
+    """Length of an input."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponsesReply(BaseModel):
     """A response."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from sylvan.api.strict_json import decode_json
 from sylvan.protocol.errors import RequestError
+
+_CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # as zlib's window bits say them
 
 
 class ClientGoneError(Exception):
@@ -34,7 +37,9 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
             chunks.append(chunk)
     except ClientDisconnect as error:
         raise ClientGoneError from error
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    return data if coding in ("", "identity") else _unpacked(data, coding, max_bytes)
 
 
 async def read_json(request: Request, max_bytes: int, *, typed: bool) -> Any:
@@ -61,6 +66,24 @@ def check_content_type(request: Request) -> None:
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
         shown = f"not {given[:80]!r}" if given else "but is missing"
         raise RequestError(f"Content-Type must be application/json, {shown}.")
+
+
+def _unpacked(data: bytes, coding: str, max_bytes: int) -> bytes:
+    """A compressed body; the limit is on what it holds."""
+    wbits = _CODINGS.get(coding)
+    if wbits is None:
+        message = f"Content-Encoding: expected gzip or deflate, not {coding[:40]!r}."
+        raise RequestError(message, status=415)
+    reader = zlib.decompressobj(wbits)
+    try:
+        found = reader.decompress(data, max_bytes + 1)
+    except zlib.error as error:
+        raise RequestError(f"The body is not valid {coding}: {error}.") from error
+    if len(found) > max_bytes:
+        raise _too_large(max_bytes)
+    if not reader.eof:
+        raise RequestError(f"The body is not valid {coding}: it ends too early.")
+    return found
 
 
 def _too_large(max_bytes: int) -> RequestError:

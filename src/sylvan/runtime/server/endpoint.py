@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -41,6 +43,8 @@ INTERNAL_ERROR = "Internal error; see the server's log."
 CLIENT_GONE = 499  # never sent; what the access log says of a client that left
 IGNORED_HEADER = "x-sylvan-ignored-fields"
 IGNORED_COUNT_HEADER = "x-sylvan-ignored-count"
+REQUEST_ID = "x-request-id"
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
 
 Body = TypeVar("Body", bound=WireModel | None)
@@ -140,6 +144,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
     async def handle(request: Request) -> Response:
         response = await answer(request)
         context.accounts.called(endpoint.path, request.method, response.status_code)
+        response.headers[REQUEST_ID] = _request_id(request)
         return response
 
     async def answer(request: Request) -> Response:
@@ -168,6 +173,12 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
         return response
 
     return handle
+
+
+def _request_id(request: Request) -> str:
+    """The name that the client or a proxy gave the call, or a new one."""
+    given = request.headers.get(REQUEST_ID, "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
 def error_response(family: Family, error: SylvanError, *, checked: bool = True) -> Response:

@@ -370,3 +370,32 @@ async def test_thinking_can_be_kept_by_the_client(client):
     for bad in ("x", "sylvan-reasoning-1.!!", 5, None):
         items = [{"type": "reasoning", "encrypted_content": bad}]
         assert chat_messages(items, None)[0]["reasoning_content"] == ""
+
+
+async def test_input_of_a_response_is_listed(client):
+    first = await create(client, input="One")
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Two"}]}]
+    second = await create(client, input=items, previous_response_id=first["id"])
+    path = f"/v1/responses/{second['id']}/input_items"
+
+    page = (await client.get(path)).json()
+    texts = [part["text"] for item in page["data"] for part in item["content"]]
+    assert (texts[0], texts[-1], page["has_more"]) == ("Two", "One", False)
+    assert page["first_id"] == page["data"][0]["id"]
+    one = (await client.get(f"{path}?limit=1&order=asc")).json()
+    assert (one["data"], one["has_more"]) == (page["data"][-1:], True)
+    rest = (await client.get(f"{path}?order=asc&after={one['last_id']}")).json()
+    assert rest["data"] == page["data"][-2::-1]
+    assert (await client.get(f"{path}?after=nothing")).status_code == 400
+    assert (await client.get("/v1/responses/resp_none/input_items")).status_code == 404
+
+
+async def test_tokens_of_an_input_are_counted(client):
+    body = {"input": "Hello", "instructions": "Be brief.", "tools": [FIND]}
+    counted = await client.post("/v1/responses/input_tokens", body)
+    made = await create(client, **body)
+
+    assert counted.json() == {
+        "object": "response.input_tokens",
+        "input_tokens": made["usage"]["input_tokens"],
+    }

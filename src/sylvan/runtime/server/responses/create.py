@@ -66,7 +66,7 @@ _SAME_NAME = (
 
 async def create(call: Call[ResponsesBody]) -> Response:
     """Answer some input."""
-    job = _Job(call)
+    job = Job(call)
     if call.body.background:
         return json_response(job.start())
     if call.body.stream:
@@ -101,10 +101,15 @@ async def delete(call: Call[None]) -> Response:
 
 def _stored(call: Call[None]) -> Stored:
     name = call.request.path_params["response_id"]
-    return _find(call, name, None)
+    return find_stored(call, name, None)
 
 
-def _find(call: Call[Any], name: str, param: str | None) -> Stored:
+def find_stored(call: Call[Any], name: str, param: str | None) -> Stored:
+    """The stored response of that name.
+
+    Raises:
+        RequestError: It is no id of a response, or the tenant has none of that id.
+    """
     if not name.startswith("resp_"):
         message = f"{param or 'response_id'}: {name[:80]!r} is no id of a response (resp_...)."
         raise RequestError(message, param=param or "response_id")
@@ -115,15 +120,19 @@ def _find(call: Call[Any], name: str, param: str | None) -> Stored:
     return found
 
 
-class _Job:
-    """One response under way."""
+class Job:
+    """One response under way.
+
+    Attributes:
+        conversation: What is to be answered.
+    """
 
     def __init__(self, call: Call[ResponsesBody]) -> None:
         self._call, self._body, self._context = call, call.body, call.context
         body = call.body
         items: list[dict[str, Any]] = []
         if body.previous_response_id:
-            earlier = _find(call, body.previous_response_id, "previous_response_id")
+            earlier = find_stored(call, body.previous_response_id, "previous_response_id")
             items = [*earlier.items, *earlier.reply["output"]]
         self._items = [*items, *input_items(body)]
         store = call.context.responses
@@ -138,7 +147,8 @@ class _Job:
         include = body.include or ()
         self._style = ItemStyle(self._offer.origins, "reasoning.encrypted_content" in include)
         self._logprobs = self._wanted_logprobs()
-        self._turn = Turn(call, self._conversation())
+        self.conversation = self._conversation()
+        self._turn = Turn(call, self.conversation)
 
     def start(self) -> dict[str, Any]:
         """Make the response in the background."""
