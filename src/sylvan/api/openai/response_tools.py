@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -44,6 +44,14 @@ class ToolReference(WireModel):
     namespace: str | None = None
 
 
+class ResponsesChoice(WireModel):
+    """The tool to call."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a function that the model is offered is to the client."""
@@ -67,7 +75,7 @@ class Offer:
     origins: Mapping[str, Origin]
     left_out: Sequence[str] = ()
 
-    def name_of(self, wanted: ToolReference, path: str) -> str:
+    def name_of(self, wanted: ToolReference | ResponsesChoice, path: str) -> str:
         """The name under which a tool is offered.
 
         Raises:

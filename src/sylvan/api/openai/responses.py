@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from sylvan.api.native import Milliseconds, Name, Priority, ThinkingBudget, Timeout
 from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
 from sylvan.api.openai.response_state import unpack
-from sylvan.api.openai.response_tools import INPUT, ResponsesTool, ToolReference
+from sylvan.api.openai.response_tools import INPUT, ResponsesChoice, ResponsesTool, ToolReference
 from sylvan.api.sampling import OBJECT_SCHEMA
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
@@ -34,13 +34,6 @@ class AllowedTools(WireModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
-
-
-class ResponsesChoice(ToolReference):
-    """The tool to call."""
-
-    type: Literal["function", "custom"]
-    name: str
 
 
 Include = Literal[

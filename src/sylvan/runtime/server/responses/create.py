@@ -13,11 +13,10 @@ from starlette.responses import Response
 
 from sylvan.api.errors import Family, error_body
 from sylvan.api.native import join_salt
-from sylvan.api.openai.response_tools import offer
+from sylvan.api.openai.response_tools import ResponsesChoice, offer
 from sylvan.api.openai.responses import (
     AllowedTools,
     ResponsesBody,
-    ResponsesChoice,
     chat_messages,
     input_items,
     text_fields,
