@@ -155,6 +155,11 @@ class LimitsConfig(Section, frozen=True):
     response_bytes: Bytes = 256 << 20
     """Answers of `/v1/responses` that are kept, with what led to them; beyond it the oldest go of
     the tenant that has the most."""
+    stored_bytes: Bytes = 1 << 30
+    """Files and batches of one tenant; more are refused with status 413. In memory without
+    `server.data_dir`."""
+    retention_s: Annotated[float, msgspec.Meta(ge=60)] = 30 * 86_400.0
+    """Seconds after which files, ended batches and stored responses are forgotten."""
 
 
 class TextConfig(Section, frozen=True):

@@ -101,7 +101,12 @@ def make_context(
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=template,
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
-        responses=ResponseStore(settings.response_store_size, settings.max_response_bytes),
+        responses=ResponseStore(
+            settings.response_store_size,
+            settings.max_response_bytes,
+            settings.retention_s,
+            clock,
+        ),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
         batches=Batches(store, BatchWorker(store, wall_clock)),
         clock=clock,

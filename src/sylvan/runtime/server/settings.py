@@ -45,6 +45,8 @@ class ServerSettings:
         max_parameter_bytes: Largest size of the parameters of one request, for all its samples.
         max_top_logprobs: Largest number of alternatives per position.
         max_response_bytes: Size of all stored `/v1/responses` objects together.
+        max_stored_bytes: Size of all files and batches of one tenant.
+        retention_s: Age at which files, ended batches and stored responses are forgotten.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
         shown: Resolved configuration for `/server_info`, free of secrets.
@@ -76,6 +78,8 @@ class ServerSettings:
     max_parameter_bytes: int = 64 << 20
     max_top_logprobs: int = 128
     max_response_bytes: int = 256 << 20
+    max_stored_bytes: int = 1 << 30
+    retention_s: float = 30 * 86_400.0
     response_store_size: int = 1024
     data_dir: str | None = None
     shown: Mapping[str, Any] = field(default_factory=dict)
@@ -100,6 +104,8 @@ class ServerSettings:
             max_batch_samples=config.limits.samples,
             max_parameter_bytes=config.limits.parameter_bytes,
             max_response_bytes=config.limits.response_bytes,
+            max_stored_bytes=config.limits.stored_bytes,
+            retention_s=config.limits.retention_s,
             data_dir=server.data_dir,
             incremental_streaming_output=text.incremental_stream,
             enable_cache_report=text.cache_report,

@@ -155,6 +155,13 @@ _BATCHES = (
         statuses=(404,),
     ),
     openai(
+        "/v1/batches/{batch_id}",
+        handler=batches.delete,
+        methods=("DELETE",),
+        reply=DeletedReply,
+        statuses=(404, 409),
+    ),
+    openai(
         "/v1/batches/{batch_id}/cancel",
         handler=batches.cancel,
         reply=BatchReply,
