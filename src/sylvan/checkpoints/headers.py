@@ -55,7 +55,7 @@ def read_header(file: Path) -> tuple[dict[str, Entry], int]:
 def _parse(text: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 

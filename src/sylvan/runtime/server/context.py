@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.json_files import read_json
 
 
 def wall_clock() -> float:
@@ -117,7 +117,7 @@ def make_context(
 def read_generation_config(model_path: str) -> Mapping[str, Any]:
     """The checkpoint's `generation_config.json`; empty if there is none."""
     try:
-        value = json.loads((Path(model_path) / "generation_config.json").read_text("utf-8"))
+        value = read_json(Path(model_path) / "generation_config.json")
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -41,6 +41,7 @@ class ServerSettings:
         shared_system_prompts: Files with system prompts whose cache all tenants share.
         allow_control_text: Control tokens that messages spell count.
         reasoning_parser: Likewise for reasoning.
+        max_text_chars: Most characters that a route takes which only reads text.
         max_batch_samples: Largest number of prompts times samples in one request.
         max_parameter_bytes: Largest size of the parameters of one request, for all its samples.
         max_top_logprobs: Largest number of alternatives per position.
@@ -74,6 +75,7 @@ class ServerSettings:
     allow_control_text: bool = False
     tool_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
+    max_text_chars: int = 4 << 20
     max_batch_samples: int = 4096
     max_parameter_bytes: int = 64 << 20
     max_top_logprobs: int = 128
@@ -101,6 +103,7 @@ class ServerSettings:
             root_path=server.root_path,
             access_log=server.access_log,
             max_body_bytes=server.max_body_bytes,
+            max_text_chars=config.limits.text_chars,
             max_batch_samples=config.limits.samples,
             max_parameter_bytes=config.limits.parameter_bytes,
             max_response_bytes=config.limits.response_bytes,

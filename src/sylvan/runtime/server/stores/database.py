@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Database:
     """The database; may be called from any thread.
 
-    Its file is its owner's alone, and belongs to one process at a time. The journal keeps its room, and
-    holds only pages that were in use: what was deleted can be written over on a full disk.
+    Its file is its owner's alone, and belongs to one process at a time. The journal keeps its room,
+    and holds only pages that were in use: what was deleted can be written over on a full disk.
 
     Args:
         folder: Where it lies; None keeps it in memory, until the process ends.
