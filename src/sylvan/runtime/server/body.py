@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from sylvan.api.strict_json import decode_json
 from sylvan.protocol.errors import RequestError
 
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
 _CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # as zlib's window bits say them
 
 
@@ -24,6 +25,9 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         RequestError: With status 413, as soon as the limit is passed, or is announced to be.
         ClientGoneError: The client left before the end.
     """
+    expected = request.headers.get("expect", "")
+    if expected and expected.strip().lower() != "100-continue":
+        raise RequestError(f"Expect: only 100-continue is met, not {expected[:40]!r}.", status=417)
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise _too_large(max_bytes)
@@ -66,6 +70,20 @@ def check_content_type(request: Request) -> None:
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
         shown = f"not {given[:80]!r}" if given else "but is missing"
         raise RequestError(f"Content-Type must be application/json, {shown}.")
+
+
+def check_charset(request: Request) -> None:
+    """Refuse a body that is announced in another encoding than UTF-8.
+
+    Raises:
+        RequestError: With status 415.
+    """
+    for parameter in request.headers.get("content-type", "").split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"').lower()
+        if name.strip().lower() == "charset" and charset not in _CHARSETS:
+            message = f"Content-Type: expected charset utf-8, not {charset[:40]!r}."
+            raise RequestError(message, status=415)
 
 
 def _unpacked(data: bytes, coding: str, max_bytes: int) -> bytes:

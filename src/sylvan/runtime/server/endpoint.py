@@ -30,7 +30,12 @@ from sylvan.protocol.errors import (
     RequestError,
     SylvanError,
 )
-from sylvan.runtime.server.body import ClientGoneError, check_content_type, read_body
+from sylvan.runtime.server.body import (
+    ClientGoneError,
+    check_charset,
+    check_content_type,
+    read_body,
+)
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.keyring import Tenant
@@ -153,7 +158,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
         tenant = gate.check(endpoint.level, request.headers, simple=simple)
         if isinstance(tenant, Refusal):
             return _refuse(endpoint.family, tenant)
-        checked, names = False, endpoint.spelling
+        checked, names = False, dict[str, str]()  # bodies are checked under their own names
         try:
             if endpoint.budgeted:
                 context.keyring.admit(tenant)
@@ -235,6 +240,7 @@ async def _read(
     if endpoint.body is not None:
         raw = await read_body(request, context.settings.max_body_bytes)
         if raw or not endpoint.body_optional:
+            check_charset(request)
             if endpoint.typed:
                 check_content_type(request)
             body = parse(endpoint.body, decode_json(raw))

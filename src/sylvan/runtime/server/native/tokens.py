@@ -66,9 +66,10 @@ async def _conversation(call: Call[TokenizeBody]) -> list[int]:
     body = call.body
     going_on = bool(body.continue_final_message)
     start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     request = ChatRequest(
         messages=body.messages or (),
-        tools=body.tools if body.tool_choice != "none" else None,
+        tools=tools if tools and body.tool_choice != "none" else None,
         add_generation_prompt=start,
         continue_final_message=going_on,
         kwargs={

@@ -50,6 +50,16 @@ class Item:
     response: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemAnswer:
+    """The answer to one request of a batch."""
+
+    batch: str
+    line: int
+    status: int
+    response: str
+
+
 class BatchStore:
     """Files, batches and their requests; may be called from any thread.
 
@@ -209,10 +219,11 @@ class BatchStore:
         )
         return self._database.run(lambda db: db.execute(query, (batch,)).fetchone())
 
-    def answer(self, batch: str, line: int, status: int, response: str) -> None:
-        """Store the answer to a request."""
+    def answer(self, answers: Sequence[ItemAnswer]) -> None:
+        """Store the answers to requests, of any batches; a second answer replaces the first."""
         query = "UPDATE items SET status = ?, response = ? WHERE batch = ? AND line = ?"
-        self._database.run(lambda db: db.execute(query, (status, response, batch, line)))
+        rows = [(found.status, found.response, found.batch, found.line) for found in answers]
+        self._database.run(lambda db: db.executemany(query, rows))
 
     def _files(self, condition: str, values: tuple[str, ...]) -> list[StoredFile]:
         query = f"SELECT id, tenant, filename, purpose, created_at, LENGTH(content) FROM files WHERE {condition} ORDER BY created_at DESC, id DESC"  # noqa: E501

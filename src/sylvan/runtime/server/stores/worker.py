@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 from sylvan.protocol.errors import CapacityError
-from sylvan.runtime.server.stores.batches import BatchStore, Item, StoredFile
+from sylvan.runtime.server.stores.batches import BatchStore, Item, ItemAnswer, StoredFile
 from sylvan.utils.tasks import settled
 from sylvan.utils.threads import call_in_thread
 
@@ -59,6 +59,28 @@ class _Waiting:
             return item
 
 
+class _Answers:
+    """Stores answers, those that wait at the same time together: each time costs a disk's sync."""
+
+    def __init__(self, store: Callable[[list[ItemAnswer]], Awaitable[None]]) -> None:
+        self._store = store
+        self._lock = asyncio.Lock()
+        self._waiting: list[ItemAnswer] = []
+
+    async def add(self, answer: ItemAnswer) -> None:
+        """Return when the answer is stored."""
+        self._waiting.append(answer)
+        async with self._lock:
+            if answer not in self._waiting:  # stored together with another
+                return
+            answers, self._waiting = self._waiting, []
+            try:
+                await self._store(answers)
+            except BaseException:
+                self._waiting = answers + self._waiting  # those of others are stored by them
+                raise
+
+
 class BatchWorker:
     """Answers the requests of batches; at most one task, which ends when nothing is left.
 
@@ -81,6 +103,7 @@ class BatchWorker:
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._answers = _Answers(lambda answers: self._stored(self._store.answer, answers))
         self._cancelled: dict[str, asyncio.Event] = {}
 
     def begin(self, execute: Execute) -> None:
@@ -192,7 +215,7 @@ class BatchWorker:
         while (item := await waiting.take()) is not None:
             status, answer = await self._answer(tenant, state["endpoint"], item)
             text = json.dumps(answer)
-            await self._stored(self._store.answer, state["id"], item.line, status, text)
+            await self._answers.add(ItemAnswer(state["id"], item.line, status, text))
 
     async def _answer(self, tenant: str, endpoint: str, item: Item) -> tuple[int, Any]:
         assert self._execute is not None, "begun before it runs"

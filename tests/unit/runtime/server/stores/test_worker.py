@@ -99,8 +99,9 @@ async def test_lines_that_were_not_answered_in_time_are_named(store):
 
 async def test_a_batch_waits_for_room_and_goes_on(store, tmp_path):
     new_batch(store, 20)
-    [pages] = store._database._db.execute("PRAGMA page_count").fetchone()
-    store._database._db.execute(f"PRAGMA max_page_count = {pages}")  # the disk is full
+    database = store._database
+    [pages] = database.run(lambda db: db.execute("PRAGMA page_count").fetchone())
+    database.run(lambda db: db.execute(f"PRAGMA max_page_count = {pages}"))  # the disk is full
 
     async def execute(tenant, endpoint, body):
         return 200, {"text": "x" * 10_000}
@@ -109,7 +110,7 @@ async def test_a_batch_waits_for_room_and_goes_on(store, tmp_path):
     worker.begin(execute)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ended(store), 0.2)
-    store._database._db.execute("PRAGMA max_page_count = 1000000")  # and has room again
+    database.run(lambda db: db.execute("PRAGMA max_page_count = 1000000"))  # and has room again
     state = await ended(store)
 
     assert state["status"] == "completed"
