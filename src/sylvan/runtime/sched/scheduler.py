@@ -31,6 +31,7 @@ from sylvan.runtime.sched.outputs import (
     output,
     refusal,
     text_may_end_earlier,
+    unchosen,
 )
 from sylvan.runtime.sched.phases import RequestTable
 from sylvan.runtime.sched.plan_builder import PlanBuilder
@@ -320,7 +321,8 @@ class Scheduler:
 
     def _accept_tokens(self, req: Req, out: SliceOutput, now: float) -> None:
         tokens, finish = out.token_ids, Finish(type="stop") if out.ended else None
-        if req.max_tokens == req.prompt_len:  # prefill only: nothing is given out
+        only_prefill = req.max_tokens == req.prompt_len
+        if only_prefill:  # what may follow is told, no token is given out
             tokens, finish = (), Finish(type="length", length=0)
         for count, token in enumerate(tokens, 1):
             req.tokens.append(token)
@@ -334,7 +336,8 @@ class Scheduler:
         if finish and not req.finish:
             self._finish(req, finish)
         if req.finish or fields or req.tokens.length >= req.emit_at:
-            logprobs = head(out.logprobs, len(tokens))
+            found = out.logprobs
+            logprobs = unchosen(found) if only_prefill else head(found, len(tokens))
             self._outbox.append(output(req, now, logprobs=logprobs, **fields))
 
     def _void_later_samples(self, req: Req) -> None:

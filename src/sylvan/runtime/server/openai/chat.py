@@ -49,8 +49,9 @@ from sylvan.runtime.server.output import (
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import ReasoningCounter, count_reasoning
+from sylvan.runtime.server.thinking import count_reasoning
 from sylvan.runtime.tokenizer.types import SampleDelta, error_of
+from sylvan.text.reasoning.tokens import ReasoningCounter
 
 
 async def chat(call: Call[ChatBody]) -> Response:
@@ -306,7 +307,7 @@ class _Writer:
         self._begun = False
         self._ids: list[int] = []
         inside = prepared.rules.starts_in_reasoning
-        self._counter = ReasoningCounter(job.context.parsers, inside=inside)
+        self._counter = ReasoningCounter(job.context.parsers.marks, inside=inside)
         self._thinking = ""
         self._answers = False
         self._is_over = False
