@@ -148,6 +148,8 @@ class LimitsConfig(Section, frozen=True):
     write_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """Seconds in which a client may read nothing of an answer before its connection ends."""
 
+    text_chars: Count = 4 << 20
+    """Characters of one call of `/tokenize`, `/parse_function_call` or `/separate_reasoning`."""
     samples: Count = 4096
     """Prompts times samples of one request."""
     parameter_bytes: Bytes = 64 << 20
@@ -155,6 +157,11 @@ class LimitsConfig(Section, frozen=True):
     response_bytes: Bytes = 256 << 20
     """Answers of `/v1/responses` that are kept, with what led to them; beyond it the oldest go of
     the tenant that has the most."""
+    stored_bytes: Bytes = 1 << 30
+    """Files and batches of one tenant; more are refused with status 413. In memory without
+    `server.data_dir`."""
+    retention_s: Annotated[float, msgspec.Meta(ge=60)] = 30 * 86_400.0
+    """Seconds after which files, ended batches and stored responses are forgotten."""
 
 
 class TextConfig(Section, frozen=True):
@@ -317,7 +324,7 @@ class Config(Section, frozen=True):
     device: str = "auto"
     """Where the model runs: `cpu`, `cuda` (NVIDIA), `rocm` (AMD), `xpu` (Intel), or what another
     package offers."""
-    threads: Count | Auto = "auto"
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Auto = "auto"
     """CPU threads of the model's kernels."""
     attention: str = "auto"
     """Attention kernels."""

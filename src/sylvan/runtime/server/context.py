@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.json_files import read_json
 
 
 def wall_clock() -> float:
@@ -104,7 +104,12 @@ def make_context(
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=template,
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
-        responses=ResponseStore(settings.response_store_size, settings.max_response_bytes),
+        responses=ResponseStore(
+            settings.response_store_size,
+            settings.max_response_bytes,
+            settings.retention_s,
+            clock,
+        ),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
         updates=engine.updates,
         batches=Batches(store, BatchWorker(store, wall_clock)),
@@ -116,7 +121,7 @@ def make_context(
 def read_generation_config(model_path: str) -> Mapping[str, Any]:
     """The checkpoint's `generation_config.json`; empty if there is none."""
     try:
-        value = json.loads((Path(model_path) / "generation_config.json").read_text("utf-8"))
+        value = read_json(Path(model_path) / "generation_config.json")
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

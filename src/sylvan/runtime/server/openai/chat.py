@@ -10,7 +10,13 @@ from uuid import uuid4
 from starlette.responses import Response
 
 from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
-from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
+from sylvan.api.openai.common import (
+    adapter_fields,
+    adapter_of,
+    grammar_fields,
+    openai_sampling,
+    salt_of,
+)
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
@@ -43,8 +49,9 @@ from sylvan.runtime.server.output import (
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import ReasoningCounter, count_reasoning
+from sylvan.runtime.server.thinking import count_reasoning
 from sylvan.runtime.tokenizer.types import SampleDelta, error_of
+from sylvan.text.reasoning.tokens import ReasoningCounter
 
 
 async def chat(call: Call[ChatBody]) -> Response:
@@ -74,6 +81,11 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         RequestError: Names the field and the limit.
     """
     body, context = call.body, call.context
+    call.names.update(adapter_fields(body))
+    if body.input_ids is not None:
+        call.names["input_ids"] = "input_ids"
+    if body.max_completion_tokens is not None:
+        call.names["max_new_tokens"] = "max_completion_tokens"
     going_on = bool(body.continue_final_message)
     start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
     switch = body.enable_thinking
@@ -296,7 +308,7 @@ class _Writer:
         self._begun = False
         self._ids: list[int] = []
         inside = prepared.rules.starts_in_reasoning
-        self._counter = ReasoningCounter(job.context.parsers, inside=inside)
+        self._counter = ReasoningCounter(job.context.parsers.marks, inside=inside)
         self._thinking = ""
         self._answers = False
         self._is_over = False

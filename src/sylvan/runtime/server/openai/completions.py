@@ -12,7 +12,13 @@ from starlette.responses import Response
 
 from sylvan.api.errors import Family, error_body
 from sylvan.api.logprobs import CompletionLogprobs, CompletionToken
-from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
+from sylvan.api.openai.common import (
+    adapter_fields,
+    adapter_of,
+    grammar_fields,
+    openai_sampling,
+    salt_of,
+)
 from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, prompts_of
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, TokenLogprobs
@@ -46,7 +52,9 @@ class _Job:
     def __init__(self, call: Call[CompletionBody]) -> None:
         body, context = call.body, call.context
         self._call, self._body, self._context = call, body, context
-        call.names.update(grammar_fields(body))
+        call.names.update({**grammar_fields(body), **adapter_fields(body)})
+        if body.best_of is not None:
+            call.names["n"] = "best_of"
         self._prompts = prompts_of(body)
         self._best_of = self._check(body)
         self._sampling = openai_sampling(
