@@ -62,10 +62,11 @@ def without_settings() -> dict[str, str]:
 def for_compute() -> dict[str, str]:
     """This process's environment for a child that computes.
 
-    Threads of PyTorch that have nothing to do are to sleep, since ours share their cores; who set
+    Our variables are left out, keys among them: such a child is configured by messages. Threads of
+    PyTorch that have nothing to do are to sleep, since ours share their cores; who set
     `OMP_WAIT_POLICY` has decided otherwise.
     """
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **without_settings()}
 
 
 def calm_threads() -> None:

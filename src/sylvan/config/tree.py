@@ -163,6 +163,8 @@ class LimitsConfig(Section, frozen=True):
     write_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """Seconds in which a client may read nothing of an answer before its connection ends."""
 
+    text_chars: Count = 4 << 20
+    """Characters of one call of `/tokenize`, `/parse_function_call` or `/separate_reasoning`."""
     samples: Count = 4096
     """Prompts times samples of one request."""
     parameter_bytes: Bytes = 64 << 20
@@ -170,6 +172,11 @@ class LimitsConfig(Section, frozen=True):
     response_bytes: Bytes = 256 << 20
     """Answers of `/v1/responses` that are kept, with what led to them; beyond it the oldest go of
     the tenant that has the most."""
+    stored_bytes: Bytes = 1 << 30
+    """Files and batches of one tenant; more are refused with status 413. In memory without
+    `server.data_dir`."""
+    retention_s: Annotated[float, msgspec.Meta(ge=60)] = 30 * 86_400.0
+    """Seconds after which files, ended batches and stored responses are forgotten."""
 
 
 class TextConfig(Section, frozen=True):
@@ -308,6 +315,8 @@ class Config(Section, frozen=True):
     built-in chat model."""
     served_model_name: str | None = None
     """Name of the model in the API; default: the last part of its path."""
+    weight_version: str = "default"
+    """Label of the weights, told in every answer; updates of the weights may bring another."""
     tokenizer: str | None = None
     """Directory or URL of the tokenizer, or a GGUF file; default: the model's own."""
     task: Literal["auto", "generate", "embed", "classify", "both", "vectors"] = "auto"
@@ -330,7 +339,7 @@ class Config(Section, frozen=True):
     device: str = "auto"
     """Where the model runs: `cpu`, `cuda` (NVIDIA), `rocm` (AMD), `xpu` (Intel), or what another
     package offers."""
-    threads: Count | Auto = "auto"
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Auto = "auto"
     """CPU threads of the model's kernels."""
     attention: str = "auto"
     """Attention kernels."""

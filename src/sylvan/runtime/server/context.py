@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +25,10 @@ from sylvan.runtime.server.stores.service import Batches
 from sylvan.runtime.server.stores.sessions import SessionStore
 from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.json_files import read_json
 
 
 def wall_clock() -> float:
@@ -50,6 +51,7 @@ class Context:
         sessions: Past turns of `/generate`.
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
+        updates: Replaces weights, in one call or several.
         detached: Calls that go on without their client.
         clock: Monotonic; for durations.
         wall: Seconds since 1970; for time stamps.
@@ -68,6 +70,7 @@ class Context:
     sessions: SessionStore
     batches: Batches
     accounts: Accounts
+    updates: WeightUpdates
     detached: Detached = field(default_factory=Detached)
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
@@ -113,8 +116,14 @@ def make_context(
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=template,
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
-        responses=ResponseStore(settings.response_store_size, settings.max_response_bytes),
+        responses=ResponseStore(
+            settings.response_store_size,
+            settings.max_response_bytes,
+            settings.retention_s,
+            clock,
+        ),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
+        updates=engine.updates,
         batches=Batches(store, BatchWorker(store, wall_clock)),
         clock=clock,
         started=wall_clock(),
@@ -124,7 +133,7 @@ def make_context(
 def read_generation_config(model_path: str) -> Mapping[str, Any]:
     """The checkpoint's `generation_config.json`; empty if there is none."""
     try:
-        value = json.loads((Path(model_path) / "generation_config.json").read_text("utf-8"))
+        value = read_json(Path(model_path) / "generation_config.json")
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

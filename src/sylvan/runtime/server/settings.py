@@ -42,10 +42,13 @@ class ServerSettings:
         shared_system_prompts: Files with system prompts whose cache all tenants share.
         allow_control_text: Control tokens that messages spell count.
         reasoning_parser: Likewise for reasoning.
+        max_text_chars: Most characters that a route takes which only reads text.
         max_batch_samples: Largest number of prompts times samples in one request.
         max_parameter_bytes: Largest size of the parameters of one request, for all its samples.
         max_top_logprobs: Largest number of alternatives per position.
         max_response_bytes: Size of all stored `/v1/responses` objects together.
+        max_stored_bytes: Size of all files and batches of one tenant.
+        retention_s: Age at which files, ended batches and stored responses are forgotten.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
         shown: Resolved configuration for `/server_info`, free of secrets.
@@ -74,10 +77,13 @@ class ServerSettings:
     allow_control_text: bool = False
     tool_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
+    max_text_chars: int = 4 << 20
     max_batch_samples: int = 4096
     max_parameter_bytes: int = 64 << 20
     max_top_logprobs: int = 128
     max_response_bytes: int = 256 << 20
+    max_stored_bytes: int = 1 << 30
+    retention_s: float = 30 * 86_400.0
     response_store_size: int = 1024
     data_dir: str | None = None
     shown: Mapping[str, Any] = field(default_factory=dict)
@@ -100,9 +106,12 @@ class ServerSettings:
             root_path=server.root_path,
             access_log=server.access_log,
             max_body_bytes=server.max_body_bytes,
+            max_text_chars=config.limits.text_chars,
             max_batch_samples=config.limits.samples,
             max_parameter_bytes=config.limits.parameter_bytes,
             max_response_bytes=config.limits.response_bytes,
+            max_stored_bytes=config.limits.stored_bytes,
+            retention_s=config.limits.retention_s,
             data_dir=server.data_dir,
             incremental_streaming_output=text.incremental_stream,
             enable_cache_report=text.cache_report,
