@@ -30,7 +30,15 @@ PENDING: Mapping[str, str] = {
         "discovery in Kubernetes (discovery.dns follows a headless service)",
     ),
     "tokens.cache_bytes": "a cache of prefixes of texts (tokens.cache_entries keeps whole ones)",
-    "providers": "pass-through to other providers",
+    **dict.fromkeys(
+        (
+            "providers.history",
+            "providers.history_file",
+            "providers.history_entries",
+            "providers.retention_days",
+        ),
+        "a history of responses and conversations",
+    ),
     "control.jwt_issuer": "JWT (control.api_keys has keys of operators)",
     "control.jwt_audience": "JWT",
     "control.jwt_jwks_uri": "JWT",

@@ -7,6 +7,7 @@ import secrets
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,7 +16,6 @@ from sylvan.gateway.control.api import Own
 from sylvan.gateway.control.gauges import InflightAges
 from sylvan.gateway.errors import UnauthorizedError
 from sylvan.gateway.http.caller import Caller, CallerGoneError
-from sylvan.gateway.http.router import HttpRouter
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.observe.families import HttpFamilies
 from sylvan.gateway.security.gate import Gate
@@ -36,6 +36,14 @@ _PREFIXES = (
 )
 
 
+class Serving(Protocol):
+    """Serves what is passed on."""
+
+    async def serve(self, caller: Caller, route: Passed, *, operator: bool) -> None:
+        """Serve one request; see `HttpRouter.serve`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppParts:
     """What the application works with.
@@ -54,7 +62,7 @@ class AppParts:
 
     table: Table
     gate: Gate
-    router: HttpRouter
+    router: Serving
     families: HttpFamilies
     ages: InflightAges
     clock: Clock

@@ -14,9 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from sylvan.config.load import dump
-from sylvan.config.route import RouteConfig
+from sylvan.config.route import LimitsConfig, RouteConfig
 from sylvan.config.schema import ROUTE
-from sylvan.gateway.app import AppParts, Gateway
+from sylvan.gateway.app import AppParts, Gateway, Serving
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
 from sylvan.gateway.control.workers import WorkerRoutes
@@ -32,6 +32,10 @@ from sylvan.gateway.http.router import GrpcServing, HttpRouter, RouterParts
 from sylvan.gateway.http.routes import PASSED
 from sylvan.gateway.http.sender import Sender
 from sylvan.gateway.observe.families import Families
+from sylvan.gateway.openai.catalog import Catalog
+from sylvan.gateway.openai.router import ROUTES as PROVIDED
+from sylvan.gateway.openai.router import PassParts, PassThrough
+from sylvan.gateway.openai.upstreams import Upstreams, read_upstreams
 from sylvan.gateway.placing import Placing
 from sylvan.gateway.policies.api import PolicyParts
 from sylvan.gateway.security.clients import Clients, read_key_file
@@ -90,7 +94,8 @@ class GatewayRuntime:
         self._draining = False
         self.registry = Registry()
         self.families = Families(config.observe.duration_buckets)
-        self._specs = initial_specs(config)
+        self._upstreams = None if config.providers is None else read_upstreams(config)
+        self._specs = initial_specs(config) if self._upstreams is None else []
         self._sources = discovery_sources(config)
         self._upstream = HttpUpstream(config.workers)
         self._grpc = grpc_side(config)
@@ -211,21 +216,44 @@ class GatewayRuntime:
                 shown=self._shown,
             )
         )
+        routes = [*PASSED, *information.routes, *WorkerRoutes(self.registry, self.jobs).routes]
+        serving: Serving = router
+        if self._upstreams is not None:
+            serving = passing = self._pass_through(self._upstreams, exchange.limits)
+            routes = [*PROVIDED, *passing.routes]
         ages = InflightAges(clock)
         self.families.registry.register(ages)
         self.families.registry.register(WorkerGauges(self.registry, self._placing))
-        workers = WorkerRoutes(self.registry, self.jobs)
         return Gateway(
             AppParts(
-                table=Table([*PASSED, *information.routes, *workers.routes]),
+                table=Table(routes),
                 gate=self._gate,
-                router=router,
+                router=serving,
                 families=self.families.http,
                 ages=ages,
                 clock=clock,
                 id_headers=config.server.request_id_headers,
                 access_log=config.server.access_log,
                 audit=config.control.audit,
+            )
+        )
+
+    def _pass_through(self, upstreams: Upstreams, limits: LimitsConfig) -> PassThrough:
+        config, clients = self._config, self._gate.clients
+        catalog = Catalog(upstreams, self._upstream)
+        asking = asyncio.create_task(catalog.run())
+        self._stack.callback(asking.cancel)
+        return PassThrough(
+            PassParts(
+                catalog=catalog,
+                upstream=self._upstream,
+                admission=Admission(limits, self._clocks.monotonic),
+                clients=clients,
+                keeps_credentials=clients.open,
+                families=self.families,
+                limits=limits,
+                max_body_bytes=config.server.max_body_bytes,
+                clock=self._clocks.monotonic,
             )
         )
 

@@ -101,7 +101,7 @@ def test_what_is_not_here_is_refused_by_name(words):
     [
         "--service-discovery",
         "--enable-trace",
-        "--backend openai",
+        "--backend openai --history-backend memory",
         "--jwt-issuer https://i",
         "--processes 2",
         "--prefill http://p:1 --decode http://d:1",
