@@ -43,8 +43,6 @@ PENDING: Mapping[str, str] = {
     "control.jwt_audience": "JWT",
     "control.jwt_jwks_uri": "JWT",
     "control.jwt_role_mapping": "JWT",
-    "observe.trace": "traces",
-    "observe.trace_endpoint": "traces",
 }
 """What does not exist yet, by field or section."""
 _THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
@@ -62,7 +60,7 @@ def check_route(loaded: Loaded[RouteConfig]) -> None:
     Raises:
         ConfigError: something was given that cannot work; one line for each.
     """
-    lines = [*_pending(loaded), *_of_other_policies(loaded)]
+    lines = [*_pending(loaded), *_of_other_policies(loaded), *_idle(loaded)]
     if lines:
         raise ConfigError("\n".join(lines))
 
@@ -74,6 +72,13 @@ def _pending(loaded: Loaded[RouteConfig]) -> Iterable[str]:
         neutral = field is not None and get(loaded.config, path) == field.default
         if lacks and not neutral:
             yield f"{setting.spelled}: not supported yet: {lacks}"
+
+
+def _idle(loaded: Loaded[RouteConfig]) -> Iterable[str]:
+    """Settings of what is off."""
+    setting = loaded.given.get("observe.trace_endpoint")
+    if setting is not None and not loaded.config.observe.trace:
+        yield f"{setting.spelled}: nothing is traced without observe.trace"
 
 
 def _of_other_policies(loaded: Loaded[RouteConfig]) -> Iterable[str]:

@@ -32,6 +32,7 @@ from sylvan.gateway.http.router import GrpcServing, HttpRouter, RouterParts
 from sylvan.gateway.http.routes import PASSED
 from sylvan.gateway.http.sender import Sender
 from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.openai.catalog import Catalog
 from sylvan.gateway.openai.router import ROUTES as PROVIDED
 from sylvan.gateway.openai.router import PassParts, PassThrough
@@ -94,6 +95,7 @@ class GatewayRuntime:
         self._draining = False
         self.registry = Registry()
         self.families = Families(config.observe.duration_buckets)
+        self._traces = traces_of(config)
         self._upstreams = None if config.providers is None else read_upstreams(config)
         self._specs = initial_specs(config) if self._upstreams is None else []
         self._sources = discovery_sources(config)
@@ -117,6 +119,8 @@ class GatewayRuntime:
     async def __aenter__(self) -> GatewayRuntime:
         config, stack = self._config, self._stack
         await stack.enter_async_context(self._upstream)
+        if self._traces is not None:
+            stack.push_async_callback(self._traces.close)
         probe = HttpProbe(self._upstream, config.workers, config.health)
         grpc = self._grpc
         if grpc is not None:
@@ -233,6 +237,7 @@ class GatewayRuntime:
                 ages=ages,
                 clock=clock,
                 id_headers=config.server.request_id_headers,
+                tracing=self._traces or NoTracing(),
                 access_log=config.server.access_log,
                 audit=config.control.audit,
             )
@@ -281,6 +286,29 @@ class GatewayRuntime:
             self.families.worker.transitions.labels(worker.url, old.value, new.value).inc()
 
         worker.breaker.on_change.append(changed)
+
+
+class ClosingTracing(Tracing, Protocol):
+    """Traces that have to be closed."""
+
+    async def close(self) -> None:
+        """Send what is left."""
+        ...
+
+
+def traces_of(config: RouteConfig) -> ClosingTracing | None:
+    """What traces requests, if that is asked for.
+
+    Raises:
+        ConfigError: A package is missing.
+    """
+    if not config.observe.trace:
+        return None
+    try:
+        from sylvan.gateway.observe.traces import Traces  # needs an extra
+    except ImportError as error:
+        raise ConfigError(f"observe.trace: {error}: pip install 'sylvan[trace]'") from error
+    return Traces(config.observe.trace_endpoint)
 
 
 class GrpcSide(Protocol):

@@ -100,7 +100,6 @@ def test_what_is_not_here_is_refused_by_name(words):
     "words",
     [
         "--service-discovery",
-        "--enable-trace",
         "--backend openai --history-backend memory",
         "--jwt-issuer https://i",
         "--processes 2",
@@ -119,6 +118,11 @@ def test_servers_that_speak_grpc_are_accepted():
     loaded = read("--worker-urls", "grpc://a:1", "--tokenizer-path", "x")
     check_route(loaded)
     assert loaded.config.tokens.tokenizer == "x"
+
+
+def test_a_collector_without_traces_is_refused():
+    with pytest.raises(ConfigError, match=r"without observe\.trace"):
+        check_route(read("--otlp-traces-endpoint", "http://a:1"))
 
 
 def test_a_default_that_is_spelt_out_is_no_wish():

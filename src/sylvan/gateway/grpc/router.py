@@ -127,6 +127,7 @@ class GrpcRouter:
         state.totals.clear()
         try:
             for stage in self._attempt:
+                context.input.caller.span.event(stage.name, {})
                 await self._run(stage, context)
             success = True
         except UpstreamError as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sylvan.gateway.grpc.context import RequestContext
+from sylvan.gateway.observe.spans import TRACE_HEADERS
 from sylvan.gateway.workers.grpc_probe import GrpcProbe
 
 TENANT_KEY = "x-sylvan-tenant"
-_TRACE = ("traceparent", "tracestate")
 
 
 class DispatchMetadata:
@@ -24,5 +24,8 @@ class DispatchMetadata:
         pairs.append(("x-request-id", caller.request_id))
         if caller.tenant:
             pairs.append((TENANT_KEY, caller.tenant))
-        pairs += [(name, value) for name in _TRACE if (value := caller.headers.get(name))]
+        trace = caller.span.headers()
+        if trace is None:
+            trace = [(name, v) for name in TRACE_HEADERS if (v := caller.headers.get(name))]
+        pairs += trace
         context.state.metadata = pairs
