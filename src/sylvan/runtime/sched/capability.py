@@ -196,6 +196,7 @@ class Hooks:
         self.adds_output_fields = bool(self._output_fields)
         self.gates_running = bool(self._running_gates)
         self.drafts = bool(self._drafters)
+        self.limits_cache = bool(self._cache_limits)
 
     @property
     def questions(self) -> tuple[str, ...]:
