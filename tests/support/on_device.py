@@ -13,6 +13,7 @@ from sylvan.runtime.executor.device.build import DevicePlan, build_device
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.local import DeviceExecutor
 from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.pools import cache_groups
 from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import load_weights, slots
@@ -59,6 +60,7 @@ class OnDevice:
             ),
             context_len=facts.context_len,
             make_pool=lambda pages: MHAPool(KVShape(num_pages=pages, **sizes), torch.float32),
+            kv_groups=lambda pages: cache_groups(config, KVShape(num_pages=pages, **sizes)),
             page_bytes=one.bytes_per_page(torch.float32),
             num_pages=options.num_pages,
             vocab_size=config.vocab_size,

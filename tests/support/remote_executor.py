@@ -17,10 +17,11 @@ from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.api import Carried, ExecutorCaps
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.features.embeddings.control import Embeddings
+from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 
-CAPABILITIES = (Embeddings, PromptLogprobs, RecurrentStates)
+CAPABILITIES = (Embeddings, PromptLogprobs, RecurrentStates, GrammarControl)
 
 
 def codec() -> StepCodec:
@@ -97,9 +98,11 @@ def serve(model_dir: str, options: str) -> None:
     from sylvan.runtime.executor.build import build_executor
     from sylvan.runtime.executor.options import ExecutorParts
     from sylvan.runtime.features.standard import STANDARD_WORKERS
+    from tests.support.grammar import build_byte_grammar
 
     local = msgspec.json.decode(options, type=LocalOptions)
-    executor, _ = build_executor(Path(model_dir), local, parts=ExecutorParts(STANDARD_WORKERS))
+    workers = (*STANDARD_WORKERS, lambda site: build_byte_grammar(site.vocab_size).worker)
+    executor, _ = build_executor(Path(model_dir), local, parts=ExecutorParts(workers))
     steps = codec()
     write(sys.stdout.buffer, msgspec.json.encode(executor.caps))
     while (data := read(sys.stdin.buffer)) is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sylvan.protocol.commands import CommandResult, ExecutorCommand
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.step import StepPlan, StepResult
 
 
@@ -13,15 +14,15 @@ from sylvan.runtime.core.step import StepPlan, StepResult
 class ExecutorCaps:
     """Facts that the scheduler and configuration checks read.
 
-    `lockstep`: every rank must run every step, so an empty plan is launched too. `num_states`:
-    slots of recurrent state, the empty one included; 0 where all layers attend. `drafts`: which
-    guesses a step can verify.
+    `kv_groups`: memory for keys, values and recurrent states, in the order of page tables; the
+    executor of a simulation may have none. `lockstep`: every rank must run every step, so an empty
+    plan is launched too. `draft_chains`, `draft_trees`: which guesses a step can verify.
     """
 
     max_batch_tokens: int
     max_running_reqs: int
+    kv_groups: tuple[KVGroup, ...] = ()
     lockstep: bool = False
-    num_states: int = 0
     both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
     makes_vectors: bool = False  # `EmbedRequest` is served
     pools_all: bool = False  # vectors are made of all tokens: none may come from the cache

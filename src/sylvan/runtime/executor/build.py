@@ -20,11 +20,11 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.attention.null import NullAttention
-from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.control import ExecutorControl
-from sylvan.runtime.executor.facts import KVGroupFacts, ModelFacts, facts_of
+from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
@@ -33,7 +33,7 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.executor.parts import Made, ModelPlan
-from sylvan.runtime.executor.pools import pages_shape, program_pool, tensor_pool
+from sylvan.runtime.executor.pools import cache_groups, pages_shape, program_pool, tensor_pool
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import Worker
@@ -45,7 +45,6 @@ from sylvan.runtime.models.checkpoint import (
     load_deferred,
     load_weights,
 )
-from sylvan.runtime.models.groups import kv_groups
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
 from sylvan.runtime.models.registry import load_config
@@ -147,10 +146,11 @@ def _in_memory(
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
     control = _control(plan, made, states)
     worker = Worker(backend, slots, workers, lambda: control.blocked)
+    shape = pages_shape(config, plan.kv_shape, options)
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
-        num_states=states.num_slots if states else 0,
+        kv_groups=cache_groups(config, shape, states.num_slots if states else 0),
         both_ways=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
@@ -161,8 +161,8 @@ def _in_memory(
         facts,
         runner=made.name,
         exact=made.exact,
-        num_states=caps.num_states,
-        kv_groups=_group_facts(plan, pages_shape(config, plan.kv_shape, options)),
+        num_states=states.num_slots if states else 0,
+        kv_bytes=_kv_bytes(made.pool),
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
@@ -391,6 +391,7 @@ def _on_device(
                 make_pool=lambda pages: tensor_pool(
                     plan.config, shape_of(pages), plan.build, plan.kv_type, platform
                 ),
+                kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages)),
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
                 most_pages=options.most_pages,
@@ -412,19 +413,13 @@ def _on_device(
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
-    facts = replace(facts, runner=runner, num_pages=shape.num_pages)
-    return executor, replace(facts, kv_groups=_group_facts(plan, shape))
+    kv_bytes = report.num_pages * report.page_bytes
+    return executor, replace(facts, runner=runner, num_pages=shape.num_pages, kv_bytes=kv_bytes)
 
 
-def _group_facts(plan: ModelPlan, shape: KVShape) -> tuple[KVGroupFacts, ...]:
-    """Of the groups that have pages of their own: all those of the model, or one for all layers."""
-    groups = kv_groups(plan.config)
-    if len(groups) > 1 and not shape.groups:
-        return (KVGroupFacts(kind="full", num_pages=shape.num_pages),)
-    return tuple(
-        KVGroupFacts(kind=group.kind, num_pages=pages.num_pages, window=group.window)
-        for group, pages in zip(groups, shape.kv_groups, strict=False)
-    )
+def _kv_bytes(pool: KVCachePool) -> int:
+    """Bytes of all pages."""
+    return sum(group.num_pages * group.page_bytes for group in pool.groups)
 
 
 def _page_bytes(plan: ModelPlan) -> int:

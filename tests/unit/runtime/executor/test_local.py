@@ -49,7 +49,7 @@ class Successor:
         if self.fail:
             raise RuntimeError(self.fail)
         self.ids, self.positions = batch.input_ids_T.clone(), batch.positions_T.clone()
-        names = ("input_ids_T", "positions_T", "out_slots_T", "kv_lens_R", "q_starts_R")
+        names = ("input_ids_T", "positions_T", "slot_mappings", "kv_lens_R", "q_starts_R")
         self.seen.append({name: getattr(batch, name).tolist() for name in names})
         return self.logits(batch.sample_rows.numpy())
 
@@ -129,7 +129,7 @@ def test_mixed_batch_is_laid_out_row_by_row(bench):
     assert bench.runner.seen[-1] == {
         "input_ids_T": [10, 11, 3, 4],
         "positions_T": [3, 4, 0, 1],
-        "out_slots_T": [1 * PAGE + 3, 2 * PAGE, 5 * PAGE, 5 * PAGE + 1],
+        "slot_mappings": [[1 * PAGE + 3, 2 * PAGE, 5 * PAGE, 5 * PAGE + 1]],
         "kv_lens_R": [5, 2],
         "q_starts_R": [0, 2, 4],
     }

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sylvan.protocol.commands import MemoryTag
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
@@ -56,6 +57,7 @@ class DevicePlan:
         context_len: Longest text.
         attention: Backend of all layers.
         make_pool: Makes the KV cache of so many pages.
+        kv_groups: The KV groups of a cache of so many pages.
         page_bytes: Of one page in all layers.
         num_pages: Pages asked for, padding page included; None: as many as fit.
         most_pages: Of as many as fit, no more than these.
@@ -74,6 +76,7 @@ class DevicePlan:
     context_len: int
     attention: AttentionBackend
     make_pool: Callable[[int], KVCachePool]
+    kv_groups: Callable[[int], tuple[KVGroup, ...]]
     page_bytes: int
     num_pages: int | None
     vocab_size: int
@@ -132,7 +135,11 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
             report, measured=replace(measured, graphs=taken), has_graphs=runner is not eager
         )
     logger.info("memory: %s", report.describe())
-    caps = ExecutorCaps(max_batch_tokens=limits.max_tokens, max_running_reqs=limits.max_reqs)
+    caps = ExecutorCaps(
+        max_batch_tokens=limits.max_tokens,
+        max_running_reqs=limits.max_reqs,
+        kv_groups=plan.kv_groups(report.num_pages),
+    )
     slots = RequestSlots(limits.max_reqs, plan.vocab_size)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)

@@ -157,8 +157,7 @@ def _apply(scheduler: Scheduler, event: Event) -> None:
 
 
 def _scheduler(setup: Setup, tape: _Tape) -> Scheduler:
-    sizes = setup.num_pages, setup.page_size
-    cache = kv_cache(*sizes, setup.prefix, setup.eviction, setup.num_states)
+    cache = kv_cache(setup.kv_groups, setup.prefix, setup.eviction)
     standard = standard_capabilities(
         cache, makes_vectors=setup.makes_vectors, pools_all=setup.pools_all
     )
@@ -333,6 +332,6 @@ def _brief(plan: Planned) -> str:
     parts = [f"slot {s}[{a}:{b}]" for s, a, b in zip(slots, starts, stops, strict=True)]
     more = f" and {count - 8} more" if count > 8 else ""
     joins = ", ".join(f"{rid} in slot {slot}" for slot, rid, _ in plan.joins[:8]) or "nobody"
-    pages = [np.frombuffer(data, np.int32).tolist() for *_, data in plan.pages[:2]]
+    pages = np.frombuffer(plan.pages, np.int32).reshape(4, -1)[:, :4].T.tolist()
     slices = ", ".join(parts[:8]) or "nothing"
     return f"{slices}{more}; joining: {joins}; pages {pages}, copies {plan.copies[:4]}"
