@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(beyond=st.integers(1, 9))
     def submit_too_much(self, beyond: int) -> None:
         total = self.world.cache.total_tokens
-        error = CapacityError if self.full() else RequestError
+        error = CapacityError if self.full(0) else RequestError
         with pytest.raises(error):
             self.scheduler.add(request("big", [1] * 3, new=total - 3 + beyond))
 
@@ -334,11 +334,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         return self.send(asked)
 
     def send(self, asked: GenerateRequest | EmbedRequest) -> str | None:
-        if self.full():
+        if self.full(asked.priority):
             with pytest.raises(CapacityError):
                 self.scheduler.add(asked)
             return None
+        waiting = {req.rid for req in self.scheduler.waiting}
+        is_full = len(waiting) >= self.setup["max_waiting_reqs"]
         self.scheduler.add(asked)
+        gone = waiting - {req.rid for req in self.scheduler.waiting}
+        assert len(gone) == is_full
+        self.aborted |= gone
+        self.confirmed |= gone
         self.asked[asked.rid] = asked
         self.trails[asked.rid] = trail = histories(asked, self.replayed(asked))
         self.given.update(trail)
@@ -347,8 +353,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def new_rid(self) -> str:
         return f"r{len(self.asked)}"
 
-    def full(self) -> bool:
-        return len(self.scheduler.waiting) >= self.setup["max_waiting_reqs"]
+    def full(self, priority: int) -> bool:
+        """Whether nothing waits that ends for a request of that priority."""
+        waiting = self.scheduler.waiting
+        if len(waiting) < self.setup["max_waiting_reqs"]:
+            return False
+        return all(req.priority >= priority for req in waiting)
 
     def living(self) -> set[str]:
         return self.asked.keys() - self.world.finish.keys() - self.cut.keys() - self.aborted

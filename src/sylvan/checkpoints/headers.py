@@ -71,7 +71,7 @@ def _entries(text: bytes, where: str) -> dict[str, Entry]:
 def _parse(text: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 

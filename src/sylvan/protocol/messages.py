@@ -43,7 +43,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log probabilities of a run of P consecutive positions (natural log).
 
-    The first prompt token has none: NaN in `logprobs`, and no alternatives (-1 in `top_ids`).
+    The first prompt token has none: NaN in `logprobs`, and no alternatives (-1 in `top_ids`). Of a
+    request for no tokens there is one row of `top_ids` and `chosen_logprobs`: what may come next.
     """
 
     token_ids: np.ndarray  # int32 (P,)

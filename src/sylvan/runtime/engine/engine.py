@@ -21,7 +21,7 @@ from sylvan.config.check import check
 from sylvan.config.load import Loaded
 from sylvan.config.resolve import resolve
 from sylvan.config.sources import from_keywords, gather
-from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.protocol.messages import FlushCache, GetState, Pause, Resume
 from sylvan.runtime.engine import ranking, vectors
 from sylvan.runtime.engine.answers import NativeCall, Reply, Style
@@ -31,7 +31,9 @@ from sylvan.runtime.engine.labels import read_labels
 from sylvan.runtime.engine.ranking import ScoreResult
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.engine.weights import EngineWeights, NamedTensors
+from sylvan.text import reasoning
 from sylvan.text.chat_template import ChatTemplate
+from sylvan.text.reasoning.tokens import ReasoningMarks
 from sylvan.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -52,6 +54,14 @@ def _value_errors() -> Iterator[None]:
         ) from error
 
 
+def _marks(config: Config, tokenizer: Tokenizer) -> ReasoningMarks | None:
+    name, template = config.text.reasoning_parser, "\n".join(tokenizer.chat_templates.values())
+    if name in (None, "none"):
+        return None
+    found = reasoning.family(name, chat_template=template)
+    return None if found is None else ReasoningMarks.of(found, tokenizer)
+
+
 class Engine:
     """Serves a model inside this program, without HTTP.
 
@@ -70,7 +80,6 @@ class Engine:
 
     def __init__(self, **keywords: object) -> None:
         self._config = _configuration(gather(from_keywords(keywords)))
-        self._style = Style(defaults={}, cumulative=not self._config.text.incremental_stream)
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sylvan", daemon=True)
         self._thread.start()
@@ -81,6 +90,11 @@ class Engine:
             self._stop_loop()
             raise
         atexit.register(self.shutdown)
+        self._style = Style(
+            defaults={},
+            cumulative=not self._config.text.incremental_stream,
+            marks=_marks(self._config, self.tokenizer),
+        )
 
     @property
     def config(self) -> Config:
@@ -424,6 +438,9 @@ class Engine:
 
 def _configuration(loaded: Loaded) -> Config:
     config = loaded.config
+    if config.server.replicas > 1:
+        spelled = loaded.given["server.replicas"].spelled
+        raise ConfigError(f"{spelled}: an Engine is one replica; sylvan serve --dp runs several")
     if "processes" not in loaded.given:
         config = msgspec.structs.replace(config, processes="one")
     facts = gather_facts(config)

@@ -413,13 +413,13 @@ def _on_device(
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
-    kv_bytes = report.num_pages * report.page_bytes
+    kv_bytes = (report.num_pages - 1) * report.page_bytes
     return executor, replace(facts, runner=runner, num_pages=shape.num_pages, kv_bytes=kv_bytes)
 
 
 def _kv_bytes(pool: KVCachePool) -> int:
-    """Bytes of all pages."""
-    return sum(group.num_pages * group.page_bytes for group in pool.groups)
+    """Bytes of all pages, padding pages apart."""
+    return sum((group.num_pages - 1) * group.page_bytes for group in pool.groups)
 
 
 def _page_bytes(plan: ModelPlan) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from sylvan.runtime.models.config import (
 from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.quantise import weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.utils.json_files import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +133,7 @@ def _eos_ids(config: ModelConfig, model_dir: Path) -> tuple[int, ...]:
     """Of generation_config.json, which knows the chat's end of turn; else of config.json."""
     path = model_dir / "generation_config.json"
     try:
-        found = json.loads(path.read_text("utf-8")).get("eos_token_id")
+        found = read_json(path).get("eos_token_id")
     except FileNotFoundError:
         return config.eos_ids
     except (ValueError, AttributeError) as error:

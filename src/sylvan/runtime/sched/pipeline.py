@@ -15,7 +15,7 @@ from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.capability import Hooks
 from sylvan.runtime.sched.lifecycle import Lifecycle
 from sylvan.runtime.sched.limits import Parts
-from sylvan.runtime.sched.outputs import accept_plain, finish_reason, head, output
+from sylvan.runtime.sched.outputs import accept_plain, finish_reason, head, output, unchosen
 from sylvan.runtime.sched.plan_builder import PlanBuilder
 from sylvan.runtime.sched.planner import Planner
 from sylvan.runtime.sched.shortage import take_back
@@ -122,7 +122,8 @@ class Pipeline:
 
     def _accept_tokens(self, req: Req, out: SliceOutput, now: float) -> None:
         tokens, finish = out.token_ids, Finish(type="stop") if out.ended else None
-        if req.max_tokens == req.prompt_len:  # prefill only: nothing is given out
+        only_prefill = req.max_tokens == req.prompt_len
+        if only_prefill:  # what may follow is told, no token is given out
             tokens, finish = (), Finish(type="length", length=0)
         for count, token in enumerate(tokens, 1):
             req.tokens.append(token)
@@ -139,7 +140,8 @@ class Pipeline:
         if finish and not req.finish:
             self._lifecycle.finish(req, finish)
         if req.finish or fields or req.tokens.length >= req.emit_at:
-            logprobs = head(out.logprobs, len(tokens))
+            found = out.logprobs
+            logprobs = unchosen(found) if only_prefill else head(found, len(tokens))
             self._lifecycle.outbox.append(output(req, now, logprobs=logprobs, **fields))
 
     def _void_later_samples(self, req: Req) -> None:

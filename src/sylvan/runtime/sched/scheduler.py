@@ -28,6 +28,9 @@ from sylvan.runtime.sched.statistics import Statistics
 logger = logging.getLogger(__name__)
 
 CLIENT_ABORT = Finish(type="abort", message="aborted by the client")
+QUEUE_FULL = Finish(
+    type="abort", message="the queue is full, and a more urgent request came", status=503
+)
 
 
 class Scheduler:
@@ -74,18 +77,23 @@ class Scheduler:
     # ---- requests come and go
 
     def add(self, request: GenerateRequest | EmbedRequest) -> None:
-        """Queue a request.
+        """Queue a request; where the queue is full, one of lower priority ends for it.
 
         Raises:
             RequestError: it can never fit into memory, or its rid is taken.
-            CapacityError: the queue is full.
+            CapacityError: the queue is full, and nothing in it less urgent.
         """
         self._hooks.on_call("add", request)
         if request.rid in self._requests:
             raise RequestError(f"rid {request.rid!r} is in use", param="rid")
+        yields = None
         if len(self.waiting) >= self._limits.max_waiting_reqs:
-            raise CapacityError(f"{len(self.waiting)} requests wait already; try again later")
+            yields = self.waiting.least_urgent(below=request.priority)
+            if yields is None:
+                raise CapacityError(f"{len(self.waiting)} requests wait already; try again later")
         refuse_oversized(request, self._parts.cache, whole_prompts=self._limits.whole_prompts)
+        if yields is not None:
+            self._lifecycle.abort(yields.rid, QUEUE_FULL)
         now = self._parts.clock()
         self._arrivals += 1
         req = Req(request, arrived_s=now, order=self._arrivals)

@@ -86,6 +86,35 @@ async def test_unknown_parser_is_refused_with_the_nearest_name(client, path, fie
     assert "Did you mean" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("/parse_function_call", "text", {"text": "x" * 51, "tools": []}),
+        ("/separate_reasoning", "text", {"text": "x" * 51}),
+        ("/tokenize", "prompt", {"prompt": "x" * 51}),
+        ("/v1/tokenize", "prompt", {"prompt": ["x" * 26, "y" * 25]}),
+    ],
+)
+async def test_texts_that_are_only_read_are_bounded(engine, path, field, body):
+    client = Client(engine, max_text_chars=50)
+    response = await client.post(path, body)
+
+    assert response.status_code == 413
+    assert f"{field}: 51 characters are more than limits.text_chars=50" in response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/render", "/v1/chat/completions"])
+async def test_a_conversation_that_no_context_holds_is_not_rendered(client, monkeypatch, path):
+    monkeypatch.setattr(client.context.template, "render", None)
+    length = client.engine.manager.facts.context_len
+    messages = [{"role": "user", "content": "x" * 256 * length}, {"role": "user", "content": "y"}]
+    response = await client.post(path, {"messages": messages})
+
+    assert response.status_code == 400
+    assert response.json()["param"] == "messages"
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
 async def test_scores_are_probabilities_of_labels(client):
     body = {"query": "q", "items": ["a", "b"], "label_token_ids": [5, 7]}
     reply = (await client.post("/v1/score", body)).json()

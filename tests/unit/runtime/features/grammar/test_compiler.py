@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,10 +18,12 @@ import pytest
 
 from sylvan.runtime.features.grammar.compiler import provers
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
+from sylvan.runtime.features.grammar.compiler.messages import pack
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import MAX_DEPTH, MAX_TEXT_BYTES, GrammarSpec
+from sylvan.runtime.features.grammar.wire import preparation
 from tests.support.grammar import accept, allowed, vocabulary
 
 PATIENCE_S = 120.0
@@ -145,13 +148,13 @@ def test_many_bad_grammars_leave_nothing_behind(compiler, monkeypatch) -> None:
     compile_one(compiler, "regex", "(b")
     gc.collect()
     # what earlier tests left in this process may end meanwhile: fewer is no leak
-    threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for i in range(120):
         kind, text, _ = BAD[i % 5]
         assert compile_one(compiler, kind, f"{text}{i}").error is not None
     gc.collect()
 
-    assert set(threading.enumerate()) <= threads
+    assert threading.active_count() <= threads
     assert len(os.listdir("/proc/self/fd")) <= files
     assert not compiler._underway
     assert not compiler._owed
@@ -365,3 +368,27 @@ def test_a_system_without_a_process_to_spare_is_asked_again(monkeypatch, tmp_pat
 
     assert [t.error for t in tickets] == [None] * 6
     assert compiler.stats.restarts == 1
+
+
+@pytest.mark.parametrize("lane", ["idle", "low"])
+def test_a_process_whose_answers_nobody_reads_ends_without_a_word(lane: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "sylvan.runtime.features.grammar.compiler", lane]
+    prepare = pack(preparation("llguidance", vocabulary(), Limits()))
+    with os.fdopen(writer, "wb") as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE
+        )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    with contextlib.suppress(BrokenPipeError):  # it ends while its orders stay open
+        process.stdin.write(prepare)
+        process.stdin.flush()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(PATIENCE_S) == 0
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+
+    assert said == b""
