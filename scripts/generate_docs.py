@@ -6,6 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
+from sylvan.cli import sglang_page
 from sylvan.cli.help import markdown
 from sylvan.runtime.server import reference
 
@@ -14,6 +15,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 SETTINGS = ROOT / "docs" / "reference" / "config.md"
 ROUTES = ROOT / "docs" / "reference" / "http.md"
 BEGIN, END = "<!-- packages: generated -->\n", "<!-- /packages -->\n"
+FLAGS = ROOT / "docs" / "reference" / "sglang-flags.md"
 LEVELS = 3  # sylvan, sylvan.x, sylvan.runtime.x
 
 
@@ -35,7 +37,8 @@ def main() -> int:
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     pages = {PAGE: text[:start] + packages() + text[stop:], SETTINGS: markdown()}
     pages[ROUTES] = reference.markdown()
-    stale = [page for page, wanted in pages.items() if page.read_text() != wanted]
+    pages[FLAGS] = sglang_page.markdown()
+    stale = [p for p, wanted in pages.items() if not p.exists() or p.read_text() != wanted]
     if "--check" in sys.argv:
         for page in stale:
             sys.stderr.write(f"{page.name} is out of date: run `make docs`\n")
