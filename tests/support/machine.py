@@ -17,6 +17,7 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.types import below
 from sylvan.runtime.core.req import Batch
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from tests.support.kv import World, alone, digest, histories, request, space_at
@@ -39,6 +40,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if setup.pop("public"):
             self.isolation.share(np.array(STARTS[0], np.int32))
         self.lag = setup.pop("lag")
+        windows, spare = setup.pop("windows", ()), setup.pop("window_pages", 0)
+        setup["windows"] = [(w, -(-w // size) + spare) for w in windows]
         self.setup = setup
         weights = {"a": 2.0, "b": 0.5}
         self.world = World(pages=max(2, room // size), tenant_weights=weights, **setup)
@@ -223,7 +226,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.load().computed_tokens == self.computed
         self.world.check_empty()
         self.world.cache.clear()
-        assert self.world.allocator.free_pages == self.world.allocator.num_pages
+        for pages in (self.world.allocator, *(w.allocator for w in self.world.cache._windows)):
+            assert pages.free_pages == pages.num_pages
         if self.world.states is not None:
             assert self.world.states.free_slots == self.world.states.num_slots
 
@@ -285,6 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Submit what fits of it; its name, unless the queue was full."""
         room = self.world.cache.total_tokens
         if wish.embed:
+            room = self.world.cache.max_step_tokens if self.setup["whole_prompts"] else room
             return self.send(
                 EmbedRequest(
                     rid=self.new_rid(),
@@ -384,13 +389,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.given.add(trail[-1])
 
     def kept(self) -> set[int]:
-        """What the slots of the prefix cache hold."""
+        """What the slots of the prefix cache hold, in all groups."""
         found: set[int] = set()
-        stack = list(self.world.tree.roots().values())
-        size, memory = self.world.allocator.page_size, self.world.executor.memory
-        while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
+        cache, memories = self.world.cache, [*self.world.executor.memory]
+        full = memories.pop(0) if cache._has_full else None
+        for node in below(self.world.tree.roots().values()):
             at = np.arange(len(node.tokens))
-            found.update(memory[node.pages[at // size] * size + at % size].tolist())
+            if full is not None:
+                found.update(full[slots_at(node.pages, at, cache.page_size)].tolist())
+            for group, memory in enumerate(memories):
+                pages = node.parts.windows[group]
+                there = at[pages[at // cache.page_size] != 0]
+                found.update(memory[slots_at(pages, there, cache.page_size)].tolist())
         return found
+
+
+def slots_at(pages: np.ndarray, at: np.ndarray, page_size: int) -> np.ndarray:
+    return pages[at // page_size] * page_size + at % page_size

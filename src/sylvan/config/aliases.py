@@ -306,6 +306,7 @@ _NEEDLESS = {
     "skip_server_warmup": "the server is ready without a warm-up",
     "enable_priority_scheduling": "priorities of requests always count",
     "enable_metrics": "/metrics is always served",
+    "enable_memory_saver": "memory can always be given back",
     "enable_response_store": "responses are stored unless server.response_store_size is 0",
 }
 

@@ -119,7 +119,6 @@ class Facts:
         absent: Kinds of devices that were looked for in vain -> why, and the way out.
         not_installed: Attention backends whose package is not there -> how to get it.
         missing: Path of a section or field whose feature does not exist yet -> the feature.
-        grouped: The scheduler keeps a page table for each KV group; else one serves all layers.
     """
 
     devices: Mapping[str, DeviceFacts]
@@ -130,7 +129,6 @@ class Facts:
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     not_installed: Mapping[str, str] = field(default_factory=dict[str, str])
     missing: Mapping[str, str] = field(default_factory=lambda: PENDING)
-    grouped: bool = False
 
 
 PENDING: Mapping[str, str] = {

@@ -300,6 +300,8 @@ class Config(Section, frozen=True):
     built-in chat model."""
     served_model_name: str | None = None
     """Name of the model in the API; default: the last part of its path."""
+    weight_version: str = "default"
+    """Label of the weights, told in every answer; updates of the weights may bring another."""
     tokenizer: str | None = None
     """Directory or URL of the tokenizer, or a GGUF file; default: the model's own."""
     task: Literal["auto", "generate", "embed", "classify", "both", "vectors"] = "auto"

@@ -149,6 +149,7 @@ class NativeCall:
                 counter.add(delta.token_ids)
                 state.reasoning_tokens = counter.count
                 state.add(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
+                state.weight_versions = delta.weight_versions
                 yield self._reply(state, delta)
 
     def _reply(self, state: ReplyState, delta: SampleDelta) -> Reply:
@@ -197,6 +198,7 @@ class NativeCall:
             text_of=self._manager.tokenizer.token_text if with_text else None,
             prompt_ids=prompt.input_ids if self._body.return_prompt_token_ids else None,
             index=index,
+            weight_version=self._manager.weight_version,
         )
 
 

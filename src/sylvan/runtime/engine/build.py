@@ -33,7 +33,6 @@ from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
-from sylvan.runtime.features.grammar.worker import GrammarWorker
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
@@ -90,7 +89,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         path,
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: GrammarWorker(grammar.matchers))),
+        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker)),
     )
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
@@ -105,13 +104,12 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             publisher.close()
         grammar.close()
 
-    num_tokens = _number(config.cache.max_tokens)
     return Composition(
         scheduler,
         facts={
             "context_len": _number(config.context_len),
             "vocab_size": model.vocab_size,
-            "max_total_tokens": num_tokens,
+            "max_total_tokens": scheduler.load().max_total_num_tokens,
             "page_size": _number(config.cache.page_size),
             "max_running_reqs": _number(config.scheduler.max_running_reqs),
             "architecture": model.architecture,
@@ -122,13 +120,16 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             "vector_size": model.vector_size or model.num_labels,
             "num_parameters": model.num_parameters,
             "weight_bytes": model.weight_bytes,
-            "kv_bytes": num_tokens * model.kv_bytes_per_token,
+            "kv_bytes": model.kv_bytes,
             "state_bytes": model.num_states * model.state_bytes,
+            "weight_version": config.weight_version,
         },
         state=lambda: _state(config, grammar, model),
         inspect=inspect,
+        executor=executor,
         close=close,
         num_grammar_reqs=grammar.num_waiting,
+        weight_version=config.weight_version,
     )
 
 
@@ -153,10 +154,9 @@ def compose_scheduler(
     publisher: KVEventPublisher | None = None,
 ) -> tuple[Scheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
-    settings, size, caps = config.scheduler, _number(config.cache.page_size), executor.caps
-    num_pages = _number(config.cache.max_tokens) // size + 1
+    settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
-    cache = kv_cache(num_pages, size, prefix, config.cache.eviction, caps.num_states)
+    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction)
     standard = standard_capabilities(
         cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all
     )
@@ -178,8 +178,7 @@ def compose_scheduler(
     limits = _limits(config, caps)
     if config.observe.record is not None:
         setup = Setup(
-            page_size=size,
-            num_pages=num_pages,
+            kv_groups=caps.kv_groups,
             prefix=prefix,
             eviction=config.cache.eviction,
             policy=settings.policy,
@@ -188,7 +187,6 @@ def compose_scheduler(
             questions=Hooks(parts.capabilities).questions,
             tenant_weights=settings.tenant_weights,
             lockstep=caps.lockstep,
-            num_states=caps.num_states,
             num_slots=caps.max_running_reqs,
             makes_vectors=caps.makes_vectors,
             pools_all=caps.pools_all,

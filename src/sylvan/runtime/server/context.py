@@ -23,6 +23,7 @@ from sylvan.runtime.server.stores.service import Batches
 from sylvan.runtime.server.stores.sessions import SessionStore
 from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.json_files import read_json
@@ -48,6 +49,7 @@ class Context:
         sessions: Past turns of `/generate`.
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
+        updates: Replaces weights, in one call or several.
         detached: Calls that go on without their client.
         clock: Monotonic; for durations.
         wall: Seconds since 1970; for time stamps.
@@ -64,6 +66,7 @@ class Context:
     sessions: SessionStore
     batches: Batches
     accounts: Accounts
+    updates: WeightUpdates
     detached: Detached = field(default_factory=Detached)
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
@@ -108,6 +111,7 @@ def make_context(
             clock,
         ),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
+        updates=engine.updates,
         batches=Batches(store, BatchWorker(store, wall_clock)),
         clock=clock,
         started=wall_clock(),

@@ -27,6 +27,7 @@ class Sample:
     usage: Usage = field(default_factory=Usage)
     finish: Finish | None = None
     timing: Timing | None = None
+    weight_versions: tuple[str, ...] = ()
 
     def add(self, delta: SampleDelta) -> None:
         """Append what is new."""
@@ -39,11 +40,17 @@ class Sample:
         self.usage = delta.usage
         self.finish = delta.finish or self.finish
         self.timing = delta.timing or self.timing
+        self.weight_versions = delta.weight_versions
 
     def last_delta(self, index: int) -> SampleDelta:
         """A delta that brings nothing but the end."""
         return SampleDelta(
-            rid=self.rid, index=index, usage=self.usage, finish=self.finish, timing=self.timing
+            rid=self.rid,
+            index=index,
+            usage=self.usage,
+            finish=self.finish,
+            timing=self.timing,
+            weight_versions=self.weight_versions,
         )
 
 

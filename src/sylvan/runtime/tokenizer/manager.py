@@ -39,6 +39,7 @@ from sylvan.runtime.tokenizer.types import (
     State,
     Vector,
 )
+from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.threads import call_in_pool
@@ -79,6 +80,7 @@ class TokenizerManager:
         self._reserved = 0
         self._checked: SamplingParams | None = None
         self.isolation = CacheIsolation()
+        self.updates = WeightUpdates(self)
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._texts = EmbedTexts(tokenizer, self._pool)
 
@@ -189,6 +191,11 @@ class TokenizerManager:
             CapacityError: a scheduler is being restarted, or did not answer in time.
         """
         return await self.router.control(command, timeout_s)
+
+    @property
+    def weight_version(self) -> str:
+        """Label of the weights in force."""
+        return self.router.weight_version
 
     @property
     def state(self) -> State:

@@ -105,6 +105,7 @@ class SampleDelta:
         finish: Why the sample ended; None before its last delta.
         timing: With the finish; seconds on the machine's monotonic clock.
         embedding: Of requests for vectors, instead of text; float32.
+        weight_versions: Labels of the weights that made the sample so far, in order.
     """
 
     rid: str
@@ -117,6 +118,7 @@ class SampleDelta:
     finish: Finish | None = None
     timing: Timing | None = None
     embedding: np.ndarray | None = None
+    weight_versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

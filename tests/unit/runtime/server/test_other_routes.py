@@ -32,16 +32,16 @@ NEEDED = routes(
     GET/POST /flush_cache /open_session /close_session /freeze_gc /v1/files /v1/batches
     GET /v1/models/{model:path} /v1/responses/{response_id} /v1/files/{file_id}/content
     POST /v1/responses/{response_id}/cancel /v1/batches/{batch_id}/cancel
-    """
-)
-CONTRACT = NEEDED | routes(
-    """
-    POST/PUT /set_internal_state
     POST /update_weights_from_disk /init_weights_update_group /destroy_weights_update_group
     POST /update_weights_from_distributed /update_weights_from_tensor /update_weights_from_ipc
     POST /begin_weight_update /end_weight_update /update_weight_version
     GET/POST /get_weights_by_name /weights_checker
     GET/POST /release_memory_occupation /resume_memory_occupation
+    """
+)
+CONTRACT = NEEDED | routes(
+    """
+    POST/PUT /set_internal_state
     POST /init_weights_send_group_for_remote_instance /send_weights_to_remote_instance
     GET /remote_instance_transfer_engine_info /get_remote_instance_transfer_engine_info
     POST /load_lora_adapter /load_lora_adapter_from_tensors /unload_lora_adapter

@@ -174,6 +174,7 @@ class Job:
             text_of=self._context.engine.tokenizer.token_text if with_text else None,
             prompt_ids=prompt_ids[i] if prompt_ids else None,
             index=index,
+            weight_version=self._context.engine.weight_version,
         )
 
     def _counter(self, inp: GenerateInput) -> ReasoningCounter:
@@ -200,6 +201,7 @@ class Job:
             context, tokens = self._context, delta.usage.completion_tokens
             elapsed_s = context.clock() - self._began
             timing = timing_keys(delta.timing, elapsed_s, context.wall(), tokens)
+        state.weight_versions = delta.weight_versions
         return state.reply(delta.rid, delta.usage, delta.finish, timing)
 
 

@@ -35,7 +35,7 @@ from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
 from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.openai.completions import openai_error_event
-from sylvan.runtime.server.openai.meta import meta_info
+from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.output import (
@@ -197,7 +197,8 @@ class _Job:
             self._extras.see(i, sample.token_ids, sample.usage)
             choices.append(self._choice(i, sample, prepared))
         usage = self._meter.reply()
-        metadata = {"weight_version": "default"}
+        versions = tuple(dict.fromkeys(v for sample in samples for v in sample.weight_versions))
+        metadata = weight_metadata(self._context, versions)
         reply = {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
         return {**reply, **self._extras.reply()}
 
@@ -341,7 +342,8 @@ class _Writer:
             reason = finish_name(delta.finish, calls=self._reader.has_calls)
             matched = delta.finish.matched
             last = {"reasoning_content": None}  # clients read it of every delta
-            yield job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
+            end = job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
+            yield {**end, "metadata": weight_metadata(job.context, delta.weight_versions)}
 
     def _count(self, delta: SampleDelta) -> None:
         """Count thinking while it comes, and once more when it is over."""

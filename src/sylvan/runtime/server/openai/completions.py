@@ -24,6 +24,7 @@ from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
+from sylvan.runtime.server.openai.meta import weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.samples import Sample, collect, stream
@@ -72,6 +73,7 @@ class _Job:
         self._model = model_name(context, body)
         self._meter = Meter(call, len(self._prompts), self._samples)
         self._extras = Extras(call)
+        self._versions: tuple[str, ...] = ()
         self._prompt_ids: list[tuple[int, ...]] = []
         self._prompt_texts: list[str] = []
 
@@ -103,6 +105,7 @@ class _Job:
                 delta = sample.last_delta(i)
                 self._meter.see(prompt, delta)
                 self._extras.see(prompt * self._samples + i, sample.token_ids, sample.usage)
+                self._see_versions(sample.weight_versions)
             choices += [
                 self._choice(len(choices) + i, prompt, s)
                 for i, s in enumerate(self._chosen(samples))
@@ -122,6 +125,7 @@ class _Job:
                 self._meter.see(prompt, delta)
                 place = prompt * self._samples + delta.index
                 self._extras.see(place, delta.token_ids, delta.usage)
+                self._see_versions(delta.weight_versions)
                 usage = self._meter.reply() if usage_always else None
                 writer = writers[place]
                 chunk = writer.write(delta, usage)
@@ -211,8 +215,17 @@ class _Job:
             "created": self._created,
             "model": self._model,
             "choices": choices,
-            "metadata": {"weight_version": "default"},
+            "metadata": weight_metadata(self._context, self._versions),
         }
+
+    def _see_versions(self, versions: Sequence[str]) -> None:
+        if self._versions[-1:] != tuple(versions[-1:]):
+            self._versions = tuple(dict.fromkeys((*self._versions, *versions)))
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """Labels of the weights that made what was written so far."""
+        return self._versions
 
     def frame_event(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
         """One chunk of a stream."""
@@ -241,10 +254,12 @@ class _Writer:
         self._index = index
         self._echo = job.echo_of(prompt)
         self._log = job.token_log()
-        self._plain = job.plain_frame(index)
+        self._plain, self._versions = job.plain_frame(index), job.versions
 
     def write(self, delta: SampleDelta, usage: dict[str, Any] | None) -> bytes:
         """The chunk for a delta; nothing, if it brings nothing."""
+        if self._versions is not self._job.versions:
+            self._plain, self._versions = self._job.plain_frame(self._index), self._job.versions
         text, self._echo = self._echo + delta.text, ""
         special = self._log is not None or self._job.return_token_ids
         if delta.finish is None and usage is None and not special:
