@@ -34,7 +34,7 @@ SAME = tuple(
     name
     for name in (
         *("device", "dtype", "load_format", "model", "quantization", "served_model_name"),
-        "trust_remote_code",
+        *("trust_remote_code", "weight_version"),
     )
     if name in fields()
 )

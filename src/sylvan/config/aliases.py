@@ -26,6 +26,7 @@ class Alias:
         convert: From the value given to (path, value) pairs; raises ValueError to refuse.
         is_switch: It may stand without a value.
         takes_many: On the command line it takes all words up to the next flag.
+        repeats: It may stand several times; its words add up.
         note: Told to the user when it is used and has no effect.
         lacks: What it asks for that is not there; values that do not ask for it are accepted.
     """
@@ -34,6 +35,7 @@ class Alias:
     convert: Callable[[object], Pairs]
     is_switch: bool = False
     takes_many: bool = False
+    repeats: bool = False
     note: str = ""
     lacks: str = ""
 
@@ -54,15 +56,15 @@ def _renamed(target: str) -> Alias:
 
 def _switch(target: str, value: object) -> Alias:
     """A switch that sets `value`; given as false it leaves the default alone."""
-    return Alias(target, lambda on: ((target, value),) if _truth(on) else (), is_switch=True)
+    return Alias(target, lambda on: ((target, value),) if is_on(on) else (), is_switch=True)
 
 
 def _refused(feature: str, *neutral: object, takes_many: bool = False) -> Alias:
     """A feature that does not exist yet; values that do not ask for it are accepted."""
 
     def convert(value: object) -> Pairs:
-        found = " ".join(map(str, _listed(value))) if takes_many else _plain(value)
-        if found not in {_plain(item) for item in (*neutral, None)}:
+        found = " ".join(map(str, _listed(value))) if takes_many else plain_text(value)
+        if found not in {plain_text(item) for item in (*neutral, None)}:
             raise ValueError(f"not supported yet: {feature}")
         return ()
 
@@ -71,7 +73,7 @@ def _refused(feature: str, *neutral: object, takes_many: bool = False) -> Alias:
 
 def _refused_switch(feature: str) -> Alias:
     def convert(value: object) -> Pairs:
-        if _truth(value):
+        if is_on(value):
             raise ValueError(f"not supported yet: {feature}")
         return ()
 
@@ -96,7 +98,12 @@ def _without_target(table: Mapping[str, str], *, refuse: bool) -> Iterator[tuple
                 yield name, _refused_switch(reason)
 
 
-def _truth(value: object) -> bool:
+def is_on(value: object) -> bool:
+    """Whether the word after a switch means yes.
+
+    Raises:
+        ValueError: it means neither.
+    """
     if isinstance(value, bool):
         return value
     if value is None:
@@ -106,13 +113,14 @@ def _truth(value: object) -> bool:
     raise ValueError(f"expected true | false, got {value!r}")
 
 
-def _plain(value: object) -> str:
+def plain_text(value: object) -> str:
+    """A value in small letters."""
     return str(value).lower()
 
 
 def _chunk(value: object) -> Pairs:
     """SGLang turns chunking off with -1, we with 0."""
-    yield "scheduler.chunk_tokens", 0 if _plain(value) == "-1" else value
+    yield "scheduler.chunk_tokens", 0 if plain_text(value) == "-1" else value
 
 
 def _fraction(value: object) -> Pairs:
@@ -127,7 +135,7 @@ def _fraction(value: object) -> Pairs:
 
 
 def _kv_dtype(value: object) -> Pairs:
-    yield "cache.dtype", "model" if _plain(value) == "auto" else value
+    yield "cache.dtype", "model" if plain_text(value) == "auto" else value
 
 
 def _adapters(value: object) -> Pairs:
@@ -157,7 +165,7 @@ def _adapter(item: object) -> tuple[str, str]:
 
 
 def _role(value: object) -> Pairs:
-    if _plain(value) not in ("null", "none"):
+    if plain_text(value) not in ("null", "none"):
         yield "disagg.role", value
 
 
@@ -184,6 +192,9 @@ _SHORT = {
     "port": "server.port",
     "record": "observe.record",
     "uds": "server.uds",
+    "register": "server.register",
+    "grpc_port": "server.grpc_port",
+    "register_key": "server.register_key",
     "api_key": "server.api_key",
     "page_size": "cache.page_size",
     "kv_memory": "cache.memory",
@@ -210,6 +221,9 @@ _RENAMED = {
     "max_mamba_cache_size": "cache.max_states",
     "file_storage_path": "server.data_dir",
     "admin_api_key": "server.admin_api_key",
+    "dp_size": "server.replicas",
+    "data_parallel_size": "server.replicas",
+    "dp": "server.replicas",
     "fastapi_root_path": "server.root_path",
     "ssl_certfile": "server.ssl_certfile",
     "ssl_keyfile": "server.ssl_keyfile",
@@ -256,9 +270,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "pp_size": ("pipeline parallelism", 1),
     "pipeline_parallel_size": ("pipeline parallelism", 1),
     "pp": ("pipeline parallelism", 1),
-    "dp_size": ("several replicas", 1),
-    "data_parallel_size": ("several replicas", 1),
-    "dp": ("several replicas", 1),
     "ep_size": ("expert parallelism", 1),
     "expert_parallel_size": ("expert parallelism", 1),
     "ep": ("expert parallelism", 1),
@@ -276,7 +287,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "json_model_override_args": ("changes to the model's config.json", "{}", {}),
     "num_continuous_decode_steps": ("several decode steps in one", 1),
     "sampling_backend": ("choosing the sampler", "pytorch", "auto"),
-    "grpc_port": ("gRPC",),
     "hicache_ratio": ("a cache tier in host memory",),
     "hicache_size": ("a cache tier in host memory", 0),
     "hicache_storage_backend": ("a cache tier in storage",),
@@ -294,7 +304,7 @@ _REFUSED_SWITCHES = {
     "log_requests": "logging of requests",
     "enable_trace": "OpenTelemetry traces",
     "allow_auto_truncate": "cutting prompts that are too long",
-    "grpc_mode": "gRPC",
+    "grpc_mode": "gRPC instead of HTTP (--grpc-port serves both)",
 }
 
 _NEEDLESS = {

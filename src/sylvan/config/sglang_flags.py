@@ -67,7 +67,7 @@ NO_EFFECT: Mapping[str, str] = {
 """Why flags change nothing, and which; they are accepted with any value."""
 
 REFUSED: Mapping[str, str] = {
-    "gRPC": (
+    "gRPC instead of HTTP (--grpc-port serves both)": (
         "smg_grpc_mode grpc_response_timeout_secs=300 smg_http_sidecar_port= sidecar= sidecar_args="
     ),
     "HTTP/2": (
@@ -118,7 +118,7 @@ REFUSED: Mapping[str, str] = {
         "hicache_storage_prefetch_retry_poll_interval=8 hicache_write_policy=write_through"
     ),
     "giving memory back while serving": (
-        "enable_memory_saver enable_weights_cpu_backup enable_draft_weights_cpu_backup"
+        "enable_weights_cpu_backup enable_draft_weights_cpu_backup"
     ),
     "weights in host memory": (
         "offload_group_size=-1 offload_num_in_group=1 offload_prefetch_step=1 offload_mode=cpu "
@@ -260,7 +260,6 @@ REFUSED: Mapping[str, str] = {
         "remote_instance_weight_loader_send_weights_group_ports= "
         "remote_instance_weight_loader_start_seed_via_transfer_engine"
     ),
-    "names of versions of weights": "weight_version=default",
     "other ways to quantise (--quantization, sylvan quantize)": (
         "quantization_param_path= quantize_and_serve rl_quant_profile= modelopt_quant= "
         "modelopt_checkpoint_restore_path= modelopt_checkpoint_save_path= modelopt_export_path="

@@ -100,12 +100,27 @@ class ServerConfig(Section, frozen=True):
     """Port to listen on; 0 takes a free one."""
     uds: str | None = None
     """Listen on this unix socket instead of host and port."""
+    grpc_port: Port | None = None
+    """Serve the scheduler service over gRPC on this port of `server.host`, beside HTTP; 0 takes a
+    free one. Needs the extra `grpc`."""
     api_key: Secret | None = None
     """Key that clients must send as `Authorization: Bearer KEY`."""
     api_key_file: str | None = None
     """JSON file of further keys, as SHA-256 hashes, with tenants and their budgets."""
     admin_api_key: Secret | None = None
     """Key for the administrative routes."""
+    gateway_key: Secret | None = None
+    """Key by which gateways are known, whose streams other servers can continue; without one, who
+    may use the administrative routes is a gateway."""
+    replicas: Count = 1
+    """Servers of the model, each with a cache of its own, behind a gateway that this command starts
+    with them. They share the cores and the memory of the CPU; GPUs are not shared."""
+    register: tuple[str, ...] = ()
+    """Gateways (`http://HOST:PORT`) that are told where this server is, and when it stops."""
+    register_key: Secret | None = None
+    """Key of an operator of these gateways."""
+    register_url: str | None = None
+    """Address by which they reach this server; default: where it listens."""
     root_path: str = ""
     """Path prefix under which a proxy shows this server."""
     cors_origins: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from sylvan.config.check import check
 from sylvan.config.load import Loaded
 from sylvan.config.resolve import resolve
 from sylvan.config.sources import from_keywords, gather
-from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.protocol.messages import FlushCache, GetState, Pause, Resume
 from sylvan.runtime.engine import ranking, vectors
 from sylvan.runtime.engine.answers import NativeCall, Reply, Style
@@ -426,6 +426,9 @@ class Engine:
 
 def _configuration(loaded: Loaded) -> Config:
     config = loaded.config
+    if config.server.replicas > 1:
+        spelled = loaded.given["server.replicas"].spelled
+        raise ConfigError(f"{spelled}: an Engine is one replica; sylvan serve --dp runs several")
     if "processes" not in loaded.given:
         config = msgspec.structs.replace(config, processes="one")
     facts = gather_facts(config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.server.detached import Detached
+from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring, read_key_file
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.parsers import Parsers, make_parsers
@@ -54,6 +56,8 @@ class Context:
         clock: Monotonic; for durations.
         wall: Seconds since 1970; for time stamps.
         started: Time stamp of the start.
+        ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
+        journal: Of the call.
     """
 
     engine: TokenizerManager
@@ -71,6 +75,8 @@ class Context:
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
     started: float = 0.0
+    ids: Callable[[int], str] = secrets.token_hex
+    journal: CallJournal = field(default_factory=NoJournal)
 
     @property
     def limits(self) -> Limits:
@@ -79,6 +85,12 @@ class Context:
             max_samples=self.settings.max_batch_samples,
             max_top_logprobs=self.settings.max_top_logprobs,
         )
+
+
+def of_call(context: Context, journal: Journal) -> Context:
+    """The parts for one call with a journal: names and times are those of its ticket."""
+    wall = journal.wall(context.clock)
+    return replace(context, ids=journal.ids, wall=wall, journal=journal)
 
 
 def make_context(

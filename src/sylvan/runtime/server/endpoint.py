@@ -36,8 +36,9 @@ from sylvan.runtime.server.body import (
     check_content_type,
     read_body,
 )
-from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.context import Context, of_call
 from sylvan.runtime.server.fields import respelt
+from sylvan.runtime.server.journal import JOURNAL_KEY
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
@@ -162,7 +163,11 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
         try:
             if endpoint.budgeted:
                 context.keyring.admit(tenant)
-            call = await _read(endpoint, request, tenant, context, gate)
+            journal = request.scope.get(JOURNAL_KEY)
+            mine = of_call(context, journal) if journal is not None else context
+            if journal is not None and journal.ticket.tenant is not None:
+                tenant = Tenant(name=journal.ticket.tenant)
+            call = await _read(endpoint, request, tenant, mine, gate)
             checked, names = True, call.names
             response = await endpoint.handler(call)
         except ClientGoneError:

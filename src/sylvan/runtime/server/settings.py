@@ -28,6 +28,7 @@ class ServerSettings:
         api_keys: Keys of ordinary clients; without any, everyone is one.
         api_key_file: JSON file of hashed keys with tenants and budgets.
         admin_api_key: Key of the operator.
+        gateway_key: By which gateways are known.
         cors_origins: Web origins whose pages may call the server; "*" for all.
         allowed_hosts: Names by which clients may call the server; "*" for all.
         max_body_bytes: Largest request body.
@@ -59,6 +60,7 @@ class ServerSettings:
     api_keys: tuple[Secret, ...] = ()
     api_key_file: str | None = None
     admin_api_key: Secret | None = None
+    gateway_key: Secret | None = None
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     root_path: str = ""
@@ -97,6 +99,7 @@ class ServerSettings:
             api_keys=(server.api_key,) if server.api_key else (),
             api_key_file=server.api_key_file,
             admin_api_key=server.admin_api_key,
+            gateway_key=server.gateway_key,
             cors_origins=server.cors_origins,
             # no page reaches a unix socket, and clients of one may say any name
             allowed_hosts=server.allowed_hosts if server.uds is None else ("*",),

@@ -67,7 +67,7 @@ class Turn:
         """
         context = self._call.context
         prepared = await self._prepare()
-        [[sample]] = await collect(context.engine, [prepared.input])
+        [[sample]] = await collect(context, [prepared.input])
         answer = read_whole(prepared.rules, sample.text)
         assert sample.finish is not None, "a collected sample is finished"
         tokens = count_reasoning(context, prepared.rules, sample.token_ids, answer.reasoning)
@@ -82,7 +82,7 @@ class Turn:
         reader, log = OutputReader(prepared.rules), self._log(prepared)
         ids: list[int] = []
         thinking = ""
-        async with aclosing(stream(context.engine, [prepared.input])) as deltas:
+        async with aclosing(stream(context, [prepared.input])) as deltas:
             async for _, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error

@@ -29,6 +29,7 @@ from sylvan.runtime.tokenizer.embeds import (
 )
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
+from sylvan.runtime.tokenizer.past import take_over
 from sylvan.runtime.tokenizer.router import CONTROL_TIMEOUT_S, ReplicaRouter
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
@@ -102,6 +103,8 @@ class TokenizerManager:
         """
         live = await self._admit(inp)
         try:
+            if inp.past is not None:
+                yield SampleDelta(rid=live.rid)
             while not live.done:
                 await live.wake.wait()
                 for delta in live.drain():
@@ -241,7 +244,8 @@ class TokenizerManager:
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
-        seed = secrets.randbits(63) if self.limits.seed is None else self.limits.seed
+        given = (self.limits.seed, inp.default_seed)
+        seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
         return self._submit(inp, msgspec.structs.replace(base, rid=rid))
 
@@ -282,6 +286,7 @@ class TokenizerManager:
             SampleState(msgspec.structs.replace(base, sample=index))
             for index in range(base.sampling.n)
         ]
+        take_over(samples, inp.past or (), self.facts.vocab_size)
         live = LiveRequest(base.rid, samples, interval, self._clock(), internal=inp.internal)
         self.router.open(live)
         return live

@@ -164,7 +164,7 @@ class SchedulerClient:
         """
         self._add(live)
         try:
-            for sample in live.samples:
+            for sample in tuple(live.unfinished()):
                 self._submit(live, sample)
         except ChannelFullError:
             self.close(live)

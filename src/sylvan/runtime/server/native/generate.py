@@ -69,7 +69,7 @@ class Job:
         """The object, or the list of objects, of a call without streaming."""
         inputs, prompt_ids = await self._inputs()
         with self._context.sessions.recorded(self._turn):
-            samples = await collect(self._context.engine, inputs)
+            samples = await collect(self._context, inputs)
             self._record(samples[0][0].token_ids, samples[0][0].finish)
         replies = [
             self._whole(j, sample, self._options(i, prompt_ids), self._counter(inputs[i]))
@@ -90,7 +90,7 @@ class Job:
         counters = [self._counter(inp) for inp in inputs for _ in range(self._n)]
         started = False
         with self._context.sessions.recorded(self._turn):
-            async with aclosing(stream(self._context.engine, inputs)) as deltas:
+            async with aclosing(stream(self._context, inputs)) as deltas:
                 async for prompt, delta in deltas:
                     if not started and (error := error_of(delta.finish)) is not None:
                         raise error

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from starlette.responses import Response
 
@@ -107,7 +106,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         thinking_budget=_thinking_budget(body),
         input_ids=body.input_ids,
         request=RequestFacts(
-            rid=body.rid or uuid4().hex,
+            rid=body.rid or context.ids(16),
             stream=bool(body.stream),
             tenant=call.tenant.name,
             logprobs=_logprobs(body, context),
@@ -189,7 +188,7 @@ class _Job:
         """The answer of a call without streaming."""
         prepared = await self._prepare()
         self._extras.see_prompt(prepared.prompt.input_ids)
-        [samples] = await collect(self._context.engine, [prepared.input])
+        [samples] = await collect(self._context, [prepared.input])
         choices = []
         for i, sample in enumerate(samples):
             delta = sample.last_delta(i)
@@ -243,7 +242,7 @@ class _Job:
         self._extras.see_prompt(prepared.prompt.input_ids)
         writers = [_Writer(self, i, prepared) for i in range(self._n)]
         started = False
-        async with aclosing(stream(self._context.engine, [prepared.input])) as deltas:
+        async with aclosing(stream(self._context, [prepared.input])) as deltas:
             async for _, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error

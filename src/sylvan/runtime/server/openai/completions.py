@@ -6,7 +6,6 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from starlette.responses import Response
 
@@ -68,7 +67,7 @@ class _Job:
         if total > context.limits.max_samples:
             message = f"prompt: {total} samples are more than {context.limits.max_samples}."
             raise RequestError(message, param="prompt")
-        self._id = body.rid or uuid4().hex
+        self._id = body.rid or context.ids(16)
         self._created = int(context.wall())
         self._model = model_name(context, body)
         self._meter = Meter(call, len(self._prompts), self._samples)
@@ -98,7 +97,7 @@ class _Job:
 
     async def reply(self) -> dict[str, Any]:
         """The answer of a call without streaming."""
-        results = await collect(self._context.engine, await self._inputs())
+        results = await collect(self._context, await self._inputs())
         choices: list[dict[str, Any]] = []
         for prompt, samples in enumerate(results):
             for i, sample in enumerate(samples):
@@ -118,7 +117,7 @@ class _Job:
         inputs = await self._inputs()
         writers = [_Writer(self, i // self._samples, i) for i in range(len(inputs) * self._samples)]
         started = False
-        async with aclosing(stream(self._context.engine, inputs)) as deltas:
+        async with aclosing(stream(self._context, inputs)) as deltas:
             async for prompt, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error

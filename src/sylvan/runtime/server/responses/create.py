@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -139,7 +138,7 @@ class Job:
         if body.background and not self._keep:
             raise RequestError("background needs store.", param="background")
         call.names.update(text_fields(body))
-        self._id = body.request_id or f"resp_{secrets.token_hex(16)}"
+        self._id = body.request_id or f"resp_{call.context.ids(16)}"
         self._created = int(call.context.wall())
         self._offer = offer(body.tools or ())
         call.ignored.extend(self._offer.left_out)
@@ -180,7 +179,7 @@ class Job:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The response as events."""
         numbered = self._numbered = Numbered()
-        items = ItemEvents(numbered, self._style)
+        items = ItemEvents(numbered, self._style, self._context.ids)
         started = False
         async with aclosing(self._turn.steps()) as steps:
             async for step in steps:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,7 +141,9 @@ class ItemEvents:
         done: Items that are complete.
     """
 
-    def __init__(self, numbered: Numbered, style: ItemStyle) -> None:
+    def __init__(self, numbered: Numbered, style: ItemStyle, ids: Callable[[int], str]) -> None:
+        """`ids` makes names of so many bytes."""
+        self._ids = ids
         self._event = numbered.event
         self._style = style
         self._logprobs: list[Item] = []
@@ -153,17 +156,18 @@ class ItemEvents:
     def add(self, piece: Piece, logprobs: Sequence[Item] = ()) -> Iterator[bytes]:
         """Events for a piece, and the log probabilities of the tokens of a text."""
         if isinstance(piece, TextDelta):
-            yield from self._switch("message", message_item(None, "in_progress"))
+            yield from self._switch("message", self._message)
             self._text += piece.text
             self._logprobs += logprobs
             yield self._delta("response.output_text.delta", piece.text, logprobs=list(logprobs))
         elif isinstance(piece, ReasoningDelta):
-            yield from self._switch("reasoning", reasoning_item("", "in_progress"))
+            yield from self._switch("reasoning", self._reasoning)
             self._text += piece.text
             yield self._delta("response.reasoning_text.delta", piece.text)
         elif isinstance(piece, CallStart):
             origin = self._style.origins.get(piece.name, Origin(piece.name))
-            yield from self._switch(f"call {piece.index}", call_item(origin, "", "in_progress"))
+            start = functools.partial(self._call, origin)
+            yield from self._switch(f"call {piece.index}", start)
             self._origin = origin
         else:
             self._text += piece.fragment
@@ -180,13 +184,25 @@ class ItemEvents:
     def end(self, status: str) -> Iterator[bytes]:
         """Events that end the last item; an answer without any gets an empty message."""
         if self._open is None and not self.done:
-            yield from self._switch("message", message_item(None, "in_progress"))
+            yield from self._switch("message", self._message)
         yield from self._close(status)
 
-    def _switch(self, kind: str, item: Item) -> Iterator[bytes]:
+    def _message(self) -> Item:
+        return message_item(None, "in_progress", f"msg_{self._ids(16)}")
+
+    def _reasoning(self) -> Item:
+        return reasoning_item("", "in_progress", f"rs_{self._ids(16)}")
+
+    def _call(self, origin: Origin) -> Item:
+        prefix = "ctc" if origin.custom else "fc"
+        names = f"{prefix}_{self._ids(16)}", f"call_{self._ids(12)}"
+        return call_item(origin, "", "in_progress", names)
+
+    def _switch(self, kind: str, start: Callable[[], Item]) -> Iterator[bytes]:
         if kind == self._kind:
             return
         yield from self._close("completed")
+        item = start()
         self._open, self._kind, self._text, self._logprobs = item, kind, "", []
         index = len(self.done)
         yield self._event("response.output_item.added", output_index=index, item=item)
