@@ -40,6 +40,8 @@ GOOD = {
     "/close_session": {"session_id": "x"},
     "/v1/embeddings": {"input": "x"},
     "/v1/rerank": {"query": "q", "documents": ["d"]},
+    "/v2/rerank": {"query": "q", "documents": ["d"]},
+    "/rerank": {"query": "q", "texts": ["d"]},
     "/v1/classify": {"input": "x"},
     "/encode": {"text": "x"},
     "/v1/batches": {

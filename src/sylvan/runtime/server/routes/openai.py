@@ -30,9 +30,10 @@ from sylvan.api.openai.vectors import (
     ScoreBody,
     ScoreReply,
 )
+from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
 from sylvan.runtime.server.batches import routes as batches
 from sylvan.runtime.server.fields import TOOL_SCHEMA
-from sylvan.runtime.server.openai import chat, completions, models, vectors
+from sylvan.runtime.server.openai import chat, completions, models, rerank, vectors
 from sylvan.runtime.server.responses import create as responses
 from sylvan.runtime.server.responses import inputs
 from sylvan.runtime.server.routes.build import GET, SSE, openai
@@ -230,6 +231,14 @@ OPENAI = (
         body=RerankBody,
         budgeted=True,
     ),
+    openai(
+        "/v2/rerank",
+        handler=rerank.cohere,
+        body=CohereRerankBody,
+        reply=CohereRerankReply,
+        budgeted=True,
+    ),
+    openai("/rerank", handler=rerank.plain, body=PlainRerankBody, budgeted=True),
     *_FILES,
     *_BATCHES,
     # SageMaker
