@@ -104,6 +104,7 @@ class ResponsesBody(WireModel):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """Most likely alternatives in the log probabilities that `include` asks for."""
     truncation: Literal["disabled", "auto"] | None = None
+    """`auto` leaves out the oldest turns of a conversation that is too long."""
     user: str | None = None
     request_id: Annotated[str, Field(pattern=r"^resp_[A-Za-z0-9_-]{1,64}$")] | None = None
     priority: Priority | None = None

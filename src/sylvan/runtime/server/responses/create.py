@@ -43,6 +43,7 @@ from sylvan.runtime.server.endpoint import (
 from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.output import TextDelta
 from sylvan.runtime.server.responses.items import ItemEvents, ItemStyle, Numbered, output_items
+from sylvan.runtime.server.responses.truncation import fitted
 from sylvan.runtime.server.stores.responses import Stored
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
@@ -148,6 +149,12 @@ class Job:
         self.conversation = self._conversation()
         self._turn = Turn(call, self.conversation)
 
+    async def _fit(self) -> None:
+        """Leave out the oldest turns, if the client wants that rather than an error."""
+        if self._body.truncation == "auto":
+            self.conversation = await fitted(self._context, self.conversation)
+            self._turn = Turn(self._call, self.conversation)
+
     def start(self) -> dict[str, Any]:
         """Make the response in the background."""
         reply = self._reply("queued", [], None)
@@ -167,6 +174,7 @@ class Job:
 
     async def run(self) -> dict[str, Any]:
         """The response, when it is complete."""
+        await self._fit()
         outcome = await self._turn.whole()
         status = _status(outcome.finish)
         items = output_items(outcome.answer, status, self._style, outcome.logprobs)
@@ -181,6 +189,7 @@ class Job:
         numbered = self._numbered = Numbered()
         items = ItemEvents(numbered, self._style, self._context.ids)
         started = False
+        await self._fit()
         async with aclosing(self._turn.steps()) as steps:
             async for step in steps:
                 chunks: list[bytes] = []
