@@ -336,7 +336,7 @@ async def test_a_scheduler_that_hangs_is_replaced(model: Path) -> None:
     runtime = await Runtime.start(msgspec.structs.replace(config, scheduler=scheduler))
     try:
         heard = asyncio.Semaphore(0)
-        params = SamplingParams(max_new_tokens=200, ignore_eos=True, sampling_seed=3)
+        params = SamplingParams(max_new_tokens=4000, ignore_eos=True, sampling_seed=3)
         inp = GenerateInput(text="a", sampling=params)
         task = asyncio.create_task(listen(runtime, inp, heard))
         await heard.acquire()
@@ -347,7 +347,7 @@ async def test_a_scheduler_that_hangs_is_replaced(model: Path) -> None:
         async with asyncio.timeout(DEADLINE_S):
             [said] = await task
         assert runtime.pids["scheduler"] != before
-        assert len(said.ids) == 200
+        assert len(said.ids) == 4000
     finally:
         await runtime.close()
 

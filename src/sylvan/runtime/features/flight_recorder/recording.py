@@ -99,8 +99,8 @@ class Answered(msgspec.Struct, frozen=True, tag="answer"):
     that one of them refused the request.
     """
 
-    question: Literal["gate", "admit", "draft", "holds", "stop_loading"]
-    rid: str
+    question: Literal["gate", "admit", "draft", "holds", "stop_loading", "wants_step"]
+    rid: str  # empty: about no request
     answer: bool | str | tuple[tuple[int, ...], tuple[int, ...]] | None = None
     refusal: str | None = None
 
