@@ -103,6 +103,13 @@ class Capability:
         """Guesses to verify in this step after the known tokens (speculation)."""
         return None
 
+    def wants_step(self) -> bool:
+        """Whether the worker half has something to do though no slice needs a step; no effects.
+
+        Then a step without slices is launched, for which `plan_work` is asked as for any other.
+        """
+        return False
+
     def plan_work(self, batch: Batch) -> Any:
         """Data for the worker half in this step; None: none. `batch` may be empty."""
         return None
@@ -140,8 +147,11 @@ class Observer(Capability):
     def on_call(self, method: str, arguments: tuple[Any, ...]) -> None:
         """A public method of the scheduler was called, or the port."""
 
-    def on_decision(self, question: str, req: Req, answer: Any) -> None:
-        """The capabilities together answered `question` ("gate", "admit", ...) about `req`."""
+    def on_decision(self, question: str, req: Req | None, answer: Any) -> None:
+        """The capabilities together answered `question` ("gate", "admit", ...) about `req`.
+
+        None: the question is about no request ("wants_step").
+        """
 
     def on_plan(self, plan: StepPlan) -> None:
         """`plan` goes to the executor."""
@@ -172,6 +182,7 @@ class Hooks:
         self._namespaces = overriding(capabilities, "cache_namespace")
         self._cache_limits = overriding(capabilities, "cache_limit")
         self._drafters = overriding(capabilities, "draft")
+        self._step_wanters = overriding(capabilities, "wants_step")
         self._planners = overriding(capabilities, "plan_work")
         self._batch_watchers = overriding(capabilities, "on_batch")
         self._starters = overriding(capabilities, "on_start")
@@ -185,6 +196,7 @@ class Hooks:
         self.adds_output_fields = bool(self._output_fields)
         self.gates_running = bool(self._running_gates)
         self.drafts = bool(self._drafters)
+        self.limits_cache = bool(self._cache_limits)
 
     @property
     def questions(self) -> tuple[str, ...]:
@@ -196,6 +208,7 @@ class Hooks:
             "draft": self._drafters,
             "holds": self._holders,
             "stop_loading": self._load_stoppers,
+            "wants_step": self._step_wanters,
         }
         return tuple(question for question, answering in found.items() if answering)
 
@@ -278,6 +291,19 @@ class Hooks:
         self._observe("holds", req, held)
         return held
 
+    @property
+    def busy(self) -> bool:
+        """Whether any worker half has something to do."""
+        return any(c.wants_step() for c in self._step_wanters)
+
+    def wants_step(self) -> bool:
+        """Whether to launch a step without slices."""
+        if not self._step_wanters:
+            return False
+        wanted = self.busy
+        self._observe("wants_step", None, wanted)
+        return wanted
+
     # ---- the data halves
 
     def plan_work(self, batch: Batch) -> dict[str, Any]:
@@ -351,6 +377,6 @@ class Hooks:
         for capability in self._observers:
             capability.on_step_end()
 
-    def _observe(self, question: str, req: Req, answer: Any) -> None:
+    def _observe(self, question: str, req: Req | None, answer: Any) -> None:
         for capability in self._observers:
             capability.on_decision(question, req, answer)

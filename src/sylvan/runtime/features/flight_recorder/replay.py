@@ -208,12 +208,13 @@ class _Tape:
             raise ExhaustedError("the clock is asked more often than it was")
         return self._times.popleft()
 
-    def answer(self, question: str, req: Req) -> Any:
-        asked = f"{question} of {req.rid!r}"
+    def answer(self, question: str, req: Req | None) -> Any:
+        rid = req.rid if req is not None else ""
+        asked = f"{question} of {rid!r}"
         if not self._answers:
             raise ExhaustedError(f"{asked} is asked, but was not")
         recorded = self._answers.popleft()
-        if (recorded.question, recorded.rid) != (question, req.rid):
+        if (recorded.question, recorded.rid) != (question, rid):
             raise DivergedError(
                 f"{asked} is asked, recorded {recorded.question} of {recorded.rid!r}"
             )
@@ -287,6 +288,7 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
         "draft": lambda self, req: draft(req),
         "holds": lambda self, req: tape.answer("holds", req),
         "stop_loading": lambda self, req: tape.answer("stop_loading", req),
+        "wants_step": lambda self: tape.answer("wants_step", None),
     }
     body = {name: hooks[name] for name in questions if name in hooks}
     body["gates_running"] = "running gate" in questions
