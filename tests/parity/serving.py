@@ -56,6 +56,7 @@ class Serving:
                     "num_pages": pages + 1,
                     "max_batch_tokens": self.limits.max_batch_tokens,
                     "max_running_reqs": self.limits.max_running_reqs,
+                    "max_samples": 64,
                     "overlap": overlap,
                     "runner": runner,
                 }

@@ -134,7 +134,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
     @property
     def sample_slots(self) -> IntArray:
         """Request slot of each sampled row, (S,)."""
-        return self.slots if self.num_samples == self.num_slices else self.slots[self.samples]
+        plain = self.num_samples == self.num_slices and not self.drafts
+        return self.slots if plain else self.slots[self.samples]
 
     @property
     def sample_positions(self) -> NDArray[np.int64]:

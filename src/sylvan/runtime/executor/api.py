@@ -14,7 +14,8 @@ class ExecutorCaps:
 
     `lockstep`: every rank must run every step, so an empty plan is launched too. `num_states`:
     slots of recurrent state, the empty one included; 0 where all layers attend. `drafts`: which
-    guesses a step can verify.
+    guesses a step can verify. `max_samples`: rows that a step samples, one for each request and one
+    for each guess; 0: as many as there are rows.
     """
 
     max_batch_tokens: int
@@ -24,6 +25,7 @@ class ExecutorCaps:
     both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
     makes_vectors: bool = False  # `EmbedRequest` is served
     pools_all: bool = False  # vectors are made of all tokens: none may come from the cache
+    max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
 

@@ -59,7 +59,7 @@ class ImmediateBackend:
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         """See `StepBackend.forward`."""
-        if self._fused is not None and self._is_plain(plan):
+        if self._fused is not None and self._is_fusible(plan):
             self._fused.run(plan, draw=False)
             self._logits_SV = self._fused.logits()
             return
@@ -69,7 +69,7 @@ class ImmediateBackend:
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
         """See `StepBackend.step`."""
-        if self._fused is not None and self._is_plain(plan):
+        if self._fused is not None and self._is_fusible(plan):
             drawn = self._fused.run(plan, draw=True, masks=masks)
             if drawn is not None:
                 return drawn
@@ -86,8 +86,7 @@ class ImmediateBackend:
                 drawn = self._sampler.sample(self._logits_SV, rows, masks)
             except FAILURES:
                 drawn = self._draw_each(rows, masks)
-        if not plan.drafts:
-            self._last_token[rows.slots] = drawn.token_ids
+        self._last_token[rows.slots] = drawn.token_ids  # of slices with guesses nobody reads it
         return drawn
 
     def correct(self, plan: StepPlan) -> None:
@@ -158,9 +157,11 @@ class ImmediateBackend:
         found = join(parts)
         return lambda: found
 
-    def _is_plain(self, plan: StepPlan) -> bool:
-        """Whether each row has a token id, and each slice one sampled row and ids in sequence."""
-        return not (plan.drafts or self.batch.input_embeds or plan.positions is not None)
+    def _is_fusible(self, plan: StepPlan) -> bool:
+        """Whether each row has a token id, and the rows of each slice follow one another."""
+        if self.batch.input_embeds or plan.positions is not None:
+            return False
+        return all(draft.is_chain for draft in plan.drafts)
 
     def _fill(self, plan: StepPlan) -> None:
         arrays, batch = self._arrays, self.batch

@@ -44,7 +44,7 @@ class FlightRecorder(Observer):
         else:
             self._recorder.write(Called(method, arguments))  # pyright: ignore[reportArgumentType]
 
-    def on_decision(self, question: str, req: Req, answer: Any) -> None:
+    def on_decision(self, question: str, req: Req | None, answer: Any) -> None:
         """See `Observer.on_decision`."""
         refusal = None
         if isinstance(answer, RequestError):
@@ -53,7 +53,8 @@ class FlightRecorder(Observer):
             answer = answer.name
         elif isinstance(answer, Draft):
             answer = answer.tokens, answer.parents
-        self._recorder.write(Answered(question, req.rid, answer, refusal))  # pyright: ignore[reportArgumentType]
+        rid = "" if req is None else req.rid
+        self._recorder.write(Answered(question, rid, answer, refusal))  # pyright: ignore[reportArgumentType]
 
     def on_plan(self, plan: StepPlan) -> None:
         """See `Observer.on_plan`."""

@@ -23,7 +23,7 @@ from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.step import PageCopy, StepPlan, StepResult
 
-FORMAT = 3
+FORMAT = 4
 SETUP, EVENTS = "setup.json", "events.msgpack"
 LIFE = "life-"  # and its number
 MAX_EVENT_BYTES = 64 << 20
@@ -34,7 +34,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     `questions` are those that capabilities answered, "running gate" among them if they are asked
     about running requests too. `num_slots` are the request slots of the executor.
-    `started`: when that was, in UTC; the recorder fills it in.
+    `max_samples` and `draft_*`: see `ExecutorCaps`. `started`: when that was, in UTC; the recorder
+    fills it in.
     """
 
     format: int = FORMAT
@@ -51,6 +52,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int = 0
     lockstep: bool = False
     num_states: int = 0
+    max_samples: int = 0
+    draft_chains: bool = False
+    draft_trees: bool = False
     tenant_weights: dict[str, float] = {}
     started: str = ""
 
@@ -100,7 +104,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answer"):
     that one of them refused the request.
     """
 
-    question: Literal["gate", "admit", "draft", "holds", "stop_loading"]
+    question: Literal["gate", "admit", "may_draft", "draft", "holds", "stop_loading"]
     rid: str
     answer: bool | str | tuple[tuple[int, ...], tuple[int, ...]] | None = None
     refusal: str | None = None
