@@ -12,13 +12,16 @@ from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
-from sylvan.config.tree import Config
+from sylvan.config.tree import Config, SpeculativeConfig
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
     "this machine has no such device, or the installed torch cannot use it; choose device=cpu or "
     "auto"
 )
+ALGORITHMS = ("ngram",)
+"""How tokens can be guessed."""
+PLANNED_ALGORITHMS = ("standalone", "draft-model", "eagle", "eagle3", "nextn", "mtp", "medusa")
 MIN_CONTEXT = 64
 """A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
 
@@ -152,15 +155,33 @@ def _tokens_over_memory(case: Case) -> bool:
     return plan.bytes_of(last) >= memory
 
 
+def _drafts(case: Case) -> SpeculativeConfig:
+    """The section; one that breaks no rule where there is none."""
+    none = SpeculativeConfig(algorithm=ALGORITHMS[0], num_steps=1, topk=1, num_draft_tokens=2)
+    return case.config.speculative or none
+
+
+def _unknown_algorithm(case: Case) -> str:
+    given = _drafts(case).algorithm
+    known = f"there is {', '.join(ALGORITHMS)}"
+    about = "not supported yet" if given in PLANNED_ALGORITHMS else "unknown"
+    return f"{{speculative.algorithm}}: {about}{nearest(given, ALGORITHMS)}; {known}"
+
+
 def _context_over_cache(case: Case) -> bool:
     longest, plan = case.config.context_len, case.resolved.plan
     return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
 
 
+def _number(value: int | str | None) -> int:
+    """A value that is resolved."""
+    return value if isinstance(value, int) else 0
+
+
 RULES = (
     Rule(
         "feature does not exist yet",
-        ("lora", "speculative", "disagg"),
+        ("lora", "disagg"),
         lambda c: bool(_pending(c)),
         lambda c: "\n".join(
             f"{path}: not supported yet: {c.facts.missing[path]}" for path in _pending(c)
@@ -383,6 +404,63 @@ RULES = (
             f"{{context_len}} does not fit into a KV cache of {c.resolved.plan.num_tokens} tokens; "
             "lower it, or raise cache.memory (or cache.max_tokens)"
         ),
+    ),
+    Rule(
+        "unknown algorithm of guesses",
+        ("speculative.algorithm",),
+        lambda c: _drafts(c).algorithm not in ALGORITHMS,
+        _unknown_algorithm,
+    ),
+    Rule(
+        "draft model without use",
+        ("speculative.algorithm", "speculative.draft_model"),
+        lambda c: _drafts(c).algorithm == "ngram" and _drafts(c).draft_model is not None,
+        "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
+    ),
+    Rule(
+        "several guesses for a position",
+        ("speculative.topk",),
+        lambda c: _drafts(c).topk != 1,
+        "{speculative.topk}: one guess for each position is verified; leave it at auto",
+    ),
+    Rule(
+        "guesses and verified tokens differ",
+        ("speculative.num_draft_tokens", "speculative.num_steps"),
+        lambda c: _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1,
+        "{speculative.num_draft_tokens} must be one more than {speculative.num_steps}, the newest "
+        "token and the guesses after it; leave one of them at auto",
+    ),
+    Rule(
+        "match longer than what is compared",
+        ("speculative.min_match", "speculative.max_match"),
+        lambda c: _drafts(c).min_match > _drafts(c).max_match,
+        "{speculative.min_match} is more than {speculative.max_match}; leave one of them out",
+    ),
+    Rule(
+        "guesses not on this device",
+        ("speculative.algorithm", "device"),
+        lambda c: c.config.speculative is not None and c.config.device != "cpu",
+        "{speculative.algorithm}: steps on {device} verify no guesses yet; leave it out",
+    ),
+    Rule(
+        "guesses with recurrent layers",
+        ("speculative.algorithm",),
+        lambda c: c.config.speculative is not None and c.facts.model.state_numbers > 0,
+        "{speculative.algorithm}: this model has recurrent layers, whose state cannot go back "
+        "where a guess was wrong; leave it out",
+    ),
+    Rule(
+        "guesses where nothing is generated",
+        ("speculative.algorithm", "task"),
+        lambda c: c.config.speculative is not None and c.config.task in ("embed", "classify"),
+        "{speculative.algorithm}: with {task} nothing is generated; leave it out",
+    ),
+    Rule(
+        "guesses without the newest token",
+        ("speculative.algorithm", "scheduler.overlap"),
+        lambda c: c.config.speculative is not None and c.config.scheduler.overlap == "on",
+        "{speculative.algorithm} guesses what follows the newest token, which is not known yet "
+        "with {scheduler.overlap}; leave scheduler.overlap at auto",
     ),
     Rule(
         "TLS key without certificate",

@@ -135,7 +135,6 @@ class Facts:
 
 PENDING: Mapping[str, str] = {
     "lora": "LoRA adapters",
-    "speculative": "speculative decoding",
     "disagg": "prefill and decode on different servers",
 }
 """Sections of the tree that nothing reads yet; help leaves them out, and using one is an error."""

@@ -9,7 +9,7 @@ from enum import Enum, auto
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
-from sylvan.protocol.messages import Finish
+from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
 from sylvan.runtime.core.step import PageCopy
@@ -100,6 +100,7 @@ class Req:
     key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     retractions: int = 0
+    drafts: DraftCounts | None = None
     num_emitted: int = field(init=False)  # of `tokens`: sent to the client, or known to it
     emit_at: int = field(init=False)  # number of tokens at which the next output is emitted
     emit_interval: int = 1  # tokens between outputs after that

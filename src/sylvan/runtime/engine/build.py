@@ -18,6 +18,7 @@ from sylvan.config.load import dump
 from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
 from sylvan.kernels import describe
+from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.radix import RadixCache
@@ -36,6 +37,8 @@ from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.grammar.worker import GrammarWorker
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
+from sylvan.runtime.features.speculation.build import build_speculation
+from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.capability import Capability, Hooks
@@ -97,7 +100,17 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
-    scheduler, inspect = compose_scheduler(config, executor, emit, (grammar.control,), publisher)
+    capabilities: tuple[Capability, ...] = (grammar.control,)
+    speculation = None
+    if config.speculative is not None:
+        if not executor.caps.draft_chains:
+            raise ConfigError(
+                f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
+                f"{model.runner} verify no guesses for this model; leave it out"
+            )
+        speculation = build_speculation(config.speculative, model.vocab_size)
+        capabilities = (*capabilities, speculation)
+    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher)
 
     def close() -> None:
         executor.close()
@@ -125,7 +138,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             "kv_bytes": num_tokens * model.kv_bytes_per_token,
             "state_bytes": model.num_states * model.state_bytes,
         },
-        state=lambda: _state(config, grammar, model),
+        state=lambda: _state(config, grammar, model, speculation),
         inspect=inspect,
         close=close,
         num_grammar_reqs=grammar.num_waiting,
@@ -257,6 +270,7 @@ def _options(config: Config) -> LocalOptions:
         trusted=config.trust_remote_code,
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
+        max_samples=config.speculative.most_samples(running) if config.speculative else 0,
         num_states=_number(config.cache.max_states),
         embed=_wish(config),
         headless=config.task == "embed",
@@ -270,10 +284,13 @@ def _wish(config: Config) -> PoolingWish | None:
     return PoolingWish(mode=config.embedding.pooling, normalize=config.embedding.normalize)
 
 
-def _state(config: Config, grammar: Grammar, model: ModelFacts) -> Mapping[str, Any]:
+def _state(
+    config: Config, grammar: Grammar, model: ModelFacts, speculation: Speculation | None
+) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}
-    return {"config": dump(config), "grammar": asdict(grammar.stats())} | experts
+    drafts = {"speculation": asdict(speculation.counts)} if speculation else {}
+    return {"config": dump(config), "grammar": asdict(grammar.stats())} | experts | drafts
 
 
 def _number(value: int | str) -> int:

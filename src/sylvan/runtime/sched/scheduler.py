@@ -291,6 +291,9 @@ class Scheduler:
             req.pending -= 1
         if piece.draft and req.kv:  # rejected guesses have no place in the cache
             req.computed -= len(piece.draft.tokens) + 1 - len(out.token_ids)
+            if out.token_ids:
+                accepted = len(out.token_ids) - 1
+                self._statistics.on_verified(req, len(piece.draft.tokens), accepted)
         if req.finish:
             return  # it ended while this was in flight
         if out.error:

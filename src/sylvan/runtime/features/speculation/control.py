@@ -1,0 +1,210 @@
+"""Control half of speculation: asks a drafter, and has as many guesses verified as are worth it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sylvan.runtime.core.req import Batch, Draft, Req, Slice
+from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
+from sylvan.runtime.features.speculation.api import NOTHING, Drafter, Proposal
+from sylvan.runtime.features.speculation.cost import StepCosts
+from sylvan.runtime.features.speculation.policy import DraftPolicy, FixedLength, Throughput
+from sylvan.runtime.sched.capability import Capability
+from sylvan.utils.clock import Clock, monotonic
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 16
+"""Steps without drafting for a request whose guesses are not worth it; a power of two."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A request that may be drafted for.
+
+    Attributes:
+        proposal: The newest, verified or only looked at; made behind `length` tokens.
+        pause: Steps from one look to the next.
+        look_at: Number of the step of the next look.
+    """
+
+    acceptance: Acceptance
+    proposal: Proposal = NOTHING
+    length: int = 0
+    pause: int = 1
+    look_at: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step that runs, if it can tell what rows cost: all of them decode or are guesses."""
+
+    rows: int
+    started_s: float
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Since the start.
+
+    Attributes:
+        looks: Times that the drafter was asked.
+        drafts: Proposals that were given to a step.
+        failures: Times that the drafter raised, or returned nonsense.
+    """
+
+    looks: int = 0
+    drafts: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _Warned:
+    """What is logged once."""
+
+    kinds: set[str] = field(default_factory=set[str])
+
+    def once(self, kind: str, message: str, *details: object) -> None:
+        if kind not in self.kinds:
+            self.kinds.add(kind)
+            logger.warning(message, *details)
+
+
+class Speculation(Capability):
+    """Guesses by one drafter, verified as chains.
+
+    A request whose guesses would cost more than they bring is looked at less and less often:
+    guesses are then compared with what comes anyway, and verified again once they are worth it.
+
+    Args:
+        drafter: Makes the guesses.
+        most: Guesses of a request in one step.
+        vocab_size: Ids are below it.
+        adaptive: Verify what pays, by measured acceptance and step times; else always `most`.
+        clock: For step times.
+    """
+
+    name: ClassVar = "speculation"
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        most: int,
+        vocab_size: int,
+        *,
+        adaptive: bool = True,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.counts = SpeculationCounts()
+        self._drafter, self._most, self._vocab_size = drafter, most, vocab_size
+        self._clock = clock
+        self._costs = StepCosts()
+        self._policy: DraftPolicy = Throughput(self._costs) if adaptive else FixedLength()
+        self._adaptive = adaptive
+        self._of_all = Acceptance()
+        self._followed: dict[Req, _Followed] = {}
+        self._step = 0
+        self._wake = 0  # number of the step in which some request is to be looked at
+        self._timed: _Step | None = None
+        self._warned = _Warned()
+
+    # ---- guesses
+
+    def may_draft(self) -> bool:
+        """See `Capability.may_draft`."""
+        self._step += 1
+        if self._step < self._wake:
+            return False
+        self._wake = self._step + LONGEST_PAUSE  # `draft` brings it forward
+        return True
+
+    def draft(self, req: Req, most: int) -> Draft | None:
+        """See `Capability.draft`."""
+        followed = self._followed.get(req)
+        if followed is None:
+            followed = self._followed[req] = _Followed(Acceptance(self._of_all))
+        count = 0
+        if self._step >= followed.look_at:
+            count = self._look(req, followed, min(most, self._most))
+            if not self._adaptive or count:
+                followed.pause = 1
+            followed.look_at = self._aligned(followed.pause)
+        self._wake = min(self._wake, followed.look_at)
+        if not count:
+            return None
+        self.counts.drafts += 1
+        tokens = followed.proposal.tokens[:count]
+        followed.proposal = Proposal(tokens, followed.proposal.grade)
+        return Draft(tokens, tuple(range(-1, count - 1)))
+
+    def _look(self, req: Req, followed: _Followed, most: int) -> int:
+        """Compare the last proposal with what came, make a new one; guesses worth verifying."""
+        length, last = req.tokens.length, followed.proposal
+        if last.tokens and length > followed.length:
+            came = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
+            settle(followed.acceptance, last.grade, last.tokens, came)
+        followed.proposal, followed.length = self._propose(req, most), length
+        count = len(followed.proposal.tokens)
+        if count:
+            grade = followed.proposal.grade
+            count = self._policy.count(req.rid, grade, followed.acceptance, count)
+        if not count:
+            followed.pause = min(2 * followed.pause, LONGEST_PAUSE)
+        return count
+
+    def _propose(self, req: Req, most: int) -> Proposal:
+        """What the drafter says, if it can be used."""
+        self.counts.looks += 1
+        try:
+            found = self._drafter.propose(req, most)
+        except Exception:  # a drafter may be a plug-in; its errors are nobody's errors
+            self.counts.failures += 1
+            if "raised" not in self._warned.kinds:
+                logger.exception("the drafter failed; requests go on without its guesses")
+            self._warned.kinds.add("raised")
+            return NOTHING
+        usable = len(found.tokens) <= most and found.grade >= 0
+        if usable and all(0 <= token < self._vocab_size for token in found.tokens):
+            return found
+        self.counts.failures += 1
+        self._warned.once("nonsense", "the drafter proposed what cannot be: %s", found)
+        return NOTHING
+
+    def _aligned(self, pause: int) -> int:
+        """Step of the next look: requests that pause as long are looked at in the same steps."""
+        return self._step // pause * pause + pause
+
+    # ---- what happened
+
+    def on_start(self, piece: Slice) -> None:
+        """See `Capability.on_start`."""
+        self._wake = 0
+
+    def on_batch(self, batch: Batch) -> None:
+        """See `Capability.on_batch`."""
+        self._timed = None
+        if not self._adaptive or not batch.slices:
+            return
+        if batch.decodes and self._step + 1 < self._wake:
+            self._timed = _Step(len(batch.slices), self._clock())
+            return
+        rows: dict[str, int] = {}
+        for piece in batch.slices:
+            if piece.stop - piece.start > 1:
+                return
+            rows[piece.req.rid] = 1 + (len(piece.draft.tokens) if piece.draft else 0)
+        self._policy.launched(rows)
+        self._timed = _Step(sum(rows.values()), self._clock())
+
+    def on_result(self, batch: Batch, report: Any) -> None:
+        """See `Capability.on_result`."""
+        if self._timed is not None:
+            self._costs.saw(self._timed.rows, self._clock() - self._timed.started_s)
+            self._timed = None
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        if self._followed.pop(req, None) is not None:
+            self._drafter.forget(req)
