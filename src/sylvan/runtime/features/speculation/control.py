@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
@@ -60,18 +60,6 @@ class SpeculationCounts:
     failures: int = 0
 
 
-@dataclass(slots=True)
-class _Warned:
-    """What is logged once."""
-
-    kinds: set[str] = field(default_factory=set[str])
-
-    def once(self, kind: str, message: str, *details: object) -> None:
-        if kind not in self.kinds:
-            self.kinds.add(kind)
-            logger.warning(message, *details)
-
-
 class Speculation(Capability):
     """Guesses by one drafter, verified as chains.
 
@@ -108,7 +96,6 @@ class Speculation(Capability):
         self._step = 0
         self._wake = 0  # number of the step in which some request is to be looked at
         self._timed: _Step | None = None
-        self._warned = _Warned()
 
     # ---- guesses
 
@@ -159,18 +146,20 @@ class Speculation(Capability):
         self.counts.looks += 1
         try:
             found = self._drafter.propose(req, most)
-        except Exception:  # a drafter may be a plug-in; its errors are nobody's errors
+            self._check(found, most)
+        except Exception:  # whatever a drafter does, requests go on without its guesses
             self.counts.failures += 1
-            if "raised" not in self._warned.kinds:
-                logger.exception("the drafter failed; requests go on without its guesses")
-            self._warned.kinds.add("raised")
+            if self.counts.failures == 1:
+                logger.exception("the drafter failed; further failures are only counted")
             return NOTHING
-        usable = len(found.tokens) <= most and found.grade >= 0
-        if usable and all(0 <= token < self._vocab_size for token in found.tokens):
-            return found
-        self.counts.failures += 1
-        self._warned.once("nonsense", "the drafter proposed what cannot be: %s", found)
-        return NOTHING
+        return found
+
+    def _check(self, found: Proposal, most: int) -> None:
+        tokens = found.tokens
+        if not all(0 <= token < self._vocab_size for token in tokens):
+            raise ValueError(f"guesses must be ids in 0..{self._vocab_size - 1}, not {tokens}")
+        if len(tokens) > most or found.grade < 0:
+            raise ValueError(f"{len(tokens)} guesses of grade {found.grade}, at most {most} fit")
 
     def _aligned(self, pause: int) -> int:
         """Step of the next look: requests that pause as long are looked at in the same steps."""

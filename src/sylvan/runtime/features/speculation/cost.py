@@ -9,6 +9,8 @@ ROW_COST = 0.03
 """What a row more adds to a step, relative to it, before that was measured: worth a try."""
 NEW_WEIGHT = 0.15
 """Of a measurement, against those before it."""
+SHORTEST_S = 1e-6
+"""A clock may not see that time passed."""
 OUTLIER = 3.0
 """A step that took so many times what was expected was held up by something else."""
 MOST_OUTLIERS = 8
@@ -40,6 +42,7 @@ class StepCosts:
     def saw(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
         self._steps += 1
+        seconds = max(seconds, SHORTEST_S)
         late = self.known and seconds > OUTLIER * self.seconds(rows)
         self._outliers = self._outliers + 1 if late else 0
         if late and self._outliers < MOST_OUTLIERS:
