@@ -73,15 +73,6 @@ def test_tokens_are_those_without_guesses(model_dir, expected, way, tree, right)
     assert serving.scheduler.audit() == 0
 
 
-def test_requests_with_penalties_are_served_without_guesses(model_dir, expected):
-    asked = {"max_new_tokens": 24, "frequency_penalty": 0.7}
-    plain = Serving(model_dir, options={"attention": "reference"})
-    serving, guesser = guessing(model_dir, expected["greedy"])
-
-    assert serving.generate(PROMPTS, **asked) == plain.generate(PROMPTS, **asked)
-    assert guesser.guessed == 0
-
-
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_right_guesses_save_steps(model_dir, expected, tree):
     serving, _ = guessing(model_dir, expected["greedy"], shape={"tree": tree})

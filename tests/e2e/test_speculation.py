@@ -21,7 +21,11 @@ WAYS = [
     {"temperature": 0.7, "sampling_seed": 2, "frequency_penalty": 0.6, "presence_penalty": 0.2},
     {"temperature": 0.7, "sampling_seed": 2, "repetition_penalty": 1.2},
     {"temperature": 0, "regex": r"([a-z]+ ){5,30}\."},
-    {"temperature": 0.9, "sampling_seed": 3, "json_schema": '{"type":"array","items":{"enum":[1]}}'},
+    {
+        "temperature": 0.9,
+        "sampling_seed": 3,
+        "json_schema": '{"type":"array","items":{"enum":[1]}}',
+    },
 ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sylvan.protocol.messages import Finish, TokenOutput
-from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Req
@@ -99,6 +99,7 @@ class Serving:
         sample: int = 0,
         priority: int = 0,
         eos_ids: tuple[int, ...] = (),
+        thinking: Thinking | None = None,
         **sampling: object,
     ) -> str:
         self._count += 1
@@ -114,6 +115,7 @@ class Serving:
                 priority=priority,
                 eos_ids=eos_ids,
                 logprobs=logprobs,
+                thinking=thinking,
             )
         )
         return rid

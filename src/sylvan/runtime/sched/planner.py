@@ -186,7 +186,7 @@ class Planner:
 
         A draft that does not fit, or that the executor cannot verify, costs speed only.
         """
-        if self._plain or not req.takes_drafts or req.pending or size != req.lacking or size != 1:
+        if self._plain or not req.generates or req.pending or size != req.lacking or size != 1:
             return None
         most = min(
             self._budget - size,

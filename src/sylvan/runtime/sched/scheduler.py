@@ -290,10 +290,9 @@ class Scheduler:
         if piece.samples:
             req.pending -= 1
         if piece.draft and req.kv:  # rejected guesses have no place in the cache
-            req.computed -= len(piece.draft.tokens) + 1 - len(out.token_ids)
-            if out.token_ids:
-                accepted = len(out.token_ids) - 1
-                self._statistics.on_verified(req, len(piece.draft.tokens), accepted)
+            guesses, accepted = len(piece.draft.tokens), out.num_accepted
+            req.computed -= guesses - accepted
+            self._statistics.on_verified(req, guesses, accepted)
         if req.finish:
             return  # it ended while this was in flight
         if out.error:

@@ -125,12 +125,12 @@ class Planned(msgspec.Struct, frozen=True, tag="plan"):
 class Completed(msgspec.Struct, frozen=True, tag="result"):
     """What the oldest step in flight brought, or why it failed as a whole.
 
-    `others` are the outputs that are no single id: (slice, token ids, error, status, ended).
-    `short`: the step did not fit into the device's memory.
+    `others` are the outputs that are no single id: (slice, token ids, error, status, ended,
+    accepted). `short`: the step did not fit into the device's memory.
     """
 
     tokens: tuple[int, ...] = ()
-    others: tuple[tuple[int, tuple[int, ...], str, int, bool], ...] = ()
+    others: tuple[tuple[int, tuple[int, ...], str, int, bool, int | None], ...] = ()
     failure: str | None = None
     short: bool = False
 
@@ -193,7 +193,7 @@ def completed(result: StepResult | Exception) -> Completed:
     if isinstance(result, Exception):
         return Completed(failure=str(result), short=isinstance(result, DeviceMemoryError))
     others = (
-        (index, tuple(map(int, out.token_ids)), out.error, out.status, out.ended)
+        (index, tuple(map(int, out.token_ids)), out.error, out.status, out.ended, out.accepted)
         for index, out in result.others.items()
     )
     return Completed(tuple(map(int, result.tokens)), tuple(others))

@@ -237,8 +237,8 @@ class _Tape:
         if recorded.failure is not None:
             raise (DeviceMemoryError if recorded.short else ExecutorError)(recorded.failure)
         others = {
-            index: SliceOutput(ids, error=error, status=status, ended=ended)
-            for index, ids, error, status, ended in recorded.others
+            index: SliceOutput(ids, error=error, status=status, ended=ended, accepted=accepted)
+            for index, ids, error, status, ended, accepted in recorded.others
         }
         return StepResult(recorded.tokens, others)
 
