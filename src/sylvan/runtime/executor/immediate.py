@@ -105,9 +105,8 @@ class ImmediateBackend:
 
     def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
         """See `StepBackend.accept`."""
-        if plan.drafts:
-            ids = drawn.token_ids
-            self.keep({d.index: accepted_guesses(plan, d, ids) for d in plan.drafts}, {})
+        if not all(draft.is_chain for draft in plan.drafts):
+            self.keep(accepted_guesses(plan, drawn.token_ids), {})
         params = self._slots.params
         if not outcomes:
             if params.counts:
@@ -130,6 +129,8 @@ class ImmediateBackend:
             self._last_token[slot] = token
         ends = self.batch.host.q_starts[1:]
         for draft in self.batch.drafts:
+            if draft.is_chain:
+                continue  # it is there already
             path = paths[draft.index]
             first = int(ends[draft.index]) - len(draft.parents)
             sources = [first + guess for at, guess in enumerate(path) if at != guess]

@@ -16,8 +16,10 @@ from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
 
-LONGEST_PAUSE = 16
-"""Steps without drafting for a request whose guesses are not worth it; a power of two."""
+LONGEST_PAUSE = 32
+"""Steps without a look at a request whose guesses are not worth it; a power of two."""
+LOOKS_SHARE = 0.01
+"""Of the time of steps, for looks in vain."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,8 @@ class Speculation(Capability):
         self._step = 0
         self._wake = 0  # number of the step in which some request is to be looked at
         self._timed: _Step | None = None
+        self._look_s = 0.0  # what a look takes
+        self._num_reqs = 1  # in the last step that was timed
 
     # ---- guesses
 
@@ -114,9 +118,12 @@ class Speculation(Capability):
             followed = self._followed[req] = _Followed(Acceptance(self._of_all))
         count = 0
         if self._step >= followed.look_at:
+            begun_s = self._clock() if self._adaptive else 0.0
             count = self._look(req, followed, min(most, self._most))
-            if not self._adaptive or count:
-                followed.pause = 1
+            if self._adaptive:
+                self._look_s += (self._clock() - begun_s - self._look_s) / 8
+                longest = self._longest_pause()
+                followed.pause = 1 if count else min(2 * followed.pause, longest)
             followed.look_at = self._aligned(followed.pause)
         self._wake = min(self._wake, followed.look_at)
         if not count:
@@ -137,9 +144,18 @@ class Speculation(Capability):
         if count:
             grade = followed.proposal.grade
             count = self._policy.count(req.rid, grade, followed.acceptance, count)
-        if not count:
-            followed.pause = min(2 * followed.pause, LONGEST_PAUSE)
         return count
+
+    def _longest_pause(self) -> int:
+        """Steps between looks so that those at all requests take little of the time."""
+        if not self._costs.known:
+            return 1
+        step_s = self._costs.seconds(self._num_reqs)
+        wanted = self._look_s * self._num_reqs / (LOOKS_SHARE * step_s)
+        pause = 1
+        while pause < min(wanted, LONGEST_PAUSE):
+            pause *= 2
+        return pause
 
     def _propose(self, req: Req, most: int) -> Proposal:
         """What the drafter says, if it can be used."""
@@ -177,7 +193,8 @@ class Speculation(Capability):
         if not self._adaptive or not batch.slices:
             return
         if batch.decodes and self._step + 1 < self._wake:
-            self._timed = _Step(len(batch.slices), self._clock())
+            self._num_reqs = len(batch.slices)
+            self._timed = _Step(self._num_reqs, self._clock())
             return
         rows: dict[str, int] = {}
         for piece in batch.slices:
@@ -185,6 +202,7 @@ class Speculation(Capability):
                 return
             rows[piece.req.rid] = 1 + (len(piece.draft.tokens) if piece.draft else 0)
         self._policy.launched(rows)
+        self._num_reqs = len(rows)
         self._timed = _Step(sum(rows.values()), self._clock())
 
     def on_result(self, batch: Batch, report: Any) -> None:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 ROW_COST = 0.03
 """What a row more adds to a step, relative to it, before that was measured: worth a try."""
-NEW_WEIGHT = 0.15
-"""Of a measurement, against those before it."""
+ROW_COST_WEIGHT = 2
+"""`ROW_COST` counts as many measurements: one step that was held up must not end all trials."""
+RECENT = 8
+"""Measurements of as many rows of which the median counts."""
+REMEMBERED = 256
+"""Steps; what was not measured again by then is forgotten, since contexts have grown or ended."""
 SHORTEST_S = 1e-6
 """A clock may not see that time passed."""
-OUTLIER = 3.0
-"""A step that took so many times what was expected was held up by something else."""
-MOST_OUTLIERS = 8
-"""So many in a row are the new truth."""
-REMEMBERED = 512
-"""Steps; what was not measured again by then is forgotten, since contexts have grown or ended."""
 
 
 @dataclass(slots=True)
 class _Measured:
-    seconds: float
-    step: int  # in which it was measured last
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # seconds
+    step: int = 0  # in which it was measured last
+
+    @property
+    def median(self) -> float:
+        return sorted(self.recent)[(len(self.recent) - 1) // 2]
 
 
 class StepCosts:
@@ -32,28 +35,26 @@ class StepCosts:
         self._measured: dict[int, _Measured] = {}  # by rows
         self._rows: list[int] = []  # ascending
         self._curve: list[float] = []  # seconds at `_rows`, never falling
-        self._steps = self._outliers = 0
+        self._drawn = True
+        self._steps = 0
 
     @property
     def known(self) -> bool:
         """Whether anything was measured."""
-        return bool(self._rows)
+        return bool(self._measured)
 
     def saw(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
         self._steps += 1
-        seconds = max(seconds, SHORTEST_S)
-        late = self.known and seconds > OUTLIER * self.seconds(rows)
-        self._outliers = self._outliers + 1 if late else 0
-        if late and self._outliers < MOST_OUTLIERS:
-            return
-        found = self._measured.setdefault(rows, _Measured(seconds, self._steps))
-        found.seconds += (1.0 if late else NEW_WEIGHT) * (seconds - found.seconds)
+        found = self._measured.setdefault(rows, _Measured())
+        found.recent.append(max(seconds, SHORTEST_S))
         found.step = self._steps
-        self._draw()
+        self._drawn = False
 
     def seconds(self, rows: int) -> float:
         """Expected of a step of so many rows, in between by a straight line."""
+        if not self._drawn:
+            self._draw()
         at = bisect_left(self._rows, rows)
         if at < len(self._rows) and self._rows[at] == rows:
             return self._curve[at]
@@ -66,10 +67,17 @@ class StepCosts:
         return known + share * (self._curve[at] - known)
 
     def _draw(self) -> None:
+        self._drawn = True
         oldest = self._steps - REMEMBERED
         self._measured = {r: m for r, m in self._measured.items() if m.step > oldest}
         self._rows = sorted(self._measured)
         self._curve = []
-        for rows in self._rows:
-            before = self._curve[-1] if self._curve else 0.0
-            self._curve.append(max(before, self._measured[rows].seconds))
+        for at, rows in enumerate(self._rows):
+            measured = self._measured[rows]
+            seconds, count = measured.median, len(measured.recent)
+            if at:
+                before = self._curve[-1]
+                assumed = before * (1 + ROW_COST * (rows - self._rows[at - 1]))
+                seconds = (count * seconds + ROW_COST_WEIGHT * assumed) / (count + ROW_COST_WEIGHT)
+                seconds = max(seconds, before)
+            self._curve.append(seconds)
