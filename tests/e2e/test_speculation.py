@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import subprocess
+import sys
 
 import httpx
 import pytest
 
 from tests.e2e.conftest import running
+from tests.support.random_model import write_random_model
 
 COPY = "Say this again: the red fox ran over the hill, and the red fox ran over the hill, and"
 PROMPTS = [COPY, "Write a poem about rain.", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2,", "Hello!"]
@@ -36,11 +39,21 @@ def plain(sapling):
         yield client
 
 
-@pytest.fixture(scope="module")
-def speculating():
-    flags = ("--speculative-algorithm", "NGRAM", "--speculative-num-steps", "6")
+FLAGS = {
+    "ngram": ("--speculative-algorithm", "NGRAM", "--speculative-num-steps", "6"),
+    "itself": (
+        "--speculative-algorithm",
+        "STANDALONE",
+        "--speculative-draft-model-path",
+        "sapling",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=FLAGS)
+def speculating(request):
     with (
-        running("sapling", *flags, "--speculative.adaptive", "false") as server,
+        running("sapling", *FLAGS[request.param], "--speculative.adaptive", "false") as server,
         httpx.Client(base_url=server.url, timeout=120) as client,
     ):
         yield client
@@ -110,3 +123,30 @@ def test_a_reply_without_guesses_says_nothing_of_them(plain):
     reply = plain.post("/generate", json={"text": "Hi", "sampling_params": ask}).json()
 
     assert not [name for name in reply["meta_info"] if name.startswith("spec_")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("STANDALONE",), "standalone needs a smaller model"),
+        (("EAGLE3",), "speculative.algorithm=eagle3: not supported yet"),
+        (("STANDALONE", "--speculative-draft-model-path", "/nowhere"), "there is no directory"),
+        (("STANDALONE", "--speculative-draft-model-path", "STRANGER"), "its tokenizer is another"),
+    ],
+)
+def test_what_cannot_be_drafted_with_is_refused_at_the_start(tmp_path, flags, words):
+    stranger = write_random_model(tmp_path / "stranger")
+    flags = [str(stranger) if flag == "STRANGER" else flag for flag in flags]
+    code = "import sys; from sylvan.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve", "sapling", "--server.port", "0"]
+    ended = subprocess.run(
+        [*command, "--speculative-algorithm", *flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert ended.returncode != 0
+    assert words in ended.stderr

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from sylvan.runtime.features.speculation.control import Speculation
-from tests.support.drafters import KINDS, ScriptedDrafter
+from sylvan.runtime.features.speculation.together import ModelSpeculation
+from tests.support.drafters import KINDS, ScriptedDrafter, ScriptedModel
 from tests.support.kv import VOCAB, World, alone, request
 from tests.support.machine import SchedulerMachine
 from tests.support.wishes import setups
@@ -43,6 +44,35 @@ class AnyDrafter(SchedulerMachine):
             assert not self.drafter.following, "what it knew of ended requests is kept"
 
 
+class AnyModel(SchedulerMachine):
+    """A scheduler for which another model writes ahead."""
+
+    @initialize(
+        setup=setups(states=st.just(0)),
+        kind=st.sampled_from(KINDS),
+        most=st.sampled_from([4, 1, 9]),
+        adaptive=st.booleans(),
+        samples=st.sampled_from([0, 8, 11]),
+        seed=st.integers(0, 5),
+    )
+    def begin(self, setup, kind, most, adaptive, samples, seed):
+        times = itertools.accumulate(iter(random.Random(seed).random, None))
+        self.speculation = ModelSpeculation(
+            ScriptedModel(kind, seed), most, VOCAB, adaptive=adaptive, clock=lambda: next(times)
+        )
+        self.start(setup | {"max_samples": samples}, self.speculation, most_guesses=most)
+
+    def teardown(self):
+        super().teardown()
+        if getattr(self, "sound", False):
+            assert not self.speculation._followed
+            assert not self.speculation._proposals
+
+
+TestAnyModel = AnyModel.TestCase
+TestAnyModel.settings = settings(
+    max_examples=50, stateful_step_count=40, report_multiple_bugs=False
+)
 TestAnyDrafter = AnyDrafter.TestCase
 TestAnyDrafter.settings = settings(
     max_examples=50, stateful_step_count=40, report_multiple_bugs=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from sylvan.runtime.core.req import Req
@@ -59,3 +60,15 @@ class ScriptedDrafter:
                 NOTHING,
             ]
         )
+
+
+class ScriptedModel:
+    """Implements `WritingAhead` by a `ScriptedDrafter`."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self._drafter = ScriptedDrafter(kind, seed)
+
+    def write(self, wishes: Mapping[Req, int]) -> dict[Req, Any]:
+        """See `WritingAhead.write`."""
+        found = {req: self._drafter.propose(req, count) for req, count in wishes.items()}
+        return {req: proposal.tokens for req, proposal in found.items()}

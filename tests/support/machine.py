@@ -18,7 +18,7 @@ from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.core.req import Batch
-from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from tests.support.kv import World, alone, digest, histories, request, space_at
 from tests.support.wishes import STARTS, Wish, wishes
@@ -32,7 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     requests = Bundle("requests")
 
-    def start(self, setup: dict[str, Any], *drafters: Speculation, most_guesses: int = 0) -> None:
+    def start(self, setup: dict[str, Any], *drafters: Capability, most_guesses: int = 0) -> None:
         """Call this from an `initialize` rule. `most_guesses`: in a step, of one request."""
         setup = dict(setup)
         self.most_guesses = most_guesses

@@ -19,9 +19,9 @@ _NO_DEVICE = (
     "this machine has no such device, or the installed torch cannot use it; choose device=cpu or "
     "auto"
 )
-ALGORITHMS = ("ngram",)
+ALGORITHMS = ("ngram", "standalone")
 """How tokens can be guessed."""
-PLANNED_ALGORITHMS = ("standalone", "draft-model", "eagle", "eagle3", "nextn", "mtp", "medusa")
+PLANNED_ALGORITHMS = ("eagle", "eagle3", "nextn", "mtp", "medusa")
 MIN_CONTEXT = 64
 """A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
 
@@ -416,6 +416,35 @@ RULES = (
         ("speculative.algorithm", "speculative.draft_model"),
         lambda c: _drafts(c).algorithm == "ngram" and _drafts(c).draft_model is not None,
         "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
+    ),
+    Rule(
+        "no draft model",
+        ("speculative.algorithm", "speculative.draft_model"),
+        lambda c: _drafts(c).algorithm == "standalone" and _drafts(c).draft_model is None,
+        "{speculative.algorithm} needs a smaller model; name it by speculative.draft_model",
+    ),
+    Rule(
+        "draft model of another vocabulary",
+        ("speculative.draft_model", "model"),
+        lambda c: c.facts.draft is not None and not c.facts.draft_reads_alike,
+        "{speculative.draft_model}: its tokenizer is another one than that of {model}, so that its "
+        "ids stand for other texts; choose a model of the same family",
+    ),
+    Rule(
+        "draft model that writes no text",
+        ("speculative.draft_model",),
+        lambda c: (
+            c.facts.draft is not None
+            and (not c.facts.draft.causal or "generate" not in c.facts.draft.tasks)
+        ),
+        "{speculative.draft_model} writes no text; choose a model that generates",
+    ),
+    Rule(
+        "draft model with recurrent layers",
+        ("speculative.draft_model",),
+        lambda c: c.facts.draft is not None and c.facts.draft.state_numbers > 0,
+        "{speculative.draft_model} has recurrent layers, whose state cannot go back where a guess "
+        "was wrong; choose a model whose layers all attend",
     ),
     Rule(
         "several guesses for a position",

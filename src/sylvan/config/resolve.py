@@ -28,6 +28,7 @@ CACHE_POLICIES = frozenset({"lpm", "dfs_weight"})
 SMALL_MODEL_PARAMS = 200_000_000
 MAX_RUNNING_REQS = 256
 NGRAM_GUESSES = 10
+MODEL_GUESSES = 4
 STATE_SHARE = 1 / 3
 """Of the memory besides weights, for recurrent states."""
 MIN_STATES = 3
@@ -270,6 +271,8 @@ def _speculative(state: _State) -> None:
         )
     else:
         steps, why = NGRAM_GUESSES, "a copy goes on for so long, mostly"
+        if given.draft_model is not None:
+            steps, why = MODEL_GUESSES, "each takes a pass of the draft model"
     state.decide("speculative.num_steps", steps, why)
     state.decide("speculative.topk", 1, "chains of guesses are verified")
     tokens = _number(get(state.config, "speculative.num_steps")) + 1
@@ -295,11 +298,17 @@ def _plan(state: _State) -> MemoryPlan:
     samples = config.speculative.most_samples(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
     work += _number(config.cache.max_states) * state_bytes(model)
+    draft = state.facts.draft
+    if draft is not None:
+        weights += weight_bytes(draft, str(config.dtype), None)
+        work += work_bytes(draft, _number(config.scheduler.max_batch_tokens), running)
     page = _number(config.cache.page_size)
     number = DTYPE_BYTES[str(config.dtype)] if config.cache.dtype == "model" else 1
     per_token = model.kv_per_token * number
     if config.cache.dtype == "int8":  # and a scale of 4 bytes for each head
         per_token += 4 * model.kv_per_token // max(1, model.head_dim)
+    if draft is not None:  # keeps as many tokens
+        per_token += draft.kv_per_token * number
     load = Load(
         running_reqs=running,
         step_tokens=_number(config.scheduler.max_batch_tokens),

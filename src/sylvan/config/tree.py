@@ -238,9 +238,9 @@ class SpeculativeConfig(Section, frozen=True):
 
     algorithm: str
     """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
-    or in the output."""
+    or in the output; `standalone` has a smaller model write ahead."""
     draft_model: str | None = None
-    """Model directory of the draft model, for algorithms that have one."""
+    """The smaller model of `standalone`: a directory, with the tokenizer of the model served."""
     num_steps: Depth | Auto = "auto"
     """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"

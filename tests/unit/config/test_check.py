@@ -12,6 +12,7 @@ from sylvan.config.tree import Config, KVEventsConfig, LoraConfig, SpeculativeCo
 from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts, make_model
 
+STANDALONE = SpeculativeConfig(algorithm="standalone", draft_model="d")
 BROKEN = {
     "feature does not exist yet": ({"lora": LoraConfig()}, "lora: not supported yet: LoRA"),
     "unknown option": ({"scheduler.policy": "fcsf"}, "did you mean fcfs?"),
@@ -103,6 +104,22 @@ BROKEN = {
         {"speculative": SpeculativeConfig(algorithm="ngram", draft_model="d")},
         "speculative.algorithm=ngram has no model; leave speculative.draft_model=d out",
     ),
+    "no draft model": (
+        {"speculative": SpeculativeConfig(algorithm="standalone")},
+        "speculative.algorithm=standalone needs a smaller model",
+    ),
+    "draft model of another vocabulary": (
+        {"speculative": STANDALONE},
+        "speculative.draft_model=d: its tokenizer is another one than that of model=sapling",
+    ),
+    "draft model that writes no text": (
+        {"speculative": STANDALONE},
+        "speculative.draft_model=d writes no text",
+    ),
+    "draft model with recurrent layers": (
+        {"speculative": STANDALONE},
+        "speculative.draft_model=d has recurrent layers",
+    ),
     "several guesses for a position": (
         {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
         "speculative.topk=4: one guess for each position is verified",
@@ -143,6 +160,13 @@ def complaint(values, facts):
     return ""
 
 
+DRAFTS = {
+    "draft model of another vocabulary": {"draft": make_model(), "draft_reads_alike": False},
+    "draft model that writes no text": {"draft": make_model(causal=False)},
+    "draft model with recurrent layers": {"draft": make_model(state_numbers=100)},
+}
+
+
 def facts_for(name):
     if name == "no attention fits":
         attention = {k: v for k, v in make_facts().attention.items() if k != "native"}
@@ -150,6 +174,8 @@ def facts_for(name):
     if name == "dtype not on this device":
         odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"float32", "bfloat16"}))
         return make_facts(devices=make_facts().devices | {"odd": odd})
+    if name in DRAFTS:
+        return make_facts(**DRAFTS[name])
     if name == "guesses not on this device":
         odd = DeviceFacts(kind="odd")
         return make_facts(devices=make_facts().devices | {"odd": odd})
@@ -276,7 +302,7 @@ def test_deterministic_steers_attention_and_runner_and_forbids_to_fall_back():
     assert resolve(Config(), inexact()).config.deterministic is True
 
 
-@pytest.mark.parametrize("name", ["EAGLE3", "standalone"])
+@pytest.mark.parametrize("name", ["EAGLE3", "mtp"])
 def test_algorithms_to_come_are_named_as_such(name):
     given = {"speculative": SpeculativeConfig(algorithm=name.lower())}
 
@@ -295,3 +321,13 @@ def test_lengths_of_drafts_follow_from_each_other(given, steps):
     assert found.speculative.num_draft_tokens == steps + 1
     assert found.scheduler.overlap == "off"
     assert complaint(asked, make_facts()) == ""
+
+
+def test_a_draft_model_has_its_part_of_the_memory():
+    asked = {"speculative": STANDALONE, "cache.max_tokens": 1024}
+    plain = resolve(replaced(Config(), {"cache.max_tokens": 1024}), make_facts())
+    drafted = resolve(replaced(Config(), asked), make_facts(draft=make_model()))
+
+    assert drafted.plan.kv_bytes == 2 * plain.plan.kv_bytes
+    assert drafted.plan.weight_bytes == 2 * plain.plan.weight_bytes
+    assert drafted.config.speculative.num_steps == 4

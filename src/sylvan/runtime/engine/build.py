@@ -39,6 +39,8 @@ from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.speculation.build import build_speculation
 from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.model import DraftModel
+from sylvan.runtime.features.speculation.together import ModelSpeculation
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.capability import Capability, Hooks
@@ -101,19 +103,22 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
     config = _in_force(config, model)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
     capabilities: tuple[Capability, ...] = (grammar.control,)
-    speculation = None
+    speculation = draft = None
     if config.speculative is not None:
         if not executor.caps.draft_chains:
             raise ConfigError(
                 f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
                 f"{model.runner} verify no guesses for this model; leave it out"
             )
-        speculation = build_speculation(config.speculative, model.vocab_size)
+        draft = _draft_model(config)
+        speculation = build_speculation(config.speculative, model.vocab_size, draft)
         capabilities = (*capabilities, speculation)
     scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher)
 
     def close() -> None:
         executor.close()
+        if draft is not None:
+            draft.close()
         if publisher is not None:
             publisher.close()
         grammar.close()
@@ -142,6 +147,35 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         inspect=inspect,
         close=close,
         num_grammar_reqs=grammar.num_waiting,
+    )
+
+
+def _draft_model(config: Config) -> DraftModel | None:
+    """The model that writes ahead, with as much memory in tokens as the one that is served."""
+    given = config.speculative
+    if given is None or given.draft_model is None:
+        return None
+    path, size = model_dir(given.draft_model), _number(config.cache.page_size)
+    facts = read_facts(path, config.dtype, None, trusted=config.trust_remote_code)
+    options = replace(
+        _options(config),
+        context_len=min(facts.context_len, _number(config.context_len)),
+        quantization=None,
+        attention="auto",
+        runner="auto",
+        deterministic=False,
+        load_format="auto",
+        max_samples=0,
+        embed=None,
+        headless=False,
+    )
+    executor, facts = build_executor(path, options)
+    return DraftModel(
+        executor,
+        num_pages=options.num_pages,
+        page_size=size,
+        limits=replace(_limits(config, executor.caps), preemption_threshold=None),
+        context_len=min(facts.context_len, _number(config.context_len)),
     )
 
 
@@ -285,7 +319,10 @@ def _wish(config: Config) -> PoolingWish | None:
 
 
 def _state(
-    config: Config, grammar: Grammar, model: ModelFacts, speculation: Speculation | None
+    config: Config,
+    grammar: Grammar,
+    model: ModelFacts,
+    speculation: Speculation | ModelSpeculation | None,
 ) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}

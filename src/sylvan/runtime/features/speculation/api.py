@@ -39,3 +39,31 @@ class Drafter(Protocol):
     def forget(self, req: Req) -> None:
         """`req` has ended."""
         ...
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Since the start.
+
+    Attributes:
+        looks: Times that the drafter was asked.
+        drafts: Proposals that were given to a step.
+        failures: Times that the drafter raised, or returned nonsense.
+    """
+
+    looks: int = 0
+    drafts: int = 0
+    failures: int = 0
+
+
+def check(proposal: Proposal, most: int, vocab_size: int) -> None:
+    """See that a proposal can be verified.
+
+    Raises:
+        ValueError: it has too many guesses, or ids that are none.
+    """
+    tokens = proposal.tokens
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise ValueError(f"guesses must be ids in 0..{vocab_size - 1}, not {tokens}")
+    if len(tokens) > most or proposal.grade < 0:
+        raise ValueError(f"{len(tokens)} guesses of grade {proposal.grade}, at most {most} fit")

@@ -8,9 +8,16 @@ from typing import Any, ClassVar
 
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
 from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
-from sylvan.runtime.features.speculation.api import NOTHING, Drafter, Proposal
+from sylvan.runtime.features.speculation.api import (
+    NOTHING,
+    Drafter,
+    Proposal,
+    SpeculationCounts,
+    check,
+)
 from sylvan.runtime.features.speculation.cost import StepCosts
 from sylvan.runtime.features.speculation.policy import DraftPolicy, FixedLength, Throughput
+from sylvan.runtime.features.speculation.timing import StepTimer
 from sylvan.runtime.sched.capability import Capability
 from sylvan.utils.clock import Clock, monotonic
 
@@ -37,29 +44,6 @@ class _Followed:
     length: int = 0
     pause: int = 1
     look_at: int = 0
-
-
-@dataclass(slots=True)
-class _Step:
-    """The step that runs, if it can tell what rows cost: all of them decode or are guesses."""
-
-    rows: int
-    started_s: float
-
-
-@dataclass(slots=True)
-class SpeculationCounts:
-    """Since the start.
-
-    Attributes:
-        looks: Times that the drafter was asked.
-        drafts: Proposals that were given to a step.
-        failures: Times that the drafter raised, or returned nonsense.
-    """
-
-    looks: int = 0
-    drafts: int = 0
-    failures: int = 0
 
 
 class Speculation(Capability):
@@ -97,9 +81,8 @@ class Speculation(Capability):
         self._followed: dict[Req, _Followed] = {}
         self._step = 0
         self._wake = 0  # number of the step in which some request is to be looked at
-        self._timed: _Step | None = None
+        self._timer = StepTimer(self._costs, clock)
         self._look_s = 0.0  # what a look takes
-        self._num_reqs = 1  # in the last step that was timed
 
     # ---- guesses
 
@@ -150,8 +133,8 @@ class Speculation(Capability):
         """Steps between looks so that those at all requests take little of the time."""
         if not self._costs.known:
             return 1
-        step_s = self._costs.seconds(self._num_reqs)
-        wanted = self._look_s * self._num_reqs / (LOOKS_SHARE * step_s)
+        step_s = self._costs.seconds(self._timer.num_reqs)
+        wanted = self._look_s * self._timer.num_reqs / (LOOKS_SHARE * step_s)
         pause = 1
         while pause < min(wanted, LONGEST_PAUSE):
             pause *= 2
@@ -162,20 +145,13 @@ class Speculation(Capability):
         self.counts.looks += 1
         try:
             found = self._drafter.propose(req, most)
-            self._check(found, most)
+            check(found, most, self._vocab_size)
         except Exception:  # whatever a drafter does, requests go on without its guesses
             self.counts.failures += 1
             if self.counts.failures == 1:
                 logger.exception("the drafter failed; further failures are only counted")
             return NOTHING
         return found
-
-    def _check(self, found: Proposal, most: int) -> None:
-        tokens = found.tokens
-        if not all(0 <= token < self._vocab_size for token in tokens):
-            raise ValueError(f"guesses must be ids in 0..{self._vocab_size - 1}, not {tokens}")
-        if len(tokens) > most or found.grade < 0:
-            raise ValueError(f"{len(tokens)} guesses of grade {found.grade}, at most {most} fit")
 
     def _aligned(self, pause: int) -> int:
         """Step of the next look: requests that pause as long are looked at in the same steps."""
@@ -189,27 +165,16 @@ class Speculation(Capability):
 
     def on_batch(self, batch: Batch) -> None:
         """See `Capability.on_batch`."""
-        self._timed = None
-        if not self._adaptive or not batch.slices:
+        if not self._adaptive or not self._timer.begin(batch):
             return
-        if batch.decodes and self._step + 1 < self._wake:
-            self._num_reqs = len(batch.slices)
-            self._timed = _Step(self._num_reqs, self._clock())
-            return
-        rows: dict[str, int] = {}
-        for piece in batch.slices:
-            if piece.stop - piece.start > 1:
-                return
-            rows[piece.req.rid] = 1 + (len(piece.draft.tokens) if piece.draft else 0)
-        self._policy.launched(rows)
-        self._num_reqs = len(rows)
-        self._timed = _Step(sum(rows.values()), self._clock())
+        if not batch.decodes or self._step + 1 >= self._wake:
+            self._policy.launched(
+                {p.req.rid: 1 + (len(p.draft.tokens) if p.draft else 0) for p in batch.slices}
+            )
 
     def on_result(self, batch: Batch, report: Any) -> None:
         """See `Capability.on_result`."""
-        if self._timed is not None:
-            self._costs.saw(self._timed.rows, self._clock() - self._timed.started_s)
-            self._timed = None
+        self._timer.end()
 
     def on_finish(self, req: Req) -> None:
         """See `Capability.on_finish`."""
