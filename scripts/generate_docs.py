@@ -6,12 +6,13 @@ import ast
 import sys
 from pathlib import Path
 
-from sylvan.cli.help import markdown
+from sylvan.cli.help import markdown, route_markdown
 from sylvan.runtime.server import reference
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 SETTINGS = ROOT / "docs" / "reference" / "config.md"
+ROUTE_SETTINGS = ROOT / "docs" / "reference" / "route.md"
 ROUTES = ROOT / "docs" / "reference" / "http.md"
 BEGIN, END = "<!-- packages: generated -->\n", "<!-- /packages -->\n"
 LEVELS = 3  # sylvan, sylvan.x, sylvan.runtime.x
@@ -35,7 +36,8 @@ def main() -> int:
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     pages = {PAGE: text[:start] + packages() + text[stop:], SETTINGS: markdown()}
     pages[ROUTES] = reference.markdown()
-    stale = [page for page, wanted in pages.items() if page.read_text() != wanted]
+    pages[ROUTE_SETTINGS] = route_markdown()
+    stale = [p for p, wanted in pages.items() if not p.exists() or p.read_text() != wanted]
     if "--check" in sys.argv:
         for page in stale:
             sys.stderr.write(f"{page.name} is out of date: run `make docs`\n")

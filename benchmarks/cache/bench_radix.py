@@ -23,6 +23,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.eviction import eviction_policy
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import CacheKey
 from sylvan.runtime.executor.api import ExecutorCaps
@@ -97,7 +98,8 @@ def one_prompt(page_size: int) -> dict[str, object]:
 def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, object]:
     garbage.settle()  # as a scheduler process does when it starts
     rng = np.random.default_rng(1)
-    cache = kv_cache(700_001, 1, "radix", "lru")
+    groups = [KVGroup(name="full", kind="full", num_pages=700_001, page_size=1)]
+    cache = kv_cache(groups, "radix", "lru")
     tree: RadixCache = cache._tree
     page = 1
     while tree.num_nodes < nodes:

@@ -78,11 +78,10 @@ class Served:
             platform=bench.platform,
         )
         self.start_s = time.perf_counter() - start
-        size = 16 if small else PAGE
         prefix = "radix" if way.radix else "none"
         self.given = 0
         self.tokens: dict[str, list[int]] = {}
-        cache = kv_cache(self.facts.num_pages or pages, size, prefix, "lru")
+        cache = kv_cache(self.executor.caps.kv_groups, prefix, "lru")
         parts = Parts(
             cache=cache,
             capabilities=standard_capabilities(cache),

@@ -285,7 +285,7 @@ class Served(Way):
         self._executor, facts = build_executor(path, options, parts=parts)
         self.name, self.vocab_size = facts.runner, facts.vocab_size
         self._tokens = self._count = 0
-        cache = kv_cache(pages, PAGE, "radix", "lru", facts.num_states)
+        cache = kv_cache(self._executor.caps.kv_groups, "radix", "lru")
         self._scheduler = Scheduler(
             Parts(
                 cache=cache,

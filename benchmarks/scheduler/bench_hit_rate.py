@@ -19,6 +19,7 @@ from sylvan.protocol.arrays import EMPTY_IDS
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.sim import SimExecutor
 from sylvan.runtime.sched.limits import Limits, Parts
@@ -57,7 +58,12 @@ class Work:
 
 
 def run(work: Work, policy: str, cache_tokens: int, page_size: int = 16) -> dict[str, float]:
-    cache = kv_cache(cache_tokens // page_size + 1, page_size, "radix", "lru")
+    groups = [
+        KVGroup(
+            name="full", kind="full", num_pages=cache_tokens // page_size + 1, page_size=page_size
+        )
+    ]
+    cache = kv_cache(groups, "radix", "lru")
     clock = VirtualClock(1.0)
     started: list[str] = []
     hits: dict[str, int] = {}

@@ -26,6 +26,7 @@ from sylvan.protocol.arrays import EMPTY_IDS
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.sim import SimExecutor
@@ -248,13 +249,15 @@ def _no_sharing(repeats: int, outputs: int) -> dict[str, object]:
 def _chats(prefix: str, seed: int, outputs: int) -> Scheduler:
     """A scheduler with 128 requests of their own prompts, 64 of which run at a time."""
     rng = np.random.default_rng(seed)
+    pages = max(4000, 2 * outputs)
+    groups = [KVGroup(name="full", kind="full", num_pages=pages, page_size=64)]
     executor = SimExecutor(
         lambda req, at: at % 97,
         lambda batch: 0.0,
         ExecutorCaps(max_batch_tokens=8192, max_running_reqs=64),
     )
     parts = Parts(
-        cache=kv_cache(max(4000, 2 * outputs), 64, prefix, "lru"),
+        cache=kv_cache(groups, prefix, "lru"),
         executor=executor,
         policy=schedule_policy("lpm" if prefix == "radix" else "fcfs"),
         emit=lambda outputs: None,

@@ -146,7 +146,7 @@ def test_new_keys_are_stored(backend):
     scene.run()
 
     keys, values = scene.pool.layer(1)
-    slots = scene.batch.out_slots_T.long()
+    slots = scene.batch.slots_of(1).long()
     assert keys.flatten(0, 1)[slots].equal(scene.heads[0][1])
     assert values.flatten(0, 1)[slots].equal(scene.heads[0][2])
     assert not scene.pool.layer(0)[0].any(), "another layer was written"

@@ -54,9 +54,7 @@ def draft_model(model_dir, *, pages=200, context_len=128, load_format="auto", se
     )
     executor, _ = build_standard(model_dir, options)
     limits = Limits(max_batch_tokens=256, max_running_reqs=8)
-    return DraftModel(
-        executor, num_pages=pages + 1, page_size=16, limits=limits, context_len=context_len
-    )
+    return DraftModel(executor, limits=limits, context_len=context_len)
 
 
 def speculating(model_dir, model, *, adaptive=False, most=4, clock=None, **options):

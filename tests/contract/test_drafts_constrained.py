@@ -19,7 +19,6 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.grammar.build import build_grammar
 from sylvan.runtime.features.grammar.text import vocabulary_of
-from sylvan.runtime.features.grammar.worker import GrammarWorker
 from sylvan.runtime.features.standard import STANDARD_WORKERS
 from sylvan.text.tokenizer import Tokenizer
 from tests.parity.serving import Serving
@@ -59,7 +58,7 @@ def serving_of(model_dir, runner, jumps, *capabilities):
     grammar = build_grammar(config, lambda: vocabulary_of(tokenizer, VOCAB), VOCAB)
 
     def build(path, options):
-        workers = (*STANDARD_WORKERS, lambda site: GrammarWorker(grammar.matchers))
+        workers = (*STANDARD_WORKERS, lambda site: grammar.worker)
         return build_executor(path, options, parts=ExecutorParts(workers))
 
     options = {"attention": "reference"} if runner == "eager" else {}

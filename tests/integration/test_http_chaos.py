@@ -19,6 +19,7 @@ GOOD = {
     "/v1/chat/completions": {"messages": CHAT, "max_tokens": 3},
     "/v1/chat/render": {"messages": CHAT},
     "/v1/responses": {"input": "x", "store": False},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/v1/messages": {"model": "m", "max_tokens": 3, "messages": CHAT},
     "/v1/messages/count_tokens": {"model": "m", "messages": CHAT},
     "/api/chat": {"model": "m", "messages": CHAT, "stream": False},

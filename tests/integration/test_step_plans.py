@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import numpy as np
 import pytest
 
 from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.step import STEP_FORMAT, StepPlan
+from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.facts import read_facts
+from sylvan.runtime.executor.options import ExecutorParts
+from sylvan.runtime.features.standard import STANDARD_WORKERS
 from tests.parity.serving import Serving, build_standard
+from tests.support.grammar import END, build_byte_grammar
 from tests.support.random_model import write_random_model
 from tests.support.remote_executor import RemoteExecutor, codec
 
@@ -43,6 +50,48 @@ def test_another_process_computes_the_same(model_dir, runner):
     finally:
         there.close()
         here.close()
+
+
+def test_grammars_cross_as_data(model_dir):
+    """What is compiled here constrains outputs there, also of requests that come and go."""
+    grammars = [build_byte_grammar(read_facts(model_dir).vocab_size) for _ in range(2)]
+    regexes = ["(ab|cd){4}", "[0-9]{12}", "(ab|cd){4}", "x+y{3}"]
+    found = []
+    for grammar, build in zip(grammars, (grammar_here(grammars[0]), remote), strict=True):
+        serving = Serving(model_dir, build=build, capabilities=(grammar.control,))
+        lives = []
+        for _ in range(2):  # the second time they are known to the control half only
+            rids = [
+                serving.add(prompt, regex=regex, max_new_tokens=20, eos_ids=(END,))
+                for prompt, regex in zip(PROMPTS, regexes, strict=True)
+            ]
+            finish(serving, rids)
+            lives.append([bytes(t for t in serving.tokens[rid] if t != END) for rid in rids])
+        serving.close()
+        grammar.close()
+        found.append(lives)
+
+    assert found[0] == found[1]
+    for texts in found[1]:
+        for text, regex in zip(texts, regexes, strict=True):
+            assert re.fullmatch(regex, text.decode()) or len(text) == 20
+
+
+def finish(serving, rids):
+    """Grammars are compiled elsewhere, so steps may have nothing to do for a while."""
+    end = time.monotonic() + 60
+    while not all(rid in serving.finish for rid in rids):
+        assert time.monotonic() < end
+        if not serving.scheduler.step():
+            time.sleep(0.005)
+
+
+def grammar_here(grammar):
+    def build(path, options):
+        parts = ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker))
+        return build_executor(path, options, parts=parts)
+
+    return build
 
 
 def test_a_decoding_step_is_a_few_hundred_bytes(model_dir):
@@ -103,4 +152,4 @@ def test_plans_survive_the_way_as_they_were(model_dir):
         again = codec().plan(codec().encode(plan))
         assert np.array_equal(again.numbers, plan.numbers)
         assert again.work.keys() == plan.work.keys()
-        assert [u.pages.tolist() for u in again.pages] == [u.pages.tolist() for u in plan.pages]
+        assert np.array_equal(again.pages, plan.pages)

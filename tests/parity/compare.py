@@ -55,7 +55,7 @@ def compare(
     found = {"batched": [whole.tokens[rid] for rid in rids]}
     found["cached"] = whole.generate(prompts, max_new_tokens=new)
     found["chunked"] = chunked.generate(prompts, max_new_tokens=new)
-    tight = Serving(path, runner="auto", pages=pages, conservativeness=0.1)
+    tight = Serving(path, runner="auto", pages=pages, conservativeness=0.1, preempt_every=23)
     found["preempted"] = tight.generate(prompts, max_new_tokens=new)
     alone = Serving(path, runner="auto").generate(prompts[:1], max_new_tokens=new)
     found["alone"] = [*alone, *found["batched"][1:]]

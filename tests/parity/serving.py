@@ -43,8 +43,10 @@ class Serving:
         options: dict[str, object] | None = None,
         build: Callable[[Path, LocalOptions], tuple[Executor, ModelFacts]] = build_standard,
         capabilities: tuple[Capability, ...] = (),
+        preempt_every: int = 0,
         **limits: object,
     ) -> None:
+        self._preempt_every = preempt_every  # steps
         self.limits = Limits(
             **{"max_running_reqs": 8, "max_batch_tokens": 512, "inflight": 1 + overlap} | limits
         )
@@ -64,7 +66,7 @@ class Serving:
             ),
         )
         prefix = "none" if self.executor.caps.both_ways else "radix"
-        self.cache = kv_cache(pages + 1, page_size, prefix, "lru", self.facts.num_states)
+        self.cache = kv_cache(self.executor.caps.kv_groups, prefix, "lru")
         self.scheduler = Scheduler(
             Parts(
                 cache=self.cache,
@@ -121,7 +123,10 @@ class Serving:
         return rid
 
     def run(self) -> None:
-        for _ in range(5000):
+        for number in range(1, 5001):
+            if self._preempt_every and number % self._preempt_every == 0:
+                self.scheduler.pause("retract")  # windows alone may leave room for all
+                self.scheduler.resume()
             if not self.scheduler.step() and self.scheduler.idle:
                 check_memory(self.scheduler, self.cache)
                 return

@@ -128,7 +128,14 @@ def test_cached_equals_transformers(oracle, runner):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_preempted_equals_transformers(oracle, runner, overlap):
-    serving = Serving(oracle.path, runner=runner, pages=18, overlap=overlap, conservativeness=0.1)
+    serving = Serving(
+        oracle.path,
+        runner=runner,
+        pages=18,
+        overlap=overlap,
+        conservativeness=0.1,
+        preempt_every=23,
+    )
 
     assert oracle.is_greedy(serving.generate(oracle.prompts, max_new_tokens=NEW))
     assert serving.scheduler.load().retractions > 0, "nothing was preempted"

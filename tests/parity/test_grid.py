@@ -27,6 +27,8 @@ FORMATS = {
     "w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
     "w4a8": {"dtype": "bfloat16", "quantization": "w4a8"},
 }
+SIZES = {"intermediate_size": 128, "max_position_embeddings": 1024, "num_hidden_layers": 2}
+"""Inputs of all matrices divide into groups."""
 AXES = {
     "company": ("alone", "together", "crowd", "joining"),
     "chunk_tokens": (512, 96, 33),
@@ -55,9 +57,17 @@ class Life:
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    path = tmp_path_factory.mktemp("grid")  # inputs of all matrices divide into groups
-    sizes = {"intermediate_size": 128, "max_position_embeddings": 1024, "num_hidden_layers": 2}
-    write(transformers.LlamaConfig(**SHAPE | sizes), 5, path)
+    path = tmp_path_factory.mktemp("grid")
+    write(transformers.LlamaConfig(**SHAPE | SIZES), 5, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def windows_dir(tmp_path_factory):
+    """One layer reads everything, the other a window, so there are two KV groups."""
+    path = tmp_path_factory.mktemp("windows")
+    window = {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}
+    write(transformers.Qwen2Config(**SHAPE | SIZES | window), 5, path)
     return path
 
 
@@ -134,7 +144,15 @@ def lives(serving, prompts, company, *, preempted=False) -> list[Life]:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_that_cover_all_pairs_give_the_same_bits(model_dir, prompts, form):
-    options, seed = FORMATS[form], list(FORMATS).index(form)
+    compare_rows(model_dir, prompts, FORMATS[form], list(FORMATS).index(form))
+
+
+def test_window_layers_give_the_same_bits_in_all_pairs(windows_dir, prompts):
+    compare_rows(windows_dir, prompts, FORMATS["bfloat16"], len(FORMATS))
+
+
+def compare_rows(model_dir, prompts, options, seed):
+    """Each row of a covering array against each prompt alone."""
     plain = dict(zip(AXES, (values[0] for values in AXES.values()), strict=True))
     wanted = lives(serving_of(model_dir, options, plain), prompts, "alone")
     answers = {tuple(p): life.tokens for p, life in zip(prompts, wanted, strict=True)}

@@ -124,7 +124,9 @@ def compare_modes(model_dir, prompts, temperature, options):
     }
     threads = {"options": options | {"threads": 3}, "runner": "program"}
     modes["three threads"] = lives(Serving(model_dir, **threads), prompts, **sampling)
-    tight = Serving(model_dir, pages=11, conservativeness=0.1, overlap=True, **settings)
+    tight = Serving(
+        model_dir, pages=11, conservativeness=0.1, overlap=True, **settings, preempt_every=23
+    )
     modes["preempted, overlapped"] = lives(tight, prompts, **sampling)
     tight.close()
 

@@ -32,7 +32,7 @@ def test_match_finds_the_longest_cached_prefix(seqs, page, with_tail):
 
         found = tree.match(key(seq), len(seq), step=step)
         assert tree.peek(key(seq), len(seq)) == best
-        assert found.length + (found.tail[1] if found.tail else 0) == best
+        assert found.length + found.tail_tokens == best
         assert found.length == best // page * page
         assert len(tree.pages(found.node)) == found.length // page
 
@@ -160,7 +160,9 @@ def test_tail_of_the_same_step_is_not_offered():
     tree.insert(key([1, 2, 3, 4, 5]), np.array([1, 2], np.int32), with_tail=True, step=7)
 
     assert tree.match(key([1, 2, 3, 9]), 4, step=7).tail is None
-    assert tree.match(key([1, 2, 3, 9]), 4, step=8).tail == (1, 3)
+    found = tree.match(key([1, 2, 3, 9]), 4, step=8)
+    assert found.tail.pages.tolist() == [1, 2]
+    assert found.tail_tokens == 3
 
 
 def test_longer_entry_replaces_the_tail_it_contains():

@@ -1,5 +1,6 @@
-"""Tours with the packages that people use, against real servers of the built-in model and of an
-encoder with random weights, which makes embeddings.
+"""Tours with the packages that people use, against real servers: of the built-in model, of an
+encoder with random weights, which makes embeddings, and of the built-in model with a stretched
+context for agents, whose prompts are longer than it was made for.
 
 `make sdk` runs all of them; `python tests/sdk/run.py openai2 npm` some. Packages are installed
 under `build/sdk` by name, below the next version that may break. Without a package index tours are
@@ -8,6 +9,7 @@ left out, loudly, and nothing fails.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -65,6 +67,7 @@ KITS = (
         ("tour_anthropic.py", "tour_ollama.py", "tour_litellm.py", "tour_langchain.py"),
     ),
     Kit("npm", ("openai@7", "@anthropic-ai/sdk@1"), ("tour_openai.mjs", "tour_anthropic.mjs")),
+    Kit("codex", ("@openai/codex",), ("tour_codex.mjs",)),
 )
 
 
@@ -78,8 +81,13 @@ def main(names: Sequence[str]) -> int:
     if ready:
         with tempfile.TemporaryDirectory() as folder:
             encoder = write_bert(Path(folder) / "tiny-bert")
-            with serving("sapling") as model, serving(str(encoder)) as embedder:
-                urls = model, embedder
+            agent = write_long(Path(folder) / "sapling")
+            with (
+                serving("sapling") as model,
+                serving(str(encoder)) as embedder,
+                serving(str(agent)) as long,
+            ):
+                urls = model, embedder, long
                 failed = [
                     f"{kit.name}/{tour}"
                     for kit in ready
@@ -91,6 +99,22 @@ def main(names: Sequence[str]) -> int:
             print(f"\n*** SKIPPED {kit.name}: it could not be installed ***\n{reason}")
     print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'all tours that ran went well'}")
     return 1 if failed else 0
+
+
+def write_long(folder: Path) -> Path:
+    """The built-in model with eight times its context, by YaRN."""
+    shutil.copytree(HERE.parents[1] / "src" / "sylvan" / "assets" / "sapling", folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    length = config["max_position_embeddings"]
+    config["max_position_embeddings"] = 8 * length
+    config["rope_scaling"] = {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": length,
+    }
+    file.write_text(json.dumps(config))
+    return folder
 
 
 def install(kit: Kit) -> str | None:

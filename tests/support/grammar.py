@@ -6,8 +6,10 @@ import random
 
 import numpy as np
 
+from sylvan.config.tree import GrammarConfig
 from sylvan.runtime.features.grammar import libraries
 from sylvan.runtime.features.grammar.api import GrammarBackend, GrammarMatcher
+from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
 
 END, CALL = 256, 257
@@ -68,3 +70,12 @@ def write(matcher: GrammarMatcher, rng: random.Random, most: int = 300) -> bytes
         assert matcher.accept(token), (text, TOKENS[token])
         text += TOKENS[token]
     return None
+
+
+def build_byte_grammar(vocab_size: int) -> Grammar:
+    """Both halves, for a model whose ids beyond those of `TOKENS` mean nothing."""
+    words = vocabulary()
+    tokens = [*TOKENS, *[b""] * (vocab_size - len(TOKENS))]
+    padded = Vocabulary(tokens, words.special, words.eos_ids, words.encode)
+    config = GrammarConfig(backend="llguidance", compile_timeout_s=10.0, max_states=50_000)
+    return build_grammar(config, lambda: padded, vocab_size)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.cache.eviction import eviction_policy
+from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.pages import PageAllocator
-from sylvan.runtime.cache.prefix import NoPrefixCache
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.states import StateRadix, StateSlots
 from sylvan.runtime.cache.types import Node
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.core.states import StateWork
@@ -28,6 +26,7 @@ from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.clock import VirtualClock
+from tests.support.cache_checks import check_cache
 
 VOCAB = 50
 
@@ -81,7 +80,7 @@ class Occupant:
 
     request: GenerateRequest | EmbedRequest
     ids: list[int]
-    pages: list[int] = field(default_factory=list)
+    pages: list[dict[int, int]]  # of each KV group, by entry
     newest: int = -1
 
     @property
@@ -110,19 +109,22 @@ class CheckingExecutor:
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, num_slots: int = 10**4, max_samples: int = 0
+        self, groups: Sequence[KVGroup], num_slots: int = 10**4, max_samples: int = 0
     ) -> None:
         self.caps = ExecutorCaps(
             max_batch_tokens=10**6,
             max_running_reqs=num_slots,
+            kv_groups=tuple(groups),
             max_samples=max_samples,
             draft_chains=True,
             draft_trees=True,
         )
         self.accepted: dict[str, int] = {}
         self.guessed = 0
-        self.page_size = page_size
-        self.memory = np.full(num_pages * page_size, -1, np.int64)
+        self.groups = [group for group in groups if group.kind != "state"]
+        self.page_size = groups[0].page_size
+        sizes = [group.num_pages * self.page_size for group in self.groups]
+        self.memory = [np.full(size, -1, np.int64) for size in sizes]
         self.sampled: dict[tuple[str, int], int] = {}
         self.computed: list[tuple[str, int, int]] = []
         self.steps = 0
@@ -151,17 +153,16 @@ class CheckingExecutor:
         for join in plan.joins:
             assert join.slot not in self.slots, "two requests in one slot"
             ids = [*join.request.input_ids.tolist(), *join.outputs.tolist()]
-            self.slots[join.slot] = Occupant(join.request, ids)
-        for update in plan.pages:
-            pages = self.slots[update.slot].pages
-            pages[update.start :] = update.pages.tolist()
-            assert len(set(pages)) == len(pages)
-            assert 0 not in pages
+            self.slots[join.slot] = Occupant(join.request, ids, [{} for _ in self.groups])
+        for group, slot, entry, page in plan.pages.T.tolist():
+            assert page or self.groups[group].window, "a page that does not exist"
+            self.slots[slot].pages[group][entry] = page
         size = self.page_size
         for copy in plan.copies:
             assert copy.num_tokens < size
-            source = self.memory[copy.source * size :][: copy.num_tokens]
-            self.memory[copy.target * size :][: copy.num_tokens] = source
+            memory = self.memory[copy.group]
+            source = memory[copy.source * size :][: copy.num_tokens]
+            memory[copy.target * size :][: copy.num_tokens] = source
 
     def _pieces(self, plan: StepPlan) -> list[Piece]:
         found: list[Piece] = []
@@ -192,7 +193,7 @@ class CheckingExecutor:
         written: list[int] = []
         for piece, slot in zip(pieces, work.slots.tolist(), strict=True):
             request = piece.occupant.request
-            after = histories(request, piece.occupant.ids[len(request.input_ids) :])
+            after = histories(request, self._outputs(piece))
             assert self.states[slot] == after[piece.start], "a state of another history"
             self.states[slot] = after[piece.stop]
             saves = [(tokens, at) for index, tokens, at in work.saves if index == piece.index]
@@ -203,32 +204,49 @@ class CheckingExecutor:
         assert 0 not in written
         assert len(set(written)) == len(written), "two states share a slot"
 
-    def _slot(self, occupant: Occupant, position: int) -> int:
-        page = occupant.pages[position // self.page_size]
+    def _slot(self, occupant: Occupant, group: int, position: int) -> int:
+        page = occupant.pages[group][position // self.page_size]
+        assert page, "a token without a page"
         return page * self.page_size + position % self.page_size
 
     def _store(self, piece: Piece) -> None:
         occupant = piece.occupant
-        history = int(self.memory[self._slot(occupant, piece.start - 1)]) if piece.start else 0
-        for position in range(piece.start, piece.stop):
-            space = space_at(occupant.request, position)
-            history = digest(history, occupant.ids[position], space)
-            self.memory[self._slot(occupant, position)] = history
+        for group, memory in enumerate(self.memory):
+            history = 0
+            if piece.start and self.groups[group].window == 1:  # it does not have the token before
+                history = histories(occupant.request, self._outputs(piece))[piece.start]
+            elif piece.start:
+                history = int(memory[self._slot(occupant, group, piece.start - 1)])
+            for position in range(piece.start, piece.stop):
+                space = space_at(occupant.request, position)
+                history = digest(history, occupant.ids[position], space)
+                memory[self._slot(occupant, group, position)] = history
         self.computed.append((piece.rid, piece.start, piece.stop))
         after = [history]  # of the newest token, then of each guess
         for guess, (token, parent) in enumerate(zip(piece.guesses, piece.parents, strict=True)):
             position = piece.stop + depth(piece.parents, guess) - 1
             space = space_at(occupant.request, position)
             after.append(digest(after[parent + 1], token, space))
-            self.memory[self._slot(occupant, piece.stop + guess)] = after[-1]
+            for group, memory in enumerate(self.memory):
+                memory[self._slot(occupant, group, piece.stop + guess)] = after[-1]
         self.guessed += len(piece.guesses)
 
+    def _outputs(self, piece: Piece) -> list[int]:
+        return piece.occupant.ids[len(piece.occupant.request.input_ids) :]
+
     def _history(self, piece: Piece) -> int:
-        """Digest of all tokens up to the end of the slice, which memory must hold."""
+        """Digest of all tokens up to the end of the slice, which memory must hold.
+
+        Window groups must hold what the tokens of the slice read.
+        """
         occupant, history = piece.occupant, 0
+        first = [max(0, piece.start - g.window + 1) if g.window else 0 for g in self.groups]
         for position, token in enumerate(occupant.ids[: piece.stop]):
             history = digest(history, token, space_at(occupant.request, position))
-            assert self.memory[self._slot(occupant, position)] == history, "a slot holds other KV"
+            for group, memory in enumerate(self.memory):
+                if position >= first[group]:
+                    held = memory[self._slot(occupant, group, position)]
+                    assert held == history, "a slot holds other KV"
         return history
 
     def _output(self, piece: Piece) -> SliceOutput:
@@ -249,8 +267,9 @@ class CheckingExecutor:
             if not right:
                 break
             last, position = right[0], piece.stop + len(found)
-            history = self.memory[self._slot(occupant, piece.stop + last)]
-            self.memory[self._slot(occupant, position)] = history
+            for group, memory in enumerate(self.memory):
+                history = memory[self._slot(occupant, group, piece.stop + last)]
+                memory[self._slot(occupant, group, position)] = history
             occupant.ids.append(token)
             token = next_token(int(history), occupant.seed)
             found.append(token)
@@ -266,6 +285,26 @@ class CheckingExecutor:
 
     def _vector(self, piece: Piece) -> np.ndarray:
         return np.array([self._history(piece)])
+
+
+def kv_groups(
+    num_pages: int,
+    page_size: int,
+    windows: Sequence[tuple[int, int]] = (),
+    states: int = 0,
+    *,
+    has_full: bool = True,
+) -> tuple[KVGroup, ...]:
+    """Padding pages included; windows as (window, pages)."""
+    full = KVGroup(name="full", kind="full", num_pages=num_pages, page_size=page_size)
+    found = [full] if has_full else []
+    found += [
+        KVGroup(name=f"window-{w}", kind="window", num_pages=pages, page_size=page_size, window=w)
+        for w, pages in windows
+    ]
+    if states:
+        found.append(KVGroup(name="state", kind="state", num_pages=states))
+    return tuple(found)
 
 
 class Watcher(Capability):
@@ -292,17 +331,18 @@ class World:
         capabilities: tuple = (),
         pool_all: bool = False,
         states: int = 0,
+        windows: Sequence[tuple[int, int]] = (),  # (window, pages)
+        has_full: bool = True,
         tenant_weights: Mapping[str, float] | None = None,
         max_samples: int = 0,
         **limits,
     ) -> None:
-        self.allocator = PageAllocator(pages + 1, page_size)
-        kind = StateRadix if states else RadixCache
-        tree = kind(page_size, eviction_policy(eviction)) if prefix else None
-        self.tree = NoPrefixCache() if tree is None else tree
-        self.states = StateSlots(states, tree) if states else None
-        self.cache = KVCacheManager(self.allocator, self.tree, self.states)
-        self.executor = CheckingExecutor(pages + 1, page_size, max_samples=max_samples)
+        kind = "radix" if prefix else "none"
+        groups = kv_groups(pages + 1, page_size, windows, states, has_full=has_full)
+        self.cache = kv_cache(groups, kind, eviction)
+        self.allocator = self.cache._allocator
+        self.tree, self.states = self.cache.tree, self.cache.states
+        self.executor = CheckingExecutor(groups, max_samples=max_samples)
         self.clock = VirtualClock(100.0)
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, object] = {}
@@ -345,6 +385,8 @@ class World:
         self.check()
         free = self.allocator.free_pages + self.tree.evictable_pages
         assert free == self.allocator.num_pages
+        for window in self.cache._windows:
+            assert window.available_pages == window.allocator.num_pages
         assert self.scheduler.load().num_used_tokens == 0
 
 
@@ -355,24 +397,8 @@ def holders_in(scheduler: Scheduler) -> list[Req]:
 
 def check_memory(scheduler: Scheduler, cache: KVCacheManager) -> None:
     """Each page and state slot has exactly one owner; the tree keeps its promises."""
-    allocator, tree, states = cache._allocator, cache.tree, cache.states
-    owners = np.zeros(allocator.num_pages + 1, np.int64)
-    owners += allocator.free_mask()
-    assert owners[0] == 1
     assert all(req.kv is not None for req in scheduler.running)
-    holders = holders_in(scheduler)
-    for req in holders:
-        owners[req.kv.pages[req.kv.shared : req.kv.num_pages]] += 1
-    if isinstance(tree, RadixCache):
-        check_tree(tree, owners)
-        check_locks(tree, [req.kv.node for req in holders])
-    assert (owners == 1).all(), "a page is lost or has two owners"
-    if states is not None:
-        held = [req.kv.state.slot for req in holders]
-        kept = list(tree.holders) if isinstance(tree, StateRadix) else []
-        assert len({*held, *kept}) == len(held) + len(kept)
-        total = states.free_slots + len(held) + len(kept)
-        assert total == states.num_slots, "a state slot is lost or has two owners"
+    check_cache(cache, [req.kv for req in holders_in(scheduler)])
 
 
 def check_tree(tree: RadixCache, owners: np.ndarray | None = None) -> None:

@@ -17,6 +17,7 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.types import below
 from sylvan.runtime.core.req import Batch
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
@@ -41,6 +42,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if setup.pop("public"):
             self.isolation.share(np.array(STARTS[0], np.int32))
         self.lag = setup.pop("lag")
+        windows, spare = setup.pop("windows", ()), setup.pop("window_pages", 0)
+        setup["windows"] = [(w, -(-w // size) + spare) for w in windows]
         self.setup = setup
         weights = {"a": 2.0, "b": 0.5}
         self.world = World(
@@ -85,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(beyond=st.integers(1, 9))
     def submit_too_much(self, beyond: int) -> None:
         total = self.world.cache.total_tokens
-        error = CapacityError if self.full() else RequestError
+        error = CapacityError if self.full(0) else RequestError
         with pytest.raises(error):
             self.scheduler.add(request("big", [1] * 3, new=total - 3 + beyond))
 
@@ -230,7 +233,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.load().computed_tokens == self.computed
         self.world.check_empty()
         self.world.cache.clear()
-        assert self.world.allocator.free_pages == self.world.allocator.num_pages
+        for pages in (self.world.allocator, *(w.allocator for w in self.world.cache._windows)):
+            assert pages.free_pages == pages.num_pages
         if self.world.states is not None:
             assert self.world.states.free_slots == self.world.states.num_slots
 
@@ -296,6 +300,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Submit what fits of it; its name, unless the queue was full."""
         room = self.world.cache.total_tokens
         if wish.embed:
+            room = self.world.cache.max_step_tokens if self.setup["whole_prompts"] else room
             return self.send(
                 EmbedRequest(
                     rid=self.new_rid(),
@@ -328,11 +333,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         return self.send(asked)
 
     def send(self, asked: GenerateRequest | EmbedRequest) -> str | None:
-        if self.full():
+        if self.full(asked.priority):
             with pytest.raises(CapacityError):
                 self.scheduler.add(asked)
             return None
+        waiting = {req.rid for req in self.scheduler.waiting}
+        is_full = len(waiting) >= self.setup["max_waiting_reqs"]
         self.scheduler.add(asked)
+        gone = waiting - {req.rid for req in self.scheduler.waiting}
+        assert len(gone) == is_full
+        self.aborted |= gone
+        self.confirmed |= gone
         self.asked[asked.rid] = asked
         self.trails[asked.rid] = trail = histories(asked, self.replayed(asked))
         self.given.update(trail)
@@ -341,8 +352,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def new_rid(self) -> str:
         return f"r{len(self.asked)}"
 
-    def full(self) -> bool:
-        return len(self.scheduler.waiting) >= self.setup["max_waiting_reqs"]
+    def full(self, priority: int) -> bool:
+        """Whether nothing waits that ends for a request of that priority."""
+        waiting = self.scheduler.waiting
+        if len(waiting) < self.setup["max_waiting_reqs"]:
+            return False
+        return all(req.priority >= priority for req in waiting)
 
     def living(self) -> set[str]:
         return self.asked.keys() - self.world.finish.keys() - self.cut.keys() - self.aborted
@@ -385,13 +400,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.given.add(trail[-1])
 
     def kept(self) -> set[int]:
-        """What the slots of the prefix cache hold."""
+        """What the slots of the prefix cache hold, in all groups."""
         found: set[int] = set()
-        stack = list(self.world.tree.roots().values())
-        size, memory = self.world.allocator.page_size, self.world.executor.memory
-        while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
+        cache, memories = self.world.cache, [*self.world.executor.memory]
+        full = memories.pop(0) if cache._has_full else None
+        for node in below(self.world.tree.roots().values()):
             at = np.arange(len(node.tokens))
-            found.update(memory[node.pages[at // size] * size + at % size].tolist())
+            if full is not None:
+                found.update(full[slots_at(node.pages, at, cache.page_size)].tolist())
+            for group, memory in enumerate(memories):
+                pages = node.parts.windows[group]
+                there = at[pages[at // cache.page_size] != 0]
+                found.update(memory[slots_at(pages, there, cache.page_size)].tolist())
         return found
+
+
+def slots_at(pages: np.ndarray, at: np.ndarray, page_size: int) -> np.ndarray:
+    return pages[at // page_size] * page_size + at % page_size

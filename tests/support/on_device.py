@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,9 +13,14 @@ from sylvan.runtime.executor.device.build import DevicePlan, build_device
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.local import DeviceExecutor
 from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.pools import cache_groups
 from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import load_weights
+from sylvan.runtime.models.checkpoint import load_weights, slots
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.decoder import Decoder
+from sylvan.runtime.models.holders import ParameterNames
+from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.mha import KVShape, MHAPool
@@ -54,12 +60,22 @@ class OnDevice:
             ),
             context_len=facts.context_len,
             make_pool=lambda pages: MHAPool(KVShape(num_pages=pages, **sizes), torch.float32),
+            kv_groups=lambda pages: cache_groups(config, KVShape(num_pages=pages, **sizes)),
             page_bytes=one.bytes_per_page(torch.float32),
             num_pages=options.num_pages,
             vocab_size=config.vocab_size,
             graph=self.graph,
             capabilities=(PromptLogprobsWorker(),),
+            weights=_live(config, build, model),
             **{"attention": DenseAttention()} | self.parts,
         )
         executor, self.report = build_device(plan)
         return executor, facts
+
+
+def _live(config: ModelConfig, build: Build, model: Decoder) -> LiveWeights:
+    def skeleton() -> Decoder:
+        return family_of(config).model(config, replace(build, device=torch.device("meta")))
+
+    names = ParameterNames(model, slots(skeleton()))
+    return LiveWeights(skeleton, names.holders(model, ()))

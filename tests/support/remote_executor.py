@@ -10,16 +10,18 @@ from typing import BinaryIO
 
 import msgspec
 
+from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.errors import DeviceMemoryError, ExecutorError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
-from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.api import Carried, ExecutorCaps
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.features.embeddings.control import Embeddings
+from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 
-CAPABILITIES = (Embeddings, PromptLogprobs, RecurrentStates)
+CAPABILITIES = (Embeddings, PromptLogprobs, RecurrentStates, GrammarControl)
 
 
 def codec() -> StepCodec:
@@ -58,8 +60,12 @@ class RemoteExecutor:
     def launch(self, plan: StepPlan) -> RemoteStep:
         data = self._codec.encode(plan)
         self.sent_bytes += len(data)
-        write(self._child.stdin, data)
+        write(self._child.stdin, b"p" + data)
         return RemoteStep(self)
+
+    def control(self, command: ExecutorCommand) -> Carried:
+        write(self._child.stdin, b"c" + self._codec.encode(command))
+        return Carried(self._codec.answer(self._read()))
 
     def receive(self) -> StepResult:
         kind, data = (whole := self._read())[:1], whole[1:]
@@ -92,14 +98,20 @@ def serve(model_dir: str, options: str) -> None:
     from sylvan.runtime.executor.build import build_executor
     from sylvan.runtime.executor.options import ExecutorParts
     from sylvan.runtime.features.standard import STANDARD_WORKERS
+    from tests.support.grammar import build_byte_grammar
 
     local = msgspec.json.decode(options, type=LocalOptions)
-    executor, _ = build_executor(Path(model_dir), local, parts=ExecutorParts(STANDARD_WORKERS))
+    workers = (*STANDARD_WORKERS, lambda site: build_byte_grammar(site.vocab_size).worker)
+    executor, _ = build_executor(Path(model_dir), local, parts=ExecutorParts(workers))
     steps = codec()
     write(sys.stdout.buffer, msgspec.json.encode(executor.caps))
     while (data := read(sys.stdin.buffer)) is not None:
+        if data[:1] == b"c":
+            result = executor.control(steps.command(data[1:])).wait()
+            write(sys.stdout.buffer, steps.encode(result))
+            continue
         try:
-            answer = b"r" + steps.encode(executor.launch(steps.plan(data)).wait())
+            answer = b"r" + steps.encode(executor.launch(steps.plan(data[1:])).wait())
         except ExecutorError as error:
             answer = (b"m" if isinstance(error, DeviceMemoryError) else b"e") + str(error).encode()
         write(sys.stdout.buffer, answer)

@@ -183,8 +183,10 @@ class ScriptedScheduler:
         elif isinstance(finish.matched, int):
             ids = [*ids, finish.matched]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        step = control.per_message
-        for at in range(0, max(1, len(ids)), step):
+        step, begun = control.per_message, len(request.output_ids)
+        assert request.output_ids.tolist() == ids[:begun], "what is continued is what was begun"
+        decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids[:begun])))
+        for at in range(begun, max(begun + 1, len(ids)), step):
             await asyncio.sleep(0)
             part = tuple(ids[at : at + step])
             last = at + step >= len(ids)

@@ -59,9 +59,10 @@ def chosen_entries(
 
 def chat_content(part: TokenLogprobs, bytes_of: TokenBytes) -> list[dict[str, Any]]:
     """`logprobs.content` of a chat choice."""
-    tops = top_entries(part, None)
+    entries = token_entries(part, None)
+    tops = top_entries(part, None)[: len(entries)]  # more where no token was wanted
     content: list[dict[str, Any]] = []
-    for (logprob, token, _), top in zip(token_entries(part, None), tops, strict=True):
+    for (logprob, token, _), top in zip(entries, tops, strict=True):
         alternatives = [_chat_token(alt, lp, bytes_of) for lp, alt, _ in top or ()]
         entry = _chat_token(token, logprob, bytes_of)
         content.append({**entry, "top_logprobs": alternatives})
@@ -100,7 +101,7 @@ class CompletionLogprobs:
         entries = token_entries(part, self._text_of)
         return [
             CompletionToken(text, logprob, top)
-            for (logprob, _, text), top in zip(entries, tops, strict=True)
+            for (logprob, _, text), top in zip(entries, tops[: len(entries)], strict=True)
         ]
 
     def reply(self, tokens: Sequence[CompletionToken]) -> dict[str, Any]:

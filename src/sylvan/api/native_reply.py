@@ -21,7 +21,7 @@ class ReplyOptions:
         text_of: Text of a token, if log probabilities are to name it.
         prompt_ids: Ids of the prompt, if they are to be returned.
         index: Place in the batch, if streams name it.
-        weight_version: Label of the weights.
+        weight_version: Label of the weights, for answers that end before there is any output.
     """
 
     logprobs: bool = False
@@ -35,7 +35,10 @@ class ReplyOptions:
 
 @dataclass(slots=True)
 class ReplyState:
-    """What one sample has said; `cumulative` keeps all of it, otherwise only what is new."""
+    """What one sample has said; `cumulative` keeps all of it, otherwise only what is new.
+
+    `weight_versions` are the labels of the weights that made it, in order.
+    """
 
     options: ReplyOptions
     cumulative: bool = True
@@ -44,6 +47,7 @@ class ReplyState:
     num_logprobs: int = 0
     reasoning_tokens: int = 0
     keys: dict[str, list[Any]] = field(default_factory=dict)
+    weight_versions: Sequence[str] = ()
 
     def add(
         self,
@@ -87,11 +91,15 @@ class ReplyState:
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
             "reasoning_tokens": self.reasoning_tokens,
-            "weight_version": self.options.weight_version,
+            "weight_version": (*self.weight_versions, self.options.weight_version)[
+                max(0, len(self.weight_versions) - 1)
+            ],
             "num_retractions": usage.retractions,
             **draft_keys(usage.drafts),
             **timing,
         }
+        if len(self.weight_versions) > 1:
+            meta["weight_versions"] = list(self.weight_versions)
         if self.options.logprobs:
             meta["input_token_logprobs"] = self.keys.get("input_token_logprobs", [])
             meta["output_token_logprobs"] = self.keys.get("output_token_logprobs", [])

@@ -7,16 +7,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from sylvan.api.native import Name
+from sylvan.api.openai.chat import ChatTool
 from sylvan.api.openai.vectors import MAX_INPUTS
 from sylvan.api.validation import WireModel
 
 DEFAULT_NUM_PREDICT = 2048
 
 
+class OllamaFunction(WireModel):
+    """What an assistant called."""
+
+    name: str
+    arguments: dict[str, Any] | str | None = None
+
+
 class OllamaCall(WireModel):
     """A call in a message; arguments are an object."""
 
-    function: dict[str, Any]
+    function: OllamaFunction
 
 
 class OllamaMessage(WireModel):
@@ -48,7 +56,7 @@ class OllamaChatBody(OllamaBody):
     """A conversation to be answered."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=65536)]
-    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=1024)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):

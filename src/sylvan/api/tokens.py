@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from sylvan.api.native import Name, TokenIds
+from sylvan.api.openai.chat import ChatTool
 from sylvan.api.validation import WireModel
 
 MAX_TEXTS = 1024
@@ -22,7 +23,7 @@ class TokenizeBody(WireModel):
     """A text, or a list of texts."""
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=65536)] | None = None
     """A conversation in the OpenAI shape; instead of `prompt`."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=1024)] | None = None
     tool_choice: Any = None
     reasoning_effort: Any = None
     continue_final_message: bool | None = False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container
 from pathlib import Path
 from typing import Literal, cast
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.utils.json_files import read_json
 
 WeightFormat = Literal["safetensors", "gguf", "pt"]
 
@@ -43,7 +43,7 @@ def weight_map(index: Path) -> dict[str, str]:
     if not index.is_file():
         return {}
     try:
-        found: object = json.loads(index.read_text("utf-8"))["weight_map"]
+        found: object = read_json(index)["weight_map"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{str(index)!r} is not an index of weight files") from None
     if not isinstance(found, dict):

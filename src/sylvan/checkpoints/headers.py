@@ -45,27 +45,43 @@ def read_header(file: Path) -> tuple[dict[str, Entry], int]:
     if len(prefix) < 8 or len(text) < length <= _MAX_BYTES:
         there = len(prefix) + len(text)
         raise ConfigError(f"{str(file)!r} is cut off: it ends after {there:,} bytes, in its header")
-    header = _parse(text) if length <= _MAX_BYTES else None
+    return _entries(text if length <= _MAX_BYTES else b"", str(file)), 8 + length
+
+
+def read_header_of(data: memoryview, where: str) -> tuple[dict[str, Entry], int]:
+    """The same of a file in memory, which `where` names in errors.
+
+    Raises:
+        ConfigError: see `read_header`.
+    """
+    length = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
+    if len(data) < 8 or len(data) - 8 < length:
+        raise ConfigError(f"{where!r} is no safetensors file, or cut off in its header")
+    return _entries(bytes(data[8 : 8 + min(length, _MAX_BYTES)]), where), 8 + length
+
+
+def _entries(text: bytes, where: str) -> dict[str, Entry]:
+    header = _parse(text)
     if header is None:
-        raise ConfigError(f"{str(file)!r} is no safetensors file, or has a broken header")
+        raise ConfigError(f"{where!r} is no safetensors file, or has a broken header")
     names = (name for name in header if name != "__metadata__")
-    return {name: _entry(name, file, header[name]) for name in names}, 8 + length
+    return {name: _entry(name, where, header[name]) for name in names}
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
-def _entry(name: str, file: Path, found: Any) -> Entry:
+def _entry(name: str, where: str, found: Any) -> Entry:
     try:
         dtype, shape = str(found["dtype"]), tuple(int(n) for n in found["shape"])
         start, stop = (int(n) for n in found["data_offsets"])
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{str(file)!r}: cannot read the entry of tensor {name!r}") from None
+        raise ConfigError(f"{where!r}: cannot read the entry of tensor {name!r}") from None
     if not 0 <= start <= stop or min(shape, default=0) < 0:
-        raise ConfigError(f"{str(file)!r}: impossible place or shape of tensor {name!r}")
+        raise ConfigError(f"{where!r}: impossible place or shape of tensor {name!r}")
     return Entry(dtype, shape, start, stop)

@@ -7,12 +7,13 @@ import json
 from sylvan.cli.settings import Settings
 from sylvan.config.fields import size_text
 from sylvan.config.plan import MemoryPlan
+from sylvan.config.route import FrontConfig
 from sylvan.config.tree import Config, ServerConfig
 
 QUESTION = "What is 17 + 25?"
 
 
-def address(server: ServerConfig, port: int) -> str:
+def address(server: ServerConfig | FrontConfig, port: int) -> str:
     """URL under which a client on this machine reaches the server."""
     scheme = "https" if server.ssl_certfile else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
@@ -50,21 +51,24 @@ def _bits(settings: Settings) -> str:
     return f"{words}, whatever else is batched" + (f" ({decision.reason})" if decision else "")
 
 
-def greeting(config: Config, name: str, url: str, seconds: float) -> str:
+def greeting(config: Config, name: str, url: str, seconds: float, *, replicas: int = 1) -> str:
     """How to talk to a server that is ready."""
     if config.server.uds:
         where, curl = f"unix:{config.server.uds}", f"curl --unix-socket {config.server.uds}"
         url = "http://localhost"
     else:
         where, curl = url, "curl"
+    beside = f"{replicas} replicas, " if replicas > 1 else ""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.api_key else ""
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": QUESTION}]})
     lines = [
-        f"Sylvan serves {name} at {where} (ready after {seconds:.1f} s)",
+        f"Sylvan serves {name} at {where} ({beside}ready after {seconds:.1f} s)",
         "",
         f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
         f"    -d '{body}'",
     ]
     if not config.server.uds:
-        lines += ["", f"  sylvan chat --url {url}", f"  documentation: {url}/docs"]
+        lines += ["", f"  sylvan chat --url {url}"]
+    if not config.server.uds and replicas == 1:
+        lines.append(f"  documentation: {url}/docs")
     return "\n".join(lines)

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from sylvan.cli.main import INTERRUPTED
-from sylvan.config.tree import ServerConfig
+from sylvan.config.values import Secret
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.connections import BoundedProtocol, Connections
 
@@ -88,6 +88,30 @@ class Stop:
             self._event.set()
 
 
+class Encryption(Protocol):
+    """Where a server listens and how it speaks TLS: a section of a configuration."""
+
+    @property
+    def uds(self) -> str | None:
+        """Unix socket, if it listens on one."""
+        ...
+
+    @property
+    def ssl_certfile(self) -> str | None:
+        """Certificate chain; turns on TLS."""
+        ...
+
+    @property
+    def ssl_keyfile(self) -> str | None:
+        """Private key."""
+        ...
+
+    @property
+    def ssl_keyfile_password(self) -> Secret | None:
+        """Password of the key."""
+        ...
+
+
 class HttpServer:
     """An application behind a socket; use it as an async context.
 
@@ -98,7 +122,7 @@ class HttpServer:
     def __init__(
         self,
         app: ASGIApp,
-        server: ServerConfig,
+        server: Encryption,
         sock: socket.socket | None,
         connections: Connections,
     ) -> None:

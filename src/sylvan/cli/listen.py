@@ -7,16 +7,39 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import Protocol
 
-from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
 
 _BACKLOG = 2048
 _PORTS_TRIED = 100
 
 
-def bind(server: ServerConfig) -> socket.socket | None:
+class Listening(Protocol):
+    """Where a server listens: a section of a configuration."""
+
+    @property
+    def host(self) -> str:
+        """Address."""
+        ...
+
+    @property
+    def port(self) -> int:
+        """Port; 0 takes a free one."""
+        ...
+
+    @property
+    def uds(self) -> str | None:
+        """Unix socket, instead of both."""
+        ...
+
+
+def bind(server: Listening, *, share: bool = False) -> socket.socket | None:
     """Listen on host and port; None with `server.uds`, whose path is only made free.
+
+    Args:
+        server: Where.
+        share: Other processes of this user that ask for it may use the port, too.
 
     Raises:
         ConfigError: the address cannot be used; says what can.
@@ -24,12 +47,31 @@ def bind(server: ServerConfig) -> socket.socket | None:
     if server.uds is not None:
         _free_path(Path(server.uds))
         return None
+    names = "server.host", "server.port"
+    return listen(server.host, server.port, names, "--port", share=share)
+
+
+def listen(
+    host: str, port: int, names: tuple[str, str], flag: str, *, share: bool = False
+) -> socket.socket:
+    """Listen on an address.
+
+    Args:
+        host: Of this machine.
+        port: 0 takes a free one.
+        names: Of the two settings, for messages.
+        flag: That sets the port.
+        share: As `bind`.
+
+    Raises:
+        ConfigError: the address cannot be used; says what can.
+    """
     try:
-        return _listen(server.host, server.port)
+        return _listen(host, port, share=share)
     except socket.gaierror as error:
-        raise ConfigError(f"server.host: {server.host!r} is no address of a machine") from error
+        raise ConfigError(f"{names[0]}: {host!r} is no address of a machine") from error
     except OSError as error:
-        raise ConfigError(_explain(server, error)) from error
+        raise ConfigError(_explain((host, port), names, flag, error)) from error
 
 
 def free_port(host: str, after: int) -> int | None:
@@ -43,22 +85,23 @@ def free_port(host: str, after: int) -> int | None:
     return None
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, share: bool = False) -> socket.socket:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=share)
 
 
-def _explain(server: ServerConfig, error: OSError) -> str:
-    host, port = server.host, server.port
+def _explain(address: tuple[str, int], names: tuple[str, str], flag: str, error: OSError) -> str:
+    host, port = address
+    host_name, port_name = names
     match error.errno:
         case errno.EADDRINUSE:
             free = free_port(host, port)
-            way = f"port {free} is free: --port {free}" if free else "--port 0 takes a free one"
-            return f"server.port: port {port} of {host} is taken; {way}"
+            way = f"port {free} is free: {flag} {free}" if free else f"{flag} 0 takes a free one"
+            return f"{port_name}: port {port} of {host} is taken; {way}"
         case errno.EACCES:
-            return f"server.port: port {port} is reserved for the administrator; take one over 1023"
+            return f"{port_name}: port {port} is reserved for the administrator; take one over 1023"
         case errno.EADDRNOTAVAIL:
-            return f"server.host: {host!r} is no address of this machine; 0.0.0.0 means all of them"
+            return f"{host_name}: {host!r} is no address of this machine; 0.0.0.0 means all of them"
         case _:
             return f"cannot listen on {host}:{port}: {error.strerror}"
 

@@ -9,13 +9,14 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sylvan import __version__
 from sylvan.cli.help import command_help
 from sylvan.config.env import calm_threads
 from sylvan.config.fields import nearest
 from sylvan.config.flags import CONFIG_OPTIONS, HELP, Option, Parsed, parse_flags
+from sylvan.config.schema import SERVE, Schema
 from sylvan.protocol.errors import ConfigError, SylvanError
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -37,14 +38,14 @@ class Spec:
         usage: What follows `sylvan`.
         doc: What it does, in a few sentences.
         options: Its own flags.
-        tree: Whether every field of the configuration is a flag of it.
+        tree: The settings of which each is a flag of it, if any.
         max_positions: How many words without a dash it takes.
     """
 
     usage: str
     doc: str
     options: tuple[Option, ...] = ()
-    tree: bool = True
+    tree: Schema[Any] | None = SERVE
     max_positions: int = 1
 
     @property
@@ -65,6 +66,7 @@ class CommandModule(Protocol):
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("sylvan.cli.serve", "Serve a model over HTTP."),
+    "route": Command("sylvan.cli.route", "Put one address in front of many servers."),
     "chat": Command("sylvan.cli.chat", "Talk to a model in the terminal."),
     "generate": Command("sylvan.cli.generate", "Continue a prompt and print the text."),
     "config": Command("sylvan.cli.config", "Show every setting: value, origin and reason."),

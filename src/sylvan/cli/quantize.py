@@ -21,7 +21,7 @@ SPEC = Spec(
         Option("quantization", "w8a8 (or int8), w4a8 (or int4); default w8a8.", metavar="FORMAT"),
         Option("load_format", "As of serve; pt reads PyTorch's .bin files.", metavar="KIND"),
     ),
-    tree=False,
+    tree=None,
     max_positions=2,
 )
 

@@ -17,7 +17,7 @@ SPEC = Spec(
         Option("life", "Replay only this life of the scheduler; the first is 1.", metavar="N"),
         Option("until", "Stop each life after so many steps.", metavar="STEP"),
     ),
-    tree=False,
+    tree=None,
 )
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import logging
 import socket
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from sylvan.cli.banner import address, decisions_text, greeting
 from sylvan.cli.listen import bind
+from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import starting
+from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.utils import logs
 from sylvan.utils.clock import monotonic
@@ -30,10 +33,15 @@ SPEC = Spec(
     options=(
         Option("until_eof", "Stop when standard input ends: for programs that start a server."),
         Option("quiet", "Print nothing but warnings and errors."),
+        Option("share_port", "Other processes of this user may listen on the port, too."),
+        Option("router_config", "With --dp: settings of the gateway.", metavar="FILE"),
+        Option("router_policy", "With --dp: routing policy of the gateway.", metavar="NAME"),
     ),
 )
 
 logger = logging.getLogger(__name__)
+
+_ROUTER = ("router_config", "router_policy")
 
 _APP_MODULE = "sylvan.runtime.server.app"
 """Takes a second to import, while the scheduler process imports PyTorch."""
@@ -55,10 +63,18 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
     logs.set_up("warning" if quiet else config.observe.log_level, config.observe.log_format)
     for note in settings.loaded.notes:
         logger.warning("%s", note)
-    sock = bind(config.server)
+    if config.server.grpc_port is not None:
+        _check_grpc()
+    sock = bind(config.server, share=args.has("share_port"))
     if not quiet:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    if config.server.replicas > 1:
+        prewarmed.close()
+        front = RouterOptions(args.options.get("router_config"), args.options.get("router_policy"))
+        return serve_replicas(settings, sock, front, quiet=quiet, until_eof=args.has("until_eof"))
+    if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
+        raise ConfigError(f"{unused[0]}: there is no gateway without --dp")
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
         job = ServeJob(settings, sock, prewarmed, started_s, quiet, args.has("until_eof"))
         runner.run(_serve(job))
     return DONE
@@ -92,39 +108,48 @@ async def _serve(job: ServeJob) -> None:
             return
         stop.before_exit(runtime.kill)
         try:
-            from sylvan.runtime.server.app import create_app
+            from sylvan.cli.grpc import grpc_server
+            from sylvan.runtime.server.app import app_of
             from sylvan.runtime.server.connections import ConnectionLimits, Connections
+            from sylvan.runtime.server.context import make_context
+            from sylvan.runtime.server.registration import Presence, Registration
             from sylvan.runtime.server.settings import ServerSettings
 
             settings = ServerSettings.from_config(config, shown=dump(config))
             connections = Connections(ConnectionLimits.from_config(config.limits))
-            app = create_app(runtime.manager, settings, connections)
-            async with HttpServer(app, config.server, job.sock, connections) as http:
-                _greet(job, http.port)
-                await stop.wait()
+            context = make_context(runtime.manager, settings)
+            context.accounts.show_connections(connections)
+            http = HttpServer(app_of(context), config.server, job.sock, connections)
+            async with http, grpc_server(context, config.server) as grpc_port:
+                _greet(job, http.port, grpc_port)
+                url = address(config.server, http.port)
+                presence = Presence.from_config(config.server, url)
+                async with Registration(presence):
+                    await stop.wait()
                 logger.info("stopping: running requests may take %g s", config.server.drain_s)
                 await runtime.drain(config.server.drain_s)
         finally:
             await runtime.close()
 
 
+def _check_grpc() -> None:
+    for name in ("grpc", "grpc_reflection", "grpc_health"):
+        if importlib.util.find_spec(name) is None:
+            message = f"server.grpc_port: {name} is not installed: pip install 'sylvan[grpc]'"
+            raise ConfigError(message)
+
+
 async def _import_app() -> None:
     await call_in_thread(importlib.import_module, _APP_MODULE)
 
 
-def _greet(job: ServeJob, port: int) -> None:
+def _greet(job: ServeJob, port: int, grpc_port: int | None) -> None:
     config = job.settings.resolved.config
     seconds = monotonic() - job.started_s
     logger.info("ready after %.1f s", seconds)
     if not job.quiet:
         name = config.served_model_name or Path(config.model).name
         text = greeting(config, name, address(config.server, port), seconds)
+        if grpc_port is not None:
+            text += f"\n  gRPC: {config.server.host}:{grpc_port}"
         print(f"\n{text}\n", flush=True)
-
-
-def _fast_loop() -> type[asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop  # not made for Windows
-
-    return uvloop.new_event_loop  # pyright: ignore[reportReturnType]

@@ -53,7 +53,7 @@ def resolve_settings(loaded: Loaded) -> Settings:
     from sylvan.runtime.engine.facts import gather_facts  # help does not need numpy
 
     fetch_models(loaded.config.model, loaded.config.tokenizer)
-    facts = gather_facts(loaded.config)
+    facts = gather_facts(loaded.config).shared_by(loaded.config.server.replicas)
     resolved = resolve(loaded.config, facts)
     check(resolved, facts)
     return Settings(loaded, resolved)

@@ -25,6 +25,7 @@ class Alias:
         convert: From the value given to (path, value) pairs; raises ValueError to refuse.
         is_switch: It may stand without a value.
         takes_many: On the command line it takes all words up to the next flag.
+        repeats: It may stand several times; its words add up.
         note: Told to the user when it is used and has no effect.
     """
 
@@ -32,6 +33,7 @@ class Alias:
     convert: Callable[[object], Pairs]
     is_switch: bool = False
     takes_many: bool = False
+    repeats: bool = False
     note: str = ""
 
 
@@ -46,14 +48,14 @@ def _renamed(target: str) -> Alias:
 
 def _switch(target: str, value: object) -> Alias:
     """A switch that sets `value`; given as false it leaves the default alone."""
-    return Alias(target, lambda on: ((target, value),) if _truth(on) else (), is_switch=True)
+    return Alias(target, lambda on: ((target, value),) if is_on(on) else (), is_switch=True)
 
 
 def _refused(feature: str, *neutral: object) -> Alias:
     """A feature that does not exist yet; values that do not ask for it are accepted."""
 
     def convert(value: object) -> Pairs:
-        if _plain(value) not in {_plain(item) for item in (*neutral, None)}:
+        if plain_text(value) not in {plain_text(item) for item in (*neutral, None)}:
             raise ValueError(f"not supported yet: {feature}")
         return ()
 
@@ -62,7 +64,7 @@ def _refused(feature: str, *neutral: object) -> Alias:
 
 def _refused_switch(feature: str) -> Alias:
     def convert(value: object) -> Pairs:
-        if _truth(value):
+        if is_on(value):
             raise ValueError(f"not supported yet: {feature}")
         return ()
 
@@ -73,7 +75,12 @@ def _needless(reason: str, *, is_switch: bool = True) -> Alias:
     return Alias("", lambda _: (), is_switch=is_switch, note=reason)
 
 
-def _truth(value: object) -> bool:
+def is_on(value: object) -> bool:
+    """Whether the word after a switch means yes.
+
+    Raises:
+        ValueError: it means neither.
+    """
     if isinstance(value, bool):
         return value
     if value is None:
@@ -83,13 +90,14 @@ def _truth(value: object) -> bool:
     raise ValueError(f"expected true | false, got {value!r}")
 
 
-def _plain(value: object) -> str:
+def plain_text(value: object) -> str:
+    """A value in small letters."""
     return str(value).lower()
 
 
 def _chunk(value: object) -> Pairs:
     """SGLang turns chunking off with -1, we with 0."""
-    yield "scheduler.chunk_tokens", 0 if _plain(value) == "-1" else value
+    yield "scheduler.chunk_tokens", 0 if plain_text(value) == "-1" else value
 
 
 def _fraction(value: object) -> Pairs:
@@ -104,7 +112,7 @@ def _fraction(value: object) -> Pairs:
 
 
 def _kv_dtype(value: object) -> Pairs:
-    yield "cache.dtype", "model" if _plain(value) == "auto" else value
+    yield "cache.dtype", "model" if plain_text(value) == "auto" else value
 
 
 def _adapters(value: object) -> Pairs:
@@ -134,13 +142,13 @@ def _adapter(item: object) -> tuple[str, str]:
 
 
 def _role(value: object) -> Pairs:
-    if _plain(value) not in ("null", "none"):
+    if plain_text(value) not in ("null", "none"):
         yield "disagg.role", value
 
 
 def _algorithm(value: object) -> Pairs:
     """Names of algorithms are written in capitals elsewhere."""
-    yield "speculative.algorithm", _plain(value).replace("_", "-")
+    yield "speculative.algorithm", plain_text(value).replace("_", "-")
 
 
 def _kv_events(value: object) -> Pairs:
@@ -166,6 +174,9 @@ _SHORT = {
     "port": "server.port",
     "record": "observe.record",
     "uds": "server.uds",
+    "register": "server.register",
+    "grpc_port": "server.grpc_port",
+    "register_key": "server.register_key",
     "api_key": "server.api_key",
     "page_size": "cache.page_size",
     "kv_memory": "cache.memory",
@@ -190,6 +201,9 @@ _RENAMED = {
     "priority_scheduling_preemption_threshold": "scheduler.preempt_threshold",
     "watchdog_timeout": "scheduler.hang_timeout_s",
     "admin_api_key": "server.admin_api_key",
+    "dp_size": "server.replicas",
+    "data_parallel_size": "server.replicas",
+    "dp": "server.replicas",
     "fastapi_root_path": "server.root_path",
     "ssl_certfile": "server.ssl_certfile",
     "ssl_keyfile": "server.ssl_keyfile",
@@ -236,9 +250,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "pp_size": ("pipeline parallelism", 1),
     "pipeline_parallel_size": ("pipeline parallelism", 1),
     "pp": ("pipeline parallelism", 1),
-    "dp_size": ("several replicas", 1),
-    "data_parallel_size": ("several replicas", 1),
-    "dp": ("several replicas", 1),
     "ep_size": ("expert parallelism", 1),
     "expert_parallel_size": ("expert parallelism", 1),
     "ep": ("expert parallelism", 1),
@@ -256,7 +267,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "json_model_override_args": ("changes to the model's config.json", "{}", {}),
     "num_continuous_decode_steps": ("several decode steps in one", 1),
     "sampling_backend": ("choosing the sampler", "pytorch", "auto"),
-    "grpc_port": ("gRPC",),
     "hicache_ratio": ("a cache tier in host memory",),
     "hicache_size": ("a cache tier in host memory", 0),
     "hicache_storage_backend": ("a cache tier in storage",),
@@ -286,6 +296,7 @@ _NEEDLESS = {
     "skip_server_warmup": "the server is ready without a warm-up",
     "enable_priority_scheduling": "priorities of requests always count",
     "enable_metrics": "/metrics is always served",
+    "enable_memory_saver": "memory can always be given back",
     "enable_response_store": "responses are stored unless server.response_store_size is 0",
 }
 

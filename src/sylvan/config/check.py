@@ -168,6 +168,14 @@ def _unknown_algorithm(case: Case) -> str:
     return f"{{speculative.algorithm}}: {about}{nearest(given, ALGORITHMS)}; {known}"
 
 
+_ALONE = ("server.root_path", "server.allowed_hosts", "server.register", "server.grpc_port")
+"""Settings of a server that the gateway in front of replicas does not have."""
+
+
+def _not_behind_gateway(case: Case) -> Sequence[str]:
+    return [path for path in _ALONE if get(case.config, path) not in (None, "", ())]
+
+
 def _context_over_cache(case: Case) -> bool:
     longest, plan = case.config.context_len, case.resolved.plan
     return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
@@ -186,6 +194,36 @@ RULES = (
         lambda c: "\n".join(
             f"{path}: not supported yet: {c.facts.missing[path]}" for path in _pending(c)
         ),
+    ),
+    Rule(
+        "replicas behind another front",
+        ("server.replicas", *_ALONE),
+        lambda c: c.config.server.replicas > 1 and bool(_not_behind_gateway(c)),
+        lambda c: "\n".join(
+            f"{path}: not with {{server.replicas}}: start the servers one by one, and sylvan route"
+            for path in _not_behind_gateway(c)
+        ),
+    ),
+    Rule(
+        "registered where nobody listens",
+        ("server.register", "server.uds", "server.register_url"),
+        lambda c: (
+            bool(c.config.server.register)
+            and c.config.server.register_url is None
+            and c.config.server.uds is not None
+        ),
+        "{server.register}: gateways cannot reach {server.uds}; give server.register_url",
+    ),
+    Rule(
+        "registered as everywhere",
+        ("server.register", "server.host", "server.register_url"),
+        lambda c: (
+            bool(c.config.server.register)
+            and c.config.server.register_url is None
+            and c.config.server.host in ("0.0.0.0", "::")
+        ),
+        "{server.register}: {server.host} is no address that gateways reach; give "
+        "server.register_url",
     ),
     Rule(
         "unknown option",

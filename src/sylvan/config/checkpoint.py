@@ -20,6 +20,7 @@ from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tasks import is_causal, ordinary, tasks_of
 from sylvan.config.tree import BUILT_IN_MODEL
 from sylvan.protocol.errors import ConfigError
+from sylvan.utils.json_files import read_json
 
 ASSETS = Path(__file__).parent.parent / "assets"
 NEEDED = "config.json, *.safetensors and tokenizer.json"
@@ -37,6 +38,14 @@ _OLD_NAMES = {
     "head_dim": ("attention_head_dim",),
 }
 """How GPT-2, GPT-Neo, MPT, XGLM, BART, Zamba2 and their like spell sizes."""
+_FORMS = (
+    (list, "a list", ("architectures", "layer_types", "layers_block_type")),
+    (
+        dict,
+        "an object",
+        ("rope_scaling", "rope_parameters", "quantization_config", "auto_map", "text_config"),
+    ),
+)
 _NEEDED_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 _SIZES = (
     *(*_NEEDED_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -134,13 +143,26 @@ def vocabulary_rows(path: Path) -> int | None:
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     try:
-        config = json.loads(file.read_text("utf-8"))
+        config = read_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: cannot read {file}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"model: {file} is not a JSON object")
-    nested = cast("dict[str, Any]", config).get("text_config")
-    return nested if isinstance(nested, dict) else config  # pyright: ignore[reportUnknownVariableType]
+    whole = cast("dict[str, Any]", config)
+    nested = whole.get("text_config")
+    used = cast("dict[str, Any]", nested) if isinstance(nested, dict) else whole
+    for part in (whole, used):
+        _check_forms(part)
+    return used
+
+
+def _check_forms(config: dict[str, Any]) -> None:
+    """Refuse fields that many readers take for what they should be."""
+    for kind, what, names in _FORMS:
+        for name in names:
+            value = config.get(name)
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"model: config.json: {name} must be {what}, is {value!r:.80}")
 
 
 def _completed(config: dict[str, Any], path: Path, *, trusted: bool) -> dict[str, Any]:

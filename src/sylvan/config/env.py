@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from sylvan.config.fields import fields, nearest, sections
+from sylvan.config.fields import nearest
 from sylvan.config.load import Setting
+from sylvan.config.schema import ROUTE, SERVE, Schema
 from sylvan.protocol.errors import ConfigError
 
 PREFIX = "SYLVAN_"
@@ -15,21 +17,23 @@ CONFIG_VARIABLE = "SYLVAN_CONFIG"
 PRESET_VARIABLE = "SYLVAN_PRESET"
 
 
-def read(environ: Mapping[str, str] | None = None) -> list[Setting]:
+def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) -> list[Setting]:
     """Settings from variables such as `SYLVAN_CACHE__PAGE_SIZE`.
 
     Args:
         environ: Instead of this process's environment.
+        schema: Whose settings; variables of the other one are not looked at.
 
     Raises:
         ConfigError: a variable with our prefix names no field.
     """
-    known = {field.variable: path for path, field in fields().items()}
-    known |= {PREFIX + path.upper(): path for path in sections() if path}
+    known = {schema.variable(path): path for path in (*schema.fields, *schema.sections) if path}
     settings: list[Setting] = []
     unknown: list[str] = []
     for name, value in (os.environ if environ is None else environ).items():
-        if not name.startswith(PREFIX) or name in (CONFIG_VARIABLE, PRESET_VARIABLE):
+        if not name.startswith(schema.prefix) or name in (CONFIG_VARIABLE, PRESET_VARIABLE):
+            continue
+        if schema is SERVE and name.startswith(ROUTE.prefix):
             continue
         if name in known:
             settings.append(Setting(known[name], value, "environment", name))
@@ -58,10 +62,11 @@ def without_settings() -> dict[str, str]:
 def for_compute() -> dict[str, str]:
     """This process's environment for a child that computes.
 
-    Threads of PyTorch that have nothing to do are to sleep, since ours share their cores; who set
+    Our variables are left out, keys among them: such a child is configured by messages. Threads of
+    PyTorch that have nothing to do are to sleep, since ours share their cores; who set
     `OMP_WAIT_POLICY` has decided otherwise.
     """
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **without_settings()}
 
 
 def calm_threads() -> None:

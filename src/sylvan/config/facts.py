@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sylvan.checkpoints.formats import WeightFormat
 from sylvan.utils.machine import Machine
@@ -121,7 +121,6 @@ class Facts:
         absent: Kinds of devices that were looked for in vain -> why, and the way out.
         not_installed: Attention backends whose package is not there -> how to get it.
         missing: Path of a section or field whose feature does not exist yet -> the feature.
-        grouped: The scheduler keeps a page table for each KV group; else one serves all layers.
     """
 
     devices: Mapping[str, DeviceFacts]
@@ -134,7 +133,19 @@ class Facts:
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     not_installed: Mapping[str, str] = field(default_factory=dict[str, str])
     missing: Mapping[str, str] = field(default_factory=lambda: PENDING)
-    grouped: bool = False
+
+    def shared_by(self, count: int) -> Facts:
+        """The facts for one of `count` servers that run on this machine at the same time."""
+        cpu = self.devices.get("cpu")
+        if cpu is None or count == 1:
+            return self
+        part = replace(
+            cpu,
+            cores=max(1, cpu.cores // count),
+            total_bytes=cpu.total_bytes // count,
+            available_bytes=cpu.available_bytes // count,
+        )
+        return replace(self, devices={**self.devices, "cpu": part})
 
 
 PENDING: Mapping[str, str] = {

@@ -11,12 +11,14 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from sylvan.config.tree import Config, Section
 from sylvan.config.values import Secret
+
+Tree = TypeVar("Tree", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Field:
     @property
     def is_secret(self) -> bool:
         """Whether the value may never be shown."""
-        return any(m.base is Secret for m in self.members)
+        return any(Secret in (m.base, *get_args(m.base)) for m in self.members)
 
     @property
     def type_text(self) -> str:
@@ -129,7 +131,7 @@ def get(config: Section, path: str) -> object:
     return value
 
 
-def replaced(config: Config, values: Mapping[str, object]) -> Config:
+def replaced(config: Tree, values: Mapping[str, object]) -> Tree:
     """A copy of the tree with `values` (by path) exchanged."""
     changes: dict[str, Any] = {}
     for path, value in values.items():

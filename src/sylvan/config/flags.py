@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sylvan.config.aliases import aliases
-from sylvan.config.fields import fields, nearest, sections
+from sylvan.config.fields import nearest
+from sylvan.config.schema import SERVE, Schema
 from sylvan.config.sources import Given, combined, named
 from sylvan.protocol.errors import ConfigError
 
@@ -53,14 +54,14 @@ class _Flag:
 
 
 def parse_flags(
-    words: Sequence[str], options: Iterable[Option] = (), *, tree: bool = True
+    words: Sequence[str], options: Iterable[Option] = (), *, tree: Schema[Any] | None = SERVE
 ) -> Parsed:
     """Read a command line: `--cache.page-size 16`, `--deterministic`, `--port=8000`, `MODEL`.
 
     Args:
         words: Arguments after the command's name.
         options: Options of the command.
-        tree: Whether the fields of the configuration are flags too.
+        tree: The settings that are flags too, if any.
 
     Raises:
         ConfigError: every unknown flag and missing or refused value, one line each.
@@ -76,11 +77,14 @@ def parse_flags(
 class _Reader:
     """Takes words from the front until none is left; collects errors instead of stopping."""
 
-    def __init__(self, words: list[str], options: Mapping[str, Option], *, tree: bool) -> None:
+    def __init__(
+        self, words: list[str], options: Mapping[str, Option], *, tree: Schema[Any] | None
+    ) -> None:
         self._words = words
         self._options = options
         self._short = {f"-{o.short}": o.name for o in options.values() if o.short}
         self._tree = tree
+        self._repeated: dict[str, list[str]] = {}
         self.parsed = Parsed()
         self.parts: list[Given] = []
         self.errors: list[str] = []
@@ -91,16 +95,25 @@ class _Reader:
             word = self._words.pop(0)
             if word == "--":
                 self.parsed.positions += self._words
-                return
+                break
             if word in self._short:
                 word = f"--{self._short[word]}"
             if not word.startswith("-") or word == "-" or _is_number(word):
                 self.parsed.positions.append(word)
                 continue
-            try:
-                self._flag(_split(word))
-            except ConfigError as error:
-                self.errors.append(str(error))
+            self._tried(self._flag, _split(word))
+        for name, words in self._repeated.items():
+            self._tried(self._add, _Flag("--" + name.replace("_", "-"), name, None), words)
+
+    def _tried(self, action: Callable[..., None], *args: object) -> None:
+        try:
+            action(*args)
+        except ConfigError as error:
+            self.errors.append(str(error))
+
+    def _add(self, flag: _Flag, value: object) -> None:
+        assert self._tree is not None, "a command without settings has no aliases"
+        self.parts.append(named(flag.name, value, "flag", flag.spelled, self._tree))
 
     def _flag(self, flag: _Flag) -> None:
         option = self._options.get(flag.name)
@@ -109,27 +122,30 @@ class _Reader:
                 raise ConfigError(f"{flag.spelled} takes no value")
             value = self._value(flag) if option.metavar else ""
             self.parsed.options[flag.name] = value
-        elif self._tree:
-            self._setting(flag)
+        elif self._tree is not None:
+            self._setting(self._tree, flag)
         else:
             known = [f"--{name}" for name in self._options]
             raise ConfigError(f"{flag.spelled}: unknown flag{nearest(flag.spelled, known)}")
 
-    def _setting(self, flag: _Flag) -> None:
+    def _setting(self, tree: Schema[Any], flag: _Flag) -> None:
         name = flag.name
-        alias = None if name in fields() else aliases().get(name)
-        info = fields().get(name)
-        section = sections().get(name)
+        alias = None if name in tree.fields else tree.aliases.get(name)
+        info = tree.fields.get(name)
+        section = tree.sections.get(name)
         value: object
         if (info and info.is_switch) or (alias and alias.is_switch) or (section and name):
             value = self._switch_value(flag)
+        elif alias and alias.repeats:
+            self._repeated.setdefault(name, []).extend(self._many(flag))
+            return
         elif alias and alias.takes_many:
             value = self._many(flag)
         elif info or alias:
             value = self._value(flag)
         else:
             value = None  # `named` explains the unknown name
-        self.parts.append(named(name, value, "flag", flag.spelled))
+        self._add(flag, value)
 
     def _value(self, flag: _Flag) -> str:
         if flag.value is not None:

@@ -27,6 +27,11 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
 }
 # Options that are names of modules.
 PLUG_INS = ("device", "scheduler.policy", "cache.eviction", "attention", "grammar.backend")
+ROUTE_PLUG_INS = ("routing.policy", "routing.prefill_policy", "routing.decode_policy")
+
+
+_ITEMS: Mapping[object, Callable[[str], object]] = {float: float, Secret: Secret}
+"""How items of lists are read that are no text."""
 
 
 def parse(field: Field, raw: object) -> object:
@@ -51,7 +56,16 @@ def _read(field: Field, raw: object) -> object:
         return _from_text(field, raw)
     if isinstance(raw, bool) and "on" in field.choices:
         return "on" if raw else "off"  # YAML reads the words on and off as booleans
-    return tuple(cast("list[object]", raw)) if isinstance(raw, list) else raw
+    if isinstance(raw, list):
+        return _from_list(field, cast("list[object]", raw))
+    return raw
+
+
+def _from_list(field: Field, raw: list[object]) -> tuple[object, ...]:
+    """Words of the command line become what is due."""
+    kinds = [get_args(m.base)[0] for m in field.members if get_origin(m.base) is tuple]
+    read = _ITEMS.get(kinds[0] if kinds else str, str)
+    return tuple(read(item) if isinstance(item, str) else item for item in raw)
 
 
 def parse_size(text: str) -> int | None:
@@ -67,7 +81,7 @@ def parse_size(text: str) -> int | None:
 
 def _from_text(field: Field, text: str) -> object:
     text = SYNONYMS.get(field.path, {}).get(text.lower(), text)
-    if field.path in PLUG_INS:
+    if field.path in PLUG_INS or field.path in ROUTE_PLUG_INS:
         text = text.replace("-", "_")
     for member in sorted(field.members, key=_specific_first):
         try:
@@ -114,10 +128,11 @@ def _size(_: Member, text: str) -> int:
     return size
 
 
-def _tuple(_: Member, text: str) -> tuple[object, ...]:
+def _tuple(member: Member, text: str) -> tuple[object, ...]:
     if text.lstrip().startswith("["):
         return tuple(json.loads(text))
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    read = _ITEMS.get(get_args(member.base)[0], str)
+    return tuple(read(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _dict(member: Member, text: str) -> dict[str, object]:

@@ -314,7 +314,7 @@ def _plan(state: _State) -> MemoryPlan:
         step_tokens=_number(config.scheduler.max_batch_tokens),
         page_size=page,
     )
-    groups = group_bytes(per_token, model.layer_windows if state.facts.grouped else ())
+    groups = group_bytes(per_token, model.layer_windows)
     budget, tokens = _kv_tokens(state, weights, work, groups, load)
     if config.cache.max_tokens != "auto":
         tokens = -(-_number(config.cache.max_tokens) // page) * page

@@ -12,10 +12,10 @@ from typing import Any, cast
 import msgspec
 
 from sylvan.config import env
-from sylvan.config.aliases import aliases
-from sylvan.config.fields import fields, nearest, sections
-from sylvan.config.load import Loaded, Origin, Setting, flatten, load
-from sylvan.config.tree import Section
+from sylvan.config.fields import nearest
+from sylvan.config.load import Loaded, Origin, Setting, flatten, load_as
+from sylvan.config.schema import SERVE, Root, Schema
+from sylvan.config.tree import Config, Section
 from sylvan.protocol.errors import ConfigError
 
 PRESETS: Mapping[str, Mapping[str, object]] = {
@@ -42,7 +42,7 @@ def gather(
     file: str | None = None,
     preset: str | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Loaded:
+) -> Loaded[Config]:
     """Load from preset, file, environment and `given` (flags or keywords), the last one winning.
 
     Raises:
@@ -50,14 +50,30 @@ def gather(
     """
     file = file or env.config_file(environ)
     preset = preset or env.preset(environ)
-    from_file = read_file(Path(file)) if file else Given()
+    return gather_as(SERVE, given, file=file, preset=preset, environ=environ)
+
+
+def gather_as(
+    schema: Schema[Root],
+    given: Given,
+    *,
+    file: str | None = None,
+    preset: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded[Root]:
+    """Load the settings of a schema from all sources.
+
+    Raises:
+        ConfigError: as `load`; also an unreadable file or unknown preset.
+    """
+    from_file = read_file(Path(file), schema) if file else Given()
     settings = [
         *(read_preset(preset) if preset else ()),
         *from_file.settings,
-        *env.read(environ),
+        *env.read(environ, schema),
         *given.settings,
     ]
-    return load(settings, (*from_file.notes, *given.notes))
+    return load_as(schema, settings, (*from_file.notes, *given.notes))
 
 
 def read_preset(name: str) -> Iterable[Setting]:
@@ -73,7 +89,7 @@ def read_preset(name: str) -> Iterable[Setting]:
         yield Setting(path, value, "preset", f"preset {name}")
 
 
-def read_file(path: Path) -> Given:
+def read_file(path: Path, schema: Schema[Any] = SERVE) -> Given:
     """Settings of a YAML, JSON or TOML file, told apart by its suffix (YAML if unknown).
 
     Raises:
@@ -88,7 +104,7 @@ def read_file(path: Path) -> Given:
         return Given()
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a table of settings, got {type(tree).__name__}")
-    return _named(cast("dict[object, object]", tree), "file", f"in {path}")
+    return _named(schema, cast("dict[object, object]", tree), "file", f"in {path}")
 
 
 def from_keywords(keywords: Mapping[str, object]) -> Given:
@@ -98,20 +114,22 @@ def from_keywords(keywords: Mapping[str, object]) -> Given:
         ConfigError: unknown names.
     """
     tree = {name.replace("__", "."): _plain(value) for name, value in keywords.items()}
-    return _named(tree, "keyword", "")
+    return _named(SERVE, tree, "keyword", "")
 
 
-def named(name: str, value: object, origin: Origin, spelled: str) -> Given:
+def named(
+    name: str, value: object, origin: Origin, spelled: str, schema: Schema[Any] = SERVE
+) -> Given:
     """One value under the name of a field, a section or an alias.
 
     Raises:
         ConfigError: there is no such name, or the alias refuses the value.
     """
-    if name in fields() or name in sections():
+    if name in schema.fields or name in schema.sections:
         return Given((Setting(name, value, origin, spelled),))
-    alias = aliases().get(name)
+    alias = schema.aliases.get(name)
     if alias is None:
-        raise ConfigError(f"{spelled}: unknown {_kind(origin)}{_hint(name, origin)}")
+        raise ConfigError(f"{spelled}: unknown {_kind(origin)}{_hint(schema, name, origin)}")
     try:
         settings = [Setting(path, v, origin, spelled) for path, v in alias.convert(value)]
     except (ValueError, KeyError) as error:
@@ -128,12 +146,13 @@ def combined(parts: Sequence[Given]) -> Given:
     )
 
 
-def _named(tree: Mapping[Any, object], origin: Origin, where: str) -> Given:
+def _named(schema: Schema[Any], tree: Mapping[Any, object], origin: Origin, where: str) -> Given:
     parts: list[Given] = []
     errors: list[str] = []
-    for name, value in flatten({str(key): value for key, value in tree.items()}):
+    plain = {str(key): value for key, value in tree.items()}
+    for name, value in flatten(plain, schema=schema):
         try:
-            parts.append(named(name, value, origin, f"{name} {where}".strip()))
+            parts.append(named(name, value, origin, f"{name} {where}".strip(), schema))
         except ConfigError as error:
             errors.append(str(error))
     if errors:
@@ -168,13 +187,14 @@ def _kind(origin: Origin) -> str:
     return "flag" if origin == "flag" else "field"
 
 
-def _hint(name: str, origin: Origin) -> str:
-    known = [*fields(), *(path for path in sections() if path), *aliases()]
-    leaves = {path.rpartition(".")[2]: path for path in fields()}
+def _hint(schema: Schema[Any], name: str, origin: Origin) -> str:
+    fields = schema.fields
+    known = [*fields, *(path for path in schema.sections if path), *schema.aliases]
+    leaves = {path.rpartition(".")[2]: path for path in fields}
     close = leaves.get(name.rpartition(".")[2])
     if origin != "flag":
         return f" (did you mean {close}?)" if close else nearest(name, known)
     spellings = ["--" + k.replace("_", "-") for k in known]
     if close:
-        return f" (did you mean {fields()[close].flag}?)"
+        return f" (did you mean {fields[close].flag}?)"
     return nearest("--" + name.replace("_", "-"), spellings)

@@ -103,12 +103,27 @@ class ServerConfig(Section, frozen=True):
     """Port to listen on; 0 takes a free one."""
     uds: str | None = None
     """Listen on this unix socket instead of host and port."""
+    grpc_port: Port | None = None
+    """Serve the scheduler service over gRPC on this port of `server.host`, beside HTTP; 0 takes a
+    free one. Needs the extra `grpc`."""
     api_key: Secret | None = None
     """Key that clients must send as `Authorization: Bearer KEY`."""
     api_key_file: str | None = None
     """JSON file of further keys, as SHA-256 hashes, with tenants and their budgets."""
     admin_api_key: Secret | None = None
     """Key for the administrative routes."""
+    gateway_key: Secret | None = None
+    """Key by which gateways are known, whose streams other servers can continue; without one, who
+    may use the administrative routes is a gateway."""
+    replicas: Count = 1
+    """Servers of the model, each with a cache of its own, behind a gateway that this command starts
+    with them. They share the cores and the memory of the CPU; GPUs are not shared."""
+    register: tuple[str, ...] = ()
+    """Gateways (`http://HOST:PORT`) that are told where this server is, and when it stops."""
+    register_key: Secret | None = None
+    """Key of an operator of these gateways."""
+    register_url: str | None = None
+    """Address by which they reach this server; default: where it listens."""
     root_path: str = ""
     """Path prefix under which a proxy shows this server."""
     cors_origins: tuple[str, ...] = ()
@@ -151,6 +166,8 @@ class LimitsConfig(Section, frozen=True):
     write_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """Seconds in which a client may read nothing of an answer before its connection ends."""
 
+    text_chars: Count = 4 << 20
+    """Characters of one call of `/tokenize`, `/parse_function_call` or `/separate_reasoning`."""
     samples: Count = 4096
     """Prompts times samples of one request."""
     parameter_bytes: Bytes = 64 << 20
@@ -158,6 +175,11 @@ class LimitsConfig(Section, frozen=True):
     response_bytes: Bytes = 256 << 20
     """Answers of `/v1/responses` that are kept, with what led to them; beyond it the oldest go of
     the tenant that has the most."""
+    stored_bytes: Bytes = 1 << 30
+    """Files and batches of one tenant; more are refused with status 413. In memory without
+    `server.data_dir`."""
+    retention_s: Annotated[float, msgspec.Meta(ge=60)] = 30 * 86_400.0
+    """Seconds after which files, ended batches and stored responses are forgotten."""
 
 
 class TextConfig(Section, frozen=True):
@@ -312,6 +334,8 @@ class Config(Section, frozen=True):
     built-in chat model."""
     served_model_name: str | None = None
     """Name of the model in the API; default: the last part of its path."""
+    weight_version: str = "default"
+    """Label of the weights, told in every answer; updates of the weights may bring another."""
     tokenizer: str | None = None
     """Directory or URL of the tokenizer, or a GGUF file; default: the model's own."""
     task: Literal["auto", "generate", "embed", "classify", "both", "vectors"] = "auto"
@@ -334,7 +358,7 @@ class Config(Section, frozen=True):
     device: str = "auto"
     """Where the model runs: `cpu`, `cuda` (NVIDIA), `rocm` (AMD), `xpu` (Intel), or what another
     package offers."""
-    threads: Count | Auto = "auto"
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Auto = "auto"
     """CPU threads of the model's kernels."""
     attention: str = "auto"
     """Attention kernels."""

@@ -1,1 +1,1 @@
-"""Routes over many runtimes."""
+"""Routes requests over many runtimes: by cached prefix and load, across failures."""

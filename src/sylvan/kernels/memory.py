@@ -6,6 +6,7 @@ Untouched memory is not resident.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import sys
 
@@ -36,6 +37,34 @@ def allocate(num_bytes: int) -> Bytes:
         with contextlib.suppress(OSError):
             region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, np.uint8, num_bytes)
+
+
+def give_back(memory: Bytes) -> int:
+    """Return the whole pages of `memory` to the system; they are zero from then on.
+
+    The addresses stay valid: what is written there becomes resident again.
+
+    Returns: the bytes of these pages, whether or not they were resident.
+
+    Raises:
+        OSError: the system cannot do that.
+    """
+    page = mmap.PAGESIZE
+    start = -(-memory.ctypes.data // page) * page
+    stop = (memory.ctypes.data + memory.nbytes) // page * page
+    if not hasattr(mmap, "MADV_DONTNEED") or sys.platform != "linux":
+        raise OSError("memory can be given back on Linux only")
+    memory[: max(0, start - memory.ctypes.data)] = 0
+    if stop <= start:
+        memory[:] = 0
+        return 0
+    memory[stop - memory.ctypes.data :] = 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    advise = libc.madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    if advise(start, stop - start, mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise failed")
+    return stop - start
 
 
 def _map(num_bytes: int) -> mmap.mmap:

@@ -16,9 +16,12 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 
+DEFAULT_VERSION = "default"
+"""Label of weights that nobody has labelled."""
 FinishType = Literal["stop", "length", "abort"]
 
 
@@ -40,7 +43,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log probabilities of a run of P consecutive positions (natural log).
 
-    The first prompt token has none: NaN in `logprobs`, and no alternatives (-1 in `top_ids`).
+    The first prompt token has none: NaN in `logprobs`, and no alternatives (-1 in `top_ids`). Of a
+    request for no tokens there is one row of `top_ids` and `chosen_logprobs`: what may come next.
     """
 
     token_ids: np.ndarray  # int32 (P,)
@@ -105,12 +109,14 @@ class TextOutput(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     text: str
     output: TokenOutput
+    weight_version: str | None = None  # of the weights that made it, where that is new
 
 
 class TokenBatch(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
-    """The outputs that a step emits."""
+    """The outputs that a step emits, computed with the weights labelled `weight_version`."""
 
     outputs: tuple[TokenOutput, ...]
+    weight_version: str = DEFAULT_VERSION
 
 
 class StartDetokenizing(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -224,12 +230,27 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
     """Continue scheduling."""
 
 
+class SetWeightVersion(msgspec.Struct, frozen=True, kw_only=True, tag="weight_version"):
+    """Label the weights in force."""
+
+    version: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Leave the scheduler loop; the only command that does."""
 
 
 Inspection = CacheTree | CacheRequest | CachePrompts
-Command = FlushCache | GetState | Inspection | Pause | Resume | Shutdown
+Command = (
+    FlushCache
+    | GetState
+    | Inspection
+    | Pause
+    | Resume
+    | SetWeightVersion
+    | Shutdown
+    | ExecutorCommand
+)
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
@@ -243,11 +264,15 @@ ToScheduler = Submit | Params | Abort | Control | StopFound
 
 
 class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
-    """Outcome of a `Control`: `message` says why it failed; `body` is JSON-like."""
+    """Outcome of a `Control`: `message` says why it failed, `status` which HTTP status tells that.
+
+    `body` is JSON-like.
+    """
 
     id: int
     ok: bool
     message: str = ""
+    status: int = 503
     body: dict[str, Any] | None = None
 
 

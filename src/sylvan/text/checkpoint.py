@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.foreign import foreign_tokenizer
+from sylvan.utils.json_files import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+        value = read_json(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")

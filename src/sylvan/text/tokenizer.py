@@ -14,6 +14,7 @@ import tokenizers
 from sylvan.checkpoints.code import UNTRUSTED, load_class, named_class
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.checkpoint import TokenizerFiles, read_files
+from sylvan.text.encoding import token_ids
 from sylvan.text.token_bytes import DecoderRules
 from sylvan.text.unforgeable import UnforgeableEncoder, alternation
 
@@ -116,7 +117,7 @@ class Tokenizer:
         A start token that the text spells itself is not added a second time.
         """
         return self._without_second_bos(
-            self._backend.encode(text, add_special_tokens=add_special_tokens).ids, text
+            token_ids(self._backend, text, add_special_tokens=add_special_tokens), text
         )
 
     def encode_batch(
@@ -133,7 +134,7 @@ class Tokenizer:
         """Token ids of untrusted text: no protected token comes from what the text spells."""
         if self.may_forge(text):
             return self.encode_segments([(text, False)], add_special_tokens=add_special_tokens)
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids(self._backend, text, add_special_tokens=add_special_tokens)
 
     def encode_probe(self, first: str, second: str) -> list[tuple[int, int | None, int]]:
         """Of a trusted pair: each token, which text it is of (None: of neither), its segment."""
@@ -160,7 +161,7 @@ class Tokenizer:
             return True
         if not self.normalises_into_control:
             return False
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        ids = token_ids(self._backend, text, add_special_tokens=False)
         return not self._protected_ids.isdisjoint(ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

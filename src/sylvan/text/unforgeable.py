@@ -17,6 +17,7 @@ from typing import Any
 import tokenizers
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.text.encoding import token_ids
 
 _LETTERS = "bcdfghjklmnpqrstvwxz"
 
@@ -43,7 +44,7 @@ class UnforgeableEncoder:
     ) -> list[int]:
         """Encode the joined segments; control tokens count only where the flag is True."""
         text = "".join(self._rename(part) if trusted else part for part, trusted in segments)
-        return self._copy.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids(self._copy, text, add_special_tokens=add_special_tokens)
 
     def _rename(self, text: str) -> str:
         return self._pattern.sub(lambda match: self._aliases[match[0]], text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from logging.handlers import TimedRotatingFileHandler
+from pathlib import Path
 from typing import Literal
 
 Format = Literal["text", "json"]
@@ -26,11 +28,25 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def set_up(level: str, style: Format = "text") -> None:
-    """Send messages of at least `level` to stderr; libraries speak up only for warnings."""
-    handler = logging.StreamHandler()
+def set_up(level: str, style: Format = "text", folder: str | None = None) -> None:
+    """Send messages of at least `level` to stderr; libraries speak up only for warnings.
+
+    Args:
+        level: Of the least important messages.
+        style: One line of text, or one JSON object, per message.
+        folder: Where files of them are kept besides, one a day for a week.
+
+    Raises:
+        OSError: The folder cannot be written to.
+    """
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = Path(folder) / "sylvan.log"
+        handlers.append(TimedRotatingFileHandler(file, when="midnight", backupCount=7))
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
-    handler.setFormatter(JsonFormatter() if style == "json" else text)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for handler in handlers:
+        handler.setFormatter(JsonFormatter() if style == "json" else text)
+    logging.basicConfig(level=level.upper(), handlers=handlers, force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -11,6 +11,11 @@ from sylvan.protocol.errors import ConfigError
 
 FLAGS = {
     "--model-path m": ("model", "m"),
+    "--dp-size 2": ("server.replicas", 2),
+    "--data-parallel-size 2": ("server.replicas", 2),
+    "--dp 2": ("server.replicas", 2),
+    "--grpc-port 9000": ("server.grpc_port", 9000),
+    "--register http://g:1": ("server.register", ("http://g:1",)),
     "--model m": ("model", "m"),
     "--tokenizer-path t": ("tokenizer", "t"),
     "--served-model-name n": ("served_model_name", "n"),
@@ -96,7 +101,7 @@ FLAGS = {
     '--kv-events-config {"publisher":"zmq","topic":"t"}': ("kv_events.topic", "t"),
     '--kv-events-config {"publisher":"null"}': ("kv_events", None),
 }
-SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+SECRETS = ("api_key", "admin_api_key", "register_key", "ssl_keyfile_password")
 
 
 def flags(line):
@@ -145,7 +150,7 @@ def test_flags_of_missing_features_are_refused(name):
 
 @pytest.mark.parametrize(
     "line",
-    ["--tp-size 1", "--tp 1", "--dp-size=1", "--nnodes 1 --node-rank 0"],
+    ["--tp-size 1", "--tp 1", "--nnodes 1 --node-rank 0"],
 )
 def test_flags_of_missing_features_may_say_that_they_are_not_wanted(line):
     assert flags(line).given.settings == ()

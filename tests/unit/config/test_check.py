@@ -15,6 +15,18 @@ from tests.support.config_facts import make_facts, make_model
 STANDALONE = SpeculativeConfig(algorithm="standalone", draft_model="d")
 BROKEN = {
     "feature does not exist yet": ({"lora": LoraConfig()}, "lora: not supported yet: LoRA"),
+    "replicas behind another front": (
+        {"server.replicas": 2, "server.root_path": "/x"},
+        "server.root_path: not with server.replicas=2: start the servers one by one",
+    ),
+    "registered where nobody listens": (
+        {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
+        "gateways cannot reach server.uds=/tmp/s; give server.register_url",
+    ),
+    "registered as everywhere": (
+        {"server.register": ("http://g:1",), "server.host": "0.0.0.0"},
+        "server.host=0.0.0.0 is no address that gateways reach; give server.register_url",
+    ),
     "unknown option": ({"scheduler.policy": "fcsf"}, "did you mean fcfs?"),
     "task not of this model": (
         {"task": "classify"},

@@ -98,6 +98,23 @@ def test_impossible_configs_are_refused(folder, change, words):
         model_facts(str(folder))
 
 
+@pytest.mark.parametrize(
+    "field", ["architectures", "layer_types", "rope_scaling", "rope_parameters", "auto_map"]
+)
+def test_fields_of_another_form_are_refused(folder, field):
+    write_config(folder, **{field: 5})
+
+    with pytest.raises(ConfigError, match=rf"config\.json: {field} must be an? .*, is 5"):
+        model_facts(str(folder))
+
+
+def test_a_config_nested_too_deep_is_refused(folder):
+    (folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+
+    with pytest.raises(ConfigError, match="nested too deep"):
+        model_facts(str(folder))
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{"])
 def test_broken_configs_are_refused(folder, text):
     (folder / "config.json").write_text(text)

@@ -79,7 +79,7 @@ def test_an_option_that_takes_no_value_refuses_one():
 
 def test_without_the_tree_only_options_are_flags():
     with pytest.raises(ConfigError, match=r"--jsn: unknown flag \(did you mean --json\?\)"):
-        read("--jsn", tree=False)
+        read("--jsn", tree=None)
 
 
 def test_a_value_is_not_taken_from_the_next_flag():

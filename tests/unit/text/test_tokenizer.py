@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.scripted import write_checkpoint
 
+LONG = "Grüße, \U0001f600 an   all 1234 of you!\n" * 200
 TEXTS = [
+    LONG,
     "Hello world, how are you today?",
     "  two  spaces\n\nlines\ttab ",
     "def f(x): return x + 1",
@@ -237,3 +239,21 @@ def test_threads_share_one_tokenizer(folders: dict) -> None:
         thread.join()
 
     assert results == [want] * 4
+
+
+@pytest.mark.parametrize("times", [1, 3000])
+def test_a_pattern_that_takes_too_long_fails_its_text_only(tmp_path: Path, times: int) -> None:
+    folder = write_checkpoint(tmp_path)
+    file = folder / "tokenizer.json"
+    data = json.loads(file.read_text())
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    slow = {**split, "pattern": {"Regex": "(x+x+)+y"}}
+    kept = data["pre_tokenizer"]
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [slow, kept]}
+    file.write_text(json.dumps(data))
+    tok = Tokenizer.load(folder)
+
+    with pytest.raises(RequestError, match="the model's tokenizer cannot read it") as refused:
+        tok.encode_user("x" * 100 + "a" * times)
+    assert refused.value.param == "text"
+    assert tok.encode_user("a xx")

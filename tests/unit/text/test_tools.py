@@ -763,3 +763,22 @@ def test_values_that_look_like_references_are_left_alone() -> None:
     assert placed["properties"]["p"] == {"const": value}
     assert placed["properties"]["q"] == {"$ref": "#/$defs/tool0"}
     assert placed["properties"]["r"] == {"$ref": "other.json"}
+
+
+def test_a_thousand_broken_calls_cost_a_bounded_number_of_looks_at_the_text() -> None:
+    found = family("qwen3_coder")
+    assert found is not None
+    good = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    specs = ToolSpec.from_openai([{"type": "function", "function": {"name": "f"}}])
+    broken = "<tool_call>x "
+
+    few = parse(broken * 200 + good, found.grammar, specs)
+    assert few.text == (broken * 200).rstrip()
+    assert [call.arguments for call in few.calls] == ['{"a": 1}']
+    many = broken * 300 + good + " end "
+    assert parse(many, found.grammar, specs) == ParsedTools(many, [])
+    parser, streamed = ToolParser(found.grammar, specs), ParsedTools()
+    for place in range(0, len(many), 7):
+        streamed.add(parser.feed(many[place : place + 7]))
+    streamed.add(parser.finish())
+    assert streamed == ParsedTools(many, [])

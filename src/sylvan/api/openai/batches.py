@@ -13,6 +13,10 @@ MAX_BATCH_LINES = 50_000
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
 class BatchBody(WireModel):
     """A file of requests to be worked off."""
 
@@ -21,7 +25,7 @@ class BatchBody(WireModel):
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     """Where every request goes."""
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=64)] | None = None
 
 
 class ListQuery(WireModel):

@@ -212,6 +212,11 @@ def adapter_of(body: GenerationBody) -> str | None:
     return adapter if colon and adapter else None
 
 
+def adapter_fields(body: GenerationBody) -> dict[str, str]:
+    """Where the body has what the engine knows as `lora_path`."""
+    return {} if body.lora_path else {"lora_path": "model"}
+
+
 class PromptTokensDetails(BaseModel):
     """Where prompt tokens came from."""
 

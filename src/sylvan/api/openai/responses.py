@@ -9,31 +9,43 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from sylvan.api.native import Milliseconds, Name, Priority, ThinkingBudget, Timeout
-from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOL_NAME, MAX_TOOLS
+from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
+from sylvan.api.openai.response_state import unpack
+from sylvan.api.openai.response_tools import INPUT, ResponsesChoice, ResponsesTool, ToolReference
 from sylvan.api.sampling import OBJECT_SCHEMA
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
 
 Item = dict[str, Any]
 
+# what hosts did; the model saw no such tool here
+_HOSTED_ITEMS = frozenset({
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
+    "computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output",
+    "shell_call", "shell_call_output", "mcp_call", "mcp_list_tools", "mcp_approval_request",
+    "mcp_approval_response", "tool_search_call", "tool_search_output",
+})  # fmt: skip
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 
-class ResponsesTool(WireModel):
-    """A function that the model may call."""
+class AllowedTools(WireModel):
+    """Which of the tools may or must be called."""
 
-    type: str
-    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)] | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-class ResponsesChoice(WireModel):
-    """The function to call."""
-
-    type: Literal["function"]
-    name: str
+Include = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 class TextFormat(WireModel):
@@ -70,7 +82,8 @@ class ResponsesBody(WireModel):
     instructions: str | None = None
     """A system message for this response only."""
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    """Bounds calls of tools that a host runs; there are none here."""
     metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Name | None = None
@@ -81,13 +94,15 @@ class ResponsesBody(WireModel):
     stream: bool | None = None
     background: bool | None = None
     """Answer at once; the response is read later by its id."""
-    include: list[str] | None = None
+    include: Annotated[list[Include], Field(max_length=64)] | None = None
+    """What else is returned: log probabilities of the text, thinking for the client to keep."""
     temperature: float | None = None
     top_p: float | None = None
     text: TextOptions | None = None
-    tool_choice: Literal["auto", "none", "required"] | ResponsesChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponsesChoice | AllowedTools | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Most likely alternatives in the log probabilities that `include` asks for."""
     truncation: Literal["disabled", "auto"] | None = None
     user: str | None = None
     request_id: Annotated[str, Field(pattern=r"^resp_[A-Za-z0-9_-]{1,64}$")] | None = None
@@ -108,6 +123,33 @@ class ResponsesBody(WireModel):
     min_p: float | None = None
     repetition_penalty: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class InputItemsQuery(WireModel):
+    """Query of `/v1/responses/{id}/input_items`."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    """Items of a page."""
+    order: Literal["asc", "desc"] = "desc"
+    after: Name | None = None
+    """Id of the item before the page."""
+
+
+class InputItemsReply(BaseModel):
+    """A page of items."""
+
+    object: Literal["list"]
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokensReply(BaseModel):
+    """Length of an input."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class ResponsesReply(BaseModel):
@@ -155,10 +197,14 @@ def chat_messages(items: Iterable[Item], instructions: str | None) -> list[Item]
             _add_message(messages, item, path)
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary") or []
-            _assistant(messages)["reasoning_content"] = _content(parts, f"{path}.content")
-        elif kind == "function_call":
+            thinking = _content(parts, f"{path}.content")
+            thinking = thinking or unpack(item.get("encrypted_content")) or ""
+            _assistant(messages)["reasoning_content"] = thinking
+        elif kind in ("function_call", "custom_tool_call"):
             _add_call(messages, item, path)
-        elif kind == "function_call_output":
+        elif kind in _HOSTED_ITEMS:
+            continue
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _content(item.get("output", ""), f"{path}.output")
             call = _string(item, "call_id", path)
             messages.append({"role": "tool", "tool_call_id": call, "content": content})
@@ -183,10 +229,14 @@ def _add_message(messages: list[Item], item: Item, path: str) -> None:
 
 
 def _add_call(messages: list[Item], item: Item, path: str) -> None:
-    function = {
-        "name": _string(item, "name", path),
-        "arguments": _string(item, "arguments", path),
-    }
+    name = _string(item, "name", path)
+    if isinstance(item.get("namespace"), str):
+        name = f"{item['namespace']}.{name}"
+    if item["type"] == "custom_tool_call":
+        arguments = json.dumps({INPUT: _string(item, "input", path)}, ensure_ascii=False)
+    else:
+        arguments = _string(item, "arguments", path)
+    function = {"name": name, "arguments": arguments}
     call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
     _assistant(messages).setdefault("tool_calls", []).append(call)
 
@@ -219,27 +269,6 @@ def _content(content: Any, path: str) -> str:
             raise RequestError(message, param=f"{path}[{j}]")
         texts.append(text)
     return "".join(texts)
-
-
-def chat_tools(body: ResponsesBody) -> list[Item]:
-    """The tools in the shape of chat completions.
-
-    Raises:
-        RequestError: A tool is not a function.
-    """
-    tools: list[Item] = []
-    for i, tool in enumerate(body.tools or ()):
-        if tool.type != "function":
-            path = f"tools[{i}].type"
-            message = f"{path}: this server runs no tools of its own, so not {tool.type[:40]!r}."
-            raise RequestError(message, param=path)
-        if tool.name is None:
-            raise RequestError(f"tools[{i}].name must be given.", param=f"tools[{i}].name")
-        function = tool.model_dump(
-            include={"name", "description", "parameters", "strict"}, exclude_none=True
-        )
-        tools.append({"type": "function", "function": function})
-    return tools
 
 
 def text_schema(body: ResponsesBody) -> str | None:

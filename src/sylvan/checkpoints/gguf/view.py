@@ -19,6 +19,7 @@ from sylvan.checkpoints.gguf.header import Header, read_header
 from sylvan.checkpoints.gguf.names import DERIVED, checkpoint_name, turned_heads
 from sylvan.checkpoints.gguf.tokenizer import text_files
 from sylvan.protocol.errors import ConfigError
+from sylvan.utils.json_files import read_json
 
 _LAYOUT = 1  # raise it when what a view holds changes
 
@@ -79,7 +80,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         ConfigError: `folder` stands for no GGUF file, or that has changed since.
     """
     try:
-        index = json.loads((folder / GGUF_INDEX).read_text("utf-8"))
+        index = read_json(folder / GGUF_INDEX)
     except (OSError, ValueError):
         raise ConfigError(f"{str(folder)!r} holds no GGUF file") from None
     file = Path(index["file"])

@@ -43,8 +43,12 @@ class PackedWeight:
         return sum(len(x) for x in (self.data, self.scale, self.sums) if x is not None)
 
 
-def pack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
+def pack(
+    weight: LinearWeight, dtype: torch.dtype, room: PackedWeight | None = None
+) -> PackedWeight:
     """Pack for kernels whose rows are of `dtype` (bfloat16 or float32).
+
+    With `room`, made for a weight of the same kind and shape, the levels are written there.
 
     Raises:
         Unsupported: a kind or shape without a kernel.
@@ -52,12 +56,12 @@ def pack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
     if isinstance(weight, DeferredWeight):
         weight = weight.load()
     if isinstance(weight, Int8Weight):
-        return _pack_int8(weight)
+        return _pack_int8(weight, room)
     if isinstance(weight, Int4Weight):
-        return _pack_int4(weight)
+        return _pack_int4(weight, room)
     if not isinstance(weight, torch.Tensor):
         raise Unsupported(f"a weight of type {type(weight).__name__}")
-    return _pack_dense(weight.detach(), dtype)
+    return _pack_dense(weight.detach(), dtype, room)
 
 
 def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
@@ -80,6 +84,40 @@ def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
                 stack[index * part.nbytes : (index + 1) * part.nbytes] = part
     assert stacks[0] is not None
     return replace(one, data=stacks[0], scale=stacks[1], sums=stacks[2])
+
+
+def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> None:
+    """Write `weight` over one that `pack` or `pack_stack` made; programs read it from then on.
+
+    Raises:
+        Unsupported: it is of another kind or shape than what lies there.
+    """
+    assert isinstance(weight, torch.Tensor | Int8Weight | Int4Weight)
+    count = weight.shape[0] if len(weight.shape) == 3 else 1
+    parts = (packed.data, packed.scale, packed.sums)
+    sizes = [None if part is None else part.nbytes // count for part in parts]
+    for index in range(count):
+        one = weight[index] if len(weight.shape) == 3 else weight
+        where = [
+            None if part is None or size is None else part[index * size : (index + 1) * size]
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        assert where[0] is not None
+        room = replace(packed, data=where[0], scale=where[1], sums=where[2])
+        _check_same(one, room)
+        made = pack(one, dtype, room)
+        for new, old in ((made.scale, room.scale), (made.sums, room.sums)):
+            if new is not None and old is not None:
+                old[:] = new
+
+
+def _check_same(weight: LinearWeight, packed: PackedWeight) -> None:
+    like = pack_nothing(weight, torch.float32)
+    wanted, found = ((p.kind, p.rows, p.cols, p.group) for p in (packed, like))
+    if wanted != found:
+        raise Unsupported(
+            f"a matrix {found} in the place of {wanted} (kind, outputs, inputs, group)"
+        )
 
 
 def pack_nothing(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
@@ -119,17 +157,19 @@ def _blocks(words_NW: torch.Tensor, out: torch.Tensor, first: int) -> None:
     out[first // LANES : first // LANES + len(part)] = part
 
 
-def _words(rows: int, words: int) -> tuple[Bytes, torch.Tensor]:
-    data = allocate(rows * words * 4)
+def _words(rows: int, words: int, room: PackedWeight | None) -> tuple[Bytes, torch.Tensor]:
+    data = allocate(rows * words * 4) if room is None else room.data
     view = torch.from_numpy(data.view(np.int32)).view(rows // LANES, words, LANES)
     return data, view
 
 
-def _pack_dense(weight: torch.Tensor, dtype: torch.dtype) -> PackedWeight:
+def _pack_dense(
+    weight: torch.Tensor, dtype: torch.dtype, room: PackedWeight | None
+) -> PackedWeight:
     rows, cols = weight.shape
     padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
     words = width * dtype.itemsize // 4
-    data, view = _words(padded, words)
+    data, view = _words(padded, words, room)
     for first in range(0, rows, _BLOCK):
         part = weight[first : first + _BLOCK].to(dtype)
         part = F.pad(part, (0, width - cols, 0, _up(len(part), _OUT_PAD) - len(part)))
@@ -137,10 +177,10 @@ def _pack_dense(weight: torch.Tensor, dtype: torch.dtype) -> PackedWeight:
     return PackedWeight("dense", rows, cols, padded, words, data)
 
 
-def _pack_int8(weight: Int8Weight) -> PackedWeight:
+def _pack_int8(weight: Int8Weight, room: PackedWeight | None) -> PackedWeight:
     rows, cols = weight.shape
     padded, width = _up(rows, _OUT_PAD), _up(cols, 64)
-    data, view = _words(padded, width // 4)
+    data, view = _words(padded, width // 4, room)
     for first in range(0, rows, _BLOCK):
         part = weight.q[first : first + _BLOCK]
         part = F.pad(part, (0, width - cols, 0, _up(len(part), _OUT_PAD) - len(part)))
@@ -151,13 +191,13 @@ def _pack_int8(weight: Int8Weight) -> PackedWeight:
     return PackedWeight("int8", rows, cols, padded, words, data, as_bytes(scale), as_bytes(sums))
 
 
-def _pack_int4(weight: Int4Weight) -> PackedWeight:
+def _pack_int4(weight: Int4Weight, room: PackedWeight | None) -> PackedWeight:
     rows, cols = weight.shape
     group = weight.group
     if group not in _NATIVE_GROUPS:
         raise Unsupported(f"int4 weights in groups of {group}")
     padded, width = _up(rows, _OUT_PAD), _up(cols, max(64, group))
-    data, view = _words(padded, width // 8)
+    data, view = _words(padded, width // 8, room)
     for first in range(0, rows, _BLOCK):
         part = Int4Weight(weight.q[first : first + _BLOCK], weight.scale, group)
         levels = (part.levels() + 8).to(torch.uint8)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sylvan.kernels.api import LinearWeight
+
 GROUP_SIZES = (32, 64, 128)
 _BLOCK = 4096
 
@@ -67,12 +69,14 @@ class Int4Weight:
 class DeferredWeight:
     """A weight not read yet: `load` gives it when it is packed, so that one is in memory at a time.
 
-    `key` is equal for tied weights, which are packed once.
+    `key` is equal for tied weights, which are packed once. `origin` is what it is made of, and how,
+    where that is another weight.
     """
 
     shape: torch.Size
     load: Callable[[], torch.Tensor | Int8Weight | Int4Weight]
     key: str
+    origin: tuple[LinearWeight, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
 
 def quantise_int8(weight: torch.Tensor) -> Int8Weight:

@@ -113,6 +113,11 @@ class PagedAttention:
         """
         self._kind(layer)
 
+    def forget(self) -> None:
+        """Norms and sinks have other contents now: record them again when they are needed."""
+        self._kinds.clear()
+        self._recent.clear()
+
     def run(
         self,
         layer: AttentionLayer,

@@ -90,18 +90,31 @@ def _stacks(parts: LatentParts) -> tuple[DeferredWeight, DeferredWeight]:
         found = kept.pop() if kept else up.load() if isinstance(up, DeferredWeight) else up
         if not isinstance(found, torch.Tensor):
             raise Unsupported("quantised up-projections of latents")
-        return found.detach().unflatten(0, (shape.num_heads, -1))
+        return by_heads(found)
+
+    def to_latents(found: torch.Tensor) -> torch.Tensor:
+        return found[:, : shape.nope].transpose(1, 2).contiguous()
+
+    def of_latents(found: torch.Tensor) -> torch.Tensor:
+        return found[:, shape.nope :].contiguous()
+
+    def by_heads(up: torch.Tensor) -> torch.Tensor:
+        return up.detach().unflatten(0, (shape.num_heads, -1))
 
     def keys() -> torch.Tensor:
         found = whole()
         kept.append(found.flatten(0, 1))
-        return found[:, : shape.nope].transpose(1, 2).contiguous()
-
-    def values() -> torch.Tensor:
-        return whole()[:, shape.nope :].contiguous()
+        return to_latents(found)
 
     name = up.key if isinstance(up, DeferredWeight) else str(id(up))
     sizes = shape.num_heads, shape.latent, shape.nope
-    keys_up = DeferredWeight(torch.Size(sizes), keys, f"{name} to latents")
+    keys_up = DeferredWeight(
+        torch.Size(sizes), keys, f"{name} to latents", (up, lambda w: to_latents(by_heads(w)))
+    )
     sizes = shape.num_heads, shape.value, shape.latent
-    return keys_up, DeferredWeight(torch.Size(sizes), values, f"{name} of latents")
+    return keys_up, DeferredWeight(
+        torch.Size(sizes),
+        lambda: of_latents(whole()),
+        f"{name} of latents",
+        (up, lambda w: of_latents(by_heads(w))),
+    )

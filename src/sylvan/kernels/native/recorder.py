@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from sylvan.kernels.api import (
 from sylvan.kernels.matmul.pack import as_bytes
 from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import FUNCTIONS, Constants, Kind
+from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.experts import record_chosen, record_experts
 from sylvan.kernels.native.latent import record_latent
 from sylvan.kernels.native.plan import Draft, Ref
@@ -67,6 +68,11 @@ class NativeRecorder:
     def draft(self) -> Draft:
         """What has been noted so far."""
         return self._sheet.draft
+
+    @property
+    def copies(self) -> Sequence[WeightCopy]:
+        """Of all weights met so far: see `Sheet.copies`."""
+        return self._sheet.copies
 
     @property
     def dtype(self) -> Dtype:

@@ -14,6 +14,7 @@ from sylvan.kernels.api import Dtype, LinearWeight, Recorder, Rows, Unsupported,
 from sylvan.kernels.matmul.pack import PackedWeight, as_bytes, pack, pack_nothing, pack_stack
 from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.kernels.native.binding import Constants, Kind
+from sylvan.kernels.native.copies import MatrixCopy, VectorCopy, WeightCopy
 from sylvan.kernels.native.plan import Call, Draft, Ref
 
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "bf16": 2, "i32": 4})
@@ -61,6 +62,9 @@ class Sheet:
     Weights are packed as they are met, each once. The memory of a torch parameter is freed when it
     has been packed: the model cannot compute with tensors afterwards. A rehearsal packs nothing
     and frees nothing; it tells whether a model can be recorded.
+
+    Attributes:
+        copies: What is kept of the weights met so far, to be read back and written over.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class Sheet:
         self._torch_dtype = dtype
         self._limits = limits
         self._placed: dict[object, Placed] = {}
-        self._kept: list[LinearWeight] = []
+        self.copies: list[WeightCopy] = []
         self._vectors: dict[tuple[int, float], tuple[object, Ref]] = {}
         self._quantised: dict[tuple[int, str, int], tuple[Ref, Ref, Ref]] = {}
         self._makers: dict[Ref, Call] = {}  # of rows whose maker may quantise them itself
@@ -131,10 +135,10 @@ class Sheet:
         key = id(vector), offset
         if key not in self._vectors:
             values = vector.detach().float().flatten() + offset
-            ref = self.draft.constant(
-                as_bytes(F.pad(values, (0, padded(len(values)) + 32 - len(values))))
-            )
+            data = as_bytes(F.pad(values, (0, padded(len(values)) + 32 - len(values))))
+            ref = self.draft.constant(data)
             self._vectors[key] = vector, ref  # keeps `vector` alive, so its id stays its own
+            self.copies.append(VectorCopy(vector, data, vector.shape, 0, offset))
         return self._vectors[key][1]
 
     def rows_of(self, matrix: LinearWeight) -> Ref:
@@ -144,7 +148,9 @@ class Sheet:
         found = matrix.load() if isinstance(matrix, DeferredWeight) else matrix
         assert isinstance(found, torch.Tensor)
         values = F.pad(found.detach().float(), (0, padded(found.shape[1]) - found.shape[1]))
-        return self.draft.constant(as_bytes(values))
+        data = as_bytes(values)
+        self.copies.append(VectorCopy(matrix, data, found.shape, values.shape[1]))
+        return self.draft.constant(data)
 
     def weight(self, weight: LinearWeight) -> Placed:
         """A weight or, of three dimensions, a stack of weights in kernel order."""
@@ -155,11 +161,18 @@ class Sheet:
             self.weight_bytes += packed.num_bytes
             parts = (packed.data, packed.scale, packed.sums)
             refs = [None if part is None else self.draft.constant(part) for part in parts]
-            self._kept.append(weight)  # so that its id stays its own
+            self._note_copy(weight, packed)  # which keeps `weight`, so that its id stays its own
             self._placed[key] = Placed(packed, (refs[0], refs[1], refs[2]))
             if isinstance(weight, torch.Tensor) and not self.rehearsal:
                 weight.untyped_storage().resize_(0)
         return self._placed[key]
+
+    def _note_copy(self, weight: LinearWeight, packed: PackedWeight) -> None:
+        count = weight.shape[0] if len(weight.shape) == 3 else 0
+        source, derive = weight, None
+        if isinstance(weight, DeferredWeight) and weight.origin is not None:
+            source, derive = weight.origin
+        self.copies.append(MatrixCopy(source, packed, count, self._torch_dtype, derive))
 
     def multiply(
         self, x: Value, weight: Placed, bias: Ref, *, out_f32: bool = False, groups: Ref = None

@@ -60,6 +60,10 @@ class NativeCalls:
         self._arrays: list[torch.Tensor] = []  # which the steps point at
         self._rows = torch.zeros(0, dtype=torch.int32)  # their own numbers
 
+    def forget(self) -> None:
+        """Norms of heads and sinks of the model have other contents now."""
+        self._attention.forget()
+
     def plan(self, batch: ForwardBatch) -> None:
         """Find out where requests lie."""
         given = (

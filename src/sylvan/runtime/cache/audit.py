@@ -11,6 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.cache.prefix import PrefixCache
 from sylvan.runtime.cache.types import Node
 
@@ -52,6 +56,13 @@ def locks_of(ends: Iterable[Node]) -> dict[Node, int]:
         if node.parent is not None:
             locks[node.parent] += locks[node]
     return {node: count for node, count in locks.items() if node.parent is not None}
+
+
+def unowned(is_free: NDArray[np.bool_], owned: Iterable[IntArray]) -> IntArray:
+    """Pages that are neither free nor among those of an owner."""
+    for pages in owned:
+        is_free[pages] = True
+    return np.flatnonzero(~is_free).astype(np.int32)
 
 
 def agrees(tree: PrefixCache, locks: Mapping[Node, int]) -> bool:

@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from sylvan.runtime.cache.eviction import eviction_policy
+from sylvan.runtime.cache.groups import KVGroup, check_groups
+from sylvan.runtime.cache.heap import StagedHeap
+from sylvan.runtime.cache.loads import Loads
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.prefix import NoPrefixCache
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.states import StateRadix, StateSlots
+from sylvan.runtime.cache.residency import Residency, Tier, TierPolicy
+from sylvan.runtime.cache.states import NodeStates, StateSlots
+from sylvan.runtime.cache.windows import WindowPages
+
+PrefixKind = Literal["radix", "none"]
+
+COUNTED_PER_WINDOW_PAGE = 16
+"""Without a full group, pages of tokens that the tree may know for each page of the first window
+group. They take no memory but token ids, which would otherwise be without a bound."""
 
 
 def kv_cache(
-    num_pages: int,
-    page_size: int,
-    prefix: Literal["radix", "none"],
+    groups: Sequence[KVGroup],
+    prefix: PrefixKind,
     eviction: str,
-    num_states: int = 0,
+    tiers: Sequence[Tier] = (),
+    tier_policy: TierPolicy | None = None,
 ) -> KVCacheManager:
-    """A manager over `num_pages` pages, the padding page 0 included.
+    """A manager for any groups.
 
-    `num_states` slots of recurrent state, the empty one included; 0 for models that have none.
+    Args:
+        groups: The full or latent group, if there is one, comes first. Page tables of a request
+            have the order of the paged ones.
+        prefix: Whether prefixes are cached.
+        eviction: Name of the policy.
+        tiers: Memories below the device, nearest first.
+        tier_policy: Needed with tiers.
 
     Raises:
         ConfigError: there is no eviction policy of that name.
+        ValueError: the groups do not fit together, or the tiers cannot be used with them.
     """
-    pages = PageAllocator(num_pages, page_size)
-    if num_states:
-        kept = StateRadix(page_size, eviction_policy(eviction)) if prefix == "radix" else None
-        return KVCacheManager(pages, kept or NoPrefixCache(), StateSlots(num_states, kept))
-    tree = RadixCache(page_size, eviction_policy(eviction)) if prefix == "radix" else None
-    return KVCacheManager(pages, tree or NoPrefixCache())
+    check_groups(groups)
+    policy = eviction_policy(eviction)
+    paged = [group for group in groups if group.kind != "state"]
+    num_states = sum(group.num_pages for group in groups if group.kind == "state")
+    has_full = paged[0].kind != "window"
+    windowed = paged[1:] if has_full else paged
+    windows = [WindowPages(group, index) for index, group in enumerate(windowed)]
+    counted = paged[0].num_pages if has_full else paged[0].num_pages * COUNTED_PER_WINDOW_PAGE
+    pages = PageAllocator(counted, paged[0].page_size)
+    if prefix == "none":
+        slots = StateSlots(num_states, None) if num_states else None
+        return KVCacheManager(pages, NoPrefixCache(), slots, windows, has_full=has_full)
+    if tiers and (tier_policy is None or not has_full):
+        raise ValueError("lower tiers need a policy, and a full or latent KV group")
+    tree = RadixCache(
+        pages.page_size,
+        policy,
+        windows=windows,
+        states=NodeStates() if num_states else None,
+        min_load_tokens=tier_policy.min_load_tokens if tiers and tier_policy else 0,
+    )
+    slots = StateSlots(num_states, tree) if num_states else None
+    loads = None
+    if tier_policy is not None and isinstance(tree.heap, StagedHeap):
+        ahead = tier_policy.write_ahead_pages
+        residency = Residency(tree.nodes, tree.heap, policy, tiers, ahead)
+        loads = Loads(tree.nodes, residency, pages, windows, slots)
+    return KVCacheManager(pages, tree, slots, windows, loads, has_full=has_full)

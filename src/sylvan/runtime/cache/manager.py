@@ -7,49 +7,79 @@ from collections.abc import Sequence
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.cache.audit import Repairs, agrees, locks_of
+from sylvan.runtime.cache.audit import Repairs, agrees, locks_of, unowned
+from sylvan.runtime.cache.loads import Loads
+from sylvan.runtime.cache.matching import path_to
 from sylvan.runtime.cache.pages import PageAllocator
-from sylvan.runtime.cache.prefix import PrefixCache
+from sylvan.runtime.cache.prefix import Match, PrefixCache
 from sylvan.runtime.cache.states import StateSlots
-from sylvan.runtime.cache.types import CacheKey, KVHandle
+from sylvan.runtime.cache.types import CacheKey, KVHandle, WindowTable
+from sylvan.runtime.cache.windows import WindowPages
 
-Copy = tuple[int, int, int]
-"""(source page, destination page, tokens), as in `Batch.copies`."""
+Copy = tuple[int, int, int, int]
+"""(source page, target page, tokens, KV group)."""
 
 
 _SLACK = 64  # pages evicted beyond need: a call costs as much as a leaf does, whatever its size
 
 
 class KVCacheManager:
-    """Joins the prefix cache and the page allocator. Knows tokens, not requests.
+    """Joins the prefix cache and the page allocators. Knows tokens, not requests.
 
-    A page has one owner at any time: the allocator, a handle, or the tree. `extend` moves pages
-    allocator -> handle, `publish` handle -> tree, eviction tree -> allocator. Models with recurrent
-    layers have `states` too, and their tree is a `StateRadix` over the same slots, or caches
-    nothing.
+    A page has one owner at any time: an allocator, a handle, the tree, or a load in progress.
+    `extend` moves pages allocator -> handle, `publish` handle -> tree, eviction tree -> allocator.
+    Models with window layers have `windows`, those with recurrent layers `states`; nodes of the
+    tree hold pages and slots of these too. `loads` exists if there are lower tiers.
     """
 
     def __init__(
-        self, allocator: PageAllocator, tree: PrefixCache, states: StateSlots | None = None
+        self,
+        allocator: PageAllocator,
+        tree: PrefixCache,
+        states: StateSlots | None = None,
+        windows: Sequence[WindowPages] = (),
+        loads: Loads | None = None,
+        *,
+        has_full: bool = True,
     ) -> None:
+        """`has_full`: False if pages of `allocator` only count tokens, of a model with windows."""
         self.page_size = allocator.page_size
         self.tree = tree  # to look at; only this class changes it
         self.states = states
+        self.loads = loads
         self._allocator = allocator
         self._tree = tree
+        self._windows = tuple(windows)
+        self._has_full = has_full
         self._copies: list[Copy] = []
         self._evicted_short = False
         self._slack = min(_SLACK, allocator.num_pages // 128)
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that fit when nothing else is there."""
-        return self._allocator.num_pages * self.page_size
+        """Tokens of one request that fit when nothing else is there."""
+        small = [w for w in self._windows if not w.group.max_step_tokens]
+        pages = [self._allocator.num_pages, *(w.allocator.num_pages for w in small)]
+        return min(pages) * self.page_size
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens of one request that a step can always compute when nothing else is there."""
+        total = self.total_tokens
+        return min([total, *(w.group.max_step_tokens or total for w in self._windows)])
 
     @property
     def available_tokens(self) -> int:
-        """Tokens that fit now, evicting what may be evicted."""
-        return (self._allocator.free_pages + self._tree.evictable_pages) * self.page_size
+        """Tokens that fit now, evicting what may be evicted.
+
+        Of a window group with less room than one window no more than that.
+        """
+        found = self._available_pages * self.page_size
+        for window in self._windows:
+            room = window.available_pages * self.page_size
+            if room < window.group.window + self.page_size:
+                found = min(found, room)
+        return found
 
     @property
     def cached_tokens(self) -> int:
@@ -58,41 +88,55 @@ class KVCacheManager:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of memory that requests hold."""
-        return self.total_tokens - self.available_tokens
+        """Tokens of memory that requests hold, of all that fit; by the fullest KV group."""
+        pages = self._allocator.num_pages
+        share = (pages - self._available_pages) / pages
+        for window in self._windows:
+            pages = window.allocator.num_pages
+            share = max(share, (pages - window.available_pages) / pages)
+        return round(share * self.total_tokens)
 
     @property
-    def version(self) -> int:
-        """Changes whenever `peek` could give another answer."""
-        return self._tree.version
+    def _available_pages(self) -> int:
+        return self._allocator.free_pages + self._tree.evictable_pages
 
     def peek(self, key: CacheKey, limit: int) -> int:
         """Tokens of `key` that are cached, at most `limit`; changes nothing."""
         return self._tree.peek(key, limit)
 
-    def acquire(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> KVHandle:
-        """Borrow the longest cached prefix of `key`, at most `limit` tokens."""
-        match = self._tree.match(key, limit, step=step, priority=priority)
-        self._tree.lock(match.node)
-        pages = self._tree.pages(match.node)
-        cached = match.length + (match.tail[1] if match.tail else 0)
-        kv = KVHandle(match.node, key, pages, len(pages), len(pages), cached, match.tail)
-        if self.states is not None:
-            kv.state = self.states.begin(match, cached)
+    def acquire(
+        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: bool = True
+    ) -> KVHandle:
+        """Borrow the longest cached prefix of `key`, at most `limit` tokens.
+
+        Args:
+            key: Of the tokens of a request.
+            limit: Longest prefix to borrow.
+            step: That is being planned; see `RadixCache.match`.
+            priority: Of the request.
+            load: Use lower tiers too. The request must wait while the handle is `loading`.
+        """
+        match = self._tree.match(
+            key, limit, step=step, priority=priority, load=load and self.loads is not None
+        )
+        kv = self._borrow(key, match)
+        if match.loads and self.loads is not None and not self._load(match, kv, self.loads):
+            self.release(kv, 0, key.tokens, step=step)
+            return self.acquire(key, limit, step=step, priority=priority, load=False)
         return kv
 
-    def reserve(self, key: CacheKey, num_tokens: int) -> KVHandle | None:
-        """An empty handle with room for `num_tokens`, filled from elsewhere; None if short."""
-        kv = self.acquire(key, 0)
-        ready = self.states is None or kv.state is not None
-        return kv if ready and self.extend(kv, num_tokens) else None
+    def extend(self, kv: KVHandle, num_tokens: int, *, computed: int = 0) -> bool:
+        """Grow `kv` to hold `num_tokens` in all; False, changing nothing, if memory is short.
 
-    def extend(self, kv: KVHandle, num_tokens: int) -> bool:
-        """Grow `kv` to hold `num_tokens` in all; False, changing nothing, if memory is short."""
+        Window pages that no token from position `computed` on reads are given back: the slice that
+        is planned begins there.
+        """
         held = kv.num_pages
         count = -(-num_tokens // self.page_size) - held
         if count <= 0:
             return True
+        if self._windows:
+            return self._extend_all(kv, count, computed)
         has_room = count == 1 and held < len(kv.pages) and kv.tail is None
         if has_room and (page := self._allocator.alloc_one()):
             # most calls by far: a decoding request needs its next page
@@ -103,22 +147,26 @@ class KVCacheManager:
             return False
         self._append(kv, self._allocator.alloc(count))
         if kv.tail:
-            page, tokens = kv.tail
-            self._copies.append((page, int(kv.pages[kv.shared]), tokens))
-            kv.tail = None
+            self._copy_tail(kv, kv.tail)
         return True
 
-    def grow(self, handles: Sequence[KVHandle]) -> bool:
-        """A page more for each of these; False, giving none to any, if memory is short."""
+    def grow(self, handles: Sequence[KVHandle]) -> IntArray | None:
+        """A page more for each of these; None, giving none to any, if memory is short.
+
+        All tokens in the pages that they have are computed. Returns the pages of the first group.
+        """
         if any(kv.tail for kv in handles) or not self._make_free(len(handles)):
-            return False
-        for kv, page in zip(handles, self._allocator.alloc(len(handles)).tolist(), strict=True):
+            return None
+        if self._windows and not self._grow_windows(handles):
+            return None
+        pages = self._allocator.alloc(len(handles))
+        for kv, page in zip(handles, pages.tolist(), strict=True):
             held = kv.num_pages
             if held == len(kv.pages):
                 self._make_room(kv, held + 1)
             kv.pages[held] = page
             kv.num_pages = held + 1
-        return True
+        return pages
 
     def publish(
         self, kv: KVHandle, num_tokens: int, tokens: IntArray, *, step: int, priority: int = 0
@@ -134,53 +182,140 @@ class KVCacheManager:
     def release(
         self, kv: KVHandle, num_tokens: int, tokens: IntArray, *, step: int, priority: int = 0
     ) -> None:
-        """Publish the first `num_tokens` of `tokens`, then give all back; `kv` is dead then."""
+        """Publish the first `num_tokens` of `tokens`, then give all back; `kv` is dead then.
+
+        What is still being loaded stays reserved until the load ends.
+        """
+        if kv.loading is not None and self.loads is not None:
+            self.loads.abandon(kv)
         if num_tokens > kv.shared * self.page_size:
             self._insert(kv, tokens[:num_tokens], step=step, priority=priority, with_tail=True)
         if self.states is not None:
             self.states.end(kv, _part(kv, tokens, num_tokens))
         self._tree.unlock(kv.node)
         self._allocator.free(kv.pages[kv.shared : kv.num_pages])
+        for window, table in zip(self._windows, kv.windows, strict=True):
+            window.release(table, kv.shared, kv.num_pages)
         kv.num_pages = kv.shared = 0
 
-    def take_copies(self) -> tuple[Copy, ...]:
-        """Page copies to be done before the next forward pass."""
-        copies, self._copies = tuple(self._copies), []
+    def take_copies(self) -> Sequence[Copy]:
+        """Page copies to be done before the next forward pass.
+
+        Groups count from 0 as in `KVHandle.tables`.
+        """
+        copies, self._copies = self._copies, []
         return copies
 
     def clear(self) -> None:
-        """Forget all cached prefixes that no request uses."""
+        """Forget all cached prefixes that no request uses, in all places."""
         self._allocator.free(self._tree.clear())
+        if self.loads is not None:
+            self.loads.residency.collect()
 
     def audit(self, handles: Sequence[KVHandle]) -> Repairs:
-        """Take back what neither the allocator, nor the tree, nor one of `handles` owns.
+        """Take back what neither an allocator, nor the tree, nor one of `handles` owns.
 
-        These are pages, locks of the tree, and slots of recurrent state. Cheap unless something
-        disagrees: looked at are counts, `handles` and the nodes above them.
+        These are pages of all groups, locks of the tree, and slots of recurrent state. Cheap unless
+        something disagrees: looked at are counts, `handles` and the nodes above them.
         """
-        locks = locks_of(kv.node for kv in handles)
+        loads = self.loads.running if self.loads is not None else ()
+        locks = locks_of(owner.node for owner in (*handles, *loads))
         wrong = 0
         if self._evicted_short or not agrees(self._tree, locks):
             self._evicted_short = False
             wrong = self._tree.restore(locks)
         slots = [kv.state.slot for kv in handles if kv.state is not None]
+        slots += [load.state.target for load in loads if load.state and load.kv is None]
         states = self.states.audit(slots) if self.states is not None else 0
-        return Repairs(self._audit_pages(handles), wrong, states)
+        repairs = Repairs(self._audit_pages(handles), wrong, states)
+        for group, window in enumerate(self._windows):
+            repairs += self._audit_window(handles, group, window)
+        return repairs
 
-    def _audit_pages(self, handles: Sequence[KVHandle]) -> int:
-        """Free + tree + handles = total, or else those that are missing are freed."""
-        held = sum(kv.num_pages - kv.shared for kv in handles)
-        free = self._allocator.free_pages
-        if free + self._tree.total_pages + held == self._allocator.num_pages:
-            return 0
-        owned = self._allocator.free_mask()
-        for kv in handles:
-            owned[kv.pages[kv.shared : kv.num_pages]] = True
-        for pages in self._tree.all_pages():
-            owned[pages] = True
-        lost = np.flatnonzero(~owned).astype(np.int32)
-        self._allocator.free(lost)
-        return len(lost)
+    # ---- memory of requests
+
+    def _borrow(self, key: CacheKey, match: Match) -> KVHandle:
+        node, tree = match.node, self._tree
+        if match.loads:
+            node = next((n for n in path_to(node) if len(n.pages)), tree.roots()[key.namespace])
+        tree.lock(node)
+        pages = tree.pages(node)
+        kv = KVHandle(node, key, pages, len(pages), len(pages), match.length + match.tail_tokens)
+        if match.tail is not None:
+            kv.tail = int(match.tail.pages[0]), match.tail_tokens
+        if self._windows:
+            self._borrow_windows(match, kv)
+        if self.states is not None:
+            kv.state = self.states.begin(match)
+        return kv
+
+    def _borrow_windows(self, match: Match, kv: KVHandle) -> None:
+        tables: list[WindowTable] = []
+        count = match.length // self.page_size
+        tail = match.tail.parts if match.tail is not None else None
+        for window in self._windows:
+            table = WindowTable(kv.pages)
+            window.borrow(match.node, table, count, kv.cached)
+            table.tail = int(tail.windows[window.index][0]) if tail is not None else 0
+            tables.append(table)
+        kv.windows, kv.has_full = tuple(tables), self._has_full
+
+    def _load(self, match: Match, kv: KVHandle, loads: Loads) -> bool:
+        """Begin to load what the handle lacks; False, changing nothing, if memory is short."""
+        if self.states is not None and kv.state is None:
+            return True  # it will be given back: there is no slot for it
+        parts = loads.plan(match, kv)
+        needs = [0] * (1 + len(self._windows))
+        for part in parts:
+            needs[part.group] += len(part.entries)
+        if not self._make_free(needs[0]):
+            return False
+        if not all(w.make_free(n) for w, n in zip(self._windows, needs[1:], strict=True)):
+            return False
+        kv.num_pages = kv.shared = match.length // self.page_size
+        kv.pages = np.concatenate([kv.pages, np.zeros(kv.num_pages - len(kv.pages), np.int32)])
+        loads.begin(match, kv, parts)
+        return True
+
+    def _extend_all(self, kv: KVHandle, count: int, computed: int) -> bool:
+        """`extend` in all groups."""
+        held = kv.num_pages
+        groups = [*zip(self._windows, kv.windows, strict=True)]
+        for window, table in groups:
+            window.advance(table, kv.shared, held, computed)
+        if not self._make_free(count):
+            return False
+        if not all(w.make_free(w.num_new(held, count, computed)) for w, _ in groups):
+            return False
+        for window, table in groups:
+            window.extend(table, held, count, computed)
+        self._append(kv, self._allocator.alloc(count))
+        if kv.tail:
+            self._copy_tail(kv, kv.tail)
+        return True
+
+    def _grow_windows(self, handles: Sequence[KVHandle]) -> bool:
+        size = self.page_size
+        for number, window in enumerate(self._windows):
+            for kv in handles:
+                held = kv.num_pages
+                window.advance(kv.windows[number], kv.shared, held, held * size)
+        if not all(window.make_free(len(handles)) for window in self._windows):
+            return False
+        for number, window in enumerate(self._windows):
+            for kv in handles:
+                held = kv.num_pages
+                window.extend(kv.windows[number], held, 1, held * size)
+        return True
+
+    def _copy_tail(self, kv: KVHandle, tail: tuple[int, int]) -> None:
+        """Let the start of the page after the shared ones be copied from a page of the tree."""
+        page, tokens = tail
+        if self._has_full:
+            self._copies.append((page, int(kv.pages[kv.shared]), tokens, 0))
+        for group, table in enumerate(kv.windows, int(self._has_full)):
+            self._copies.append((table.tail, int(table.pages[kv.shared]), tokens, group))
+        kv.tail = None
 
     def _insert(
         self, kv: KVHandle, tokens: IntArray, *, step: int, priority: int, with_tail: bool
@@ -198,7 +333,11 @@ class KVCacheManager:
             self._allocator.free(kv.pages[kv.shared : known])
             kv.pages[:known] = self._tree.pages(done.node)[:known]
             kv.version += 1
+        for window, table in zip(self._windows, kv.windows, strict=True):
+            kv.version += window.publish(done.node, table, kv.shared, given)
         kv.node, kv.shared = done.node, max(given, kv.shared)
+
+    # ---- pages
 
     def _make_free(self, count: int) -> bool:
         """Evict until so many pages are free, if that can be."""
@@ -212,7 +351,6 @@ class KVCacheManager:
         evicted = self._tree.evict(wanted)
         self._evicted_short |= len(evicted) < wanted  # some leaf is not found: for the next audit
         self._allocator.free(evicted)
-        # or else evicted pages are still being written back
         return count <= self._allocator.free_pages
 
     def _make_room(self, kv: KVHandle, need: int) -> None:
@@ -227,6 +365,33 @@ class KVCacheManager:
             self._make_room(kv, need)
         kv.pages[kv.num_pages : need] = pages
         kv.num_pages = need
+
+    # ---- audit
+
+    def _audit_pages(self, handles: Sequence[KVHandle]) -> int:
+        """Free + tree + handles + loads = total, or else those that are missing are freed."""
+        loading = self.loads.targets(0) if self.loads is not None else []
+        held = sum(kv.num_pages - kv.shared for kv in handles) + sum(map(len, loading))
+        free = self._allocator.free_pages
+        if free + self._tree.total_pages + held == self._allocator.num_pages:
+            return 0
+        own = [kv.pages[kv.shared : kv.num_pages] for kv in handles]
+        lost = unowned(self._allocator.free_mask(), [*own, *loading, *self._tree.all_pages()])
+        self._allocator.free(lost)
+        return len(lost)
+
+    def _audit_window(
+        self, handles: Sequence[KVHandle], group: int, window: WindowPages
+    ) -> Repairs:
+        borrowed: list[IntArray] = []
+        own = self.loads.targets(1 + group) if self.loads is not None else []
+        for kv in handles:
+            table = kv.windows[group]
+            middle = min(max(kv.shared, table.first), kv.num_pages)
+            pages = table.pages[table.first : middle]
+            borrowed.append(pages[pages != 0])
+            own.append(table.pages[max(middle, table.first) : kv.num_pages])
+        return Repairs(*window.repair(borrowed, own))
 
 
 def _part(kv: KVHandle, tokens: IntArray, num_tokens: int) -> CacheKey:

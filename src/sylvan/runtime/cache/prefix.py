@@ -3,32 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
-from sylvan.runtime.cache.types import CacheKey, Insertion, Match, Node
+from sylvan.runtime.cache.types import CacheKey, Node
+
+
+@dataclass(slots=True, eq=False)
+class Match:
+    """A cached prefix: `length` tokens in whole pages that end at `node`.
+
+    Attributes:
+        tail: The leaf below `node` whose first page begins with `tail_tokens` more tokens.
+        state: Device slot of the recurrent state after all of them; 0: none, or in a lower tier.
+        cached_tokens: Tokens in whole pages that are cached, whether or not all KV groups can go
+            on after them.
+        loads: Some of the KV has to be loaded from lower tiers.
+    """
+
+    node: Node
+    length: int
+    tail: Node | None = None
+    tail_tokens: int = 0
+    state: int = 0
+    cached_tokens: int = 0
+    loads: bool = False
+
+    @property
+    def total(self) -> int:
+        """Tokens of the prefix."""
+        return self.length + self.tail_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Insertion:
+    """`length` leading tokens now end at `node`; the first `cached` were on the device before.
+
+    `freed` are pages that the new entry made superfluous; the caller owns them now.
+    """
+
+    node: Node
+    length: int
+    cached: int
+    freed: IntArray
 
 
 class PrefixCache(Protocol):
     """Owns pages that hold the KV of known prefixes. See `RadixCache` for the full contract."""
 
-    evictable_pages: int
-    total_pages: int
-    version: int
+    @property
+    def evictable_pages(self) -> int:
+        """Pages that `evict` could return."""
+        ...
+
+    @property
+    def total_pages(self) -> int:
+        """Pages that it owns."""
+        ...
 
     def peek(self, key: CacheKey, limit: int) -> int:
         """Tokens that `match` would find; changes nothing."""
         ...
 
     def first_page(self, key: CacheKey) -> bytes:
-        """By which name a root has the first page of `key` among its children; empty if less."""
+        """Name of the first page of `key` among the children of a root; empty if it is shorter."""
         ...
 
     def roots(self) -> Mapping[str, Node]:
         """Namespace -> root; always the same mapping. Read only."""
         ...
 
-    def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
+    def match(
+        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: bool = False
+    ) -> Match:
         """Longest cached prefix of at most `limit` tokens."""
         ...
 
@@ -80,7 +128,6 @@ class NoPrefixCache:
     def __init__(self) -> None:
         self.evictable_pages = 0
         self.total_pages = 0
-        self.version = 0
         self._node = Node(EMPTY_IDS, EMPTY_IDS, parent=None)
 
     def peek(self, key: CacheKey, limit: int) -> int:
@@ -95,7 +142,9 @@ class NoPrefixCache:
         """See `PrefixCache.roots`."""
         return {}
 
-    def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
+    def match(
+        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: bool = False
+    ) -> Match:
         """See `PrefixCache.match`."""
         return Match(self._node, 0)
 

@@ -7,102 +7,102 @@ position whose state was kept; the keys and values in between are computed again
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
-from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.cache.eviction import EvictionPolicy
-from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.types import CacheKey, KVHandle, Match, Node, RunningState
+from sylvan.runtime.cache.matching import Segment
+from sylvan.runtime.cache.prefix import Match
+from sylvan.runtime.cache.types import (
+    ABSENT,
+    CacheKey,
+    KVHandle,
+    Node,
+    NodeParts,
+    Place,
+    RunningState,
+)
 
 
-class StateRadix(RadixCache):
-    """A prefix tree whose nodes may end in a state, kept with the node and dropped with it.
+class NodeStates:
+    """The states that nodes of the prefix tree end in; a `Component` of the tree."""
 
-    Pages are matched as ever, then cut back to the deepest node with a state.
-    """
+    def __init__(self) -> None:
+        self.holders: dict[int, Node] = {}  # by slot
+        self.dropped: list[int] = []  # slots of nodes that are gone; `StateSlots` takes them
 
-    def __init__(self, page_size: int, eviction: EvictionPolicy) -> None:
-        super().__init__(page_size, eviction)
-        self.holders: dict[int, Node] = {}  # slot -> the node that ends in its state
-        self.dropped: list[int] = []  # slots of nodes that went; whoever owns slots takes them
-
-    def peek(self, key: CacheKey, limit: int) -> int:
-        """See `RadixCache.peek`; up to the last state."""
-        node, tokens = self._roots.get(key.namespace), key.tokens[:limit]
-        pos = found = 0
-        while node is not None:
-            child = node.children.get(self._page_key(key, pos, len(tokens)))
-            if child is None:
-                tail = self._ended(node, tokens, key, pos)
-                return pos + len(tail.tokens) if tail is not None else found
-            if self._shared(child, key, tokens, pos) < len(child.tokens):
-                return found
-            node, pos = child, pos + len(child.tokens)
-            found = pos if node.state else found
-        return found
-
-    def match(self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0) -> Match:
-        """See `RadixCache.match`; up to the last state."""
-        tokens = key.tokens[:limit]
-        node, length = self._descend(key, tokens, priority)
-        tail = self._ended(node, tokens, key, length)
-        if tail is not None and tail.born < step:
-            end = (int(tail.pages[0]), len(tail.tokens))
-            return Match(node, length, end, state=tail.state, known=length)
-        usable = node
-        while usable.parent is not None and not usable.state:
-            usable = usable.parent
-        return Match(usable, usable.stop, state=usable.state, known=length)
-
-    def keep(self, key: CacheKey, slot: int) -> bool:
-        """Let the prefix `key`, all of it cached, end in the state of `slot`.
-
-        False: it is not cached up to there, or has a state already; the slot stays the caller's.
-        """
-        node, length = self._descend(key, key.tokens, 0)
-        tail = self._ended(node, key.tokens, key, length, with_state=False)
-        if tail is not None:
-            node, length = tail, length + len(tail.tokens)
-        if length < len(key.tokens) or not length or node.state:
+    def keep(self, node: Node, slot: int) -> bool:
+        """Let `node` end in the state of `slot`; False if it has a state already."""
+        parts = node.parts
+        if parts is None:
+            parts = node.parts = NodeParts()
+        if parts.state:
             return False
-        node.state = slot
+        parts.state = slot
         self.holders[slot] = node
-        self.version += 1
         return True
 
-    def has_state(self, key: CacheKey) -> bool:
-        """Whether `keep` would find a state there."""
-        return self.peek(key, len(key.tokens)) == len(key.tokens)
-
-    def forget_oldest(self, sparing: Collection[int]) -> int:
-        """Take the state unused for longest from its node, which stays; 0 if there is none."""
+    def drop_oldest(self, sparing: Collection[int]) -> int:
+        """Take the least recently used state from its node, which stays; 0 if there is none."""
         free = [node for slot, node in self.holders.items() if slot not in sparing]
         if not free:
             return 0
-        node = min(free, key=lambda n: n.last_used)
-        slot = node.state
+        node = min(free, key=lambda node: node.last_used)
+        for write in node.parts.writes_from(Place.DEVICE) if node.parts else ():
+            write.lost.append(write.locator.take_state())
+        return self._take(node)
+
+    def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
+        """See `Component.on_split`: a state stays with the end of its node."""
+
+    def on_leave(self, node: Node, keep: int) -> None:
+        """See `Component.on_leave`."""
+        if slot := self._take(node):
+            self.dropped.append(slot)
+
+    def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
+        """See `Component.longest`."""
+        for node, _ in reversed(path):
+            if node.stop <= limit and has_state(node, lower=lower):
+                return node.stop
+        return 0
+
+    def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
+        """See `Component.can_end`."""
+        return tokens == tail.stop and has_state(tail, lower=False)
+
+    def _take(self, node: Node) -> int:
+        parts = node.parts
+        if parts is None or not parts.state:
+            return 0
+        slot, parts.state = parts.state, 0
         del self.holders[slot]
-        node.state = 0
-        self.version += 1
         return slot
 
-    def _ended(
-        self, node: Node, tokens: IntArray, key: CacheKey, pos: int, *, with_state: bool = True
-    ) -> Node | None:
-        """The leaf below `node` of less than a page that is wholly a start of the tokens left."""
-        rest = min(len(tokens) - pos, self.page_size - 1)
-        for size in range(rest, 0, -1) if node.children and not key.media else ():
-            child = node.children.get(tokens[pos : pos + size].tobytes())
-            if child is not None and (child.state or not with_state):
-                return child
-        return None
 
-    def _shorten(self, leaf: Node, count: int) -> IntArray:
-        if leaf.state:
-            del self.holders[leaf.state]
-            self.dropped.append(leaf.state)
-            leaf.state = 0
-        return super()._shorten(leaf, count)
+def has_state(node: Node, *, lower: bool) -> bool:
+    """Whether a node ends in a state, on the device or, if asked for, in a lower tier."""
+    parts = node.parts
+    if parts is None:
+        return False
+    if parts.state:
+        return True
+    return lower and any(locator.state != ABSENT for locator in parts.lower.values())
+
+
+class StateTree(Protocol):
+    """What `StateSlots` needs from the prefix tree."""
+
+    @property
+    def states(self) -> NodeStates | None:
+        """Of its nodes."""
+        ...
+
+    def find(self, key: CacheKey, *, use: bool = False) -> Node | None:
+        """The node that ends with the last token of `key`, if all of it is on the device.
+
+        With `use` it is marked as used now.
+        """
+        ...
 
 
 class StateSlots:
@@ -112,52 +112,73 @@ class StateSlots:
     not used for longest.
     """
 
-    def __init__(self, num_slots: int, tree: StateRadix | None) -> None:
+    def __init__(self, num_slots: int, tree: StateTree | None) -> None:
+        """`tree`: None if prefixes are not cached."""
         self.num_slots = num_slots - 1
         self._tree = tree
+        nodes = tree.states if tree is not None else None
+        self._nodes = nodes if nodes is not None else NodeStates()
         self._free = list(range(num_slots - 1, 0, -1))
         self._fresh = {0}  # to be filled by the step being planned
+        self._waiting: list[RunningState] = []  # that have not been copied from their sources yet
 
     @property
     def free_slots(self) -> int:
         """Slots that nobody has."""
-        self._collect()
-        return len(self._free)
+        return len(self._free) + len(self._nodes.dropped)
 
-    @property
-    def kept_slots(self) -> int:
-        """Slots of states that the tree keeps."""
-        return len(self._tree.holders) if self._tree is not None else 0
-
-    def begin(self, match: Match, cached: int) -> RunningState | None:
+    def begin(self, match: Match) -> RunningState | None:
         """A slot for a request that continues `match`; None while running requests have all."""
         slot = self._take({*self._fresh, match.state}) or self._take(self._fresh)
         if not slot:
             return None
-        wish = match.known if match.known > cached else 0
-        return RunningState(slot, cached, match.state, cached, wish)
+        cached = match.total
+        checkpoint = match.cached_tokens if match.cached_tokens > cached else 0
+        state = RunningState(slot, cached, match.state, checkpoint_at=checkpoint)
+        if match.state:
+            self._waiting.append(state)
+        return state
 
     def end(self, kv: KVHandle, key: CacheKey) -> None:
         """The request is over after the tokens of `key`: its state goes to the tree, if it fits."""
         state, kv.state = kv.state, None
         if state is None:
             return
-        fits = self._tree is not None and state.at == len(key.tokens)
-        if not (fits and self._tree is not None and self._tree.keep(key, state.slot)):
-            self._give(state.slot)
+        if state.at < 0:
+            self._waiting = [other for other in self._waiting if other is not state]
+        if state.at != len(key.tokens) or not self.keep(key, state.slot):
+            self.give(state.slot)
+
+    def keep(self, key: CacheKey, slot: int) -> bool:
+        """Let the cached prefix `key` end in the state of `slot`.
+
+        False: it is not cached, or has a state already; the slot stays the caller's.
+        """
+        if self._tree is None or not len(key.tokens):
+            return False
+        node = self._tree.find(key, use=True)
+        return node is not None and self._nodes.keep(node, slot)
+
+    def keep_or_free(self, node: Node, slot: int) -> None:
+        """Let `node` end in the state of `slot` if it has none; else the slot is free."""
+        if not self._nodes.keep(node, slot):
+            self.give(slot)
 
     def save(self, key: CacheKey) -> int:
         """A slot for the state after the cached prefix `key`, which the next step is to fill.
 
         0 if none is free, or the tree has that state.
         """
-        if self._tree is None or self._tree.has_state(key):
+        node = self._tree.find(key) if self._tree is not None else None
+        if node is None or has_state(node, lower=False):
             return 0
         slot = self._take(self._fresh)
-        if not slot or self._tree.keep(key, slot):
+        if not slot:
+            return 0
+        if self.keep(key, slot):
             self._fresh.add(slot)
             return slot
-        self._give(slot)
+        self.give(slot)
         return 0
 
     def audit(self, held: Collection[int]) -> int:
@@ -165,28 +186,35 @@ class StateSlots:
 
         Returns how many. Cheap unless the counts disagree.
         """
-        kept = self._tree.holders.keys() if self._tree is not None else ()
+        kept = self._nodes.holders.keys()
         if self.free_slots + len(held) + len(kept) == self.num_slots:
             return 0
-        lost = {*range(1, self.num_slots + 1)}.difference(self._free, held, kept)
+        dropped = self._nodes.dropped
+        lost = {*range(1, self.num_slots + 1)}.difference(self._free, dropped, held, kept)
         self._free.extend(lost)
+        self._waiting = [state for state in self._waiting if state.slot in held]
         return len(lost)
 
     def launched(self) -> None:
         """The step that fills what was saved is on its way: its slots may be given up again."""
         self._fresh = {0}
 
-    def _take(self, sparing: Collection[int]) -> int:
-        self._collect()
-        if self._free:
-            return self._free.pop()
-        return self._tree.forget_oldest(sparing) if self._tree is not None else 0
-
-    def _give(self, slot: int) -> None:
+    def give(self, slot: int) -> None:
+        """Take back a slot of a request."""
         assert slot not in self._free, "a state slot is freed twice"
         self._free.append(slot)
 
-    def _collect(self) -> None:
-        if self._tree is not None and self._tree.dropped:
-            self._free.extend(self._tree.dropped)
-            self._tree.dropped.clear()
+    def _take(self, sparing: Collection[int]) -> int:
+        sources = self._sources()
+        dropped = self._nodes.dropped
+        if dropped:
+            self._free += [slot for slot in dropped if slot not in sources]
+            dropped[:] = [slot for slot in dropped if slot in sources]
+        if self._free:
+            return self._free.pop()
+        return self._nodes.drop_oldest(sources.union(sparing))
+
+    def _sources(self) -> set[int]:
+        """Slots that requests which have not begun are to copy."""
+        self._waiting = [state for state in self._waiting if state.at < 0]
+        return {state.source for state in self._waiting}

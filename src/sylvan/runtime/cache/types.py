@@ -5,8 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Protocol
 
-from sylvan.protocol.arrays import IntArray
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +37,110 @@ def tenant_span(start: int, salt: str) -> MediaSpan:
 
 @dataclass(slots=True, eq=False)  # not frozen: that makes its constructor three times as slow
 class CacheKey:
-    """What decides whether two prefixes hold the same KV.
+    """Identifies a prefix: two equal keys have the same KV.
 
-    `namespace` keeps apart what must never be shared: adapters, tenants, salts. None of the three
-    changes. What is kept for the next look: `first`, the name of the first page, and `reached`,
-    how far it came.
+    `namespace` keeps apart what must never be shared: adapters, tenants, salts. These three fields
+    never change. The others speed up repeated lookups: `first` is the name of the first page,
+    `cursor` the node that the last lookup reached.
     """
 
     tokens: IntArray
     namespace: str = ""
     media: tuple[MediaSpan, ...] = ()
     first: bytes = b""
-    reached: Reached | None = None
+    cursor: MatchCursor | None = None
+
+
+class Place(IntFlag):
+    """Memories that may hold the KV of a node."""
+
+    DEVICE = 1
+    HOST = 2
+    STORAGE = 4
+
+
+TierIds = NDArray[np.int64]
+ABSENT = -1
+NO_TIER_IDS: TierIds = np.empty(0, np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class Locator:
+    """Where a tier keeps the KV of a node: numbers that the tier chose, opaque to the cache.
+
+    Attributes:
+        pages: One number for each page of the node.
+        windows: The same for each window group; `ABSENT` for pages that the tier does not have.
+        state: The recurrent state after the last token; `ABSENT` if the tier does not have it.
+    """
+
+    pages: TierIds
+    windows: tuple[TierIds, ...] = ()
+    state: int = ABSENT
+
+    def split_off(self, count: int) -> Locator:
+        """Remove and return the first `count` pages."""
+        upper = Locator(self.pages[:count], tuple(w[:count] for w in self.windows))
+        self.pages = self.pages[count:]
+        self.windows = tuple(w[count:] for w in self.windows)
+        return upper
+
+    def take_window(self, group: int, page: int) -> Locator:
+        """Remove and return one page of a window group, which may be `ABSENT`."""
+        taken = Locator(NO_TIER_IDS, tuple(w[:0] for w in self.windows))
+        if self.windows:
+            number = self.windows[group][page : page + 1].copy()
+            taken.windows = (*taken.windows[:group], number, *taken.windows[group + 1 :])
+            self.windows[group][page] = ABSENT
+        return taken
+
+    def take_state(self) -> Locator:
+        """Remove and return the state, which may be `ABSENT`."""
+        taken, self.state = Locator(NO_TIER_IDS, state=self.state), ABSENT
+        return taken
+
+
+@dataclass(slots=True, eq=False)
+class Writing:
+    """KV on its way from `source` to a tier, which will keep it at `locator`.
+
+    What the source gave to others meanwhile arrives in vain: all of it if the write is void, else
+    the parts in `lost`.
+    """
+
+    locator: Locator
+    source: Place
+    is_void: bool = False
+    lost: list[Locator] = field(default_factory=list[Locator])
+
+
+@dataclass(slots=True, eq=False)
+class NodeParts:
+    """What a node holds beside device pages of the first group; most caches need none of it.
+
+    Attributes:
+        windows: For each window group the device page of each page of the node, or 0.
+        state: Device slot of the recurrent state after the last token; 0 if there is none.
+        lower: Where lower tiers keep the KV of the node.
+        writing: Writes to tiers that have not ended, by number.
+        readers: Loads in progress that read from `lower`.
+        on_device: Children with pages on the device.
+    """
+
+    windows: list[IntArray] = field(default_factory=list[IntArray])
+    state: int = 0
+    lower: dict[Place, Locator] = field(default_factory=dict[Place, Locator])
+    writing: dict[int, Writing] = field(default_factory=dict[int, Writing])
+    readers: int = 0
+    on_device: int = 0
+
+    def writes_from(self, source: Place) -> Iterator[Writing]:
+        """Writes that read from there."""
+        return (write for write in self.writing.values() if write.source is source)
 
 
 NO_CHILDREN: dict[bytes, Node] = {}
-"""Of leaves, which most nodes are; read only."""
+"""Shared by leaves, which most nodes are; read only."""
 
 NO_ORDER: list[bytes] = []
 """See `NO_CHILDREN`."""
@@ -55,15 +148,15 @@ NO_ORDER: list[bytes] = []
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An edge of the prefix tree: the KV of `tokens` lies in `pages`.
+    """An edge of the prefix tree: `pages` hold the KV of `tokens`, or it lies in a lower tier.
 
     Only a leaf may end inside a page. `locks` counts the requests whose borrowed prefix ends at or
-    below this node. `born` is the step that computes the KV: inside a page it may be copied from in
-    later steps only.
+    below this node. `computed_at` is the step that computes the KV: copies out of a page of it are
+    possible in later steps only.
     """
 
     tokens: IntArray
-    pages: IntArray
+    pages: IntArray  # of the first group, on the device; empty if the KV is not there
     parent: Node | None
     start: int = 0  # position of the first token
     namespace: str = ""
@@ -74,17 +167,25 @@ class Node:
     last_used: int = 0  # logical clock; larger is more recent
     created: int = 0
     hits: int = 0
-    priority: int = 0  # of the most urgent request that used it
-    born: int = 0
-    state: int = 0  # slot of the recurrent state after the last token; 0: none is kept
-    offered: int = 0  # number of its last offer to be evicted
-    queued: int = 0  # number of the offer by which it stands in the queue of leaves; 0: it does not
-    rank: tuple[int, ...] = ()  # at that offer
+    priority: int = 0  # highest among the requests that used it
+    computed_at: int = 0
+    parts: NodeParts | None = None
+    pushes: int = 0  # number of its last push onto the eviction heap
+    queued: int = 0  # number of the push that is its live heap entry; 0: it has none
+    rank: tuple[int, ...] = ()  # at that push
 
     @property
     def stop(self) -> int:
         """Position after the last token."""
         return self.start + len(self.tokens)
+
+    @property
+    def places(self) -> Place:
+        """Where its KV lies."""
+        found = Place.DEVICE if len(self.pages) else Place(0)
+        for place in self.parts.lower if self.parts else ():
+            found |= place
+        return found
 
     def use(self, now: int, priority: int) -> None:
         """A request of that priority uses this part of its prefix."""
@@ -111,7 +212,7 @@ class Node:
 
 
 def below(roots: Iterable[Node]) -> Iterator[Node]:
-    """All nodes of trees but their roots, in any order."""
+    """All nodes of trees except their roots, in any order."""
     stack = [child for root in roots for child in root.children.values()]
     while stack:
         node = stack.pop()
@@ -120,38 +221,10 @@ def below(roots: Iterable[Node]) -> Iterator[Node]:
 
 
 @dataclass(slots=True, eq=False)
-class Match:
-    """`length` tokens in whole pages end at `node`; `tail` is a page whose first tokens fit too.
+class MatchCursor:
+    """The last node that lies wholly within the first `limit` tokens of a key.
 
-    `state` is the slot of the recurrent state after all of them; `known` tokens are cached without
-    one being there.
-    """
-
-    node: Node
-    length: int
-    tail: tuple[int, int] | None = None  # (page, tokens)
-    state: int = 0
-    known: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Insertion:
-    """`length` leading tokens now end at `node`, `cached` of which were there before.
-
-    `freed` are pages that the new entry made superfluous; the caller owns them now.
-    """
-
-    node: Node
-    length: int
-    cached: int
-    freed: IntArray
-
-
-@dataclass(slots=True, eq=False)
-class Reached:
-    """The last node all of which the first `limit` tokens of a key begin with.
-
-    It ends before position `stop`, and `next_page` is the name of the page there.
+    It ends before position `stop`; `next_page` is the name of the page there.
     """
 
     node: Node
@@ -159,8 +232,8 @@ class Reached:
     next_page: bytes
     limit: int
 
-    def stands(self, limit: int) -> bool:
-        """Whether the node is still there: what is above a node goes after it."""
+    def is_valid(self, limit: int) -> bool:
+        """Whether the node is still in the tree; a node never leaves before those below it."""
         node = self.node
         in_tree = node.parent is not None and node.start + len(node.tokens) == self.stop
         return in_tree and limit == self.limit
@@ -168,33 +241,99 @@ class Reached:
 
 @dataclass(slots=True, eq=False)
 class RunningState:
-    """What layers without attention remember of one request, in a slot of its own.
+    """The recurrent state of one request.
 
-    `slot` holds the state after `at` tokens once all steps in flight are done. Before its first
-    step, which starts at token `begun`, it is copied from `source` (slot 0 has seen nothing).
-    `saves` are for the step being launched: (tokens, slot) to keep a copy in on the way. `wish` is
-    a length that others share without a state there: worth keeping one.
+    `slot` holds the state after `at` tokens once all steps in flight are done; -1 before the first
+    step. That starts at token `begun` and copies the state of `source` (slot 0 has seen nothing).
+    `saves` are for the step being launched: (tokens, slot) to keep a copy in on the way.
+    `checkpoint_at` is a length that other prompts share and for which no state was found: the state
+    there is worth keeping; 0 if there is none.
     """
 
     slot: int
     begun: int
     source: int = 0
-    at: int = 0
-    wish: int = 0
+    at: int = -1
+    checkpoint_at: int = 0
     saves: tuple[tuple[int, int], ...] = ()
+
+
+class PageTable(Protocol):
+    """Page numbers of one request in one KV group; entry i stands for page i of its tokens.
+
+    As many entries are valid as the handle has pages. Nobody reads entries before `first`: their
+    pages were given back.
+    """
+
+    pages: IntArray
+    first: int
+
+
+@dataclass(slots=True, eq=False)
+class WindowTable:
+    """The page table of a window group.
+
+    `tail`, if not 0, is the page whose first tokens are to be copied into the page after the shared
+    ones, as `KVHandle.tail` is for the first group.
+    """
+
+    pages: IntArray
+    first: int = 0
+    tail: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PageLoad:
+    """Pages of one KV group that are on their way to the device, from one place.
+
+    `entries` are their indices in the page table; `targets` the device pages to be filled from what
+    the tier knows as `sources`.
+    """
+
+    group: int
+    place: Place
+    entries: IntArray
+    sources: TierIds
+    targets: IntArray = field(default_factory=lambda: EMPTY_IDS)
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoad:
+    """A recurrent state on its way to device slot `target`."""
+
+    place: Place
+    source: int
+    target: int
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """KV that lower tiers bring for one request, up to the end of `node`, which it keeps locked.
+
+    `kv` is None once the request has given up its memory; the load then owns its targets until the
+    transfer ends. `taken`: the transfer may have begun.
+    """
+
+    number: int
+    node: Node
+    kv: KVHandle | None
+    pages: tuple[PageLoad, ...] = ()
+    state: StateLoad | None = None
+    taken: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class KVHandle:
-    """KV memory of one request: page numbers in token order.
+    """KV memory of one request: page numbers in token order, one table for each paged KV group.
 
-    pages[:shared] are borrowed from the prefix tree, where `node` keeps them locked; the rest up to
-    `num_pages` belong to this handle alone. `cached` tokens were found computed when it was
-    acquired: whole shared pages and, if `tail` is set, the first tokens of the next page, which
-    are to be copied from that page of the tree.
+    The first `shared` entries of each table belong to the prefix tree, where `node` keeps them
+    locked (or to `loading`); the rest up to `num_pages` belong to this handle alone. `cached`
+    tokens were found computed when it was acquired: whole shared pages and, if `tail` is set, the
+    first tokens of the next page, which are to be copied from that page of the tree.
 
-    `pages` is a buffer that grows in place. Whoever keeps a copy of it looks at `version`: as long
-    as that stays, page numbers were only appended.
+    `pages` is a buffer that grows in place. Whoever keeps a copy of a table looks at `version`: as
+    long as it stays the same, page numbers were only appended. `pages` stands for the first group;
+    a model with window groups only has numbers there without memory (`has_full` is False).
     """
 
     node: Node
@@ -205,10 +344,21 @@ class KVHandle:
     cached: int
     tail: tuple[int, int] | None = None  # (page, tokens)
     version: int = 0
-    state: RunningState | None = None  # of models that have any
+    state: RunningState | None = None  # of models with recurrent layers
+    first: int = 0
+    windows: tuple[WindowTable, ...] = ()
+    has_full: bool = True
+    loading: Load | None = None  # what must arrive before the request can run
+
+    @property
+    def tables(self) -> tuple[PageTable, ...]:
+        """One for each paged KV group, in their order."""
+        if not self.windows:
+            return (self,)
+        return (self, *self.windows) if self.has_full else self.windows
 
     def view(self) -> IntArray:
-        """The page numbers, oldest first."""
+        """Page numbers of the first table, oldest first."""
         return self.pages[: self.num_pages]
 
 
@@ -220,9 +370,9 @@ def overlapping(media: tuple[MediaSpan, ...], start: int, stop: int) -> tuple[Me
 
 
 def digests(media: tuple[MediaSpan, ...], start: int, stop: int) -> bytes:
-    """What tells those positions from the same tokens with other contents.
+    """Tells positions [start, stop) from the same tokens with other contents.
 
-    A span that begins among them says where: the same tokens may be apart from there or from here.
+    A span that begins among them adds where: the same tokens may differ from there or from here on.
     """
     return b"".join(
         s.digest + b"@%d" % (s.start - start) if s.start > start else s.digest

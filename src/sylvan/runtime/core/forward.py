@@ -76,10 +76,6 @@ class KVCachePool(Protocol):
         """Write keys and values of tokens at `slots_T` (page * page_size + offset)."""
         ...
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first tokens of page `source` into page `target`, in the first group."""
-        ...
-
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
         """Copy the entries at slots `sources_N` to slots `targets_N` of a KV group.
 
@@ -254,16 +250,6 @@ class ForwardBatch:
     def page_table_SP(self) -> torch.Tensor:  # noqa: N802 - named as the tensors are
         """The page table of the first group."""
         return self.page_tables[0]
-
-    @property
-    def out_slots_T(self) -> torch.Tensor:  # noqa: N802
-        """Where layers of the first group store the rows."""
-        return self.slot_mappings[0]
-
-    @out_slots_T.setter
-    def out_slots_T(self, slots_T: torch.Tensor) -> None:  # noqa: N802
-        assert len(self.page_tables) == 1, "each group has slots of its own"
-        self.slot_mappings = slots_T[None]
 
     def table_of(self, layer: int) -> torch.Tensor:
         """The page table (S, P) that the attention layer of this index reads."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 
-from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
@@ -184,21 +185,33 @@ class Slice:
     whole: bool = False
 
 
+class Growth(NamedTuple):
+    """Requests that got one page more in each KV group, and those of the first group."""
+
+    reqs: tuple[Req, ...] = ()
+    pages: IntArray = EMPTY_IDS
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's work as the scheduler sees it; `core.step.StepPlan` is what crosses.
 
     `copies` are done before the forward pass. `ended` names requests whose slots are free.
-    `decodes`: each slice is the newest output of its request and samples the next, which is what
-    nearly all steps are. `grown`: the slices are those of the batch before, the very same objects,
-    each moved on by one token; these requests got memory for it, the others needed none.
+    `num_decodes`: so many slices, the first ones, are plain decodes: the newest output of a
+    request, which samples the next. `growth`: what memory the plain decodes got in this step; None
+    if that is not known.
     """
 
     slices: tuple[Slice, ...]
     copies: tuple[PageCopy, ...] = ()
     ended: tuple[str, ...] = ()
-    decodes: bool = False
-    grown: tuple[Req, ...] | None = None
+    num_decodes: int = 0
+    growth: Growth | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all slices are plain decodes, as in nearly all steps."""
+        return self.num_decodes == len(self.slices)
 
     @property
     def num_tokens(self) -> int:

@@ -20,8 +20,11 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 
-STEP_FORMAT = 1
+STEP_FORMAT = 2
 """Changes whenever a field of the contract does."""
+
+NO_PAGES: IntArray = np.empty((4, 0), np.int32)
+"""No page table changes; see `StepPlan.pages`."""
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -30,15 +33,6 @@ class Join(msgspec.Struct, frozen=True):
     slot: int
     request: GenerateRequest | EmbedRequest
     outputs: np.ndarray  # int32
-
-
-class PageUpdate(msgspec.Struct, frozen=True):
-    """Row `slot` of the page table of KV group `group` reads `pages` from entry `start` on."""
-
-    slot: int
-    start: int
-    pages: np.ndarray  # int32
-    group: int = 0
 
 
 class PageCopy(NamedTuple):
@@ -84,6 +78,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         number: Of the step, counted by the scheduler.
         copies: Done before the forward pass.
         leaves: Request slots that are free from this step on; before `joins`.
+        pages: Changes of page tables, (4, N): KV groups, request slots, entries, page numbers.
         token_types: (T,); None: all 0.
         positions: Rotary positions, (T,) or (3, T) for temporal, height and width; None: each
             slice counts up from its start.
@@ -103,7 +98,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     copies: tuple[PageCopy, ...] = ()
     leaves: Sequence[int] = ()
     joins: Sequence[Join] = ()
-    pages: Sequence[PageUpdate] = ()
+    pages: np.ndarray = NO_PAGES
     token_types: np.ndarray | None = None  # int32
     positions: np.ndarray | None = None  # int32
     sample_rows: np.ndarray | None = None  # int32

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.protocol.errors import ExecutorError
 from sylvan.runtime.core.step import STEP_FORMAT, StepPlan, StepResult
 
@@ -20,7 +21,7 @@ _TYPES = ("<i4", "<i8", "<f4", "<f8", "|u1", "|b1", "<f2")
 
 
 class StepCodec:
-    """Encodes and decodes both directions of the step contract.
+    """Encodes and decodes both directions of the step contract, and of commands between steps.
 
     Args:
         work_types: Of `StepPlan.work`, by capability.
@@ -31,10 +32,12 @@ class StepCodec:
         self._work_types, self._report_types = dict(work_types), dict(report_types)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
         self._plans = msgspec.msgpack.Decoder(StepPlan, ext_hook=_array, dec_hook=_check)
+        self._commands = msgspec.msgpack.Decoder(ExecutorCommand, ext_hook=_array, dec_hook=_check)
+        self._answers = msgspec.msgpack.Decoder(CommandResult)
         self._results = msgspec.msgpack.Decoder(StepResult, ext_hook=_array, dec_hook=_check)
 
-    def encode(self, message: StepPlan | StepResult) -> bytes:
-        """Bytes of a plan or a result."""
+    def encode(self, message: StepPlan | StepResult | ExecutorCommand | CommandResult) -> bytes:
+        """Bytes of a plan or a result, of a command or what it brought."""
         return self._encoder.encode(message)
 
     def plan(self, data: bytes) -> StepPlan:
@@ -60,6 +63,22 @@ class StepCodec:
         result = self._decode(self._results, data)
         result.reports = self._convert(result.reports, self._report_types)
         return result
+
+    def command(self, data: bytes) -> ExecutorCommand:
+        """Decode a command.
+
+        Raises:
+            ExecutorError: malformed bytes, or an unknown command.
+        """
+        return self._decode(self._commands, data)
+
+    def answer(self, data: bytes) -> CommandResult:
+        """Decode what a command brought.
+
+        Raises:
+            ExecutorError: malformed bytes.
+        """
+        return self._decode(self._answers, data)
 
     def _decode(self, decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
         try:

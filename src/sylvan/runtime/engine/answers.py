@@ -14,6 +14,7 @@ from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
+from sylvan.text.reasoning.tokens import ReasoningCounter, ReasoningMarks
 from sylvan.utils.clock import Clock, monotonic
 
 Reply = dict[str, Any]
@@ -24,10 +25,17 @@ _UNREAD_DELTAS = 64  # of one prompt of a batch; beyond, its deltas are merged
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How answers look; `defaults` are sampling parameters that a body leaves out."""
+    """How answers look.
+
+    Attributes:
+        defaults: Sampling parameters that a body leaves out.
+        cumulative: Streams hold all text so far.
+        marks: Where thinking begins and ends; None: it is not counted.
+    """
 
     defaults: Mapping[str, Any]
     cumulative: bool = True
+    marks: ReasoningMarks | None = None
 
 
 class NativeCall:
@@ -131,13 +139,17 @@ class NativeCall:
             )
             for i in range(self._n)
         ]
+        counters = [self._counter(prompt) for _ in states]
         deltas = self._manager.generate(self._input(prompt, stream))
         async with aclosing(deltas):
             async for delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
-                state = states[delta.index]
+                state, counter = states[delta.index], counters[delta.index]
+                counter.add(delta.token_ids)
+                state.reasoning_tokens = counter.count
                 state.add(delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
+                state.weight_versions = delta.weight_versions
                 yield self._reply(state, delta)
 
     def _reply(self, state: ReplyState, delta: SampleDelta) -> Reply:
@@ -169,6 +181,13 @@ class NativeCall:
             tpot_ms=self._body.tpot_ms,
         )
 
+    def _counter(self, prompt: Prompt) -> ReasoningCounter:
+        marks, tokenizer = self._style.marks, self._manager.tokenizer
+        inside = bool(self._body.require_reasoning)
+        if marks is not None and not inside:
+            inside = marks.is_open(prompt.text, prompt.input_ids or (), tokenizer)
+        return ReasoningCounter(marks, inside=inside)
+
     def _options(self, prompt: Prompt, index: int | None) -> ReplyOptions:
         logprobs = prompt.logprobs
         with_text = bool(self._body.return_text_in_logprobs) and logprobs is not None
@@ -179,6 +198,7 @@ class NativeCall:
             text_of=self._manager.tokenizer.token_text if with_text else None,
             prompt_ids=prompt.input_ids if self._body.return_prompt_token_ids else None,
             index=index,
+            weight_version=self._manager.weight_version,
         )
 
 

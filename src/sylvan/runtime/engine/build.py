@@ -34,7 +34,6 @@ from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
-from sylvan.runtime.features.grammar.worker import GrammarWorker
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.speculation.build import build_speculation
@@ -95,7 +94,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         path,
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: GrammarWorker(grammar.matchers))),
+        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker)),
     )
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
@@ -123,13 +122,12 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             publisher.close()
         grammar.close()
 
-    num_tokens = _number(config.cache.max_tokens)
     return Composition(
         scheduler,
         facts={
             "context_len": _number(config.context_len),
             "vocab_size": model.vocab_size,
-            "max_total_tokens": num_tokens,
+            "max_total_tokens": scheduler.load().max_total_num_tokens,
             "page_size": _number(config.cache.page_size),
             "max_running_reqs": _number(config.scheduler.max_running_reqs),
             "architecture": model.architecture,
@@ -140,13 +138,16 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             "vector_size": model.vector_size or model.num_labels,
             "num_parameters": model.num_parameters,
             "weight_bytes": model.weight_bytes,
-            "kv_bytes": num_tokens * model.kv_bytes_per_token,
+            "kv_bytes": model.kv_bytes,
             "state_bytes": model.num_states * model.state_bytes,
+            "weight_version": config.weight_version,
         },
         state=lambda: _state(config, grammar, model, speculation),
         inspect=inspect,
+        executor=executor,
         close=close,
         num_grammar_reqs=grammar.num_waiting,
+        weight_version=config.weight_version,
     )
 
 
@@ -155,7 +156,7 @@ def _draft_model(config: Config) -> DraftModel | None:
     given = config.speculative
     if given is None or given.draft_model is None:
         return None
-    path, size = model_dir(given.draft_model), _number(config.cache.page_size)
+    path = model_dir(given.draft_model)
     facts = read_facts(path, config.dtype, None, trusted=config.trust_remote_code)
     options = replace(
         _options(config),
@@ -172,8 +173,6 @@ def _draft_model(config: Config) -> DraftModel | None:
     executor, facts = build_executor(path, options)
     return DraftModel(
         executor,
-        num_pages=options.num_pages,
-        page_size=size,
         limits=replace(_limits(config, executor.caps), preemption_threshold=None),
         context_len=min(facts.context_len, _number(config.context_len)),
     )
@@ -200,10 +199,9 @@ def compose_scheduler(
     publisher: KVEventPublisher | None = None,
 ) -> tuple[Scheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
-    settings, size, caps = config.scheduler, _number(config.cache.page_size), executor.caps
-    num_pages = _number(config.cache.max_tokens) // size + 1
+    settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
-    cache = kv_cache(num_pages, size, prefix, config.cache.eviction, caps.num_states)
+    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction)
     standard = standard_capabilities(
         cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all
     )
@@ -225,8 +223,7 @@ def compose_scheduler(
     limits = _limits(config, caps)
     if config.observe.record is not None:
         setup = Setup(
-            page_size=size,
-            num_pages=num_pages,
+            kv_groups=caps.kv_groups,
             prefix=prefix,
             eviction=config.cache.eviction,
             policy=settings.policy,
@@ -235,7 +232,6 @@ def compose_scheduler(
             questions=Hooks(parts.capabilities).questions,
             tenant_weights=settings.tenant_weights,
             lockstep=caps.lockstep,
-            num_states=caps.num_states,
             max_samples=caps.max_samples,
             draft_chains=caps.draft_chains,
             draft_trees=caps.draft_trees,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sylvan.config import Config
-from sylvan.protocol.messages import Inspection, TokenOutput
+from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
+from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.sched.scheduler import Scheduler
 
 Emit = Callable[[Sequence[TokenOutput]], None]
@@ -24,16 +25,20 @@ class Composition:
         facts: What the API process is to know of it; the names are those of `ModelFacts`.
         state: Makes the body of the answer to GetState.
         inspect: Answers questions about the prefix cache.
+        executor: Takes commands between steps.
         close: Ends the executor and frees memory.
         num_grammar_reqs: Counts the requests whose grammar is being compiled.
+        weight_version: Label of the weights.
     """
 
     scheduler: Scheduler
     facts: Mapping[str, Scalar]
     state: Callable[[], Mapping[str, Any]]
     inspect: Inspect
+    executor: Executor
     close: Callable[[], None]
     num_grammar_reqs: Callable[[], int] = lambda: 0
+    weight_version: str = DEFAULT_VERSION
 
 
 Build = Callable[[Config, Emit], Composition]

@@ -15,12 +15,13 @@ import msgspec
 from sylvan.api.native import GenerateBody
 from sylvan.api.openai.vectors import EncodeBody, RerankBody, ScoreBody
 from sylvan.api.validation import WireModel, parse
+from sylvan.api.weights import DiskBody, DistributedBody, GroupBody, MemoryBody, UpdateBody
 from sylvan.config import Config
 from sylvan.config.check import check
 from sylvan.config.load import Loaded
 from sylvan.config.resolve import resolve
 from sylvan.config.sources import from_keywords, gather
-from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.protocol.messages import FlushCache, GetState, Pause, Resume
 from sylvan.runtime.engine import ranking, vectors
 from sylvan.runtime.engine.answers import NativeCall, Reply, Style
@@ -29,7 +30,10 @@ from sylvan.runtime.engine.feed import END, SHUT_DOWN, Feed
 from sylvan.runtime.engine.labels import read_labels
 from sylvan.runtime.engine.ranking import ScoreResult
 from sylvan.runtime.engine.runtime import Runtime
+from sylvan.runtime.engine.weights import EngineWeights, NamedTensors
+from sylvan.text import reasoning
 from sylvan.text.chat_template import ChatTemplate
+from sylvan.text.reasoning.tokens import ReasoningMarks
 from sylvan.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -50,6 +54,14 @@ def _value_errors() -> Iterator[None]:
         ) from error
 
 
+def _marks(config: Config, tokenizer: Tokenizer) -> ReasoningMarks | None:
+    name, template = config.text.reasoning_parser, "\n".join(tokenizer.chat_templates.values())
+    if name in (None, "none"):
+        return None
+    found = reasoning.family(name, chat_template=template)
+    return None if found is None else ReasoningMarks.of(found, tokenizer)
+
+
 class Engine:
     """Serves a model inside this program, without HTTP.
 
@@ -68,7 +80,6 @@ class Engine:
 
     def __init__(self, **keywords: object) -> None:
         self._config = _configuration(gather(from_keywords(keywords)))
-        self._style = Style(defaults={}, cumulative=not self._config.text.incremental_stream)
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sylvan", daemon=True)
         self._thread.start()
@@ -79,6 +90,11 @@ class Engine:
             self._stop_loop()
             raise
         atexit.register(self.shutdown)
+        self._style = Style(
+            defaults={},
+            cumulative=not self._config.text.incremental_stream,
+            marks=_marks(self._config, self.tokenizer),
+        )
 
     @property
     def config(self) -> Config:
@@ -222,6 +238,76 @@ class Engine:
         """Go on after `pause_generation`."""
         self._wait(self._runtime.manager.control(Resume()))
 
+    def update_weights_from_disk(
+        self, model_path: str, load_format: str | None = None, **fields: Any
+    ) -> tuple[bool, str]:
+        """Replace all weights by those of a checkpoint; (False, why) leaves the old ones in force.
+
+        Args:
+            model_path: Its directory.
+            load_format: Format of its files.
+            **fields: Other fields of the body of `/update_weights_from_disk`.
+        """
+        given = {"model_path": model_path, "load_format": load_format, **fields}
+        return self._wait(self._weights.from_disk(_body(DiskBody, given)))
+
+    def update_weights_from_tensor(
+        self, named_tensors: NamedTensors, **fields: Any
+    ) -> tuple[bool, str]:
+        """Replace some weights, or all; they travel in shared memory.
+
+        Args:
+            named_tensors: Names as in the checkpoint, and tensors of PyTorch; pairs or a mapping.
+            **fields: `flush_cache`, `abort_all_requests`, `weight_version`.
+        """
+        return self._wait(self._weights.from_tensors(named_tensors, _body(UpdateBody, fields)))
+
+    def init_weights_update_group(self, **fields: Any) -> tuple[bool, str]:
+        """Enter a process group, as the body of `/init_weights_update_group` says."""
+        return self._wait(self._weights.join_group(_body(GroupBody, fields)))
+
+    def destroy_weights_update_group(
+        self, group_name: str = "weight_update_group"
+    ) -> tuple[bool, str]:
+        """Leave a process group."""
+        return self._wait(self._weights.leave_group(group_name))
+
+    def update_weights_from_distributed(
+        self, names: Sequence[str], dtypes: Sequence[object], shapes: object, **fields: Any
+    ) -> tuple[bool, str]:
+        """Replace weights by what rank 0 of a group broadcasts."""
+        given = {
+            "names": _listed(names),
+            "dtypes": [str(kind).removeprefix("torch.") for kind in dtypes],
+            "shapes": _listed(shapes),
+            **fields,
+        }
+        return self._wait(self._weights.from_distributed(_body(DistributedBody, given)))
+
+    def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
+        """The first rows of a tensor, as nested lists.
+
+        Raises:
+            RequestError: there is none of that name.
+        """
+        return self._wait(self._weights.tensor(name, truncate_size))
+
+    def check_weights(self, skip_tensor_list: Sequence[str] = ()) -> dict[str, str]:
+        """A checksum of each tensor but those named."""
+        return self._wait(self._weights.checksums(tuple(skip_tensor_list)))
+
+    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> dict[str, Any]:
+        """Give memory back to the system, by tags; nothing is computed before it is resumed.
+
+        Raises:
+            RequestError: it cannot be given back.
+        """
+        return self._wait(self._weights.release(_body(MemoryBody, {"tags": _listed(tags)})))
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> dict[str, Any]:
+        """Take memory again, and go on."""
+        return self._wait(self._weights.resume(_body(MemoryBody, {"tags": _listed(tags)})))
+
     def get_server_info(self) -> dict[str, Any]:
         """Configuration, limits and load."""
         reply = self._wait(self._runtime.manager.control(GetState()))
@@ -262,6 +348,10 @@ class Engine:
         }
         with _value_errors():
             return NativeCall(self._runtime.manager, _body(GenerateBody, body), self._style)
+
+    @property
+    def _weights(self) -> EngineWeights:
+        return EngineWeights(self._runtime.manager.updates)
 
     @property
     def _caller(self) -> vectors.Caller:
@@ -336,6 +426,9 @@ class Engine:
 
 def _configuration(loaded: Loaded) -> Config:
     config = loaded.config
+    if config.server.replicas > 1:
+        spelled = loaded.given["server.replicas"].spelled
+        raise ConfigError(f"{spelled}: an Engine is one replica; sylvan serve --dp runs several")
     if "processes" not in loaded.given:
         config = msgspec.structs.replace(config, processes="one")
     facts = gather_facts(config)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from sylvan.utils.json_files import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Labels:
 def read_labels(model_path: str) -> Labels:
     """Labels of a checkpoint; defaults where its config.json says nothing or is not there."""
     try:
-        raw = json.loads((Path(model_path) / "config.json").read_text("utf-8"))
+        raw = read_json(Path(model_path) / "config.json")
     except (OSError, ValueError):
         return Labels()
     if not isinstance(raw, dict):

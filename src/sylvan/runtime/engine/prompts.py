@@ -7,13 +7,13 @@ https://sbert.net/docs/package_reference/sentence_transformer/SentenceTransforme
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.utils.json_files import read_json
 
 FILE = "config_sentence_transformers.json"
 QUERY = ("query",)
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
     return found if isinstance(found, dict) else {}

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from sylvan.protocol.commands import ExecutorCommand, UpdateWeights
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.messages import (
+    DEFAULT_VERSION,
     Abort,
     CachePrompts,
     CacheRequest,
@@ -27,6 +29,7 @@ from sylvan.protocol.messages import (
     Params,
     Pause,
     Resume,
+    SetWeightVersion,
     Shutdown,
     StartDetokenizing,
     StopFound,
@@ -38,6 +41,7 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
+from sylvan.runtime.engine.commands import Commands
 from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.throughput import Throughput
 from sylvan.transport.api import MessageError, Receiver, Sender
@@ -56,17 +60,21 @@ _MAX_WAIT_S = 0.05
 Facts = Mapping[str, str | int | float | bool | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ports:
-    """The ends that a scheduler process holds."""
+    """The ends that a scheduler process holds.
+
+    `weight_version` is the label of the weights that outputs are computed with.
+    """
 
     inbox: Receiver[ToScheduler]
     text: Sender[ToDetokenizer]
     replies: Sender[FromScheduler]
+    weight_version: str = DEFAULT_VERSION
 
     def emit(self, outputs: Sequence[TokenOutput]) -> None:
         """Send outputs to the detokenizer; the scheduler's `Parts.emit`."""
-        self.text.send(TokenBatch(outputs=tuple(outputs)))
+        self.text.send(TokenBatch(outputs=tuple(outputs), weight_version=self.weight_version))
 
     def close(self) -> None:
         """Close all ends."""
@@ -101,6 +109,8 @@ class SchedulerLoop:
         self._clock = clock
         self._on_idle = on_idle
         self._paused = False
+        self._commands = Commands(built.scheduler, built.executor)
+        ports.weight_version = built.weight_version
         self._idle_at_s: float | None = None  # when to call `on_idle`; None: no work since then
         self._heartbeat_due_s = 0.0
         self._throughput = Throughput(clock())
@@ -123,7 +133,9 @@ class SchedulerLoop:
         self._send_heartbeat()
         self._receive_messages(self._timeout_s() if wait else 0.0)
         if not self._shutdown:
-            progressed = self._step()
+            progressed = self._commands.active and self._advance_commands()
+            if not self._commands.stops_steps:
+                progressed = self._step() or progressed
             longer = min(max(2 * self._wait_s, _MIN_WAIT_S), _MAX_WAIT_S)
             self._wait_s = 0.0 if progressed else longer
         return not self._shutdown
@@ -134,7 +146,7 @@ class SchedulerLoop:
         return self._scheduler.idle
 
     def _timeout_s(self) -> float:
-        if not self._scheduler.idle:
+        if not self._scheduler.idle or self._commands.active:
             return self._wait_s
         return max(0.0, self._heartbeat_due_s - self._clock())
 
@@ -150,7 +162,9 @@ class SchedulerLoop:
     def _send_load(self, now_s: float) -> None:
         load = self._throughput.with_rates(self._scheduler.load(), now_s)
         load = msgspec.structs.replace(
-            load, num_grammar_reqs=self._built.num_grammar_reqs(), paused=self._paused
+            load,
+            num_grammar_reqs=self._built.num_grammar_reqs(),
+            paused=self._paused or bool(self._commands.blocked),
         )
         self._ports.replies.send(Heartbeat(load=load))
 
@@ -165,7 +179,9 @@ class SchedulerLoop:
             if message is None:
                 break
             timeout_s, self._wait_s = 0.0, 0.0
-            if isinstance(message, Control):
+            if isinstance(message, Control) and isinstance(message.command, ExecutorCommand):
+                self._commands.add(message.id, message.command)
+            elif isinstance(message, Control):
                 controls.append(message)
             else:
                 self._handle(message)
@@ -265,7 +281,8 @@ class SchedulerLoop:
 
         error = self._attempt(execute, f"command {type(control.command).__name__}")
         if isinstance(error, SylvanError):
-            return msgspec.structs.replace(reply, message=str(error))
+            status = getattr(error, "status", reply.status)
+            return msgspec.structs.replace(reply, message=str(error), status=status)
         return reply
 
     def _execute(self, number: int, command: Command) -> ControlReply:
@@ -281,17 +298,61 @@ class SchedulerLoop:
                 body = self._built.inspect(command)
                 if body is None:
                     raise RequestError("the prefix cache has no answer to that", status=404)
-            case Pause(mode=mode):
-                body = {"num_paused_requests": self._scheduler.pause(mode)}
-                self._set_paused(True)
-            case Resume():
-                self._scheduler.resume()
-                self._set_paused(False)
+            case Pause() | Resume() | SetWeightVersion():
+                body = self._steer(command)
             case Shutdown():
                 self._shutdown = True
             case _:
                 raise RequestError(f"unknown command {type(command).__name__}")
         return ControlReply(id=number, ok=True, body=None if body is None else dict(body))
+
+    def _steer(self, command: Pause | Resume | SetWeightVersion) -> Mapping[str, Any] | None:
+        match command:
+            case Pause(mode=mode):
+                count = self._scheduler.pause(mode)
+                self._set_paused(True)
+                return {"num_paused_requests": count}
+            case Resume():
+                if self._commands.blocked:
+                    raise CapacityError(self._commands.blocked)
+                if not self._commands.stops_steps:
+                    self._scheduler.resume()
+                self._set_paused(False)
+                return None
+            case SetWeightVersion(version=version):
+                self._set_version(version)
+                return {"weight_version": version}
+
+    def _advance_commands(self) -> bool:
+        """Run commands of the executor instead of steps; whether one is done."""
+        done = self._commands.poll()
+        if done is None:
+            return False
+        number, command, result = done
+        body = dict(result.body)
+        if isinstance(command, UpdateWeights) and not result.error:
+            if command.version is not None:
+                self._set_version(command.version)
+            body |= {"weight_version": self._ports.weight_version}
+            load = self._scheduler.load()
+            body |= {"num_paused_requests": load.num_running_reqs + load.num_waiting_reqs}
+        if not (self._commands.blocked or self._paused):
+            self._scheduler.resume()
+        self._ports.replies.send(
+            ControlReply(
+                id=number,
+                ok=not result.error,
+                message=result.error,
+                status=result.status,
+                body=body,
+            )
+        )
+        return True
+
+    def _set_version(self, version: str) -> None:
+        """All that was computed before carries the old label."""
+        self._scheduler.flush_outputs()
+        self._ports.weight_version = version
 
     def _set_paused(self, paused: bool) -> None:
         """Send the load at once: who knows that the command was executed sees its effect."""

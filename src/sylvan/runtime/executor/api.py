@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.step import StepPlan, StepResult
 
 
@@ -12,16 +14,17 @@ from sylvan.runtime.core.step import StepPlan, StepResult
 class ExecutorCaps:
     """Facts that the scheduler and configuration checks read.
 
-    `lockstep`: every rank must run every step, so an empty plan is launched too. `num_states`:
-    slots of recurrent state, the empty one included; 0 where all layers attend. `drafts`: which
-    guesses a step can verify. `max_samples`: rows that a step samples, one for each request and one
-    for each guess; 0: as many as there are rows.
+    `kv_groups`: memory for keys, values and recurrent states, in the order of page tables; the
+    executor of a simulation may have none. `lockstep`: every rank must run every step, so an empty
+    plan is launched too. `max_samples`: rows that a step samples, one for each request and one for
+    each guess; 0: as many as there are rows. `draft_chains`, `draft_trees`: which guesses a step
+    can verify.
     """
 
     max_batch_tokens: int
     max_running_reqs: int
+    kv_groups: tuple[KVGroup, ...] = ()
     lockstep: bool = False
-    num_states: int = 0
     both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
     makes_vectors: bool = False  # `EmbedRequest` is served
     pools_all: bool = False  # vectors are made of all tokens: none may come from the cache
@@ -46,8 +49,35 @@ class Pending(Protocol):
         ...
 
 
+class PendingCommand(Protocol):
+    """A command that is being carried out."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> CommandResult:
+        """Block until it is carried out, or refused: the result says why."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Implements `PendingCommand` for one whose result is known."""
+
+    result: CommandResult
+
+    def done(self) -> bool:
+        """See `PendingCommand.done`."""
+        return True
+
+    def wait(self) -> CommandResult:
+        """See `PendingCommand.wait`."""
+        return self.result
+
+
 class Executor(Protocol):
-    """Runs steps one after another, in the order launched."""
+    """Runs steps one after another, in the order launched, and commands between them."""
 
     caps: ExecutorCaps
 
@@ -55,6 +85,13 @@ class Executor(Protocol):
         """Start a step without waiting for it.
 
         Token ids still in flight from earlier steps are resolved by the executor.
+        """
+        ...
+
+    def control(self, command: ExecutorCommand) -> PendingCommand:
+        """Start to carry out a command after the steps launched so far.
+
+        The caller has waited for these, and launches none before the command is done.
         """
         ...
 

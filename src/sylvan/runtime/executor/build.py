@@ -15,14 +15,16 @@ from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
+from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.attention.null import NullAttention
-from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.facts import KVGroupFacts, ModelFacts, facts_of
+from sylvan.runtime.executor.control import ExecutorControl
+from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
@@ -31,7 +33,7 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.executor.parts import Made, ModelPlan
-from sylvan.runtime.executor.pools import pages_shape, program_pool, tensor_pool
+from sylvan.runtime.executor.pools import cache_groups, pages_shape, program_pool, tensor_pool
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import Worker
@@ -43,13 +45,16 @@ from sylvan.runtime.models.checkpoint import (
     load_deferred,
     load_weights,
 )
-from sylvan.runtime.models.groups import kv_groups
+from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.mha import KVShape, bytes_of
+from sylvan.runtime.pool.occupation import Occupation, TensorMemory
+from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
@@ -140,11 +145,13 @@ def _in_memory(
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
-    worker = Worker(backend, slots, workers)
+    control = _control(plan, made, states)
+    worker = Worker(backend, slots, workers, lambda: control.blocked)
+    shape = pages_shape(config, plan.kv_shape, options)
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
-        num_states=states.num_slots if states else 0,
+        kv_groups=cache_groups(config, shape, states.num_slots if states else 0),
         both_ways=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
@@ -156,12 +163,23 @@ def _in_memory(
         facts,
         runner=made.name,
         exact=made.exact,
-        num_states=caps.num_states,
-        kv_groups=_group_facts(plan, pages_shape(config, plan.kv_shape, options)),
+        num_states=states.num_slots if states else 0,
+        kv_bytes=_kv_bytes(made.pool),
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
-    return LocalExecutor(worker, caps, overlap=options.overlap), facts
+    return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
+
+
+def _control(plan: ModelPlan, made: Made, states: TensorStates | None) -> ExecutorControl:
+    """Commands between steps, over the memory of what was made."""
+    kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
+    kept += states.parts if states else ()
+    graphs = TensorMemory(made.buffers)
+    memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
+    if isinstance(made.weights, LiveWeights):
+        memory["weights"] = TensorMemory(made.weights.memory)
+    return ExecutorControl(made.weights, memory, made.pool.groups, plan.loaded_from)
 
 
 def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
@@ -219,8 +237,10 @@ def _record(plan: ModelPlan) -> Made:
     library = load_library()
     shape = pages_shape(plan.config, plan.kv_shape, plan.options)
     pool = program_pool(plan.config, shape, plan.build, plan.kv_type)
+    model = _deferred(plan)
+    names = plan.names(model)
     runner = ProgramRunner(
-        _deferred(plan),
+        model,
         plan.limits,
         pool,
         library,
@@ -228,7 +248,14 @@ def _record(plan: ModelPlan) -> Made:
         threads=plan.threads,
     )
     return Made(
-        f"program ({library.variant})", runner, pool, NativeAttention(), library, exact=True
+        f"program ({library.variant})",
+        runner,
+        pool,
+        NativeAttention(),
+        library,
+        exact=True,
+        weights=plan.live(model, names, runner.copies),
+        buffers=runner.buffers,
     )
 
 
@@ -264,25 +291,25 @@ def _with_tensors(plan: ModelPlan) -> Made:
     if not plan.config.causal:
         attention = NullAttention()  # such layers attend by themselves
     layers = plan.hidden_layers
-    model, native = _with_kernels(plan)
+    model, native, weights = _with_kernels(plan)
     name, library = (native.name, native.library) if native else ("eager", None)
+    runner = EagerRunner(model, hidden_layers=layers)
     if native and native.pool and native.attention:
-        return Made(
-            name, EagerRunner(model, hidden_layers=layers), native.pool, native.attention, library
-        )
+        return Made(name, runner, native.pool, native.attention, library, weights=weights)
     shape = pages_shape(plan.config, plan.kv_shape, plan.options)
     pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
-    return Made(name, EagerRunner(model, hidden_layers=layers), pool, attention, library)
+    return Made(name, runner, pool, attention, library, weights=weights)
 
 
-def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None]:
-    """A model that runs on tensors, and the kernels within it.
+def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | str]:
+    """A model that runs on tensors, the kernels within it, and its weights.
 
-    There are none where they cannot be had or are declined.
+    There are no kernels where they cannot be had or are declined.
     """
     options, dtype = plan.options, plan.build.dtype
     if plan.platform or options.runner == "eager":
-        return _loaded(plan), None
+        model = _loaded(plan)
+        return model, None, plan.live(model, plan.names(model))
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
     shape = pages_shape(plan.config, plan.kv_shape, options)
     pages = (plan.config, shape) if attends and plan.config.causal else None
@@ -290,11 +317,17 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None]:
         from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
 
         model = _loaded(plan)
-        return model, use_kernels(model, dtype, plan.threads, pages)
+        native = use_kernels(model, dtype, plan.threads, pages)
+        return model, native, plan.live(model, None)
     model = _deferred(plan)
+    names = plan.names(model)
     native = use_layer_kernels(model, dtype, plan.threads, pages)
     load_deferred(model)
-    return model, native
+    if native is None:
+        return model, None, plan.live(model, names)
+    attends = native.attention
+    changed = attends.forget if attends else lambda: None
+    return model, native, plan.live(model, names, native.copies, changed)
 
 
 def _deferred(plan: ModelPlan) -> Any:
@@ -348,17 +381,19 @@ def _on_device(
         )
     graph = can_graph and options.runner != "eager"
     try:
+        model = _loaded(plan)
         executor, report = build_device(
             DevicePlan(
                 platform=platform,
                 before=before,
-                model=_loaded(plan),
+                model=model,
                 limits=plan.limits,
                 context_len=plan.build.length,
                 attention=attention,
                 make_pool=lambda pages: tensor_pool(
                     plan.config, shape_of(pages), plan.build, plan.kv_type, platform
                 ),
+                kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages)),
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
                 most_pages=options.most_pages,
@@ -366,6 +401,8 @@ def _on_device(
                 graph=graph,
                 capabilities=_workers(plan, parts, head),
                 custom=tuple(parts.custom),
+                weights=plan.live(model, plan.names(model)),
+                loaded_from=plan.loaded_from,
             )
         )
     except torch.OutOfMemoryError as error:
@@ -378,19 +415,13 @@ def _on_device(
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
-    facts = replace(facts, runner=runner, num_pages=shape.num_pages)
-    return executor, replace(facts, kv_groups=_group_facts(plan, shape))
+    kv_bytes = (report.num_pages - 1) * report.page_bytes
+    return executor, replace(facts, runner=runner, num_pages=shape.num_pages, kv_bytes=kv_bytes)
 
 
-def _group_facts(plan: ModelPlan, shape: KVShape) -> tuple[KVGroupFacts, ...]:
-    """Of the groups that have pages of their own: all those of the model, or one for all layers."""
-    groups = kv_groups(plan.config)
-    if len(groups) > 1 and not shape.groups:
-        return (KVGroupFacts(kind="full", num_pages=shape.num_pages),)
-    return tuple(
-        KVGroupFacts(kind=group.kind, num_pages=pages.num_pages, window=group.window)
-        for group, pages in zip(groups, shape.kv_groups, strict=False)
-    )
+def _kv_bytes(pool: KVCachePool) -> int:
+    """Bytes of all pages, padding pages apart."""
+    return sum((group.num_pages - 1) * group.page_bytes for group in pool.groups)
 
 
 def _page_bytes(plan: ModelPlan) -> int:

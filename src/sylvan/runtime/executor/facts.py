@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,21 +19,9 @@ from sylvan.runtime.models.config import (
     state_bytes,
 )
 from sylvan.runtime.models.files import open_weights
-from sylvan.runtime.models.groups import GroupKind
 from sylvan.runtime.models.quantise import weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KVGroupFacts:
-    """Layers with pages and a page table of their own; see `models.groups.LayerGroup`.
-
-    `num_pages` includes the padding page.
-    """
-
-    kind: GroupKind
-    num_pages: int
-    window: int | None = None
+from sylvan.utils.json_files import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +29,8 @@ class ModelFacts:
     """What the rest of the system wants to know of a model; found without its weights.
 
     `runner` is how steps are run; empty as long as nothing was built. `exact`: their bits do not
-    depend on the batch. `num_pages` is the size of a
-    KV cache that was measured out on a device, else 0; `kv_groups` are the groups of pages that an
-    executor has, in the order of their page tables. `state_bytes` is the size of
+    depend on the batch. `num_pages` is the size of a KV cache that was measured out on a device,
+    else 0; `kv_bytes` that of all KV groups of an executor. `state_bytes` is the size of
     one of `num_states` recurrent states; 0 where all layers attend. `expert_load` has, by the name
     of the layer, how many rows each of its experts had so far: int64 (E,), growing.
     """
@@ -70,7 +56,7 @@ class ModelFacts:
     runner: str = ""
     exact: bool = False
     num_pages: int = 0
-    kv_groups: tuple[KVGroupFacts, ...] = ()
+    kv_bytes: int = 0
     expert_load: Mapping[str, torch.Tensor] = field(
         default_factory=dict[str, torch.Tensor], compare=False
     )
@@ -147,7 +133,7 @@ def _eos_ids(config: ModelConfig, model_dir: Path) -> tuple[int, ...]:
     """Of generation_config.json, which knows the chat's end of turn; else of config.json."""
     path = model_dir / "generation_config.json"
     try:
-        found = json.loads(path.read_text("utf-8")).get("eos_token_id")
+        found = read_json(path).get("eos_token_id")
     except FileNotFoundError:
         return config.eos_ids
     except (ValueError, AttributeError) as error:

@@ -14,6 +14,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.memory import copy_tokens
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.failures import FAILURES
@@ -50,12 +51,11 @@ class ImmediateBackend:
     def update(self, plan: StepPlan) -> None:
         """See `StepBackend.update`."""
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
-        tables = self.batch.host.page_tables
-        for update in plan.pages:
-            row = tables[update.group, update.slot]
-            row[update.start : update.start + len(update.pages)] = update.pages
-        for copy in plan.copies:
-            self.batch.kv.copy(copy.source, copy.target, copy.num_tokens)
+        if plan.pages.size:
+            groups, slots, entries, pages = plan.pages
+            self.batch.host.page_tables[groups, slots, entries] = pages
+        if plan.copies:
+            copy_tokens(self.batch.kv.groups, plan.copies)
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         """See `StepBackend.forward`."""

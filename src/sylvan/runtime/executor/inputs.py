@@ -49,8 +49,7 @@ def fill_step(
     positions = np.arange(tokens, dtype=np.int32)
     positions -= np.repeat(ends - lens - plan.starts, lens)
     slots, (pages, offsets) = np.repeat(plan.slots, lens), np.divmod(positions, page_size)
-    mappings = arrays["slot_mappings"] if "slot_mappings" in arrays else [arrays["out_slots"]]
-    for table, mapping in zip(tables, mappings, strict=True):
+    for table, mapping in zip(tables, arrays["slot_mappings"], strict=True):
         mapping[:tokens] = table[slots, pages] * page_size + offsets
     if plan.positions is not None:
         positions = plan.positions
@@ -64,8 +63,8 @@ def fill_step(
 
 
 def _pad(arrays: Arrays, sizes: Sizes, bucket: Bucket) -> None:
-    for name in ("input_ids", "positions", "out_slots"):
-        arrays[name][sizes.tokens : bucket.rows] = 0
+    for name in ("input_ids", "positions", "slot_mappings"):
+        arrays[name][..., sizes.tokens : bucket.rows] = 0
     some = slice(sizes.requests, bucket.requests)
     for name in ("kv_lens", "req_slots"):
         arrays[name][some] = 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.runtime.core.step import StepPlan, StepResult
-from sylvan.runtime.executor.api import ExecutorCaps, Pending
+from sylvan.runtime.executor.api import ExecutorCaps, Pending, PendingCommand
+from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.worker import LaunchedStep, Worker
 
 
@@ -17,9 +19,12 @@ class LocalExecutor:
     for, so that outputs of the step before are emitted first.
     """
 
-    def __init__(self, worker: Worker, caps: ExecutorCaps, *, overlap: bool) -> None:
+    def __init__(
+        self, worker: Worker, caps: ExecutorCaps, control: ExecutorControl, *, overlap: bool
+    ) -> None:
         self.caps = caps
         self._worker = worker
+        self._commands = _Commands(control)
         self._waiting: deque[_Lazy] = deque()
         self._thread = ThreadPoolExecutor(1, "sylvan-step") if overlap else None
 
@@ -31,27 +36,68 @@ class LocalExecutor:
         self._waiting.append(step)
         return step
 
+    def control(self, command: ExecutorCommand) -> PendingCommand:
+        """See `Executor.control`."""
+        return self._commands.start(command)
+
     def close(self) -> None:
         """See `Executor.close`."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
+        self._commands.close()
         self._worker.close()
 
 
 class DeviceExecutor:
     """One worker, whose backend queues: `launch` returns while the device still works."""
 
-    def __init__(self, worker: Worker, caps: ExecutorCaps) -> None:
+    def __init__(self, worker: Worker, caps: ExecutorCaps, control: ExecutorControl) -> None:
         self.caps = caps
         self._worker = worker
+        self._commands = _Commands(control)
 
     def launch(self, plan: StepPlan) -> Pending:
         """See `Executor.launch`."""
         return self._worker.launch(plan)
 
+    def control(self, command: ExecutorCommand) -> PendingCommand:
+        """See `Executor.control`."""
+        return self._commands.start(command)
+
     def close(self) -> None:
         """See `Executor.close`; the device's memory goes with the process."""
+        self._commands.close()
         self._worker.close()
+
+
+class _Commands:
+    """Carries out one command at a time in a thread, so that the scheduler's thread goes on."""
+
+    def __init__(self, control: ExecutorControl) -> None:
+        self._control = control
+        self._thread = ThreadPoolExecutor(1, "sylvan-control")  # starts with the first command
+
+    def start(self, command: ExecutorCommand) -> PendingCommand:
+        return _Command(self._thread.submit(self._control.run, command))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._control.close()
+
+
+class _Command:
+    """Implements `PendingCommand`."""
+
+    def __init__(self, future: Future[CommandResult]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """See `PendingCommand.done`."""
+        return self._future.done()
+
+    def wait(self) -> CommandResult:
+        """See `PendingCommand.wait`."""
+        return self._future.result()
 
 
 class _Threaded:

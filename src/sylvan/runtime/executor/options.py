@@ -26,9 +26,8 @@ class LocalOptions:
     all running requests, and as many again for cached prefixes. `quantization` is the name of a
     format that matrices are rounded to while loading; None: as the checkpoint has them. With `fill`
     a device's KV cache gets as many pages as fit, up to `most_pages`, whatever `num_pages` says.
-    `kv_dtype` as `cache.dtype` of the configuration. `grouped`: the scheduler keeps a page table
-    for each KV group of the model; else one serves all layers. With `deterministic` a model is
-    refused whose bits would depend on the batch.
+    `kv_dtype` as `cache.dtype` of the configuration. With `deterministic` a model is refused whose
+    bits would depend on the batch.
     """
 
     page_size: int
@@ -39,7 +38,6 @@ class LocalOptions:
     dtype: str = "auto"
     device: str = "cpu"
     kv_dtype: str = "model"
-    grouped: bool = False
     fill: bool = False
     most_pages: int | None = None
     attention: str = "auto"

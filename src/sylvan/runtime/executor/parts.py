@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.library import Library
+from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load
-from sylvan.runtime.models.checkpoint import Progress
+from sylvan.runtime.models.checkpoint import Progress, slots
 from sylvan.runtime.models.compressed import Formats, choose
 from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.holders import ParameterNames
+from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.models.registry import family_of
 from sylvan.runtime.platform.api import Platform
@@ -47,6 +53,38 @@ class ModelPlan:
         self.loads.clear()
         self.loads.update(expert_load(model))
         return model
+
+    def skeleton(self) -> nn.Module:
+        """A model of the same parameters without memory."""
+        build = replace(self.build, device=torch.device("meta"))
+        return family_of(self.config).model(self.config, build)
+
+    def names(self, model: Any) -> ParameterNames | None:
+        """Which parameter of `model` is which; None for models that are not ours."""
+        if self.config.path == "transformers":
+            return None
+        return ParameterNames(model, slots(self.skeleton()))
+
+    def live(
+        self,
+        model: Any,
+        names: ParameterNames | None,
+        copies: Sequence[WeightCopy] = (),
+        changed: Callable[[], None] = lambda: None,
+    ) -> LiveWeights | str:
+        """The weights of `model` as it is run now, or why they cannot be had.
+
+        `changed` is called after contents have changed.
+        """
+        if names is None:
+            return "weights of models that run through transformers cannot be read or replaced"
+        return LiveWeights(self.skeleton, names.holders(model, copies), changed)
+
+    @property
+    def loaded_from(self) -> DiskTensors | None:
+        """The checkpoint, or None if the weights were made up."""
+        kind = self.options.load_format
+        return None if kind == "dummy" else DiskTensors(str(self.model_dir), kind)
 
     @property
     def threads(self) -> int:
@@ -111,7 +149,8 @@ class ModelPlan:
 class Made:
     """A model that is ready to run, and what its steps need.
 
-    `exact`: bits of an answer do not depend on what else is batched, cached or chunked.
+    `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`
+    may be why they cannot be had. `buffers`: memory of which nothing outlives a step.
     """
 
     name: str
@@ -120,3 +159,5 @@ class Made:
     attention: AttentionBackend
     library: Library | None = None  # of kernels that compute on the CPU
     exact: bool = False
+    weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
+    buffers: Sequence[torch.Tensor] = ()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from sylvan.config.plan import GroupBytes, Load, fitting_tokens, group_tokens
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import KVCachePool
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import LocalOptions
@@ -22,14 +23,14 @@ from sylvan.runtime.pool.transfers import DeviceTransfers
 
 
 def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> KVShape:
-    """`shape` with the pages of each KV group, where the scheduler has a page table for each.
+    """`shape` with the pages of each KV group.
 
     With `options.fill` the pages of `shape` are the memory there is, in pages of all layers; they
     are divided so that as many tokens as possible fit. Else `shape` says how many tokens fit, and
     layers with a window take less memory for them.
     """
     groups = kv_groups(config)
-    if not options.grouped or len(groups) < 2:
+    if len(groups) < 2:
         return shape
     size = shape.page_size
     load = Load(
@@ -53,6 +54,28 @@ def _fitting(
     layer_tokens = (shape.num_pages - 1) * shape.page_size * shape.num_layers
     found = fitting_tokens(sizes, layer_tokens, load)
     return found if most_pages is None else min(found, (most_pages - 1) * shape.page_size)
+
+
+def cache_groups(config: ModelConfig, shape: KVShape, num_states: int = 0) -> tuple[KVGroup, ...]:
+    """The KV groups of a model whose pages are those of `shape`, in the order of its page tables.
+
+    Where nothing attends, pages of one full group count tokens. `num_states`: slots of recurrent
+    state, the empty one included.
+    """
+    groups = kv_groups(config) or (LayerGroup("full", ()),)
+    found = [
+        KVGroup(
+            name=f"window-{group.window}" if group.window else group.kind,
+            kind=group.kind,
+            num_pages=pages.num_pages,
+            page_size=shape.page_size,
+            window=group.window or 0,
+        )
+        for group, pages in zip(groups, shape.kv_groups, strict=True)
+    ]
+    if num_states:
+        found.append(KVGroup(name="state", kind="state", num_pages=num_states))
+    return tuple(found)
 
 
 def program_pool(

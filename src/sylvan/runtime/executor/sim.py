@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
-from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.api import Carried, ExecutorCaps
 
 SimRequest = GenerateRequest | EmbedRequest
 
@@ -52,13 +53,20 @@ class SimExecutor:
         self.now_s += self._step_time_s(plan)
         self.steps += 1
         self.computed_tokens += plan.num_tokens
-        tokens = [0] * plan.num_slices
-        slots, stops = plan.slots.tolist(), plan.stops.tolist()
-        samples = plan.samples.tolist()
-        for index in samples:
-            tokens[index] = self._next_token(self._requests[slots[index]], stops[index])
-        silent = set(range(plan.num_slices)).difference(samples)
+        requests, next_token = self._requests, self._next_token
+        places = zip(plan.slots.tolist(), plan.stops.tolist(), strict=True)
+        if plan.num_samples == plan.num_slices:
+            return Done(StepResult([next_token(requests[slot], stop) for slot, stop in places]))
+        silent = set(range(plan.num_slices)).difference(plan.samples.tolist())
+        tokens = [
+            0 if index in silent else next_token(requests[slot], stop)
+            for index, (slot, stop) in enumerate(places)
+        ]
         return Done(StepResult(tokens, {index: SliceOutput() for index in silent}))
+
+    def control(self, command: ExecutorCommand) -> Carried:
+        """See `Executor.control`."""
+        return Carried(CommandResult(error="a simulated executor has neither weights nor memory"))
 
     def close(self) -> None:
         """See `Executor.close`."""

@@ -8,7 +8,7 @@ step draws for requests whose outputs are constrained.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sylvan.protocol.arrays import IntArray
@@ -90,8 +90,10 @@ class Worker:
         backend: StepBackend,
         slots: RequestSlots,
         capabilities: Sequence[CapabilityWorker] = (),
+        blocked: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._backend, self._slots = backend, slots
+        """`blocked` says why no step may run now, if none may: see `ExecutorControl.blocked`."""
+        self._backend, self._slots, self._blocked = backend, slots, blocked
         self._capabilities = tuple(capabilities)
         self._by_name = {c.name: c for c in capabilities}
         self._joiners = overriding(self._capabilities, "join")
@@ -146,6 +148,7 @@ class Worker:
         if not plan.num_slices:
             self._follow(plan)
             return
+        self._check_blocked()
         if plan.work:
             step.context = self._before_forward(plan)
         if backend.immediate:
@@ -164,6 +167,10 @@ class Worker:
                 self._follow(plan)
         else:
             backend.finish(step.drawing)
+
+    def _check_blocked(self) -> None:
+        if why := self._blocked():
+            raise RuntimeError(why)
 
     def _compute(self, plan: StepPlan, step: LaunchedStep) -> Drawing:
         """Forward and draw at once; masks that take long are made during the forward pass."""

@@ -80,34 +80,49 @@ class WeightReader:
     """Gives the contents of one parameter at a time, so that a packer needs no second copy.
 
     `quantise` names the format that matrices are rounded to which are stored as plain numbers.
+    With `partial` tensors may be missing: those that are there replace those that a model has.
+
+    Attributes:
+        repeated: Tensors of the checkpoint that repeat another parameter, which is tied to it.
 
     Raises:
         ConfigError: a tensor is missing, unexpected, or of another shape than config.json implies.
     """
 
     def __init__(
-        self, model: nn.Module, checkpoint: WeightFiles, quantise: Format | None = None
+        self,
+        model: nn.Module,
+        checkpoint: WeightFiles,
+        quantise: Format | None = None,
+        *,
+        partial: bool = False,
     ) -> None:
         self._checkpoint = checkpoint = unpacked(checkpoint)
         self._bits = dict(matrices(model, quantise)) if quantise else {}
         self._convert = getattr(model, "convert", _as_stored)
-        rename = getattr(model, "rename", _canonical)
+        rename = getattr(model, "rename", canonical)
         self._names = {rename(name): name for name in checkpoint.tensors}
         self._slots = {slot.name: slot for slot in slots(model)}
         sources = (source for slot in self._slots.values() for source in slot.sources)
         self._parts = {source: compressed.parts_of(source, self._names) for source in sources}
         wanted = {part for parts in self._parts.values() for part in parts}
         missing = sorted(wanted - self._names.keys())
+        if partial:
+            missing = sorted(self._torn_apart() & set(missing))
         if missing:
             raise ConfigError(missing_tensors([self._as_named(name) for name in missing]))
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        repeats = self._repeats(model)
+        self.repeated = {
+            name: repeats[name] for name in repeats.keys() & self._names.keys() - wanted
+        }
         idle = tuple(getattr(model, "unused", ()))
         extra = sorted(
             name
-            for canonical, name in self._names.items()
-            if canonical not in wanted | tied
-            and not canonical.endswith(DERIVED)
-            and not canonical.startswith(idle)
+            for known, name in self._names.items()
+            if known not in wanted | tied
+            and not known.endswith(DERIVED)
+            and not known.startswith(idle)
         )
         if extra:
             raise ConfigError(
@@ -138,6 +153,60 @@ class WeightReader:
             check_finite(self._names[source], target)
             row += rows
         return convert(name, out, self._bits[name]) if name in self._bits else out
+
+    def _repeats(self, model: nn.Module) -> dict[str, str]:
+        """Other names of tied parameters, and the first name of each."""
+        first = {id(slot.parameter): slot.name for slot in self._slots.values()}
+        every = model.named_parameters(remove_duplicate=False)
+        return {name: first[id(p)] for name, p in every if first.get(id(p), name) != name}
+
+    def _torn_apart(self) -> set[str]:
+        """Parts of sources of which another part is there."""
+        groups = (set(parts) for parts in self._parts.values())
+        return {part for parts in groups if parts & self._names.keys() for part in parts}
+
+    @property
+    def present(self) -> dict[str, tuple[int, ...]]:
+        """Which sources of each parameter are there, by number; only parameters that have some."""
+        found = {
+            name: tuple(
+                number
+                for number, source in enumerate(slot.sources)
+                if self._names.keys() >= set(self._parts[source])
+            )
+            for name, slot in self._slots.items()
+        }
+        return {name: numbers for name, numbers in found.items() if numbers}
+
+    def slot(self, name: str) -> Slot:
+        """A parameter of the model."""
+        return self._slots[name]
+
+    def read_source(self, name: str, number: int) -> torch.Tensor | Int8Weight | Int4Weight:
+        """What one source puts into the parameter `name`, converted and checked, as a matrix.
+
+        Plain numbers may be a view of the file.
+
+        Raises:
+            ConfigError: see `WeightReader`; also numbers that are not finite. Names the tensor.
+        """
+        slot = self._slots[name]
+        source = slot.sources[number]
+        if len(self._parts[source]) > 1:
+            return self._quantised_part(slot, source)
+        rows, count = _rows(slot)[number], len(slot.sources)
+        rest = slot.shape[2 if count > 1 and len(slot.shape) == 3 else 1 :]
+        found = self._part(slot, source, torch.Size((rows, *rest)))
+        found = found.to(slot.dtype)
+        check_finite(self._names[source], found)
+        return found
+
+    def same(self, name: str, slot: str) -> bool:
+        """Whether the tensor `name`, which repeats a parameter, has the same numbers as that."""
+        source = self._slots[slot].sources[0]
+        stored = (self._names[x] for x in (name, source))
+        one, other = (self._checkpoint.tensor(x) for x in stored)
+        return one.dtype == other.dtype and torch.equal(one, other)
 
     def check(self) -> int:
         """Compare the shapes of all tensors that are plain numbers, and read none; how many.
@@ -328,7 +397,8 @@ def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
+    """The name of a tensor without what many checkpoints put before it."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return name
@@ -342,6 +412,13 @@ def _rows(slot: Slot) -> tuple[int, ...]:
         return (slot.shape[0] * slot.shape[1] // len(slot.sources),) * len(slot.sources)
     assert len(slot.sources) == 1
     return (slot.shape[0],)
+
+
+def source_rows(slot: Slot, number: int) -> slice:
+    """Rows of the parameter that a source fills; of a stack, counted over all matrices."""
+    rows = _rows(slot)
+    start = sum(rows[:number])
+    return slice(start, start + rows[number])
 
 
 def missing_tensors(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import msgspec
 from sylvan.kernels.api import ActivationKind
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.rope import RopeParams, parse_rope
+from sylvan.utils.json_files import read_json
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -184,7 +184,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     if not model_dir.is_dir():
         raise ConfigError(f"there is no model directory {str(model_dir)!r}")
     try:
-        raw = json.loads(path.read_text("utf-8"))
+        raw = read_json(path)
     except FileNotFoundError:
         raise ConfigError(f"{str(model_dir)!r} holds no config.json, so it is no model") from None
     except (ValueError, OSError) as error:

@@ -6,7 +6,6 @@ to the result (a dense layer, a norm, unit length). Without it the family's cust
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.utils.json_files import read_json
 
 Mode = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
 Transform = Callable[[torch.Tensor], torch.Tensor]
@@ -185,7 +185,7 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def _read_json(path: Path, kind: type) -> Any:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
     if not isinstance(found, kind):

@@ -19,7 +19,7 @@ from sylvan.checkpoints.headers import read_header
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.stored import StoredTensor
 
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -37,7 +37,8 @@ _DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
+"""Types by their names in a header."""
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 """How a header spells a type."""
 _AT_HAND = 8  # tensors whose pages stay resident: more than are converted at a time
 
@@ -98,7 +99,7 @@ class Checkpoint:
             size = file.stat().st_size
             self._regions[file] = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY), begin
         for name, entry in entries.items():
-            if (dtype := _DTYPES.get(entry.dtype)) is None:
+            if (dtype := DTYPES.get(entry.dtype)) is None:
                 raise ConfigError(
                     f"{str(file)!r}: cannot read the entry of tensor {name!r}, of numbers "
                     f"{entry.dtype!r}"

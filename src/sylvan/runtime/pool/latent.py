@@ -51,10 +51,6 @@ class LatentPool:
         layer = self._layers[index]
         layer.flatten(0, 1)[slots_T.long()] = fitted(k_TKH, layer.dtype)
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """See `KVCachePool.copy`."""
-        self.groups[0].copy_tokens([(source, target, num_tokens)])
-
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
         """See `KVCachePool.move`."""
         layers = [x for i, x in self._layers.items() if self.layer_groups[i] == group]

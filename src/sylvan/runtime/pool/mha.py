@@ -109,10 +109,6 @@ class MHAPool:
         keys.flatten(0, 1)[slots] = fitted(k_TKH, keys.dtype)
         values.flatten(0, 1)[slots] = fitted(v_TKH, keys.dtype)
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """See `KVCachePool.copy`."""
-        self.groups[0].copy_tokens([(source, target, num_tokens)])
-
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
         """See `KVCachePool.move`."""
         for layer, sides in self._layers.items():

@@ -35,8 +35,5 @@ class NoPool:
         """Not offered: there are no keys and values."""
         raise NotImplementedError("this model keeps no keys and values")
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """See `KVCachePool.copy`."""
-
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
         """See `KVCachePool.move`."""

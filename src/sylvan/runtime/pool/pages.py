@@ -49,6 +49,11 @@ class PagedBuffer:
             transfers = HostTransfers()
         self._transfers = transfers
 
+    @property
+    def memory(self) -> torch.Tensor:
+        """All of its bytes: uint8 (R, P, W)."""
+        return self._memory
+
     def regions(self, page: int) -> tuple[Region, ...]:
         """See `PageMemory.regions`."""
         self._check(np.array([page]))

@@ -22,6 +22,11 @@ class TensorStates:
             torch.zeros((num_slots, *shape), dtype=dtype, device=device) for shape, dtype in parts
         ]
 
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """All slots of all parts."""
+        return tuple(self._parts)
+
     def part(self, index: int) -> torch.Tensor:
         """See `StatePool.part`."""
         return self._parts[index]

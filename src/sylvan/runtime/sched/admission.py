@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.req import Req
 
 INIT_RATIO = 0.7
@@ -74,13 +75,22 @@ class Admission:
         self.ratio = max(self.ratio, min(1.0, done / (limit + 1)))
 
 
-def refuse_oversized(request: GenerateRequest | EmbedRequest, room: int) -> None:
-    """Check that a request can ever fit into `room` tokens of KV memory.
+def refuse_oversized(
+    request: GenerateRequest | EmbedRequest, cache: KVCacheManager, *, whole_prompts: bool
+) -> None:
+    """Check that a request can ever fit into KV memory.
+
+    Args:
+        request: As it came.
+        cache: The memory.
+        whole_prompts: Texts to be embedded are computed in one step.
 
     Raises:
         RequestError: it cannot.
     """
-    new, field = 0, "input_ids"
+    new, field, room = 0, "input_ids", cache.total_tokens
+    if whole_prompts and isinstance(request, EmbedRequest):
+        room = cache.max_step_tokens
     if isinstance(request, GenerateRequest):
         new = request.sampling.max_new_tokens or 0
         field = "max_new_tokens" if new else field

@@ -7,7 +7,7 @@ from operator import is_
 
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import KVHandle
-from sylvan.runtime.core.req import Req, Slice
+from sylvan.runtime.core.req import Growth, Req, Slice
 
 
 class Decodes:
@@ -19,8 +19,7 @@ class Decodes:
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
         self._slices: tuple[Slice, ...] = ()  # of the step before, if all it did was to decode
-        self.repeats = False  # whether the step planned last has the very slices of the one before
-        self.grown: tuple[Req, ...] = ()  # of those planned last, who got memory
+        self.growth = Growth()  # of those planned last
 
     def plan(self, running: Sequence[Req]) -> tuple[list[Slice], list[Req]] | None:
         """Slices of those that decode, and the others, in order.
@@ -47,23 +46,25 @@ class Decodes:
             piece.stop = req.computed = start + 1
             req.pending = 1
             slices.append(piece)
-        if handles and not self._cache.grow(handles):
+        if not handles:
+            self.growth = Growth()
+            return slices, others
+        pages = self._cache.grow(handles)
+        if pages is None:
             for piece in slices:
                 piece.req.computed, piece.req.pending = piece.start, 0
             return None
-        self.grown = tuple(grown)
+        self.growth = Growth(tuple(grown), pages)
         return slices, others
 
-    def whole_step(self, slices: Sequence[Slice], *, only: bool) -> tuple[Slice, ...]:
-        """All slices of the step that was planned; `repeats` says what kind of step it is.
+    def whole_step(self, slices: Sequence[Slice], num_decodes: int) -> tuple[Slice, ...]:
+        """All slices of the step that was planned: the very same tuple if nothing but that changed.
 
-        Args:
-            slices: Of the step.
-            only: Whether all of them are from `plan`.
+        `num_decodes`: how many of them, the first ones, are from `plan`.
         """
         before = self._slices
-        self.repeats = only and len(before) == len(slices) and all(map(is_, before, slices))
-        if self.repeats:
+        only = 0 < num_decodes == len(slices)
+        if only and len(before) == len(slices) and all(map(is_, before, slices)):
             return before
         whole = tuple(slices)
         self._slices = whole if only else ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, TokenOutput, Usage
 from sylvan.protocol.requests import GenerateRequest
@@ -141,6 +143,16 @@ def met_targets(req: Req, now_s: float) -> bool | None:
     late = request.ttft_ms is not None and first_ms > request.ttft_ms
     slow = request.tpot_ms is not None and each_ms > request.tpot_ms
     return not late and not slow
+
+
+def unchosen(logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
+    """Of the first position what does not depend on a token: none is given out there."""
+    first = head(logprobs, 1)
+    if first is None:
+        return None
+    return msgspec.structs.replace(
+        first, token_ids=first.token_ids[:0], logprobs=first.logprobs[:0]
+    )
 
 
 def head(logprobs: TokenLogprobs | None, count: int) -> TokenLogprobs | None:

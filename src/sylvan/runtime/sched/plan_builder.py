@@ -18,7 +18,7 @@ from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import KVHandle
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.core.step import DraftRows, Join, PageUpdate, StepPlan
+from sylvan.runtime.core.step import NO_PAGES, DraftRows, Join, StepPlan
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +31,6 @@ class _Occupant:
     kv: KVHandle | None = None
     kv_version: int = -1
     num_pages: int = 0
-
-    def knows(self, kv: KVHandle) -> bool:
-        """Whether the executor knows all pages of `kv`."""
-        return kv is self.kv and kv.version == self.kv_version and kv.num_pages == self.num_pages
 
 
 class PlanBuilder:
@@ -63,14 +59,12 @@ class PlanBuilder:
         if batch.decodes and self._decodes.continues(batch.slices):
             return self._decodes.plan(batch, self._steps, leaves, work)
         joins: list[Join] = []
-        pages: list[PageUpdate] = []
+        pages = _PageChanges()
         layout = _Layout()
-        for piece in batch.slices:
+        count = self._add_decodes(batch, layout, pages)
+        for piece in batch.slices[count:]:
             occupant = self._by_req.get(piece.req) or self._enter(piece.req, leaves, joins)
-            kv = piece.req.kv
-            assert kv is not None, "a slice of a request without memory"
-            if not occupant.knows(kv):
-                _update_pages(occupant, kv, pages)
+            pages.update(occupant)
             layout.add(piece, occupant)
         plain = batch.decodes and not layout.drafts
         self._decodes = _DecodeSteps(self._by_req, batch.slices) if plain else _DecodeSteps()
@@ -84,7 +78,7 @@ class PlanBuilder:
             copies=batch.copies,
             leaves=leaves,
             joins=joins,
-            pages=pages,
+            pages=pages.packed(),
             token_types=layout.token_types(),
             sample_rows=layout.sample_rows(),
             drafts=tuple(layout.drafts),
@@ -94,6 +88,20 @@ class PlanBuilder:
     def look_again(self) -> None:
         """Some request did not get just the one token that its slot sampled last."""
         self._decodes = _DecodeSteps()
+
+    def _add_decodes(self, batch: Batch, layout: _Layout, pages: _PageChanges) -> int:
+        """Lay out the plain decodes together; returns how many slices that were."""
+        pieces = batch.slices[: batch.num_decodes]
+        occupants = [o for piece in pieces if (o := self._by_req.get(piece.req)) is not None]
+        if len(occupants) < len(pieces):
+            return 0
+        layout.add_decodes(pieces, occupants, in_flight=batch.growth is None)
+        if batch.growth is None:
+            for occupant in occupants:
+                pages.update(occupant)
+        else:
+            pages.grow([self._by_req[req] for req in batch.growth.reqs], batch.growth.pages)
+        return len(pieces)
 
     def _enter(self, req: Req, leaves: list[int], joins: list[Join]) -> _Occupant:
         if (slot := self._leave(req.rid)) is not None:
@@ -163,16 +171,13 @@ class _DecodeSteps:
         else:  # steps in flight read the old ones
             self._numbers = self._numbers.copy()
             self._numbers[count : 3 * count] += 1
-        pages: list[PageUpdate] = []
-        changed = self._occupants
-        if batch.grown is not None and batch.slices is self._slices:
-            changed = [self._by_req[req] for req in batch.grown]
+        pages = _PageChanges()
         self._slices = batch.slices
-        for occupant in changed:
-            kv = occupant.req.kv
-            assert kv is not None, "a slice of a request without memory"
-            if not occupant.knows(kv):
-                _update_pages(occupant, kv, pages)
+        if batch.growth is None:
+            for occupant in self._occupants:
+                pages.update(occupant)
+        else:
+            pages.grow([self._by_req[req] for req in batch.growth.reqs], batch.growth.pages)
         return StepPlan(
             number=number,
             num_slices=count,
@@ -182,18 +187,58 @@ class _DecodeSteps:
             numbers=self._numbers,
             copies=batch.copies,
             leaves=leaves,
-            pages=pages,
+            pages=pages.packed(),
             work=work or {},
         )
 
 
-def _update_pages(occupant: _Occupant, kv: KVHandle, updates: list[PageUpdate]) -> None:
-    known = occupant.num_pages
-    if kv is not occupant.kv or kv.version != occupant.kv_version:
-        known = 0
-    if known < kv.num_pages:
-        updates.append(PageUpdate(occupant.slot, known, kv.view()[known:].copy()))
-    occupant.kv, occupant.kv_version, occupant.num_pages = kv, kv.version, kv.num_pages
+class _PageChanges:
+    """Gathers the changes of page tables that the executor does not know yet."""
+
+    def __init__(self) -> None:
+        self._blocks: list[IntArray] = []
+
+    def update(self, occupant: _Occupant) -> None:
+        """Add what is new of the pages of a request."""
+        kv, known = occupant.req.kv, occupant.num_pages
+        assert kv is not None, "a slice of a request without memory"
+        if kv is not occupant.kv or kv.version != occupant.kv_version:
+            known = 0
+        count = kv.num_pages
+        if known == count:
+            return
+        occupant.kv, occupant.kv_version, occupant.num_pages = kv, kv.version, count
+        for group, table in enumerate(kv.tables):
+            block = np.empty((4, count - known), np.int32)
+            block[0], block[1] = group, occupant.slot
+            block[2] = np.arange(known, count)
+            block[3] = table.pages[known:count]
+            self._blocks.append(block)
+
+    def grow(self, occupants: Sequence[_Occupant], pages: IntArray) -> None:
+        """Add one page more of requests whose other pages are known; see `Growth`."""
+        if not occupants:
+            return
+        block = np.empty((4, len(occupants)), np.int32)
+        block[0] = 0
+        block[1] = [occupant.slot for occupant in occupants]
+        block[2] = [occupant.num_pages for occupant in occupants]
+        block[3] = pages
+        first = occupants[0].kv
+        if first is not None and first.windows:
+            for occupant in occupants:
+                self.update(occupant)
+            return
+        for occupant in occupants:
+            occupant.num_pages += 1
+        self._blocks.append(block)
+
+    def packed(self) -> IntArray:
+        """See `StepPlan.pages`."""
+        blocks = self._blocks
+        if len(blocks) > 1:
+            return np.concatenate(blocks, axis=1)
+        return blocks[0] if blocks else NO_PAGES
 
 
 class _Layout:
@@ -209,6 +254,22 @@ class _Layout:
         self.ids: list[int] = []
         self.drafts: list[DraftRows] = []
         self._types: list[tuple[int, IntArray]] = []  # token types from a row on
+
+    def add_decodes(
+        self, pieces: Sequence[Slice], occupants: Sequence[_Occupant], *, in_flight: bool
+    ) -> None:
+        """Slices of plain decodes, which come first; some of their ids may be `in_flight`."""
+        count = len(pieces)
+        self.slots = [occupant.slot for occupant in occupants]
+        self.starts = [piece.start for piece in pieces]
+        self.stops = [start + 1 for start in self.starts]
+        self.samples = list(range(count))
+        tokens = [piece.req.tokens for piece in pieces]
+        self.ids = [known.last for known in tokens]
+        if in_flight:
+            known_at = zip(tokens, self.stops, strict=True)
+            self.rows = [row for row, (known, stop) in enumerate(known_at) if known.length < stop]
+            self.sources = [self.slots[row] for row in self.rows]
 
     def add(self, piece: Slice, occupant: _Occupant) -> None:
         """The next slice."""

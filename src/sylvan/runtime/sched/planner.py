@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.core.req import NEVER, Draft, Phase, Req, Slice
+from sylvan.runtime.core.req import NEVER, Draft, Growth, Phase, Req, Slice
 from sylvan.runtime.sched.admission import Admission, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
 from sylvan.runtime.sched.decodes import Decodes
@@ -45,13 +45,13 @@ class Planner:
         self.planned_tokens = 0
         self._pacing = self._waiting.pacing
         self._plain = False  # whether nobody is to be asked about running requests in this step
-        self.decodes = False  # whether the slices planned last are nothing but plain decodes
-        self.grown: tuple[Req, ...] | None = None  # see `Batch.grown`
+        self.num_decodes = 0  # see `Batch.num_decodes`
+        self.growth: Growth | None = None  # see `Batch.growth`
         one_step = limits.inflight == 1 and not hooks.gates_running
         self._decodes = Decodes(parts.cache) if one_step else None
         self._slices: list[Slice] = []
-        self._decoded = 0  # of those, the plainest
         self._page_size = parts.cache.page_size
+        self._max_chunk = min(limits.chunk_tokens, parts.cache.max_step_tokens)
         self._budget = 0
         self._chunk = 0
         self._guesses = 0  # in this step
@@ -63,11 +63,11 @@ class Planner:
         self._slices = []
         if self.started:
             self.started = []
-        self._budget, self._chunk = self.step_size.tokens, self._limits.chunk_tokens
+        self._budget, self._chunk = self.step_size.tokens, self._max_chunk
         if self._pacing is not None:
             paced = paced_tokens(self._pacing, self._running, self._waiting)
             self._chunk = self._chunk if paced is None else min(self._chunk, paced)
-        self.planned_tokens, self._decoded, self.grown = 0, 0, None
+        self.planned_tokens, self.num_decodes, self.growth = 0, 0, None
         self._guesses = 0
         self._plain = not self._hooks.gates_running and not self._hooks.may_draft()
         self._preempt_for_urgent()
@@ -78,15 +78,10 @@ class Planner:
         if self.retractions == retractions:
             self.admission.on_step()
             self._start_waiting()
-        self.decodes = self._decoded == len(self._slices)
-        if self._decodes is None:
+        if self._decodes is None or rest is None:
             return tuple(self._slices)
-        slices = self._decodes.whole_step(
-            self._slices, only=self.decodes and self._decoded > 0 and rest is not None
-        )
-        if self._decodes.repeats:
-            self.grown = self._decodes.grown
-        return slices
+        self.growth = self._decodes.growth
+        return self._decodes.whole_step(self._slices, self.num_decodes)
 
     # ---- memory
 
@@ -121,19 +116,22 @@ class Planner:
 
     def _decode_all(self) -> list[Req] | None:
         """Give all that decode their slices; returns the others, or None, having done nothing."""
-        if self._decodes is None or not self._plain or len(self._running) > self._budget:
+        if self._decodes is None or not self._plain or self._loaded:
+            return None
+        if len(self._running) > self._budget:
             return None
         if (planned := self._decodes.plan(self._running)) is None:
             return None
         self._slices, others = planned
-        self._decoded = self.planned_tokens = len(self._slices)
-        self._budget -= self._decoded
+        self.num_decodes = self.planned_tokens = len(self._slices)
+        self._budget -= self.num_decodes
         return others
 
     def _decode_each(self) -> list[Req]:
         """Give decoding requests their slices one by one; returns prompts under way."""
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
+        plain = self._plain and not self._loaded
         for req in tuple(self._running):
             start, pending = req.computed, req.pending
             known = req.tokens.length + pending
@@ -142,27 +140,27 @@ class Planner:
             elif known <= start or (pending and known >= req.max_tokens):
                 continue  # nothing lacks, or what is in flight brings its last token
             elif (
-                self._plain
+                plain
                 and self._budget > 0
                 and start >= req.prompt_len
                 and (kv := req.kv) is not None
-                and (start < kv.num_pages * page_size or extend(kv, start + 1))
+                and (start < kv.num_pages * page_size or extend(kv, start + 1, computed=start))
             ):  # `_schedule_running` for the plainest and most frequent case
+                self.num_decodes += self.num_decodes == len(slices)
                 slices.append(Slice(req, start, start + 1, True))
                 req.computed, req.pending = start + 1, pending + 1
                 self._budget -= 1
-                self._decoded += 1
+                self.planned_tokens += 1
             else:
                 self._schedule_running(req)
-        self.planned_tokens += self._decoded
         return prompts
 
     def _schedule_running(self, req: Req) -> None:
         if req.kv is None or not self._may_run(req, running=True):
             return
         size = self._slice_size(req)
-        draft = self._draft(req, size)
-        while size and req.kv and not self._cache.extend(req.kv, req.computed + size):
+        draft, start = self._draft(req, size), req.computed
+        while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
             victim = self._victim()
             if victim is req and len(self._running) == 1:
                 return  # memory is held elsewhere for a moment
@@ -198,7 +196,8 @@ class Planner:
             return None
         caps = self._parts.executor.caps
         verifiable = caps.draft_chains if draft.is_chain else caps.draft_trees
-        fits = verifiable and self._cache.extend(req.kv, req.computed + size + len(draft.tokens))
+        stop = req.computed + size + len(draft.tokens)
+        fits = verifiable and self._cache.extend(req.kv, stop, computed=req.computed)
         return draft if fits else None
 
     def _victim(self) -> Req:
@@ -307,12 +306,15 @@ class Planner:
             self._lookup.limit(req),
             step=self.step if self._limits.share_in_batch else 0,
             priority=req.request.priority,
+            load=req.may_load,
         )
         req.kv, req.computed = kv, kv.cached
-        loads = verdict is Verdict.LOAD and req.may_load
+        loads = kv.loading is not None or (verdict is Verdict.LOAD and req.may_load)
         size = req.lacking if loads else self._slice_size(req)
-        enough = size and (self._cache.states is None or kv.state is not None)
-        if not enough or not self._cache.extend(kv, req.computed + size):
+        if kv.loading is not None:
+            size = 0  # it has the pages that are being filled
+        enough = (loads or size) and (self._cache.states is None or kv.state is not None)
+        if not enough or not self._cache.extend(kv, req.computed + size, computed=req.computed):
             self._cache.release(kv, 0, req.tokens.view(0, 0), step=self.step)
             req.kv, req.computed = None, 0
             return False

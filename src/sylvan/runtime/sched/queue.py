@@ -53,6 +53,16 @@ class WaitingQueue:
         """The most urgent; at least one must wait."""
         return max(self._priorities)
 
+    def least_urgent(self, below: int) -> Req | None:
+        """Of the lowest priority, if that is below the given one, whose loss costs least.
+
+        That is the latest of those that have not lost their memory: these were served in part.
+        """
+        if not self._priorities or (lowest := min(self._priorities)) >= below:
+            return None
+        reqs = (req for req in self._reqs.values() if req.priority == lowest)
+        return max(reqs, key=lambda req: (not req.retractions, req.order))
+
     @property
     def pacing(self) -> PacingPolicy | None:
         """The policy, if it also paces prompts."""

@@ -27,6 +27,7 @@ from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.routes.elsewhere import with_other_paths
 from sylvan.runtime.server.security import Gate
 from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.server.tickets import Tickets
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 
 _FAMILIES = (
@@ -88,7 +89,8 @@ def app_of(context: Context) -> ASGIApp:
             expose_headers=["*"],
         )
     app = HostCheck(app, checked_hosts(settings))
-    return AccessLog(app, context.clock) if settings.access_log else app
+    app = AccessLog(app, context.clock) if settings.access_log else app
+    return Tickets(app, settings, gate, context.engine.ready)
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sylvan.protocol.errors import ContextLengthError
 from sylvan.runtime.server.context import Context
+from sylvan.runtime.tokenizer.checks import MAX_CHARS_PER_TOKEN
 from sylvan.text.chat_template import ChatRequest, RenderedPrompt
 from sylvan.utils.threads import call_in_thread
 
@@ -16,8 +18,14 @@ async def render_chat(context: Context, request: ChatRequest) -> RenderedPrompt:
     """Render and tokenise a conversation.
 
     Raises:
-        RequestError: The template refuses the messages, or there is no template.
+        RequestError: The template refuses the messages, there is no template, or no context holds
+            as many characters.
     """
+    length = context.engine.facts.context_len
+    for field, items in (("messages", request.messages), ("tools", request.tools)):
+        size = _size(items)
+        if size > MAX_CHARS_PER_TOKEN * length:
+            raise ContextLengthError.of_text(size, length, field)
     if _size(request.messages) + _size(request.tools) <= INLINE_CHARS:
         return context.template.render(request)
     return await call_in_thread(context.template.render, request)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import resource
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -47,18 +47,23 @@ class ConnectionLimits:
     @classmethod
     def from_config(cls, limits: LimitsConfig) -> ConnectionLimits:
         """The limits of a configuration; never more connections than this process has files for."""
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = limits.connections
-        if files != resource.RLIM_INFINITY:
-            room = min(room, max(files - SPARE_FILES, files // 2))
-        return cls(
-            total=room,
-            per_address=min(limits.connections_per_address, room),
+        asked = cls(
+            total=limits.connections,
+            per_address=limits.connections_per_address,
             head_bytes=limits.head_bytes,
             head_s=limits.head_s,
             body_s=limits.body_s,
             write_s=limits.write_s,
         )
+        return asked.within_files()
+
+    def within_files(self) -> ConnectionLimits:
+        """The same with no more connections than this process has file descriptors for."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = self.total
+        if files != resource.RLIM_INFINITY:
+            room = min(room, max(files - SPARE_FILES, files // 2))
+        return replace(self, total=room, per_address=min(self.per_address, room))
 
 
 class Connections:

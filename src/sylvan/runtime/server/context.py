@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.server.detached import Detached
+from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring, read_key_file
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.parsers import Parsers, make_parsers
@@ -24,8 +25,10 @@ from sylvan.runtime.server.stores.service import Batches
 from sylvan.runtime.server.stores.sessions import SessionStore
 from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.json_files import read_json
 
 
 def wall_clock() -> float:
@@ -48,10 +51,13 @@ class Context:
         sessions: Past turns of `/generate`.
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
+        updates: Replaces weights, in one call or several.
         detached: Calls that go on without their client.
         clock: Monotonic; for durations.
         wall: Seconds since 1970; for time stamps.
         started: Time stamp of the start.
+        ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
+        journal: Of the call.
     """
 
     engine: TokenizerManager
@@ -64,10 +70,13 @@ class Context:
     sessions: SessionStore
     batches: Batches
     accounts: Accounts
+    updates: WeightUpdates
     detached: Detached = field(default_factory=Detached)
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
     started: float = 0.0
+    ids: Callable[[int], str] = secrets.token_hex
+    journal: CallJournal = field(default_factory=NoJournal)
 
     @property
     def limits(self) -> Limits:
@@ -76,6 +85,12 @@ class Context:
             max_samples=self.settings.max_batch_samples,
             max_top_logprobs=self.settings.max_top_logprobs,
         )
+
+
+def of_call(context: Context, journal: Journal) -> Context:
+    """The parts for one call with a journal: names and times are those of its ticket."""
+    wall = journal.wall(context.clock)
+    return replace(context, ids=journal.ids, wall=wall, journal=journal)
 
 
 def make_context(
@@ -101,8 +116,14 @@ def make_context(
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=template,
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
-        responses=ResponseStore(settings.response_store_size, settings.max_response_bytes),
+        responses=ResponseStore(
+            settings.response_store_size,
+            settings.max_response_bytes,
+            settings.retention_s,
+            clock,
+        ),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
+        updates=engine.updates,
         batches=Batches(store, BatchWorker(store, wall_clock)),
         clock=clock,
         started=wall_clock(),
@@ -112,7 +133,7 @@ def make_context(
 def read_generation_config(model_path: str) -> Mapping[str, Any]:
     """The checkpoint's `generation_config.json`; empty if there is none."""
     try:
-        value = json.loads((Path(model_path) / "generation_config.json").read_text("utf-8"))
+        value = read_json(Path(model_path) / "generation_config.json")
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -28,9 +30,15 @@ from sylvan.protocol.errors import (
     RequestError,
     SylvanError,
 )
-from sylvan.runtime.server.body import ClientGoneError, check_content_type, read_body
-from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.body import (
+    ClientGoneError,
+    check_charset,
+    check_content_type,
+    read_body,
+)
+from sylvan.runtime.server.context import Context, of_call
 from sylvan.runtime.server.fields import respelt
+from sylvan.runtime.server.journal import JOURNAL_KEY
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
@@ -41,6 +49,8 @@ INTERNAL_ERROR = "Internal error; see the server's log."
 CLIENT_GONE = 499  # never sent; what the access log says of a client that left
 IGNORED_HEADER = "x-sylvan-ignored-fields"
 IGNORED_COUNT_HEADER = "x-sylvan-ignored-count"
+REQUEST_ID = "x-request-id"
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
 
 Body = TypeVar("Body", bound=WireModel | None)
@@ -140,6 +150,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
     async def handle(request: Request) -> Response:
         response = await answer(request)
         context.accounts.called(endpoint.path, request.method, response.status_code)
+        response.headers[REQUEST_ID] = _request_id(request)
         return response
 
     async def answer(request: Request) -> Response:
@@ -148,11 +159,15 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
         tenant = gate.check(endpoint.level, request.headers, simple=simple)
         if isinstance(tenant, Refusal):
             return _refuse(endpoint.family, tenant)
-        checked, names = False, endpoint.spelling
+        checked, names = False, dict[str, str]()  # bodies are checked under their own names
         try:
             if endpoint.budgeted:
                 context.keyring.admit(tenant)
-            call = await _read(endpoint, request, tenant, context, gate)
+            journal = request.scope.get(JOURNAL_KEY)
+            mine = of_call(context, journal) if journal is not None else context
+            if journal is not None and journal.ticket.tenant is not None:
+                tenant = Tenant(name=journal.ticket.tenant)
+            call = await _read(endpoint, request, tenant, mine, gate)
             checked, names = True, call.names
             response = await endpoint.handler(call)
         except ClientGoneError:
@@ -168,6 +183,12 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
         return response
 
     return handle
+
+
+def _request_id(request: Request) -> str:
+    """The name that the client or a proxy gave the call, or a new one."""
+    given = request.headers.get(REQUEST_ID, "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
 def error_response(family: Family, error: SylvanError, *, checked: bool = True) -> Response:
@@ -224,6 +245,7 @@ async def _read(
     if endpoint.body is not None:
         raw = await read_body(request, context.settings.max_body_bytes)
         if raw or not endpoint.body_optional:
+            check_charset(request)
             if endpoint.typed:
                 check_content_type(request)
             body = parse(endpoint.body, decode_json(raw))

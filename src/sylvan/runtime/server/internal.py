@@ -44,7 +44,7 @@ class InternalCaller:
 
     async def _call(self, endpoint: Endpoint, tenant: str, body: Any) -> tuple[int, Any]:
         assert endpoint.body is not None, "only routes with a body are in the table"
-        names = dict(endpoint.spelling)
+        names: dict[str, str] = {}
         owner = Tenant(name=tenant)
         path = endpoint.path
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
@@ -52,6 +52,7 @@ class InternalCaller:
             if endpoint.budgeted:
                 self._context.keyring.admit(owner)
             parsed = parse(endpoint.body, {**body, "priority": LOWEST_PRIORITY})
+            names.update(endpoint.spelling)
             call = Call(
                 request=Request(scope, _nobody),
                 body=parsed,

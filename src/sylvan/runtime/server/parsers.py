@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.text import reasoning, tools
 from sylvan.text.reasoning import ReasoningFamily
+from sylvan.text.reasoning.tokens import ReasoningMarks, encoded
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.text.tools import ToolFamily
 
@@ -21,9 +22,7 @@ class Parsers:
         tools: How calls are written.
         special_thinking: A marker of thinking is a special token, which the text must show.
         special_tools: Likewise for calls.
-        think_starts: Ids of the markers that begin thinking.
-        think_ends: Ids of the markers that end it; the first is the usual one, and those of the
-            family's `interrupts` come last.
+        marks: Where thinking begins and ends, as tokens; there if `reasoning` is.
         headers: Ids of what may stand before an answer.
         call_headers: Ids of what may stand before a call.
     """
@@ -32,10 +31,19 @@ class Parsers:
     tools: ToolFamily | None
     special_thinking: bool = False
     special_tools: bool = False
-    think_starts: tuple[tuple[int, ...], ...] = ()
-    think_ends: tuple[tuple[int, ...], ...] = ()
+    marks: ReasoningMarks | None = None
     headers: tuple[tuple[int, ...], ...] = ()
     call_headers: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def think_starts(self) -> tuple[tuple[int, ...], ...]:
+        """Ids of the markers that begin thinking."""
+        return self.marks.starts if self.marks else ()
+
+    @property
+    def think_ends(self) -> tuple[tuple[int, ...], ...]:
+        """Ids of the markers that end it; see `ReasoningMarks`."""
+        return self.marks.ends if self.marks else ()
 
     @property
     def reasoning_name(self) -> str | None:
@@ -63,32 +71,16 @@ def make_parsers(settings: ServerSettings, tokenizer: Tokenizer, architecture: s
             settings.tool_parser, chat_template=template, architecture=architecture
         )
     starts = thinking.starts if thinking else ()
-    leading = [lead + start for start in starts for lead in thinking.leads] if thinking else ()
     ends = (*thinking.ends, *thinking.interrupts) if thinking else ()
     return Parsers(
         reasoning=thinking,
         tools=calling,
         special_thinking=_any_special(tokenizer, (*starts, *ends)),
         special_tools=calling is not None and _any_special(tokenizer, calling.grammar.markers),
-        think_starts=_encoded(tokenizer, (*starts, *leading)),
-        think_ends=_encoded(tokenizer, ends),
-        headers=_encoded(tokenizer, thinking.headers if thinking else ()),
-        call_headers=_encoded(tokenizer, thinking.call_headers if thinking else ()),
+        marks=ReasoningMarks.of(thinking, tokenizer) if thinking else None,
+        headers=encoded(tokenizer, thinking.headers if thinking else ()),
+        call_headers=encoded(tokenizer, thinking.call_headers if thinking else ()),
     )
-
-
-def _encoded(tokenizer: Tokenizer, markers: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    return tuple(dict.fromkeys(tuple(_ids_of(tokenizer, text)) for text in markers))
-
-
-def _ids_of(tokenizer: Tokenizer, marker: str) -> list[int]:
-    """Ids of a marker inside a text, where no tokenizer puts a space before it."""
-    ids = tokenizer.encode(marker, add_special_tokens=False)
-    if b"".join(map(tokenizer.token_bytes, ids)) == marker.encode():
-        return ids
-    anchor = tokenizer.encode("\n", add_special_tokens=False)
-    longer = tokenizer.encode("\n" + marker, add_special_tokens=False)
-    return longer[len(anchor) :] if longer[: len(anchor)] == anchor else ids
 
 
 def _any_special(tokenizer: Tokenizer, markers: Iterable[str]) -> bool:

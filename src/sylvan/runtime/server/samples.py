@@ -10,8 +10,8 @@ from typing import Any
 
 from sylvan.protocol.errors import SylvanError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
+from sylvan.runtime.server.context import Context
 from sylvan.runtime.tokenizer.checks import check_bytes
-from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
 
@@ -27,6 +27,7 @@ class Sample:
     usage: Usage = field(default_factory=Usage)
     finish: Finish | None = None
     timing: Timing | None = None
+    weight_versions: tuple[str, ...] = ()
 
     def add(self, delta: SampleDelta) -> None:
         """Append what is new."""
@@ -39,39 +40,48 @@ class Sample:
         self.usage = delta.usage
         self.finish = delta.finish or self.finish
         self.timing = delta.timing or self.timing
+        self.weight_versions = delta.weight_versions
 
     def last_delta(self, index: int) -> SampleDelta:
         """A delta that brings nothing but the end."""
         return SampleDelta(
-            rid=self.rid, index=index, usage=self.usage, finish=self.finish, timing=self.timing
+            rid=self.rid,
+            index=index,
+            usage=self.usage,
+            finish=self.finish,
+            timing=self.timing,
+            weight_versions=self.weight_versions,
         )
 
 
-async def collect(engine: TokenizerManager, inputs: Sequence[GenerateInput]) -> list[list[Sample]]:
+async def collect(context: Context, inputs: Sequence[GenerateInput]) -> list[list[Sample]]:
     """The samples of every prompt, finished.
 
     Raises:
         RequestError: One of the prompts cannot be served; the others are aborted.
         CapacityError: Likewise, for now.
     """
+    inputs = context.journal.pinned(inputs)
     if len(inputs) == 1:
-        return [await _collect_one(engine, inputs[0])]
-    _check_together(engine, inputs)
-    tasks = [asyncio.create_task(_collect_one(engine, inp)) for inp in inputs]
+        return [await _collect_one(context, 0, inputs[0])]
+    _check_together(context, inputs)
+    tasks = [asyncio.create_task(_collect_one(context, i, inp)) for i, inp in enumerate(inputs)]
     try:
         return await asyncio.gather(*tasks)
     finally:
         await _end(tasks)
 
 
-def _check_together(engine: TokenizerManager, inputs: Sequence[GenerateInput]) -> None:
-    check_bytes([inp.sampling for inp in inputs], engine.limits.max_parameter_bytes)
+def _check_together(context: Context, inputs: Sequence[GenerateInput]) -> None:
+    most = context.engine.limits.max_parameter_bytes
+    check_bytes([inp.sampling for inp in inputs], most)
 
 
-async def _collect_one(engine: TokenizerManager, inp: GenerateInput) -> list[Sample]:
+async def _collect_one(context: Context, prompt: int, inp: GenerateInput) -> list[Sample]:
     samples = [Sample() for _ in range(inp.sampling.n)]
-    async with aclosing(engine.generate(inp)) as deltas:
+    async with aclosing(context.engine.generate(inp)) as deltas:
         async for delta in deltas:
+            context.journal.count(prompt, delta)
             samples[delta.index].add(delta)
             if (error := error_of(delta.finish)) is not None:
                 raise error
@@ -79,7 +89,7 @@ async def _collect_one(engine: TokenizerManager, inp: GenerateInput) -> list[Sam
 
 
 async def stream(
-    engine: TokenizerManager, inputs: Sequence[GenerateInput]
+    context: Context, inputs: Sequence[GenerateInput]
 ) -> AsyncGenerator[tuple[int, SampleDelta], None]:
     """Deltas of all prompts as they come, each with the index of its prompt.
 
@@ -89,15 +99,38 @@ async def stream(
         RequestError: One of the prompts cannot be served; the others are aborted.
         CapacityError: Likewise, for now.
     """
-    if len(inputs) == 1:
-        async with aclosing(engine.generate(inputs[0])) as deltas:
-            async for delta in deltas:
-                yield 0, delta
+    if len(inputs) > 1:
+        _check_together(context, inputs)
+    journal = context.journal
+    inputs = journal.pinned(inputs)
+    sources = [context.engine.generate(inp) for inp in inputs]
+    try:
+        if journal.resumes:
+            for source in sources:
+                await anext(source)
+        for prompt, delta in journal.past(inputs):
+            journal.note(prompt, delta)
+            yield prompt, delta
+        async for prompt, delta in _merged(sources):
+            journal.note(prompt, delta)
+            yield prompt, delta
+    finally:
+        for source in sources:
+            await source.aclose()
+
+
+Source = AsyncGenerator[SampleDelta, None]
+_Item = tuple[int, SampleDelta] | SylvanError | None
+
+
+async def _merged(sources: Sequence[Source]) -> AsyncGenerator[tuple[int, SampleDelta], None]:
+    if len(sources) == 1:
+        async for delta in sources[0]:
+            yield 0, delta
         return
-    _check_together(engine, inputs)
-    queue: asyncio.Queue[_Item] = asyncio.Queue(2 * len(inputs))
-    running = len(inputs)
-    tasks = [asyncio.create_task(_feed(engine, i, inp, queue)) for i, inp in enumerate(inputs)]
+    queue: asyncio.Queue[_Item] = asyncio.Queue(2 * len(sources))
+    running = len(sources)
+    tasks = [asyncio.create_task(_feed(i, source, queue)) for i, source in enumerate(sources)]
     try:
         while running:
             item = await queue.get()
@@ -112,16 +145,10 @@ async def stream(
         await _end(tasks)
 
 
-_Item = tuple[int, SampleDelta] | SylvanError | None
-
-
-async def _feed(
-    engine: TokenizerManager, index: int, inp: GenerateInput, queue: asyncio.Queue[_Item]
-) -> None:
+async def _feed(index: int, source: Source, queue: asyncio.Queue[_Item]) -> None:
     try:
-        async with aclosing(engine.generate(inp)) as deltas:
-            async for delta in deltas:
-                await queue.put((index, delta))
+        async for delta in source:
+            await queue.put((index, delta))
     except SylvanError as error:
         await queue.put(error)
     finally:

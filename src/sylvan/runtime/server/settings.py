@@ -28,6 +28,7 @@ class ServerSettings:
         api_keys: Keys of ordinary clients; without any, everyone is one.
         api_key_file: JSON file of hashed keys with tenants and budgets.
         admin_api_key: Key of the operator.
+        gateway_key: By which gateways are known.
         cors_origins: Web origins whose pages may call the server; "*" for all.
         allowed_hosts: Names by which clients may call the server; "*" for all.
         max_body_bytes: Largest request body.
@@ -41,10 +42,13 @@ class ServerSettings:
         shared_system_prompts: Files with system prompts whose cache all tenants share.
         allow_control_text: Control tokens that messages spell count.
         reasoning_parser: Likewise for reasoning.
+        max_text_chars: Most characters that a route takes which only reads text.
         max_batch_samples: Largest number of prompts times samples in one request.
         max_parameter_bytes: Largest size of the parameters of one request, for all its samples.
         max_top_logprobs: Largest number of alternatives per position.
         max_response_bytes: Size of all stored `/v1/responses` objects together.
+        max_stored_bytes: Size of all files and batches of one tenant.
+        retention_s: Age at which files, ended batches and stored responses are forgotten.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
         shown: Resolved configuration for `/server_info`, free of secrets.
@@ -56,6 +60,7 @@ class ServerSettings:
     api_keys: tuple[Secret, ...] = ()
     api_key_file: str | None = None
     admin_api_key: Secret | None = None
+    gateway_key: Secret | None = None
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     root_path: str = ""
@@ -72,10 +77,13 @@ class ServerSettings:
     allow_control_text: bool = False
     tool_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
+    max_text_chars: int = 4 << 20
     max_batch_samples: int = 4096
     max_parameter_bytes: int = 64 << 20
     max_top_logprobs: int = 128
     max_response_bytes: int = 256 << 20
+    max_stored_bytes: int = 1 << 30
+    retention_s: float = 30 * 86_400.0
     response_store_size: int = 1024
     data_dir: str | None = None
     shown: Mapping[str, Any] = field(default_factory=dict)
@@ -91,15 +99,19 @@ class ServerSettings:
             api_keys=(server.api_key,) if server.api_key else (),
             api_key_file=server.api_key_file,
             admin_api_key=server.admin_api_key,
+            gateway_key=server.gateway_key,
             cors_origins=server.cors_origins,
             # no page reaches a unix socket, and clients of one may say any name
             allowed_hosts=server.allowed_hosts if server.uds is None else ("*",),
             root_path=server.root_path,
             access_log=server.access_log,
             max_body_bytes=server.max_body_bytes,
+            max_text_chars=config.limits.text_chars,
             max_batch_samples=config.limits.samples,
             max_parameter_bytes=config.limits.parameter_bytes,
             max_response_bytes=config.limits.response_bytes,
+            max_stored_bytes=config.limits.stored_bytes,
+            retention_s=config.limits.retention_s,
             data_dir=server.data_dir,
             incremental_streaming_output=text.incremental_stream,
             enable_cache_report=text.cache_report,

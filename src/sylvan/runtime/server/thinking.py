@@ -9,9 +9,6 @@ from sylvan.protocol.requests import Thinking
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.output import OutputRules
 from sylvan.runtime.server.parsers import Parsers
-from sylvan.text.tokenizer import Tokenizer
-
-TAIL_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,55 +69,6 @@ def thinking_of(
         inside=inside,
         budget=budget,
     )
-
-
-def ending(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The end of a prompt that came as ids, in which thinking may have begun."""
-    return tokenizer.decode(list(ids[-TAIL_TOKENS:]), skip_special_tokens=False)
-
-
-class ReasoningCounter:
-    """Counts the tokens of a sample's thinking as they come, markers included.
-
-    Args:
-        parsers: The markers.
-        inside: The output goes on with thinking; else it may begin with a start marker.
-    """
-
-    def __init__(self, parsers: Parsers, *, inside: bool) -> None:
-        family = parsers.reasoning
-        self._starts = parsers.think_starts if family else ()
-        self._ends = parsers.think_ends[: len(family.ends)] if family else ()
-        self._state = "inside" if inside and family else "before"
-        self._ids: list[int] = []
-        self.count = 0
-
-    def add(self, ids: Sequence[int]) -> None:
-        """Add tokens; `count` is what they make of it."""
-        if self._state == "over":
-            return
-        self._ids.extend(ids)
-        if self._state == "before":
-            self._open()
-        if self._state == "inside":
-            self._go_on()
-
-    def _open(self) -> None:
-        given = tuple(self._ids)
-        if any(given[: len(start)] == start for start in self._starts):
-            self._state = "inside"
-        elif not any(start[: len(given)] == given for start in self._starts):
-            self._state = "over"
-
-    def _go_on(self) -> None:
-        longest = max(map(len, self._ends), default=1)
-        ids = self._ids
-        for at in range(max(self.count - longest + 1, 0), len(ids)):
-            for end in self._ends:
-                if tuple(ids[at : at + len(end)]) == end:
-                    self._state, self.count = "over", at + len(end)
-                    return
-        self.count = len(ids)
 
 
 def count_reasoning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from sylvan.protocol.messages import Finish, Usage
 from sylvan.runtime.server.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.server.endpoint import Call
 from sylvan.runtime.server.fields import of_tools
+from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.output import Answer, OutputReader, Piece, ReasoningDelta, read_whole
 from sylvan.runtime.server.samples import collect, stream
 from sylvan.runtime.server.thinking import count_reasoning
@@ -27,6 +28,8 @@ class Outcome:
     finish: Finish
     usage: Usage
     reasoning_tokens: int
+    logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Of the tokens of the text, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Step:
     pieces: list[Piece]
     usage: Usage
     finish: Finish | None
+    logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 class Turn:
@@ -63,20 +67,22 @@ class Turn:
         """
         context = self._call.context
         prepared = await self._prepare()
-        [[sample]] = await collect(context.engine, [prepared.input])
+        [[sample]] = await collect(context, [prepared.input])
         answer = read_whole(prepared.rules, sample.text)
         assert sample.finish is not None, "a collected sample is finished"
         tokens = count_reasoning(context, prepared.rules, sample.token_ids, answer.reasoning)
-        return Outcome(answer, sample.finish, sample.usage, tokens)
+        spans = [span for span in answer.spans if not span.thinking]
+        entries = self._log(prepared).reply(sample.token_ids, sample.logprobs, sample.text, spans)
+        return Outcome(answer, sample.finish, sample.usage, tokens, entries["content"])
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """The answer as it comes; the last step has the finish. Closing it ends the request."""
         context = self._call.context
         prepared = await self._prepare()
-        reader = OutputReader(prepared.rules)
+        reader, log = OutputReader(prepared.rules), self._log(prepared)
         ids: list[int] = []
         thinking = ""
-        async with aclosing(stream(context.engine, [prepared.input])) as deltas:
+        async with aclosing(stream(context, [prepared.input])) as deltas:
             async for _, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
@@ -88,7 +94,15 @@ class Turn:
                     thinking += "".join(p.text for p in pieces if isinstance(p, ReasoningDelta))
                 if delta.finish is not None:
                     self.reasoning_tokens = count_reasoning(context, prepared.rules, ids, thinking)
-                yield Step(pieces, delta.usage, delta.finish)
+                spans = [span for span in reader.spans() if not span.thinking]
+                parts = [] if delta.logprobs is None else [delta.logprobs]
+                entries = log.reply(delta.token_ids, parts, delta.text, spans)["content"]
+                yield Step(pieces, delta.usage, delta.finish, entries)
+
+    def _log(self, prepared: Prepared) -> ChatLogprobs:
+        skip = prepared.input.sampling.skip_special_tokens
+        tokenizer = self._call.context.engine.tokenizer
+        return ChatLogprobs(tokenizer, skip_special_tokens=skip, every=False)
 
     async def _prepare(self) -> Prepared:
         prepared = await prepare(self._call.context, self._conversation)

@@ -40,6 +40,7 @@ class _Text:
     detokenized: int = 0
     emitted: int = 0
     buffered: list[TextOutput] = field(default_factory=list[TextOutput])
+    weight_version: str | None = None  # of its last output
     error: RequestError | None = None
 
     @property
@@ -130,6 +131,9 @@ class DetokenizerManager:
             if state is None:
                 continue  # its text ended before the scheduler knew, or it is of an earlier epoch
             part, matched = _push(state, output)
+            if batch.weight_version != state.weight_version:
+                state.weight_version = batch.weight_version
+                part = msgspec.structs.replace(part, weight_version=batch.weight_version)
             state.buffered.append(part)
             if state.due:
                 texts += state.drain()

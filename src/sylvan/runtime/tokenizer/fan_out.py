@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from sylvan.protocol.commands import HashWeights, JoinGroup, ReadWeights, UpdateWeights
 from sylvan.protocol.messages import (
     CachePrompts,
     CacheRequest,
@@ -15,6 +16,7 @@ from sylvan.protocol.messages import (
     ControlReply,
     Load,
     Pause,
+    SetWeightVersion,
 )
 
 _COUNTS = tuple(f.name for f in msgspec.structs.fields(Load) if f.name != "paused")
@@ -28,8 +30,10 @@ def merged_load(loads: Sequence[Load]) -> Load:
     return Load(**counts, paused=all(load.paused for load in loads))
 
 
-def command_for_each(command: Command, count: int) -> Command:
-    """What each of `count` replicas is told, so that all answers together are what was asked."""
+def command_for(command: Command, replica: int, count: int) -> Command:
+    """What one of `count` replicas is told, so that all answers together are what was asked."""
+    if isinstance(command, JoinGroup):
+        return msgspec.structs.replace(command, rank=command.rank + replica)
     if isinstance(command, CacheTree):
         return msgspec.structs.replace(command, max_nodes=max(1, command.max_nodes // count))
     return command
@@ -55,13 +59,19 @@ def merged_reply(command: Command, replies: Sequence[ControlReply]) -> ControlRe
 def _merged_body(command: Command, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
     match command:
         case Pause():
-            return {name: sum(body[name] for body in bodies) for name in bodies[0]}
+            merged = {name: sum(body[name] for body in bodies) for name in bodies[0]}
+        case UpdateWeights():
+            paused = sum(body.get("num_paused_requests", 0) for body in bodies)
+            merged = {**bodies[0], "num_paused_requests": paused}
+        case ReadWeights() | HashWeights() | SetWeightVersion():
+            merged = bodies[0]  # all replicas have the same weights
         case CachePrompts():
-            return {"prompts": [prompt for body in bodies for prompt in body["prompts"]]}
+            merged = {"prompts": [prompt for body in bodies for prompt in body["prompts"]]}
         case CacheTree():
-            return _merged_trees(bodies)
+            merged = _merged_trees(bodies)
         case _:
-            return {"replicas": list(bodies)}
+            merged = {"replicas": list(bodies)}
+    return merged
 
 
 def _merged_trees(bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class SampleState:
         losses: How often a process was lost while it served this sample.
         finish: Why it ended, once it has.
         aborting: The finish it was aborted with, until the scheduler confirms it.
+        weight_versions: Labels of the weights that made its outputs, in order.
         finish_delivered: The client has been given the finish.
     """
 
@@ -63,6 +64,7 @@ class SampleState:
     finish: Finish | None = None
     timing: Timing | None = None
     aborting: Finish | None = None
+    weight_versions: list[str] = field(default_factory=list)
     has_prompt_logprobs: bool = False
     first_delivered: bool = False
     finish_delivered: bool = False
@@ -80,6 +82,8 @@ class SampleState:
                 output = msgspec.structs.replace(part.output, prompt_logprobs=None)
                 part = msgspec.structs.replace(part, output=output)
             self.has_prompt_logprobs = True
+        if part.weight_version is not None and part.weight_version not in self.weight_versions[-1:]:
+            self.weight_versions.append(part.weight_version)
         self.pending.add(part)
         self.output_ids.extend(part.output.token_ids)
         self.usage = self._merged(part.output.usage)
@@ -138,6 +142,7 @@ class SampleState:
             finish=self.finish,
             timing=self.timing,
             embedding=pending.embedding,
+            weight_versions=tuple(self.weight_versions),
         )
 
     def _merged(self, usage: Usage) -> Usage:

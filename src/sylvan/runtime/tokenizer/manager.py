@@ -29,6 +29,7 @@ from sylvan.runtime.tokenizer.embeds import (
 )
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
+from sylvan.runtime.tokenizer.past import take_over
 from sylvan.runtime.tokenizer.router import CONTROL_TIMEOUT_S, ReplicaRouter
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
@@ -39,6 +40,7 @@ from sylvan.runtime.tokenizer.types import (
     State,
     Vector,
 )
+from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.threads import call_in_pool
@@ -79,6 +81,7 @@ class TokenizerManager:
         self._reserved = 0
         self._checked: SamplingParams | None = None
         self.isolation = CacheIsolation()
+        self.updates = WeightUpdates(self)
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._texts = EmbedTexts(tokenizer, self._pool)
 
@@ -100,6 +103,8 @@ class TokenizerManager:
         """
         live = await self._admit(inp)
         try:
+            if inp.past is not None:
+                yield SampleDelta(rid=live.rid)
             while not live.done:
                 await live.wake.wait()
                 for delta in live.drain():
@@ -191,6 +196,11 @@ class TokenizerManager:
         return await self.router.control(command, timeout_s)
 
     @property
+    def weight_version(self) -> str:
+        """Label of the weights in force."""
+        return self.router.weight_version
+
+    @property
     def state(self) -> State:
         """What the processes are doing as a whole."""
         return self.router.state
@@ -234,7 +244,8 @@ class TokenizerManager:
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
-        seed = secrets.randbits(63) if self.limits.seed is None else self.limits.seed
+        given = (self.limits.seed, inp.default_seed)
+        seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
         return self._submit(inp, msgspec.structs.replace(base, rid=rid))
 
@@ -275,6 +286,7 @@ class TokenizerManager:
             SampleState(msgspec.structs.replace(base, sample=index))
             for index in range(base.sampling.n)
         ]
+        take_over(samples, inp.past or (), self.facts.vocab_size)
         live = LiveRequest(base.rid, samples, interval, self._clock(), internal=inp.internal)
         self.router.open(live)
         return live

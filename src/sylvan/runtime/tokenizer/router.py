@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.messages import Command, ControlReply, Finish, Load
-from sylvan.runtime.tokenizer.fan_out import command_for_each, merged_load, merged_reply
+from sylvan.runtime.tokenizer.fan_out import command_for, merged_load, merged_reply
 from sylvan.runtime.tokenizer.live import LiveRequest, LiveTable
 from sylvan.runtime.tokenizer.routing import RoundRobin, RoutingPolicy
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
@@ -99,6 +99,11 @@ class ReplicaRouter:
         return min(known, key=lambda facts: facts.max_request_tokens)
 
     @property
+    def weight_version(self) -> str:
+        """Label of the weights that the first replica computes with."""
+        return self.clients[0].weight_version
+
+    @property
     def load(self) -> Load:
         """How busy the schedulers were at their last heartbeats, together."""
         return merged_load([client.load for client in self.clients])
@@ -154,8 +159,10 @@ class ReplicaRouter:
         clients = self._usable()
         for client in clients:  # before any is sent: all carry it out, or none
             client.check_connected()
-        command = command_for_each(command, len(clients))
-        waiting = [client.control(command, timeout_s) for client in clients]
+        waiting = [
+            client.control(command_for(command, number, len(clients)), timeout_s)
+            for number, client in enumerate(clients)
+        ]
         return list(zip(clients, await asyncio.gather(*waiting), strict=True))
 
     def drain(self) -> None:

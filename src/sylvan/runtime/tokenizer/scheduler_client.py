@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.messages import (
+    DEFAULT_VERSION,
     Abort,
     Command,
     Control,
@@ -54,6 +55,7 @@ class SchedulerClient:
         load: As of the last heartbeat.
         heartbeat_s: Time of the last heartbeat; minus infinity before the first.
         num_samples: Of the requests that this client has.
+        weight_version: Label of the weights in force, as of the last reply that told it.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SchedulerClient:
         self.load = Load()
         self.heartbeat_s = -math.inf
         self.num_samples = 0
+        self.weight_version = DEFAULT_VERSION
         self._hand_over = hand_over
         self._clock = clock
         self._send: Send | None = None
@@ -88,6 +91,7 @@ class SchedulerClient:
         holds for the new scheduler, too.
         """
         self.facts = facts
+        self.weight_version = str(facts.extra.get("weight_version") or DEFAULT_VERSION)
         self._send = send
         self.heartbeat_s = self._clock()
         if self._paused:
@@ -160,7 +164,7 @@ class SchedulerClient:
         """
         self._add(live)
         try:
-            for sample in live.samples:
+            for sample in tuple(live.unfinished()):
                 self._submit(live, sample)
         except ChannelFullError:
             self.close(live)
@@ -227,6 +231,8 @@ class SchedulerClient:
             del self._replies[number]
         if reply.ok and isinstance(command, Pause | Resume):
             self._paused = isinstance(command, Pause)
+        if reply.ok and reply.body and "weight_version" in reply.body:
+            self.weight_version = reply.body["weight_version"]
         return reply
 
     @property

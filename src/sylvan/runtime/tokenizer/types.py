@@ -68,7 +68,9 @@ class GenerateInput:
     `tpot_ms` are targets for the first token and for each later one. With `stream` False each
     sample yields one delta, at its end; otherwise one whenever `sampling.stream_interval` tokens
     (1 if None) are there and the reader is. `internal` requests are our own, such as health probes:
-    they are not accounted for.
+    they are not accounted for. `default_seed` counts where neither `sampling` nor the operator
+    gives one. With `past`, what another server gave out for this request, it is continued; the
+    first delta then brings nothing, and says that the request was admitted.
     """
 
     text: str | None = None
@@ -88,6 +90,8 @@ class GenerateInput:
     trusted: bool = True
     thinking: Thinking | None = None
     internal: bool = False
+    default_seed: int | None = None
+    past: tuple[SampleDelta, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,7 @@ class SampleDelta:
         finish: Why the sample ended; None before its last delta.
         timing: With the finish; seconds on the machine's monotonic clock.
         embedding: Of requests for vectors, instead of text; float32.
+        weight_versions: Labels of the weights that made the sample so far, in order.
     """
 
     rid: str
@@ -117,6 +122,7 @@ class SampleDelta:
     finish: Finish | None = None
     timing: Timing | None = None
     embedding: np.ndarray | None = None
+    weight_versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

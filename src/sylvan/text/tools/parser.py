@@ -19,6 +19,7 @@ from sylvan.text.tools.events import (
 from sylvan.text.tools.reader import Malformed, Reader, Steps
 
 _PIECE_CHARS = 8192  # bounds what is searched again after each marker
+_MAX_FAILED = 256  # each marker that began no call may cost a look at all of the text
 
 
 class Grammar(Protocol):
@@ -47,7 +48,8 @@ class ToolParser:
     """Finds the calls in one output.
 
     The joined events do not depend on how the text was cut. Text that is not a complete call is
-    given back as text; calls that were begun keep what came of them. Nothing is ever raised.
+    given back as text; calls that were begun keep what came of them. After 256 markers that
+    began no call the rest is text. Nothing is ever raised.
 
     Args:
         grammar: How calls are written.
@@ -60,6 +62,7 @@ class ToolParser:
         self._grammar = grammar
         self._steps = self._run()
         self._after_call = False
+        self._failed = 0
         self._finished = False
 
     def feed(self, text: str) -> list[Event]:
@@ -90,10 +93,14 @@ class ToolParser:
         reader, calls, grammar = self._reader, self._calls, self._grammar
         if grammar.bare and (yield from reader.lookahead(grammar.bare)):
             yield from self._attempt("")
-        while marker := (
-            yield from reader.seek(grammar.markers, calls.text, after_call=self._after_call)
-        ):
+        while self._failed < _MAX_FAILED:
+            marker = yield from reader.seek(
+                grammar.markers, calls.text, after_call=self._after_call
+            )
+            if not marker:
+                return
             yield from self._attempt(marker)
+        yield from reader.seek((), calls.text, after_call=False)
 
     def _attempt(self, marker: str) -> Steps[None]:
         before = self._calls.count
@@ -102,12 +109,14 @@ class ToolParser:
         except Malformed:
             self._calls.give_back()
             self._after_call = False
+            self._failed += 1
             return
         self._after_call = self._calls.count > before
         if self._after_call:
             self._reader.commit()
         else:  # no function of the request was called
             self._calls.give_back()
+            self._failed += 1
 
 
 @dataclass(slots=True)

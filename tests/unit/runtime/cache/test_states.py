@@ -56,14 +56,14 @@ def test_chunks_leave_states_at_their_last_page():
     here = world(chunk_tokens=10)
     run(here, "a", range(30))
 
-    stops = {node.stop for node in here.tree.holders.values()}
+    stops = {node.stop for node in here.tree.states.holders.values()}
     assert stops == {8, 20, 28, 30}
 
 
 def test_state_goes_with_its_node_when_pages_are_evicted():
     here = world(pages=10)
     run(here, "a", range(30))
-    assert here.states.kept_slots == 2
+    assert len(here.tree.states.holders) == 2
 
     run(here, "b", range(100, 136))
 

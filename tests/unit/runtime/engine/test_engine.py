@@ -313,3 +313,35 @@ def test_thinking_is_refused_where_nothing_follows_it(
         engine.generate("a", params, **fields)
 
     assert caught.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_thinking_are_counted(model: Path, stream: bool) -> None:
+    thought = "<think>ab</think>"
+    wanted = {"regex": f"{thought}cd", "max_new_tokens": 40}
+    with start(model, reasoning_parser="qwen3") as engine:
+        found: Any = engine.generate("x", wanted, stream=stream)
+        counts = [r["meta_info"]["reasoning_tokens"] for r in (found if stream else [found])]
+        num_tokens = len(engine.tokenizer.encode(thought, add_special_tokens=False))
+        plain: Any = engine.generate("x", {"regex": "cd"})
+        opened: Any = engine.generate("x<think>", {"regex": "ab</think>cd", "max_new_tokens": 40})
+
+    assert counts[-1] == num_tokens
+    assert counts == sorted(counts)
+    assert plain["meta_info"]["reasoning_tokens"] == 0
+    assert opened["meta_info"]["reasoning_tokens"] == num_tokens - 1
+
+
+def test_no_tokens_tell_what_may_come_next(engine: Engine) -> None:
+    wanted: dict[str, Any] = {
+        "return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [5, 6],
+    }  # fmt: skip
+    one: Any = engine.generate("next", {**GREEDY, "max_new_tokens": 1}, **wanted)
+    none: Any = engine.generate("next", {**GREEDY, "max_new_tokens": 0}, **wanted)
+
+    assert (none["text"], none["output_ids"]) == ("", [])
+    assert none["meta_info"]["completion_tokens"] == 0
+    assert none["meta_info"]["output_token_logprobs"] == []
+    for name in ("output_top_logprobs", "output_token_ids_logprobs"):
+        assert len(none["meta_info"][name]) == 1
+        assert none["meta_info"][name] == one["meta_info"][name]

@@ -98,6 +98,7 @@ class Fixture:
                 "facts": {},
                 "state": lambda: {"a": 1},
                 "inspect": lambda command: None,
+                "executor": self.executor,
                 "close": lambda: None,
             }
             | options,

@@ -15,6 +15,7 @@ from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.core.step import PageCopy
 from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.slots import RequestSlots
@@ -48,7 +49,7 @@ class Successor:
         if self.fail:
             raise RuntimeError(self.fail)
         self.ids, self.positions = batch.input_ids_T.clone(), batch.positions_T.clone()
-        names = ("input_ids_T", "positions_T", "out_slots_T", "kv_lens_R", "q_starts_R")
+        names = ("input_ids_T", "positions_T", "slot_mappings", "kv_lens_R", "q_starts_R")
         self.seen.append({name: getattr(batch, name).tolist() for name in names})
         return self.logits(batch.sample_rows.numpy())
 
@@ -76,7 +77,9 @@ class Bench:
         backend = ImmediateBackend(self.runner, batch, sampler or Sampler(), slots)
         halves = [PromptLogprobsWorker(), *([EmbeddingsWorker(pooler)] if pooler else [])]
         caps = ExecutorCaps(max_batch_tokens=64, max_running_reqs=4)
-        self.executor = LocalExecutor(Worker(backend, slots, halves), caps, overlap=overlap)
+        control = ExecutorControl("there are no weights", {}, self.pool.groups, None)
+        worker = Worker(backend, slots, halves, lambda: control.blocked)
+        self.executor = LocalExecutor(worker, caps, control, overlap=overlap)
         self.builder = PlanBuilder(caps.max_running_reqs)
         self.hooks = Hooks((PromptLogprobs(), *([Embeddings(pools_all=True)] if pooler else [])))
         self._page = 1
@@ -126,7 +129,7 @@ def test_mixed_batch_is_laid_out_row_by_row(bench):
     assert bench.runner.seen[-1] == {
         "input_ids_T": [10, 11, 3, 4],
         "positions_T": [3, 4, 0, 1],
-        "out_slots_T": [1 * PAGE + 3, 2 * PAGE, 5 * PAGE, 5 * PAGE + 1],
+        "slot_mappings": [[1 * PAGE + 3, 2 * PAGE, 5 * PAGE, 5 * PAGE + 1]],
         "kv_lens_R": [5, 2],
         "q_starts_R": [0, 2, 4],
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.facts import KVGroupFacts
 from sylvan.runtime.executor.options import LocalOptions
-from sylvan.runtime.executor.pools import pages_shape, tensor_pool
+from sylvan.runtime.executor.pools import cache_groups, pages_shape, tensor_pool
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.pool.mha import GroupShape, KVShape
@@ -27,18 +27,15 @@ def config_of(tmp_path, windows):
     return msgspec.structs.replace(config, num_hidden_layers=4, layer_windows=windows)
 
 
-def test_one_page_table_means_one_group(tmp_path):
-    config = config_of(tmp_path, (None, 64, 64, 64))
-
-    assert pages_shape(config, SHAPE, options()) == SHAPE
+def test_layers_that_need_the_same_tokens_share_all_pages(tmp_path):
     same = config_of(tmp_path, (64,) * 4)
-    assert pages_shape(same, SHAPE, options(grouped=True)) == SHAPE
+    assert pages_shape(same, SHAPE, options()) == SHAPE
 
 
 def test_layers_with_a_window_take_less_memory_for_as_many_tokens(tmp_path):
     config = config_of(tmp_path, (None, 64, None, 64))
 
-    found = pages_shape(config, SHAPE, options(grouped=True))
+    found = pages_shape(config, SHAPE, options())
 
     # two requests, each 4 pages of a window and 2 at its ends; two steps of 2 pages; a quarter; 1
     windowed = 2 * 6 + 2 * 2 + 250 + 1
@@ -51,16 +48,16 @@ def test_layers_with_a_window_take_less_memory_for_as_many_tokens(tmp_path):
 def test_memory_that_was_measured_is_divided(tmp_path):
     config = config_of(tmp_path, (None, 64, 64, 64))
 
-    found = pages_shape(config, SHAPE, options(grouped=True, fill=True))
+    found = pages_shape(config, SHAPE, options(fill=True))
 
     full, windowed = found.groups
     # one layer of all tokens, three of a quarter of them and a little, in as much memory
     assert full.num_pages + 3 * windowed.num_pages <= 4 * 1001
     assert 4 * 1000 // (1 + 3 / 4) * 0.97 < full.num_pages < 4 * 1000 // (1 + 3 / 4)
     assert found.num_pages == full.num_pages
-    limited = pages_shape(config, SHAPE, options(grouped=True, fill=True, most_pages=1201))
+    limited = pages_shape(config, SHAPE, options(fill=True, most_pages=1201))
     assert limited.num_pages == 1201
-    tiny = pages_shape(config, small(2), options(grouped=True, fill=True))
+    tiny = pages_shape(config, small(2), options(fill=True))
     assert all(group.num_pages >= 2 for group in tiny.groups)
 
 
@@ -74,4 +71,20 @@ def test_an_executor_tells_of_its_groups(tmp_path):
     executor, facts = build_executor(path, LocalOptions(**SIZES, num_pages=9))
     executor.close()
 
-    assert facts.kv_groups == (KVGroupFacts(kind="full", num_pages=9),)
+    full = KVGroup(name="full", kind="full", num_pages=9, page_size=16)
+    assert executor.caps.kv_groups == (full,)
+    assert facts.kv_bytes >= 9 * 16 * facts.kv_bytes_per_token
+
+
+def test_groups_of_a_model_in_the_order_of_its_page_tables(tmp_path):
+    config = config_of(tmp_path, (64, None, 32, 64))
+    shape = pages_shape(config, SHAPE, options())
+
+    found = cache_groups(config, shape, num_states=5)
+
+    kinds = [(group.name, group.kind, group.window) for group in found]
+    windows = [("window-32", "window", 32), ("window-64", "window", 64)]
+    assert kinds == [("full", "full", 0), *windows, ("state", "state", 0)]
+    assert [g.num_pages for g in found] == [*(g.num_pages for g in shape.groups), 5]
+    blind = msgspec.structs.replace(config, causal=False)
+    assert [g.kind for g in cache_groups(blind, SHAPE)] == ["full"]

@@ -26,6 +26,6 @@ def test_copy_takes_the_first_tokens_only():
     pool = LatentPool(SHAPE, 4, torch.float32)
     pool.layer(0)[0][1] = 1.0
 
-    pool.copy(1, 2, 1)
+    pool.groups[0].copy_tokens([(1, 2, 1)])
 
     assert pool.layer(0)[0][2, :, 0, 0].tolist() == [1.0, 0.0]

@@ -31,7 +31,7 @@ def test_store_addresses_slots():
 def test_copy_takes_the_first_tokens_in_all_layers():
     pool, before = filled(), filled()
 
-    pool.copy(1, 4, 3)
+    pool.groups[0].copy_tokens([(1, 4, 3)])
 
     for index in range(3):
         for new, old in zip(pool.layer(index), before.layer(index), strict=True):

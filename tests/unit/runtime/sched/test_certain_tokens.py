@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.core.step import SliceOutput
 from sylvan.runtime.sched.capability import Capability, Verdict
 from sylvan.runtime.sched.scheduler import Scheduler
-from tests.support.kv import CheckingExecutor, Piece, World, digest, next_token, request
+from tests.support.kv import CheckingExecutor, Piece, World, digest, kv_groups, next_token, request
 
 JUMP = 5
 
@@ -40,8 +42,8 @@ def expected(req) -> list[int]:
 class JumpingExecutor(CheckingExecutor):
     """Adds the certain tokens, and is void where the scheduler asks for what they replace."""
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        super().__init__(num_pages, page_size)
+    def __init__(self, groups: Sequence[KVGroup]) -> None:
+        super().__init__(groups)
         self.next_position: dict[str, int] = {}
 
     def _output(self, piece: Piece) -> SliceOutput:
@@ -60,7 +62,7 @@ class JumpingExecutor(CheckingExecutor):
 @pytest.mark.parametrize("inflight", [1, 2])
 @pytest.mark.parametrize("pages", [12, 400])
 def test_certain_tokens_are_appended_and_computed_together(inflight, pages) -> None:
-    jumping = JumpingExecutor(pages + 1, 4)
+    jumping = JumpingExecutor(kv_groups(pages + 1, 4))
     world = _with_executor(World(pages=pages, page_size=4, inflight=inflight), jumping)
     reqs = [
         request(str(i), [i + 1] * (i + 2), new=17, seed=i, eos_ids=(40,) if i == 3 else ())
@@ -85,7 +87,7 @@ def _with_executor(world: World, executor: CheckingExecutor) -> World:
 
 def test_certain_tokens_save_steps() -> None:
     plain, world = World(pages=100), World(pages=100)
-    world = _with_executor(world, JumpingExecutor(101, 4))
+    world = _with_executor(world, JumpingExecutor(kv_groups(101, 4)))
     for one in (plain, world):
         one.scheduler.add(request("a", [3, 4], new=40))
         one.run()
@@ -103,7 +105,7 @@ class EndingExecutor(CheckingExecutor):
 
 @pytest.mark.parametrize("inflight", [1, 2])
 def test_an_executor_can_end_a_request(inflight) -> None:
-    world = _with_executor(World(pages=100, inflight=inflight), EndingExecutor(101, 4))
+    world = _with_executor(World(pages=100, inflight=inflight), EndingExecutor(kv_groups(101, 4)))
     world.scheduler.add(request("a", [3, 4], new=40))
     world.run()
 

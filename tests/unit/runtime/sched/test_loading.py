@@ -53,7 +53,7 @@ class Arrivals(Capability):
         """The KV of the first `count` tokens is here."""
         req = self.loading.pop(rid)
         assert req.kv is not None
-        memory, size = self.world.executor.memory, self.world.cache.page_size
+        memory, size = self.world.executor.memory[0], self.world.cache.page_size
         for position, history in enumerate(histories(req.request)[1 : count + 1]):
             page = int(req.kv.view()[position // size])
             memory[page * size + position % size] = history

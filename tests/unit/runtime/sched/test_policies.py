@@ -256,6 +256,28 @@ def test_full_queue_refuses_for_now():
     assert error.value.retry_after_s > 0
 
 
+def test_full_queue_ends_the_least_urgent_for_a_more_urgent_one():
+    world = World(max_running_reqs=1, max_waiting_reqs=3)
+    world.scheduler.add(request("running", [1], new=20))
+    world.scheduler.step()
+    for rid, priority in (("a", 2), ("b", 1), ("c", 1)):
+        world.scheduler.add(request(rid, [1], priority=priority))
+    world.scheduler.add(request("d", [1], priority=3))
+    world.scheduler.step()
+
+    assert world.finish.keys() == {"c"}
+    assert (world.finish["c"].type, world.finish["c"].status) == ("abort", 503)
+    assert "more urgent" in world.finish["c"].message
+    with pytest.raises(CapacityError):
+        world.scheduler.add(request("e", [1], priority=1))
+    with pytest.raises(RequestError, match="fit"):  # nobody ends for what cannot be served
+        world.scheduler.add(request("f", [1] * 10_000, priority=9))
+    world.run()
+    assert {rid for rid, finish in world.finish.items() if finish.type == "length"} == {
+        *("running", "a", "b", "d")
+    }
+
+
 def test_duplicate_rid_is_refused():
     world = World()
     world.scheduler.add(request("a", [1]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -314,6 +316,35 @@ async def test_only_the_replica_that_there_is_can_be_named(client, path, body):
         assert {await status({name: rank}) for rank in (7, -1, "0", 0.0, True, [7])} == {400}
     assert await status(headers={header: "0"}) == 200
     assert {await status(headers={header: rank}) for rank in ("7", "-1", "x", "")} == {400}
+
+
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_compressed_bodies_are_read_within_the_limit(engine, coding, pack):
+    client = Client(engine, max_body_bytes=1000)
+    headers = JSON | {"content-encoding": coding}
+    data = json.dumps({"text": "abc"}).encode()
+
+    async def status(content, **changes):
+        response = await send(client, "/generate", content, headers | changes)
+        return response.status_code
+
+    assert await status(pack(data)) == 200
+    assert await status(pack(json.dumps({"text": "a" * 5000}).encode())) == 413
+    assert await status(pack(b"0" * 10**7)[:900]) == 413
+    assert await status(pack(data)[:-6]) == 400
+    assert await status(data) == 400
+    assert await status(data, **{"content-encoding": "br"}) == 415
+
+
+async def test_every_answer_names_its_call(client):
+    ids = set()
+    for path, body in (("/generate", {"text": "a"}), ("/v1/completions", {}), ("/generate", {})):
+        ids.add((await client.post(path, body)).headers["x-request-id"])
+    assert len(ids) == 3
+    streamed = {"text": "a", "stream": True}
+    for name, kept in (("abc-1.2:3", True), ("x" * 200, False), ("a b", False)):
+        answer = await client.post("/generate", streamed, headers={"x-request-id": name})
+        assert (answer.headers["x-request-id"] == name) is kept
 
 
 # Health -----------------------------------------------------------------------------------------

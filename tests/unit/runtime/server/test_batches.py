@@ -14,7 +14,7 @@ from sylvan.runtime.server.openai import completions
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.security import Gate
 from sylvan.utils.clock import VirtualClock
-from tests.support.http import Client
+from tests.support.http import Client, two_tenants
 
 PATH = "/v1/completions"
 
@@ -159,8 +159,8 @@ async def test_batches_keep_to_the_budget_of_their_tenant(engine, tmp_path):
 
 
 async def test_a_full_disk_is_named(durable):
-    [pages] = durable.context.batches.store._db.execute("PRAGMA page_count").fetchone()
-    durable.context.batches.store._db.execute(f"PRAGMA max_page_count = {pages}")
+    [pages] = durable.context.batches.store._database._db.execute("PRAGMA page_count").fetchone()
+    durable.context.batches.store._database._db.execute(f"PRAGMA max_page_count = {pages}")
     files = {"file": ("in.jsonl", b"x" * 100_000)}
     response = await durable.http.post("/v1/files", files=files, data={"purpose": "batch"})
 
@@ -213,6 +213,58 @@ async def test_batch_can_be_cancelled(durable):
     assert done["status"] == "cancelled"
     assert done["cancelling_at"] is not None
     assert durable.engine.manager.num_live == 0
+
+
+async def test_batch_that_has_ended_can_be_deleted(durable):
+    durable.engine.control.hold = True
+    batch = await start(durable, line("r", prompt="p"))
+    path = f"/v1/batches/{batch['id']}"
+    early = await durable.http.delete(path)
+    assert (early.status_code, early.json()["param"]) == (409, "batch_id")
+    await durable.http.post(f"{path}/cancel")
+    await ended(durable, batch["id"])
+    assert (await durable.http.delete(path)).json()["deleted"] is True
+
+    assert (await durable.get(path)).status_code == 404
+    assert (await durable.get("/v1/batches")).json()["data"] == []
+
+
+async def test_a_tenant_stores_no_more_than_its_share(engine, tmp_path):
+    client = two_tenants(engine, tmp_path, max_stored_bytes=5000)
+    red, blue = ({"authorization": f"Bearer {name}"} for name in ("red", "blue"))
+    client.http.headers.update(red)
+    engine.control.hold = True
+    file = await upload(client, line("r", prompt="p" * 2000))
+    body = {"input_file_id": file["id"], "endpoint": PATH, "completion_window": "24h"}
+    assert (await client.post("/v1/batches", body)).status_code == 200
+    refused = await client.post("/v1/batches", body)
+    assert refused.status_code == 413
+    assert refused.json()["param"] == "input_file_id"
+    assert "limits.stored_bytes=5000" in refused.json()["message"]
+    files = {"file": ("in.jsonl", b"x" * 3000)}
+    upload_refused = await client.http.post("/v1/files", files=files, data={"purpose": "batch"})
+    assert (upload_refused.status_code, upload_refused.json()["param"]) == (413, "file")
+    client.http.headers.update(blue)
+    await upload(client, b"x" * 3000)
+
+    client.http.headers.update(red)
+    await client.http.delete(f"/v1/files/{file['id']}")
+    await upload(client, b"x" * 1000)
+    await client.context.batches.worker.stop()
+
+
+async def test_what_is_old_is_forgotten(engine):
+    client = Client(engine, retention_s=3600.0)
+    now = 1e9
+    object.__setattr__(client.context, "wall", lambda: now)
+    old = await upload(client, b"x")
+    now += 3000
+    new = await upload(client, b"y")
+    now += 601
+
+    assert (await client.get(f"/v1/files/{old['id']}")).status_code == 404
+    listed = (await client.get("/v1/files")).json()["data"]
+    assert [file["id"] for file in listed] == [new["id"]]
 
 
 async def test_batches_are_listed(durable):

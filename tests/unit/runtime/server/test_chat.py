@@ -547,7 +547,7 @@ async def test_streamed_deltas_add_up_to_the_whole_answer(client, text, size, to
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": -5}, "max_tokens"),
-        ({"max_completion_tokens": 10**9}, "max_tokens"),
+        ({"max_completion_tokens": 10**9}, "max_completion_tokens"),
         ({"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),

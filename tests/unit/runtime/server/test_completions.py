@@ -130,7 +130,7 @@ async def test_stop_string_is_named(client):
         ({"prompt": [999999]}, "prompt"),
         ({"prompt": "a" * 3000}, "prompt"),
         ({"logprobs": 10**6}, "logprobs"),
-        ({"best_of": 5_000_000}, "n"),
+        ({"best_of": 5_000_000}, "best_of"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"suffix": "x"}, "suffix"),

@@ -32,16 +32,16 @@ NEEDED = routes(
     GET/POST /flush_cache /open_session /close_session /freeze_gc /v1/files /v1/batches
     GET /v1/models/{model:path} /v1/responses/{response_id} /v1/files/{file_id}/content
     POST /v1/responses/{response_id}/cancel /v1/batches/{batch_id}/cancel
-    """
-)
-CONTRACT = NEEDED | routes(
-    """
-    POST/PUT /set_internal_state
     POST /update_weights_from_disk /init_weights_update_group /destroy_weights_update_group
     POST /update_weights_from_distributed /update_weights_from_tensor /update_weights_from_ipc
     POST /begin_weight_update /end_weight_update /update_weight_version
     GET/POST /get_weights_by_name /weights_checker
     GET/POST /release_memory_occupation /resume_memory_occupation
+    """
+)
+CONTRACT = NEEDED | routes(
+    """
+    POST/PUT /set_internal_state
     POST /init_weights_send_group_for_remote_instance /send_weights_to_remote_instance
     GET /remote_instance_transfer_engine_info /get_remote_instance_transfer_engine_info
     POST /load_lora_adapter /load_lora_adapter_from_tensors /unload_lora_adapter
@@ -84,6 +84,35 @@ async def test_unknown_parser_is_refused_with_the_nearest_name(client, path, fie
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
     assert "Did you mean" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("/parse_function_call", "text", {"text": "x" * 51, "tools": []}),
+        ("/separate_reasoning", "text", {"text": "x" * 51}),
+        ("/tokenize", "prompt", {"prompt": "x" * 51}),
+        ("/v1/tokenize", "prompt", {"prompt": ["x" * 26, "y" * 25]}),
+    ],
+)
+async def test_texts_that_are_only_read_are_bounded(engine, path, field, body):
+    client = Client(engine, max_text_chars=50)
+    response = await client.post(path, body)
+
+    assert response.status_code == 413
+    assert f"{field}: 51 characters are more than limits.text_chars=50" in response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/render", "/v1/chat/completions"])
+async def test_a_conversation_that_no_context_holds_is_not_rendered(client, monkeypatch, path):
+    monkeypatch.setattr(client.context.template, "render", None)
+    length = client.engine.manager.facts.context_len
+    messages = [{"role": "user", "content": "x" * 256 * length}, {"role": "user", "content": "y"}]
+    response = await client.post(path, {"messages": messages})
+
+    assert response.status_code == 400
+    assert response.json()["param"] == "messages"
+    assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_scores_are_probabilities_of_labels(client):

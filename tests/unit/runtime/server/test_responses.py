@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from sylvan.api.openai.responses import chat_messages
 from sylvan.config.values import Secret
 from sylvan.runtime.server.turn import Turn
 from tests.support.http import Client, two_tenants
@@ -215,7 +216,11 @@ async def test_text_format_constrains_the_answer(client):
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, None),
         ({"previous_response_id": "resp_x"}, 404, "previous_response_id"),
         ({"previous_response_id": "x"}, 400, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+        ({"tools": [{"type": "oracle"}]}, 400, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, 400, "tools[0].name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, 400, "tool_choice"),
+        ({"include": ["foo"]}, 400, "include[0]"),
+        ({"top_logprobs": 10**6}, 400, "top_logprobs"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, 400, "max_output_tokens"),
         ({"background": True, "store": False}, 400, "background"),
@@ -229,3 +234,168 @@ async def test_bad_input_is_refused_in_the_nested_shape(client, fields, status, 
     error = response.json()
     assert list(error) == ["error"]
     assert param is None or error["error"]["param"] == param
+
+
+FIND = {"type": "function", "name": "find", "parameters": {"type": "object"}}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+SPACE = {"type": "namespace", "name": "files", "tools": [FIND]}
+HOSTED = [{"type": "web_search"}, {"type": "mcp", "server_label": "x", "server_url": "http://x"}]
+
+
+def call_of(name, **arguments):
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+async def events_of(client, **fields):
+    body = {"input": "x", "stream": True, **fields}
+    response = await client.post("/v1/responses", body)
+    assert response.status_code == 200, response.text
+    lines = response.text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line[:6] == "data: "]
+
+
+async def test_tools_of_all_types_are_taken_and_calls_have_their_shapes(client):
+    patch = '*** Begin\n+\u00e4 "q"\n'
+    says(client, call_of("apply_patch", input=patch) + call_of("files.find", a=1))
+    tools = [PATCH, *HOSTED, SPACE]
+    response = await client.post("/v1/responses", {"input": "x", "tools": tools})
+
+    custom, function = response.json()["output"]
+    assert (custom["type"], custom["name"], custom["input"]) == (
+        "custom_tool_call",
+        "apply_patch",
+        patch,
+    )
+    assert (function["type"], function["name"], function["namespace"]) == (
+        "function_call",
+        "find",
+        "files",
+    )
+    assert json.loads(function["arguments"]) == {"a": 1}
+    assert response.headers["x-sylvan-ignored-fields"] == "tools[1], tools[2]"
+    assert [tool["type"] for tool in response.json()["tools"]] == [t["type"] for t in tools]
+    assert "start: /.+/" in prompt_of(client)
+
+    says(client, "Done.")
+    outputs = [
+        {"type": "custom_tool_call_output", "call_id": custom["call_id"], "output": "ok"},
+        {"type": "function_call_output", "call_id": function["call_id"], "output": "ok"},
+    ]
+    history = [{"role": "user", "content": "x"}, custom, function, *outputs]
+    history.insert(1, {"type": "web_search_call", "id": "ws_1", "status": "completed"})
+    again = await client.post("/v1/responses", {"input": history, "tools": tools})
+    assert again.status_code == 200, again.text
+    assert '"name": "files.find"' in prompt_of(client)
+
+
+async def test_custom_calls_have_events_of_their_own(client):
+    says(client, call_of("apply_patch", input="a\nb"))
+    events = await events_of(client, tools=[PATCH])
+
+    kinds = [event["type"] for event in events]
+    assert "response.function_call_arguments.delta" not in kinds
+    [delta] = [e for e in events if e["type"] == "response.custom_tool_call_input.delta"]
+    [done] = [e for e in events if e["type"] == "response.output_item.done"]
+    assert delta["delta"] == done["item"]["input"] == "a\nb"
+    assert delta["item_id"] == done["item"]["id"]
+    assert events[-1]["response"]["output"] == [done["item"]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "offered"),
+    [
+        ({"type": "function", "name": "find", "namespace": "files"}, None),
+        ({"type": "custom", "name": "apply_patch"}, None),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "custom", "name": "apply_patch"}],
+            },
+            ["apply_patch"],
+        ),
+    ],
+)
+async def test_tools_are_chosen_by_their_own_names(client, choice, offered):
+    says(client, call_of("apply_patch", input="x"))
+    body = {"input": "x", "tools": [PATCH, SPACE], "tool_choice": choice}
+    assert (await client.post("/v1/responses", body)).status_code == 200
+
+    assert client.engine.control.requests[-1].sampling.structural_tag
+    if offered:
+        assert "files.find" not in prompt_of(client)
+    wrong = {**body, "tool_choice": {"type": "function", "name": "nothing"}}
+    assert (await client.post("/v1/responses", wrong)).status_code == 400
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_log_probabilities_of_the_text_are_included(client, streamed):
+    says(client, "<think>no</think>Hey" + call_of("find"))
+    fields = {
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "tools": [FIND],
+    }
+    if streamed:
+        events = await events_of(client, **fields)
+        deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+        told = [entry["token"] for delta in deltas for entry in delta["logprobs"]]
+        assert "".join(told) == "Hey"
+        output = events[-1]["response"]["output"]
+    else:
+        output = (await create(client, **fields))["output"]
+
+    [message] = [item for item in output if item["type"] == "message"]
+    [part] = message["content"]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"] == "Hey"
+    assert len(part["logprobs"][0]["top_logprobs"]) == 2
+
+
+async def test_thinking_can_be_kept_by_the_client(client):
+    says(client, "<think>Secret plan \u00e4.</think>Hey")
+    include = ["reasoning.encrypted_content"]
+    thought, message = (await create(client, store=False, include=include))["output"]
+    plain, _ = (await create(client, store=False))["output"]
+    assert "encrypted_content" not in plain
+
+    kept = {**thought, "content": [], "summary": []}
+    history = [{"role": "user", "content": "x"}, kept, message, {"role": "user", "content": "?"}]
+    assert chat_messages(history, None)[1]["reasoning_content"] == "Secret plan \u00e4."
+    for bad in ("x", "sylvan-reasoning-1.!!", 5, None):
+        items = [{"type": "reasoning", "encrypted_content": bad}]
+        assert chat_messages(items, None)[0]["reasoning_content"] == ""
+
+
+async def test_input_of_a_response_is_listed(client):
+    first = await create(client, input="One")
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Two"}]}]
+    second = await create(client, input=items, previous_response_id=first["id"])
+    path = f"/v1/responses/{second['id']}/input_items"
+
+    page = (await client.get(path)).json()
+    texts = [part["text"] for item in page["data"] for part in item["content"]]
+    assert (texts[0], texts[-1], page["has_more"]) == ("Two", "One", False)
+    assert page["first_id"] == page["data"][0]["id"]
+    one = (await client.get(f"{path}?limit=1&order=asc")).json()
+    assert (one["data"], one["has_more"]) == (page["data"][-1:], True)
+    rest = (await client.get(f"{path}?order=asc&after={one['last_id']}")).json()
+    assert rest["data"] == page["data"][-2::-1]
+    assert (await client.get(f"{path}?after=nothing")).status_code == 400
+    assert (await client.get("/v1/responses/resp_none/input_items")).status_code == 404
+
+
+async def test_tokens_of_an_input_are_counted(client):
+    body = {"input": "Hello", "instructions": "Be brief.", "tools": [FIND]}
+    counted = await client.post("/v1/responses/input_tokens", body)
+    made = await create(client, **body)
+
+    assert counted.json() == {
+        "object": "response.input_tokens",
+        "input_tokens": made["usage"]["input_tokens"],
+    }

@@ -14,6 +14,7 @@ import torch
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.core.memory import copy_tokens
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.device.counts import DeviceCounts
@@ -181,8 +182,7 @@ class DeviceBackend:
         return found[0]
 
     def _copy(self, plan: StepPlan) -> None:
-        for copy in plan.copies:
-            self.batch.kv.copy(copy.source, copy.target, copy.num_tokens)
+        copy_tokens(self.batch.kv.groups, plan.copies)
 
     def _write_newest(self, plan: StepPlan, newest: Mapping[int, int]) -> None:
         """Constraints chose other tokens than those drawn: compute again what read them."""
@@ -211,7 +211,7 @@ class DeviceBackend:
         feed = host.arrays["feed"]
         feed[: bucket.rows if bucket else tokens] = -1
         feed[plan.in_flight] = plan.in_flight_slots
-        tables, page_size = batch.host.page_tables[:1], batch.kv.page_size
+        tables, page_size = batch.host.page_tables, batch.kv.page_size
         return StagedStep(inputs, host, fill_step(host.arrays, plan, tables, page_size, bucket))
 
     def _fill_rows(self, plan: StepPlan, staged: StagedStep) -> None:

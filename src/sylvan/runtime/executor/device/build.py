@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from sylvan.protocol.commands import DiskTensors, MemoryTag
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.device.backend import DeviceBackend
 from sylvan.runtime.executor.device.memory import (
     GRAPH_BYTES,
@@ -28,8 +31,11 @@ from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.sizes import Bucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import Worker
+from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.platform.api import Memory, Platform
+from sylvan.runtime.pool.occupation import Occupation, TensorMemory
+from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.sampling.on_device import Rows
 from sylvan.runtime.sampling.params import NO_TOP_K
 from sylvan.runtime.sampling.processors import LogitsProcessor
@@ -51,6 +57,7 @@ class DevicePlan:
         context_len: Longest text.
         attention: Backend of all layers.
         make_pool: Makes the KV cache of so many pages.
+        kv_groups: The KV groups of a cache of so many pages.
         page_bytes: Of one page in all layers.
         num_pages: Pages asked for, padding page included; None: as many as fit.
         most_pages: Of as many as fit, no more than these.
@@ -58,6 +65,8 @@ class DevicePlan:
         graph: Whether decoding steps replay graphs.
         capabilities: Worker halves.
         custom: Logits processors.
+        weights: Of the model; or why they can neither be read nor replaced.
+        loaded_from: Where they were read.
     """
 
     platform: Platform
@@ -67,12 +76,15 @@ class DevicePlan:
     context_len: int
     attention: AttentionBackend
     make_pool: Callable[[int], KVCachePool]
+    kv_groups: Callable[[int], tuple[KVGroup, ...]]
     page_bytes: int
     num_pages: int | None
     vocab_size: int
     graph: bool
     capabilities: tuple[CapabilityWorker, ...] = ()
     custom: tuple[LogitsProcessor, ...] = ()
+    weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
+    loaded_from: DiskTensors | None = None
     most_pages: int | None = None
 
 
@@ -123,10 +135,50 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
             report, measured=replace(measured, graphs=taken), has_graphs=runner is not eager
         )
     logger.info("memory: %s", report.describe())
-    caps = ExecutorCaps(max_batch_tokens=limits.max_tokens, max_running_reqs=limits.max_reqs)
+    caps = ExecutorCaps(
+        max_batch_tokens=limits.max_tokens,
+        max_running_reqs=limits.max_reqs,
+        kv_groups=plan.kv_groups(report.num_pages),
+    )
     slots = RequestSlots(limits.max_reqs, plan.vocab_size)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
-    return DeviceExecutor(Worker(backend, slots, plan.capabilities), caps), report
+    control = _control(plan, batch.kv, runner, report.measured.graphs)
+    worker = Worker(backend, slots, plan.capabilities, lambda: control.blocked)
+    return DeviceExecutor(worker, caps, control), report
+
+
+def _control(
+    plan: DevicePlan, pool: KVCachePool, runner: ModelRunner, graph_bytes: int
+) -> ExecutorControl:
+    """Commands between steps. Graphs hold addresses, which change when memory is taken again."""
+    graphs = _Graphs(runner, plan.platform, graph_bytes if plan.graph else 0)
+    kept = [group.memory for group in pool.groups if isinstance(group, PagedBuffer)]
+    memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
+    if isinstance(plan.weights, LiveWeights):
+        memory["weights"] = TensorMemory(plan.weights.memory)
+    return ExecutorControl(
+        plan.weights, memory, pool.groups, plan.loaded_from, plan.platform.trim, graphs.resume
+    )
+
+
+class _Graphs:
+    """Implements `Occupation` for what was captured."""
+
+    def __init__(self, runner: ModelRunner, platform: Platform, num_bytes: int) -> None:
+        self._runner, self._platform, self.num_bytes = runner, platform, num_bytes
+
+    def release(self) -> int:
+        """See `Occupation.release`."""
+        if not isinstance(self._runner, BucketRunner):
+            return 0
+        self._runner.release()
+        self._platform.trim()
+        return self.num_bytes
+
+    def resume(self) -> None:
+        """See `Occupation.resume`."""
+        if isinstance(self._runner, BucketRunner):
+            self._runner.capture_again()
 
 
 def _captured(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[Bucket]) -> ModelRunner:

@@ -16,11 +16,17 @@ _WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An array of `size` numbers."""
+    """An array of `size` numbers, or of as many in each of `rows` rows."""
 
     name: str
     size: int
     dtype: torch.dtype = torch.int32
+    rows: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all numbers."""
+        return self.size * (self.rows or 1) * self.dtype.itemsize
 
 
 class Layout:
@@ -31,30 +37,32 @@ class Layout:
         at = 0
         for field in fields:
             self._places[field.name] = field, at
-            at += -(-field.size * field.dtype.itemsize // _ALIGN) * _ALIGN
+            at += -(-field.num_bytes // _ALIGN) * _ALIGN
         self.words = at // _WORD
 
     def views(self, buffer: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """The fields of an int32 buffer, by name."""
         whole = buffer.view(torch.uint8)
-        return {
-            name: whole[at : at + field.size * field.dtype.itemsize].view(field.dtype)
-            for name, (field, at) in self._places.items()
-        }
+        found: dict[str, torch.Tensor] = {}
+        for name, (field, at) in self._places.items():
+            flat = whole[at : at + field.num_bytes].view(field.dtype)
+            found[name] = flat if field.rows is None else flat.view(field.rows, field.size)
+        return found
 
 
-def step_layout(tokens: int, requests: int) -> Layout:
-    """Of the inputs of a step of at most so many rows and requests.
+def step_layout(tokens: int, requests: int, groups: int = 1) -> Layout:
+    """Of the inputs of a step of at most so many rows and requests, and so many KV groups.
 
     `feed` is the request slot whose newest token a row is to read, or -1.
     """
-    per_token = ("input_ids", "positions", "out_slots", "feed")
+    per_token = ("input_ids", "positions", "feed")
     per_request = ("kv_lens", "req_slots", "sample_rows", "slots", "top_k", "count_rows")
     floats = ("temperature", "top_p", "min_p", "frequency", "presence", "repetition")
     longs = ("seed", "sample", "position")
     return Layout(
         [
             *(Field(name, tokens) for name in per_token),
+            Field("slot_mappings", tokens, rows=groups),
             *(Field(name, requests) for name in per_request),
             Field("q_starts", requests + 1),
             *(Field(name, requests, torch.float32) for name in floats),

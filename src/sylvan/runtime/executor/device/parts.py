@@ -31,9 +31,10 @@ class StepMemory:
         limits = batch.limits
         self.platform, self.batch, self.vocab_size = platform, batch, vocab_size
         self.last_S = torch.zeros(limits.max_reqs + 1, dtype=torch.int32, device=platform.device)
-        self.table = PageTable(platform, batch.host.page_table, batch.page_table_SP)
-        self._narrow = Inputs(step_layout(limits.max_reqs, limits.max_reqs), platform, _HOST_COPIES)
-        self._wide = Inputs(step_layout(limits.max_tokens, limits.max_reqs), platform, _HOST_COPIES)
+        self.table = PageTable(platform, batch.host.page_tables, batch.page_tables)
+        reqs, groups = limits.max_reqs, len(batch.page_tables)
+        self._narrow = Inputs(step_layout(reqs, reqs, groups), platform, _HOST_COPIES)
+        self._wide = Inputs(step_layout(limits.max_tokens, reqs, groups), platform, _HOST_COPIES)
         starts = self._narrow.device["q_starts"]  # as every decoding step has them
         starts.copy_(torch.arange(len(starts), dtype=torch.int32))
         self._ids = self._feed = torch.empty(0)
@@ -58,7 +59,7 @@ class StepMemory:
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
         batch.input_ids_T = self._ids = device["input_ids"][:rows]
         batch.positions_T = device["positions"][:rows]
-        batch.out_slots_T = device["out_slots"][:rows]
+        batch.slot_mappings = device["slot_mappings"][:, :rows]
         batch.kv_lens_R = device["kv_lens"][:requests]
         batch.q_starts_R = device["q_starts"][: requests + 1]
         batch.req_slots_R = device["req_slots"][:requests]

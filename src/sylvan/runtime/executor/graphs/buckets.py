@@ -35,6 +35,7 @@ class BucketRunner:
         self._buckets = sorted(buckets)
         self._graphs: dict[Bucket, Graph] = {}
         self._logits_RV = torch.empty(0)  # of whichever graph was replayed last
+        self._capture: Callable[[], None] = lambda: None  # all buckets again
 
     def capture(
         self,
@@ -49,6 +50,7 @@ class BucketRunner:
             point: Makes the batch read the first so many rows of its persistent inputs.
             clock: For the report.
         """
+        self._capture = lambda: self.capture(platform, point, clock)
         begun = clock()
         most = max(bucket.requests for bucket in self._buckets)
         for count, bucket in enumerate(reversed(self._buckets), 1):
@@ -61,6 +63,16 @@ class BucketRunner:
             self._graphs[bucket] = graph
             logger.debug("captured a graph for %s (%d of %d)", bucket, count, len(self._buckets))
         logger.info("captured %d graphs in %.1f s", len(self._buckets), clock() - begun)
+
+    def release(self) -> None:
+        """Forget all graphs; no step may run with one before `capture_again`."""
+        self._graphs.clear()
+        self._logits_RV = torch.empty(0)
+
+    def capture_again(self) -> None:
+        """Capture all buckets that were captured before: memory lies elsewhere now."""
+        self.release()
+        self._capture()
 
     def bucket(self, tokens: int, requests: int) -> Bucket | None:
         """See `ModelRunner.bucket`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -65,14 +65,15 @@ def use_layer_kernels(
     if not threads_are_calm():
         logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
         return None
-    library = use_native_layers(model, dtype, threads)
-    if library is None or pages is None or _reads_pages(model):
-        return Native(library) if library else None
+    native = use_native_layers(model, dtype, threads)
+    if native is None or pages is None or _reads_pages(model):
+        return native
     try:
-        return with_attention(library, dtype, *pages)
+        attends = with_attention(native.library, dtype, *pages)
     except Unsupported as why:
         logger.warning("PyTorch computes attention: %s", why)
-        return Native(library)
+        return native
+    return replace(attends, copies=native.copies)
 
 
 def _reads_pages(model: nn.Module) -> bool:
@@ -82,11 +83,11 @@ def _reads_pages(model: nn.Module) -> bool:
     return latent or any(part.reads_pages for part in special)
 
 
-def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Library | None:
+def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Native | None:
     """Replace each layer that can be recorded by itself.
 
     Returns:
-        The library in use; None: nothing has been replaced.
+        The library in use and what it keeps of weights; None: nothing has been replaced.
     """
     try:
         library = load_library()
@@ -119,7 +120,7 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Lib
         made = _stand_in(one, part)
         for name in one.layer.names:
             model.set_submodule(name, made)
-    return library
+    return Native(library, copies=recorder.copies)
 
 
 def _recorder(library: Library, dtype: torch.dtype, *, rehearsal: bool) -> NativeRecorder:

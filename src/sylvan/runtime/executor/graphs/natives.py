@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.library import Library
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.executor.graphs.pages import NativePool
@@ -22,6 +24,7 @@ class Native:
     library: Library
     pool: NativePool | None = None
     attention: NativeCalls | None = None
+    copies: Sequence[WeightCopy] = ()  # of the model's weights
 
     @property
     def name(self) -> str:

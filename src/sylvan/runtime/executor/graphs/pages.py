@@ -83,10 +83,6 @@ class NativePool:
         """Not offered: programs store by themselves."""
         raise NotImplementedError("the pages of a step program cannot be written as tensors")
 
-    def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """See `KVCachePool.copy`."""
-        self.groups[0].copy_tokens([(source, target, num_tokens)])
-
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
         """Not offered: step programs verify no trees of guesses."""
         raise NotImplementedError("step programs verify no trees of guesses")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from sylvan.kernels import ops
 from sylvan.kernels.api import Value
 from sylvan.kernels.native.binding import Kind, Run
+from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
@@ -51,6 +53,10 @@ class ProgramRunner:
     Recording packs the weights, one at a time, and frees those of torch parameters; but a model
     that cannot be recorded is left as it was. The batches given to `run` must have buffers of
     `limits`, filled through `host`, and `pool` as their KV.
+
+    Attributes:
+        copies: What it keeps of the model's weights.
+        buffers: Memory in which steps compute; nothing in it outlives a step.
     """
 
     verifies_drafts = True
@@ -79,6 +85,9 @@ class ProgramRunner:
         placed = place(recorder.draft)
         self.weight_bytes = recorder.weight_bytes
         self.buffer_bytes = sum(placed.memory[i].nbytes for i in set(placed.home))
+        self.copies: Sequence[WeightCopy] = recorder.copies
+        constants = len(recorder.draft.constants)
+        self.buffers = [torch.from_numpy(part) for part in placed.memory[constants:]]
         self._program = Program(library, placed)
         self._rows_and_head = Program(library, placed, recording.head_start)
         self._head = Program(library, placed, recording.head_start + 1)

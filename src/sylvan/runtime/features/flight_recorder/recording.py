@@ -21,6 +21,7 @@ import numpy as np
 from sylvan.protocol.errors import ConfigError, DeviceMemoryError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.step import PageCopy, StepPlan, StepResult
 
 FORMAT = 4
@@ -39,8 +40,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format: int = FORMAT
-    page_size: int
-    num_pages: int
+    kv_groups: tuple[KVGroup, ...]
     prefix: Literal["radix", "none"]
     eviction: str
     policy: str
@@ -51,7 +51,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     pools_all: bool = False
     num_slots: int = 0
     lockstep: bool = False
-    num_states: int = 0
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
@@ -119,7 +118,7 @@ class Planned(msgspec.Struct, frozen=True, tag="plan"):
     copies: tuple[PageCopy, ...]
     leaves: tuple[int, ...]
     joins: tuple[tuple[int, str, int], ...]  # slot, rid, outputs
-    pages: tuple[tuple[int, int, int, bytes], ...]  # group, slot, start, pages
+    pages: bytes  # see `StepPlan.pages`
 
 
 class Completed(msgspec.Struct, frozen=True, tag="result"):
@@ -184,7 +183,7 @@ def planned(plan: StepPlan) -> Planned:
         plan.copies,
         tuple(plan.leaves),
         tuple((j.slot, j.request.rid, len(j.outputs)) for j in plan.joins),
-        tuple((u.group, u.slot, u.start, u.pages.tobytes()) for u in plan.pages),
+        plan.pages.tobytes(),
     )
 
 

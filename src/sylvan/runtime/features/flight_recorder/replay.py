@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.protocol.errors import (
     CapacityError,
     ConfigError,
@@ -21,7 +22,7 @@ from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Draft, Req
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
-from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.api import Carried, ExecutorCaps
 from sylvan.runtime.features.embeddings.control import NoEmbeddings
 from sylvan.runtime.features.flight_recorder.recording import (
     Added,
@@ -156,8 +157,7 @@ def _apply(scheduler: Scheduler, event: Event) -> None:
 
 
 def _scheduler(setup: Setup, tape: _Tape) -> Scheduler:
-    sizes = setup.num_pages, setup.page_size
-    cache = kv_cache(*sizes, setup.prefix, setup.eviction, setup.num_states)
+    cache = kv_cache(setup.kv_groups, setup.prefix, setup.eviction)
     standard = standard_capabilities(
         cache, makes_vectors=setup.makes_vectors, pools_all=setup.pools_all
     )
@@ -312,6 +312,10 @@ class _TapeExecutor:
         self._tape.launched(plan)
         return _TapePending(self._tape)
 
+    def control(self, command: ExecutorCommand) -> Carried:
+        """See `Executor.control`; what commands did to the scheduler is on the tape."""
+        return Carried(CommandResult(error="a recording has neither weights nor memory"))
+
     def close(self) -> None:
         """See `Executor.close`."""
 
@@ -334,6 +338,6 @@ def _brief(plan: Planned) -> str:
     parts = [f"slot {s}[{a}:{b}]" for s, a, b in zip(slots, starts, stops, strict=True)]
     more = f" and {count - 8} more" if count > 8 else ""
     joins = ", ".join(f"{rid} in slot {slot}" for slot, rid, _ in plan.joins[:8]) or "nobody"
-    pages = [np.frombuffer(data, np.int32).tolist() for *_, data in plan.pages[:2]]
+    pages = np.frombuffer(plan.pages, np.int32).reshape(4, -1)[:, :4].T.tolist()
     slices = ", ".join(parts[:8]) or "nothing"
     return f"{slices}{more}; joining: {joins}; pages {pages}, copies {plan.copies[:4]}"

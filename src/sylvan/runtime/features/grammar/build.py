@@ -24,15 +24,16 @@ from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.worker import GrammarWorker
 from sylvan.runtime.sched.capability import Capability, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The capability: its control half, and the data half beside the sampler."""
+    """The capability: its control half, and the worker half beside the sampler."""
 
     control: Capability
-    matchers: Matchers
+    worker: GrammarWorker
     stats: Callable[[], CompilerStats]
     close: Callable[[], None]
     num_waiting: Callable[[], int] = lambda: 0
@@ -62,27 +63,30 @@ def build_grammar(
             raise ConfigError("the tokenizer has no token that ends an output; grammars need one")
         return found
 
+    def loaders() -> Loaders:
+        return Loaders(vocabulary(), limits)
+
+    limits = Limits(timeout_s=config.compile_timeout_s, max_states=config.max_states)
+    grammars: dict[str, CompiledGrammar | str] = {}
+    jumps = config.jump_forward and name != "none"
+    matchers = Matchers(grammars, vocabulary, vocab_size, jumps=jumps, free_core=free_core)
     if name == "none":  # budgets of thinking need no library
-        without = Matchers({}, vocabulary, vocab_size, jumps=False)
+        without = GrammarWorker(matchers, grammars, loaders)
         return Grammar(NoGrammar(), without, CompilerStats, without.close)
 
     def setup() -> Setup:
-        words = vocabulary()
-        return Setup(Loaders(words, limits), _store(config, name, words))
+        return Setup(loaders(), _store(config, name, vocabulary()))
 
-    limits = Limits(timeout_s=config.compile_timeout_s, max_states=config.max_states)
     compiler = GrammarCompiler(name, setup, limits)
-    grammars: dict[str, CompiledGrammar] = {}
-    jumps = config.jump_forward
-    matchers = Matchers(grammars, vocabulary, vocab_size, jumps=jumps, free_core=free_core)
+    control = GrammarControl(compiler)
+    worker = GrammarWorker(matchers, grammars, loaders, control.loaded)
 
     def close() -> None:
         compiler.close()
-        matchers.close()
+        worker.close()
 
-    control = GrammarControl(compiler, grammars)
     return Grammar(
-        control, matchers, lambda: compiler.stats, close, num_waiting=lambda: control.num_waiting
+        control, worker, lambda: compiler.stats, close, num_waiting=lambda: control.num_waiting
     )
 
 

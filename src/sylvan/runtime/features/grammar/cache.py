@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from sylvan.runtime.features.grammar.api import CompiledGrammar
+from sylvan.runtime.features.grammar.work import LoadedGrammar
 
 MAX_BYTES = 256 << 20
 _OVERHEAD_BYTES = 4096  # of an entry, whatever it is
 
-Entry = CompiledGrammar | str
+Entry = LoadedGrammar | str
 """A grammar, or why there is none."""
 
 

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from sylvan.runtime.core.req import Req
+from collections import Counter
+from typing import ClassVar
+
+from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Ticket
 from sylvan.runtime.features.grammar.spec import spec_of
+from sylvan.runtime.features.grammar.work import GrammarData, GrammarWork, LoadedGrammar
 from sylvan.runtime.sched.capability import Capability, Verdict
 
 
 class GrammarControl(Capability):
-    """Asks for grammars, and hands them to the matchers beside the sampler by rid."""
+    """Asks for grammars, and sends them to the worker half with the first step of a request."""
 
+    name: ClassVar = "grammar"
+    work_type: ClassVar = GrammarWork
     gates_running = False
 
-    def __init__(self, compiler: GrammarCompiler, grammars: dict[str, CompiledGrammar]) -> None:
+    def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._grammars = grammars  # shared with the data half, which only reads
-        self._ready: set[str] = set()
+        self._ready: dict[str, LoadedGrammar | None] = {}  # of live requests; None: it has none
         self._tickets: dict[str, Ticket] = {}
+        self._starting: list[str] = []  # in the step being planned
+        self._ended: list[str] = []  # that the worker half has not been told of
+        self._sent: dict[str, str] = {}  # digests of requests that the worker half knows
+        self._uses = Counter[str]()  # of these digests
 
     @property
     def num_waiting(self) -> int:
         """Requests whose grammar is being compiled."""
         return len(self._tickets)
+
+    def loaded(self, digest: str) -> CompiledGrammar | None:
+        """The grammar of that content, if a live request has it and this process has loaded it."""
+        held = (found for found in tuple(self._ready.values()) if found is not None)
+        return next((found.grammar for found in held if found.data.digest == digest), None)
 
     def gate(self, req: Req) -> Verdict:
         """See `Capability.gate`.
@@ -38,7 +52,7 @@ class GrammarControl(Capability):
         if ticket is None:
             spec = spec_of(req.request)
             if spec is None:
-                self._ready.add(rid)
+                self._ready[rid] = None
                 return Verdict.READY
             ticket = self._tickets[rid] = self._compiler.request(spec)
         if not ticket.done:
@@ -46,16 +60,45 @@ class GrammarControl(Capability):
         if ticket.error is not None:
             raise ticket.error
         assert ticket.grammar is not None
-        self._grammars[rid] = ticket.grammar
+        self._ready[rid] = ticket.grammar
         self._drop_ticket(rid)
-        self._ready.add(rid)
         return Verdict.READY
+
+    def on_start(self, piece: Slice) -> None:
+        """See `Capability.on_start`."""
+        rid = piece.req.rid
+        known = rid in self._sent and rid not in self._ended  # it was preempted
+        if self._ready.get(rid) is not None and not known:
+            self._starting.append(rid)
+
+    def plan_work(self, batch: Batch) -> GrammarWork | None:
+        """See `Capability.plan_work`."""
+        if not self._starting and not self._ended:
+            return None
+        for rid in self._ended:
+            digest = self._sent.pop(rid)
+            self._uses[digest] -= 1
+            if not self._uses[digest]:
+                del self._uses[digest]
+        grammars: list[GrammarData] = []
+        requests: dict[str, str] = {}
+        for rid in self._starting:
+            found = self._ready[rid]
+            assert found is not None
+            digest = requests[rid] = self._sent[rid] = found.data.digest
+            if digest not in self._uses:
+                grammars.append(found.data)
+            self._uses[digest] += 1
+        ended, self._ended, self._starting = tuple(self._ended), [], []
+        return GrammarWork(ended, tuple(grammars), requests)
 
     def on_finish(self, req: Req) -> None:
         """See `Capability.on_finish`."""
-        self._ready.discard(req.rid)
-        self._grammars.pop(req.rid, None)
-        self._drop_ticket(req.rid)
+        rid = req.rid
+        self._ready.pop(rid, None)
+        self._drop_ticket(rid)
+        if rid in self._sent:
+            self._ended.append(rid)
 
     def _drop_ticket(self, rid: str) -> None:
         if ticket := self._tickets.pop(rid, None):

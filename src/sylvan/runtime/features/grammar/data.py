@@ -26,7 +26,7 @@ _VOID = Outcome()
 
 
 class Matchers:
-    """See `Constraints`. One for each executor; `grammars` is filled by the control half.
+    """See `Constraints`. One for each executor; `GrammarWorker` fills `grammars`, by rid.
 
     Text that is certain to come is written in the tokenizer's own tokens, which are known as soon
     as the text is: with `jumps` they are given out at once, else one in each step, and no mask is
@@ -35,15 +35,16 @@ class Matchers:
 
     def __init__(
         self,
-        grammars: Mapping[str, CompiledGrammar],
+        grammars: Mapping[str, CompiledGrammar | str],
         vocabulary: Callable[[], Vocabulary],
         vocab_size: int,
         *,
         jumps: bool,
         free_core: bool = False,
     ) -> None:
-        """`vocabulary` is called with the first request with a grammar; `jumps`: see `forced`.
+        """A string in `grammars` says why there is none.
 
+        `vocabulary` is called with the first request with a grammar; `jumps`: see `forced`.
         `free_core`: there is a core that the forward pass does not use.
         """
         self._grammars = grammars
@@ -82,7 +83,8 @@ class Matchers:
         thinking = _tracker(request, self._tokens if is_constrained else None)
         if not is_constrained and thinking is None:
             return
-        grammar = self._grammars.get(request.rid)
+        found = self._grammars.get(request.rid, "the grammar of this request is gone")
+        grammar = None if isinstance(found, str) else found
         output = Output(
             matcher=grammar.matcher() if grammar else None,
             position=len(request.input_ids),
@@ -92,8 +94,8 @@ class Matchers:
             # a token without a forward pass has no log probabilities
             jumps=self._jumps and request.logprobs is None,
         )
-        if grammar is None and is_constrained:  # it ended before its first step began
-            output.error = "the grammar of this request is gone"
+        if isinstance(found, str) and is_constrained:
+            output.error = found
         self._look_ahead(output)
         for token in outputs.tolist():
             if output.follow(token):

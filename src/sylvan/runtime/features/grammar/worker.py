@@ -2,26 +2,80 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import ClassVar
 
+from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.data import Matchers
+from sylvan.runtime.features.grammar.loaders import Loaders
+from sylvan.runtime.features.grammar.work import GrammarData, GrammarWork
 from sylvan.runtime.sampling.constraints import Constraints
 
 
 class GrammarWorker(CapabilityWorker):
-    """Constrains outputs by `Matchers`."""
+    """Constrains outputs by `Matchers`.
+
+    Args:
+        matchers: They find the grammar of a request in `grammars`.
+        grammars: By rid; this object fills it.
+        loaders: Makes what loads grammars; called with the first that is not loaded yet.
+        loaded: Finds grammars that this process has loaded already, by digest.
+    """
 
     name: ClassVar = "grammar"
 
-    def __init__(self, matchers: Matchers) -> None:
-        self._matchers = matchers
+    def __init__(
+        self,
+        matchers: Matchers,
+        grammars: dict[str, CompiledGrammar | str],
+        loaders: Callable[[], Loaders],
+        loaded: Callable[[str], CompiledGrammar | None] = lambda digest: None,
+    ) -> None:
+        self._matchers, self._grammars = matchers, grammars
+        self._make_loaders, self._loaded = loaders, loaded
+        self._loaders: Loaders | None = None
+        self._known: dict[str, CompiledGrammar | str] = {}  # by digest; or why it cannot be loaded
+        self._digests: dict[str, str] = {}  # of requests
+        self._uses = Counter[str]()  # of digests
 
     @property
     def constraints(self) -> Constraints:
         """See `CapabilityWorker.constraints`."""
         return self._matchers
 
+    def prepare(self, work: GrammarWork) -> None:
+        """See `CapabilityWorker.prepare`."""
+        for rid in work.ended:
+            self._forget(rid)
+        for grammar in work.grammars:
+            self._known[grammar.digest] = self._load(grammar)
+        for rid, digest in work.requests.items():
+            self._digests[rid] = digest
+            self._uses[digest] += 1
+            self._grammars[rid] = self._known[digest]
+
     def close(self) -> None:
         """See `CapabilityWorker.close`."""
         self._matchers.close()
+        if self._loaders is not None:
+            self._loaders.close()
+
+    def _load(self, grammar: GrammarData) -> CompiledGrammar | str:
+        if (found := self._loaded(grammar.digest)) is not None:
+            return found
+        try:
+            if self._loaders is None:
+                self._loaders = self._make_loaders()
+            return self._loaders.of(grammar.library).load(grammar.data)
+        except (RequestError, ConfigError, ValueError) as error:
+            return str(error)
+
+    def _forget(self, rid: str) -> None:
+        digest = self._digests.pop(rid)
+        del self._grammars[rid]
+        self._uses[digest] -= 1
+        if not self._uses[digest]:
+            del self._uses[digest], self._known[digest]

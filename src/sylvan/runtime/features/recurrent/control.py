@@ -36,11 +36,11 @@ class RecurrentStates(Capability):
         for index, piece in enumerate(batch.slices):
             state = piece.req.kv.state if piece.req.kv else None
             assert state is not None, "a slice of a request without state"
-            state.saves = self._saves(piece, state)
-            state.at = piece.stop
             slots[index] = state.slot
             if piece.start == state.begun:
                 copies.append((state.source, state.slot))
+            state.at = piece.stop  # first: its source may be given up from now on
+            state.saves = self._saves(piece, state)
             saves += [(index, tokens - piece.start, slot) for tokens, slot in state.saves]
         self._states.launched()
         return StateWork(slots, tuple(copies), tuple(saves)) if batch.slices else None
@@ -61,4 +61,4 @@ class RecurrentStates(Capability):
 
     def _boundaries(self, req: Req, known: int, state: RunningState) -> set[int]:
         size = self._cache.page_size
-        return {known // size * size, (req.prompt_len - 1) // size * size, state.wish}
+        return {known // size * size, (req.prompt_len - 1) // size * size, state.checkpoint_at}

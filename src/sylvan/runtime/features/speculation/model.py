@@ -45,8 +45,6 @@ class DraftModel:
 
     Args:
         executor: Of the smaller model; this object's own.
-        num_pages: Of its memory, page 0 included.
-        page_size: Of its memory.
         limits: Of a step.
         context_len: Longest text that it was made for; there are no guesses for longer ones.
     """
@@ -55,14 +53,12 @@ class DraftModel:
         self,
         executor: Executor,
         *,
-        num_pages: int,
-        page_size: int,
         limits: Limits,
         context_len: int,
     ) -> None:
         self._executor, self._context_len = executor, context_len
         parts = Parts(
-            cache=kv_cache(num_pages, page_size, "radix", "lru"),
+            cache=kv_cache(executor.caps.kv_groups, "radix", "lru"),
             executor=executor,
             policy=schedule_policy("fcfs"),
             emit=self._take,

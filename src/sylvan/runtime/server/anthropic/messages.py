@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -35,6 +34,7 @@ from sylvan.runtime.server.sse import named_event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Outcome, Turn
 
+Ids = Callable[[int], str]
 _STOPS = {"length": "max_tokens", "stop": "end_turn", "abort": "end_turn"}
 
 
@@ -68,7 +68,7 @@ def _conversation(
         variables=thinking_variables(effort=effort, enabled=enabled),
         thinking_budget=body.thinking.budget_tokens if enabled and body.thinking else None,
         request=RequestFacts(
-            rid=rid or secrets.token_hex(16),
+            rid=rid or call.context.ids(16),
             stream=stream,
             tenant=call.tenant.name,
             priority=getattr(body, "priority", None) or 0,
@@ -114,7 +114,7 @@ def _tool_use(call: Call[Any]) -> ToolUse:
 
 def _message(call: Call[MessagesBody], outcome: Outcome) -> dict[str, Any]:
     answer = outcome.answer
-    content = [_block(part) for part in answer.parts or [TextDelta("")]]
+    content = [_block(part, call.context.ids) for part in answer.parts or [TextDelta("")]]
     stop, sequence = _stop(outcome.finish, calls=bool(answer.calls))
     return {
         **_empty_message(call),
@@ -125,13 +125,13 @@ def _message(call: Call[MessagesBody], outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _block(part: ReasoningDelta | TextDelta | CallText) -> dict[str, Any]:
+def _block(part: ReasoningDelta | TextDelta | CallText, ids: Ids) -> dict[str, Any]:
     if isinstance(part, ReasoningDelta):
         return {"type": "thinking", "thinking": part.text, "signature": ""}
     if isinstance(part, TextDelta):
         return {"type": "text", "text": part.text}
     given = _arguments(part.arguments)
-    return {"type": "tool_use", "id": _tool_id(), "name": part.name, "input": given}
+    return {"type": "tool_use", "id": f"toolu_{ids(12)}", "name": part.name, "input": given}
 
 
 def _arguments(text: str) -> Any:
@@ -144,7 +144,7 @@ def _arguments(text: str) -> Any:
 
 
 async def _events(call: Call[MessagesBody], turn: Turn) -> AsyncGenerator[bytes, None]:
-    blocks = _Blocks()
+    blocks = _Blocks(call.context.ids)
     started = False
     async with aclosing(turn.steps()) as steps:
         async for step in steps:
@@ -172,7 +172,8 @@ async def _events(call: Call[MessagesBody], turn: Turn) -> AsyncGenerator[bytes,
 class _Blocks:
     """Content blocks of a stream: one open at a time, numbered from 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
         self._index = -1
         self._open: str | None = None
         self.has_calls = False
@@ -188,7 +189,8 @@ class _Blocks:
             yield self._delta({"type": "thinking_delta", "thinking": piece.text})
         elif isinstance(piece, CallStart):
             self.has_calls = True
-            start = {"type": "tool_use", "id": _tool_id(), "name": piece.name, "input": {}}
+            name = f"toolu_{self._ids(12)}"  # each call starts once
+            start = {"type": "tool_use", "id": name, "name": piece.name, "input": {}}
             yield from self._switch(f"call {piece.index}", start)
         else:
             yield self._delta({"type": "input_json_delta", "partial_json": piece.fragment})
@@ -224,7 +226,7 @@ class _Blocks:
 
 def _empty_message(call: Call[MessagesBody]) -> dict[str, Any]:
     return {
-        "id": f"msg_{secrets.token_hex(12)}",
+        "id": f"msg_{call.context.ids(12)}",
         "type": "message",
         "role": "assistant",
         "model": call.body.model,
@@ -249,10 +251,6 @@ def _stop(finish: Finish, *, calls: bool) -> tuple[str, str | None]:
     if finish.type == "stop" and isinstance(finish.matched, str):
         return "stop_sequence", finish.matched
     return _STOPS[finish.type], None
-
-
-def _tool_id() -> str:
-    return f"toolu_{secrets.token_hex(12)}"
 
 
 def _error_event(error: SylvanError) -> bytes:

@@ -14,11 +14,11 @@ from sylvan.runtime.server.batches.lines import read_lines
 from sylvan.runtime.server.batches.multipart import parse_form
 from sylvan.runtime.server.body import read_body
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
-from sylvan.runtime.server.stores.batches import StoredFile
+from sylvan.runtime.server.stores.batches import UNFINISHED, BatchStore, StoredFile
+from sylvan.runtime.server.stores.worker import request_counts
 from sylvan.utils.threads import call_in_thread
 
 WINDOW_S = 24 * 3600
-MAX_TENANT_BYTES = 4 * 2**30
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
@@ -32,11 +32,8 @@ async def upload(call: Call[None]) -> Response:
         raise RequestError("file must be given.", param="file")
     if purpose is None:
         raise RequestError("purpose must be given.", param="purpose")
-    store = context.batches.store
-    used = await call_in_thread(store.bytes_of, call.tenant.name)
-    if used + len(part.content) > MAX_TENANT_BYTES:
-        message = f"file: more than {MAX_TENANT_BYTES} bytes would be stored; delete some first."
-        raise RequestError(message, param="file", status=413)
+    store = await _store(call)
+    await _check_room(call, store, len(part.content), "file")
     file = StoredFile(
         f"file-{secrets.token_hex(12)}",
         call.tenant.name,
@@ -52,7 +49,7 @@ async def upload(call: Call[None]) -> Response:
 async def list_files(call: Call[None]) -> Response:
     """The files that are stored, the latest first."""
     query: ListQuery = call.query
-    store = call.context.batches.store
+    store = await _store(call)
     files = await call_in_thread(store.files, call.tenant.name, query.purpose)
     return json_response(_page([_file_reply(file) for file in files], query))
 
@@ -79,12 +76,13 @@ async def delete_file(call: Call[None]) -> Response:
 
 async def create(call: Call[BatchBody]) -> Response:
     """Have a file of requests worked off."""
-    body, batches, tenant = call.body, call.context.batches, call.tenant.name
-    file = await call_in_thread(batches.store.file, body.input_file_id, tenant)
+    body, tenant, store = call.body, call.tenant.name, await _store(call)
+    file = await call_in_thread(store.file, body.input_file_id, tenant)
     if file is None:
         message = f"There is no file {body.input_file_id[:80]!r}."
         raise RequestError(message, param="input_file_id")
-    content = await call_in_thread(batches.store.content, file.id)
+    await _check_room(call, store, file.num_bytes, "input_file_id")
+    content = await call_in_thread(store.content, file.id)
     items, errors = await call_in_thread(read_lines, content, body.endpoint)
     now = int(call.context.wall())
     status = "failed" if errors else "in_progress"
@@ -104,22 +102,23 @@ async def create(call: Call[BatchBody]) -> Response:
         "metadata": body.metadata,
     }
     state[f"{status}_at"] = now
-    await call_in_thread(batches.store.save_batch, tenant, state, () if errors else items)
-    batches.worker.wake()
-    return json_response(_batch_reply(call, state))
+    await call_in_thread(store.add_batch, tenant, state, () if errors else items)
+    call.context.batches.worker.wake()
+    return json_response(await _batch_reply(store, state))
 
 
 async def list_batches(call: Call[None]) -> Response:
     """The batches there are, the latest first."""
-    states = await call_in_thread(call.context.batches.store.batches, call.tenant.name)
-    page = _page(states, call.query)
-    page["data"] = [_batch_reply(call, state) for state in page["data"]]
+    store = await _store(call)
+    page = _page(await call_in_thread(store.batches, call.tenant.name), call.query)
+    page["data"] = [await _batch_reply(store, state) for state in page["data"]]
     return json_response(page)
 
 
 async def retrieve(call: Call[None]) -> Response:
     """The state of a batch."""
-    return json_response(_batch_reply(call, await _batch(call)))
+    state = await _batch(call)
+    return json_response(await _batch_reply(call.context.batches.store, state))
 
 
 async def cancel(call: Call[None]) -> Response:
@@ -131,12 +130,42 @@ async def cancel(call: Call[None]) -> Response:
         await call_in_thread(batches.store.save_batch, call.tenant.name, state)
         batches.worker.cancel(state["id"])
         batches.worker.wake()
-    return json_response(_batch_reply(call, state))
+    return json_response(await _batch_reply(call.context.batches.store, state))
+
+
+async def delete(call: Call[None]) -> Response:
+    """Forget a batch that has ended; its files stay."""
+    state = await _batch(call)
+    if state["status"] in UNFINISHED:
+        message = f"batch_id: {state['id']} has not ended; cancel it first."
+        raise RequestError(message, param="batch_id", status=409)
+    await call_in_thread(call.context.batches.store.delete_batch, state["id"])
+    return json_response({"id": state["id"], "object": "batch", "deleted": True})
+
+
+async def _store(call: Call[Any]) -> BatchStore:
+    """The store, without what was kept for long enough."""
+    context = call.context
+    before = int(context.wall() - context.settings.retention_s)
+    await call_in_thread(context.batches.store.expire, before)
+    return context.batches.store
+
+
+async def _check_room(call: Call[Any], store: BatchStore, num_bytes: int, field: str) -> None:
+    most = call.context.settings.max_stored_bytes
+    used = await call_in_thread(store.bytes_of, call.tenant.name)
+    if used + num_bytes > most:
+        message = (
+            f"{field}: {num_bytes} bytes more than the {used} of your files and batches are more "
+            f"than limits.stored_bytes={most}; delete some first."
+        )
+        raise RequestError(message, param=field, status=413)
 
 
 async def _file(call: Call[Any]) -> StoredFile:
     name = call.request.path_params["file_id"]
-    found = await call_in_thread(call.context.batches.store.file, name, call.tenant.name)
+    store = await _store(call)
+    found = await call_in_thread(store.file, name, call.tenant.name)
     if found is None:
         raise NotFoundError(f"There is no file {name[:80]!r}.", code="file_not_found")
     return found
@@ -144,7 +173,8 @@ async def _file(call: Call[Any]) -> StoredFile:
 
 async def _batch(call: Call[Any]) -> dict[str, Any]:
     name = call.request.path_params["batch_id"]
-    found = await call_in_thread(call.context.batches.store.batch, name, call.tenant.name)
+    store = await _store(call)
+    found = await call_in_thread(store.batch, name, call.tenant.name)
     if found is None:
         raise NotFoundError(f"There is no batch {name[:80]!r}.", code="batch_not_found")
     return found
@@ -162,10 +192,11 @@ def _file_reply(file: StoredFile) -> dict[str, Any]:
     }
 
 
-def _batch_reply(call: Call[Any], state: dict[str, Any]) -> dict[str, Any]:
-    total, answered, failed = call.context.batches.store.counts(state["id"])
-    counts = {"total": total, "completed": answered - failed, "failed": failed}
-    return {**state, "request_counts": counts}
+async def _batch_reply(store: BatchStore, state: dict[str, Any]) -> dict[str, Any]:
+    if "request_counts" in state:
+        return state
+    counts = await call_in_thread(store.counts, state["id"])
+    return {**state, "request_counts": request_counts(*counts)}
 
 
 def _page(replies: Sequence[dict[str, Any]], query: ListQuery) -> dict[str, Any]:

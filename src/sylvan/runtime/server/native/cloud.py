@@ -60,7 +60,11 @@ async def _all(jobs: list[Job]) -> list[Any]:
 def _bodies(call: Call[VertexBody]) -> list[GenerateBody]:
     """The instances, each with the parameters that it does not set itself."""
     instances = call.body.instances
-    parameters = {**(call.body.parameters or {}), "stream": False}
+    given = call.body.parameters or {}
+    if not isinstance(given.get("stream", False), bool | None):
+        message = "parameters.stream: expected true or false; answers come whole either way."
+        raise RequestError(message, param="parameters.stream")
+    parameters = {**given, "stream": False}
     size, most = len(orjson.dumps(parameters)), call.context.settings.max_parameter_bytes
     if size * len(instances) > most:
         message = (
@@ -68,16 +72,20 @@ def _bodies(call: Call[VertexBody]) -> list[GenerateBody]:
             f"{most} (limits.parameter_bytes)."
         )
         raise RequestError(message, param="parameters")
-    shared = parse(GenerateBody, parameters)
+    shared = _part(parameters, "parameters")
     bodies: list[GenerateBody] = []
     for i, instance in enumerate(instances):
-        try:
-            own = parse(GenerateBody, {**instance, "stream": False})
-        except RequestError as error:
-            path = f"instances[{i}].{error.param}" if error.param else f"instances[{i}]"
-            raise RequestError(f"instances[{i}]: {error}", param=path) from error
+        own = _part({**instance, "stream": False}, f"instances[{i}]")
         given = {name: getattr(own, name) for name in own.model_fields_set}
         bodies.append(shared.model_copy(update=given))
         call.ignored.extend(unknown_fields(own))
     call.ignored.extend(unknown_fields(shared))
     return bodies
+
+
+def _part(fields: dict[str, Any], place: str) -> GenerateBody:
+    try:
+        return parse(GenerateBody, fields)
+    except RequestError as error:
+        path = f"{place}.{error.param}" if error.param else place
+        raise RequestError(f"{place}: {error}", param=path) from error

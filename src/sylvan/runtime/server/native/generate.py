@@ -21,8 +21,9 @@ from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, event
 from sylvan.runtime.server.stores.sessions import Turn
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import Bound, ReasoningCounter, ending, thinking_of
+from sylvan.runtime.server.thinking import Bound, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
+from sylvan.text.reasoning.tokens import ReasoningCounter, ending
 
 
 async def generate(call: Call[GenerateBody]) -> Response:
@@ -68,7 +69,7 @@ class Job:
         """The object, or the list of objects, of a call without streaming."""
         inputs, prompt_ids = await self._inputs()
         with self._context.sessions.recorded(self._turn):
-            samples = await collect(self._context.engine, inputs)
+            samples = await collect(self._context, inputs)
             self._record(samples[0][0].token_ids, samples[0][0].finish)
         replies = [
             self._whole(j, sample, self._options(i, prompt_ids), self._counter(inputs[i]))
@@ -89,7 +90,7 @@ class Job:
         counters = [self._counter(inp) for inp in inputs for _ in range(self._n)]
         started = False
         with self._context.sessions.recorded(self._turn):
-            async with aclosing(stream(self._context.engine, inputs)) as deltas:
+            async with aclosing(stream(self._context, inputs)) as deltas:
                 async for prompt, delta in deltas:
                     if not started and (error := error_of(delta.finish)) is not None:
                         raise error
@@ -173,16 +174,16 @@ class Job:
             text_of=self._context.engine.tokenizer.token_text if with_text else None,
             prompt_ids=prompt_ids[i] if prompt_ids else None,
             index=index,
+            weight_version=self._context.engine.weight_version,
         )
 
     def _counter(self, inp: GenerateInput) -> ReasoningCounter:
         """Counts the thinking of a sample, which its prompt may have begun."""
-        family, tokenizer = self._context.parsers.reasoning, self._context.engine.tokenizer
+        marks, tokenizer = self._context.parsers.marks, self._context.engine.tokenizer
         inside = bool(self._body.require_reasoning)
-        if family is not None and not inside:
-            text = inp.text[-256:] if inp.text else ending(tokenizer, inp.input_ids or ())
-            inside = text.rstrip().endswith(family.starts)
-        return ReasoningCounter(self._context.parsers, inside=inside)
+        if marks is not None and not inside:
+            inside = marks.is_open(inp.text, inp.input_ids or (), tokenizer)
+        return ReasoningCounter(marks, inside=inside)
 
     def _whole(
         self, index: int, sample: Sample, options: ReplyOptions, counter: ReasoningCounter
@@ -200,6 +201,7 @@ class Job:
             context, tokens = self._context, delta.usage.completion_tokens
             elapsed_s = context.clock() - self._began
             timing = timing_keys(delta.timing, elapsed_s, context.wall(), tokens)
+        state.weight_versions = delta.weight_versions
         return state.reply(delta.rid, delta.usage, delta.finish, timing)
 
 

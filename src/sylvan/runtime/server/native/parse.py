@@ -11,8 +11,10 @@ from starlette.responses import Response
 from sylvan.api.tools import ParseCallsBody, SeparateBody
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.server.native.tokens import check_chars
 from sylvan.text import reasoning, tools
 from sylvan.text.tools import ToolSpec
+from sylvan.utils.threads import call_in_thread
 
 
 async def parse_function_call(call: Call[ParseCallsBody]) -> Response:
@@ -27,7 +29,8 @@ async def parse_function_call(call: Call[ParseCallsBody]) -> Response:
             raise ConfigError("tool_call_parser must be given: this model has none.")
     names = [tool.function.name for tool in body.tools]
     specs = ToolSpec.from_openai([tool.model_dump(exclude_none=True) for tool in body.tools])
-    found = tools.parse(body.text, family.grammar, specs)
+    check_chars(call, len(body.text), "text")
+    found = await call_in_thread(tools.parse, body.text, family.grammar, specs)
     calls = [
         {"tool_index": names.index(c.name), "name": c.name, "parameters": c.arguments or "{}"}
         for c in found.calls
@@ -48,7 +51,10 @@ async def separate_reasoning(call: Call[SeparateBody]) -> Response:
         if family is None:
             raise ConfigError("reasoning_parser must be given: this model has none.")
     start = family.starts_in_reasoning()
-    thought, text = reasoning.separate(body.text, family, start_in_reasoning=start)
+    check_chars(call, len(body.text), "text")
+    thought, text = await call_in_thread(
+        reasoning.separate, body.text, family, start_in_reasoning=start
+    )
     reply: dict[str, Any] = {"reasoning_text": thought, "text": text}
     if body.return_blocks:
         blocks = [("reasoning", thought), ("text", text)]

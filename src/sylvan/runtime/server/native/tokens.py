@@ -19,6 +19,8 @@ async def tokenize(call: Call[TokenizeBody]) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Exactly one of prompt and messages must be given.", param="prompt")
     tokens: Any
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or ()
+    check_chars(call, sum(map(len, prompts)), "prompt")
     if body.messages is not None:
         tokens = await _conversation(call)
     elif isinstance(body.prompt, str):
@@ -48,13 +50,26 @@ async def detokenize(call: Call[DetokenizeBody]) -> Response:
     return json_response({"text": text})
 
 
+def check_chars(call: Call[Any], num_chars: int, field: str) -> None:
+    """Refuse texts that are too long for routes that only read text.
+
+    Raises:
+        RequestError: With status 413; names the limit.
+    """
+    most = call.context.settings.max_text_chars
+    if num_chars > most:
+        message = f"{field}: {num_chars} characters are more than limits.text_chars={most}."
+        raise RequestError(message, param=field, status=413)
+
+
 async def _conversation(call: Call[TokenizeBody]) -> list[int]:
     body = call.body
     going_on = bool(body.continue_final_message)
     start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     request = ChatRequest(
         messages=body.messages or (),
-        tools=body.tools if body.tool_choice != "none" else None,
+        tools=tools if tools and body.tool_choice != "none" else None,
         add_generation_prompt=start,
         continue_final_message=going_on,
         kwargs={

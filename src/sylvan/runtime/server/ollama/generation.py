@@ -15,6 +15,7 @@ from sylvan.api.ollama import (
     DEFAULT_NUM_PREDICT,
     OllamaBody,
     OllamaChatBody,
+    OllamaFunction,
     OllamaGenerateBody,
     OllamaMessage,
 )
@@ -30,7 +31,7 @@ from sylvan.runtime.server.conversation import (
 )
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.ollama.models import timestamp
-from sylvan.runtime.server.ollama.options import OPTIONS, check_names
+from sylvan.runtime.server.ollama.options import OPTIONS, check_options
 from sylvan.runtime.server.output import Answer, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import line
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
@@ -45,7 +46,7 @@ async def chat(call: Call[OllamaChatBody]) -> Response:
     if not body.messages:
         return _loaded(call, {"message": {"role": "assistant", "content": ""}})
     messages = [_message(i, message) for i, message in enumerate(body.messages)]
-    tools = ToolUse(tools=body.tools or ())
+    tools = ToolUse(tools=[tool.model_dump(exclude_none=True) for tool in body.tools or ()])
     return await _answer(call, _Form(call, chat=True), _conversation(call, messages, tools))
 
 
@@ -94,14 +95,17 @@ def _message(i: int, message: OllamaMessage) -> dict[str, Any]:
         made["name"] = message.tool_name
     if message.tool_calls:
         made["tool_calls"] = [
-            {"type": "function", "function": {**c.function, "arguments": _arguments(c.function)}}
+            {
+                "type": "function",
+                "function": {"name": c.function.name, "arguments": _arguments(c.function)},
+            }
             for c in message.tool_calls
         ]
     return made
 
 
-def _arguments(function: dict[str, Any]) -> str:
-    arguments = function.get("arguments", {})
+def _arguments(function: OllamaFunction) -> str:
+    arguments = function.arguments or {}
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
@@ -131,7 +135,7 @@ def _conversation(
 def _sampling(call: Call[Any]) -> SamplingParams:
     body: OllamaBody = call.body
     params: dict[str, Any] = {"max_new_tokens": None}
-    check_names(body.options)
+    check_options(body.options)
     for name, value in (body.options or {}).items():
         if name == "num_predict":
             if not isinstance(value, int) or isinstance(value, bool):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 from sylvan.protocol.errors import RequestError
 
@@ -27,13 +28,23 @@ _HARMLESS = frozenset({
 """Names that have a meaning only where a model is loaded for a call."""
 
 
-def check_names(options: Iterable[str] | None) -> None:
-    """Refuse what nobody knows.
+def option_fields() -> dict[str, str]:
+    """Where bodies have what the engine knows as sampling parameters."""
+    places = {name: f"options.{theirs}" for theirs, name in OPTIONS.items()}
+    return places | {f"options.{name}": place for name, place in places.items()}
+
+
+def check_options(options: Mapping[str, Any] | None) -> None:
+    """Refuse what nobody knows, and options without an effect that are of another type.
 
     Raises:
         RequestError: names the first such option.
     """
-    for name in options or ():
-        if name not in OPTIONS and name not in _HARMLESS and name != "num_predict":
-            path = f"options.{name[:80]}"
+    for name, value in (options or {}).items():
+        path = f"options.{name[:80]}"
+        if name in _HARMLESS:
+            if value is not None and not isinstance(value, int | float):
+                message = f"{path}: expected a number, true or false."
+                raise RequestError(message, param=path)
+        elif name not in OPTIONS and name != "num_predict":
             raise RequestError(f"{path} is not known.", param=path)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from starlette.responses import Response
 
 from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
-from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
+from sylvan.api.openai.common import (
+    adapter_fields,
+    adapter_of,
+    grammar_fields,
+    openai_sampling,
+    salt_of,
+)
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
@@ -29,7 +34,7 @@ from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
 from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.openai.completions import openai_error_event
-from sylvan.runtime.server.openai.meta import meta_info
+from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.output import (
@@ -43,8 +48,9 @@ from sylvan.runtime.server.output import (
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import ReasoningCounter, count_reasoning
+from sylvan.runtime.server.thinking import count_reasoning
 from sylvan.runtime.tokenizer.types import SampleDelta, error_of
+from sylvan.text.reasoning.tokens import ReasoningCounter
 
 
 async def chat(call: Call[ChatBody]) -> Response:
@@ -74,6 +80,11 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         RequestError: Names the field and the limit.
     """
     body, context = call.body, call.context
+    call.names.update(adapter_fields(body))
+    if body.input_ids is not None:
+        call.names["input_ids"] = "input_ids"
+    if body.max_completion_tokens is not None:
+        call.names["max_new_tokens"] = "max_completion_tokens"
     going_on = bool(body.continue_final_message)
     start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
     switch = body.enable_thinking
@@ -95,7 +106,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         thinking_budget=_thinking_budget(body),
         input_ids=body.input_ids,
         request=RequestFacts(
-            rid=body.rid or uuid4().hex,
+            rid=body.rid or context.ids(16),
             stream=bool(body.stream),
             tenant=call.tenant.name,
             logprobs=_logprobs(body, context),
@@ -177,7 +188,7 @@ class _Job:
         """The answer of a call without streaming."""
         prepared = await self._prepare()
         self._extras.see_prompt(prepared.prompt.input_ids)
-        [samples] = await collect(self._context.engine, [prepared.input])
+        [samples] = await collect(self._context, [prepared.input])
         choices = []
         for i, sample in enumerate(samples):
             delta = sample.last_delta(i)
@@ -185,7 +196,8 @@ class _Job:
             self._extras.see(i, sample.token_ids, sample.usage)
             choices.append(self._choice(i, sample, prepared))
         usage = self._meter.reply()
-        metadata = {"weight_version": "default"}
+        versions = tuple(dict.fromkeys(v for sample in samples for v in sample.weight_versions))
+        metadata = weight_metadata(self._context, versions)
         reply = {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
         return {**reply, **self._extras.reply()}
 
@@ -230,7 +242,7 @@ class _Job:
         self._extras.see_prompt(prepared.prompt.input_ids)
         writers = [_Writer(self, i, prepared) for i in range(self._n)]
         started = False
-        async with aclosing(stream(self._context.engine, [prepared.input])) as deltas:
+        async with aclosing(stream(self._context, [prepared.input])) as deltas:
             async for _, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
@@ -295,7 +307,7 @@ class _Writer:
         self._begun = False
         self._ids: list[int] = []
         inside = prepared.rules.starts_in_reasoning
-        self._counter = ReasoningCounter(job.context.parsers, inside=inside)
+        self._counter = ReasoningCounter(job.context.parsers.marks, inside=inside)
         self._thinking = ""
         self._answers = False
         self._is_over = False
@@ -329,7 +341,8 @@ class _Writer:
             reason = finish_name(delta.finish, calls=self._reader.has_calls)
             matched = delta.finish.matched
             last = {"reasoning_content": None}  # clients read it of every delta
-            yield job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
+            end = job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
+            yield {**end, "metadata": weight_metadata(job.context, delta.weight_versions)}
 
     def _count(self, delta: SampleDelta) -> None:
         """Count thinking while it comes, and once more when it is over."""

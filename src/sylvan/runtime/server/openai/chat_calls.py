@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 from sylvan.protocol.messages import Finish
@@ -22,7 +21,7 @@ def call_id(context: Context, name: str, index: int) -> str:
     family = context.parsers.tools
     if family is not None and family.call_id is not None:
         return family.call_id.format(name=name, index=index)
-    return f"call_{secrets.token_hex(12)}"
+    return f"call_{context.ids(12)}"
 
 
 def tool_calls(context: Context, answer: Answer) -> list[dict[str, Any]]:

@@ -46,6 +46,6 @@ class ChatLogprobs:
         """
         entries = [entry for part in parts for entry in chat_content(part, self._bytes_of)]
         if self._visible is not None:
-            self._visible.add(ids[: len(entries)], entries, text)
+            self._visible.add(ids if entries else (), entries, text)
             entries = self._visible.take(spans)
         return {"content": entries}

@@ -6,18 +6,24 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from starlette.responses import Response
 
 from sylvan.api.errors import Family, error_body
 from sylvan.api.logprobs import CompletionLogprobs, CompletionToken
-from sylvan.api.openai.common import adapter_of, grammar_fields, openai_sampling, salt_of
+from sylvan.api.openai.common import (
+    adapter_fields,
+    adapter_of,
+    grammar_fields,
+    openai_sampling,
+    salt_of,
+)
 from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, prompts_of
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
+from sylvan.runtime.server.openai.meta import weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.samples import Sample, collect, stream
@@ -45,7 +51,9 @@ class _Job:
     def __init__(self, call: Call[CompletionBody]) -> None:
         body, context = call.body, call.context
         self._call, self._body, self._context = call, body, context
-        call.names.update(grammar_fields(body))
+        call.names.update({**grammar_fields(body), **adapter_fields(body)})
+        if body.best_of is not None:
+            call.names["n"] = "best_of"
         self._prompts = prompts_of(body)
         self._best_of = self._check(body)
         self._sampling = openai_sampling(
@@ -59,11 +67,12 @@ class _Job:
         if total > context.limits.max_samples:
             message = f"prompt: {total} samples are more than {context.limits.max_samples}."
             raise RequestError(message, param="prompt")
-        self._id = body.rid or uuid4().hex
+        self._id = body.rid or context.ids(16)
         self._created = int(context.wall())
         self._model = model_name(context, body)
         self._meter = Meter(call, len(self._prompts), self._samples)
         self._extras = Extras(call)
+        self._versions: tuple[str, ...] = ()
         self._prompt_ids: list[tuple[int, ...]] = []
         self._prompt_texts: list[str] = []
 
@@ -88,13 +97,14 @@ class _Job:
 
     async def reply(self) -> dict[str, Any]:
         """The answer of a call without streaming."""
-        results = await collect(self._context.engine, await self._inputs())
+        results = await collect(self._context, await self._inputs())
         choices: list[dict[str, Any]] = []
         for prompt, samples in enumerate(results):
             for i, sample in enumerate(samples):
                 delta = sample.last_delta(i)
                 self._meter.see(prompt, delta)
                 self._extras.see(prompt * self._samples + i, sample.token_ids, sample.usage)
+                self._see_versions(sample.weight_versions)
             choices += [
                 self._choice(len(choices) + i, prompt, s)
                 for i, s in enumerate(self._chosen(samples))
@@ -107,13 +117,14 @@ class _Job:
         inputs = await self._inputs()
         writers = [_Writer(self, i // self._samples, i) for i in range(len(inputs) * self._samples)]
         started = False
-        async with aclosing(stream(self._context.engine, inputs)) as deltas:
+        async with aclosing(stream(self._context, inputs)) as deltas:
             async for prompt, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
                 self._meter.see(prompt, delta)
                 place = prompt * self._samples + delta.index
                 self._extras.see(place, delta.token_ids, delta.usage)
+                self._see_versions(delta.weight_versions)
                 usage = self._meter.reply() if usage_always else None
                 writer = writers[place]
                 chunk = writer.write(delta, usage)
@@ -203,8 +214,17 @@ class _Job:
             "created": self._created,
             "model": self._model,
             "choices": choices,
-            "metadata": {"weight_version": "default"},
+            "metadata": weight_metadata(self._context, self._versions),
         }
+
+    def _see_versions(self, versions: Sequence[str]) -> None:
+        if self._versions[-1:] != tuple(versions[-1:]):
+            self._versions = tuple(dict.fromkeys((*self._versions, *versions)))
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """Labels of the weights that made what was written so far."""
+        return self._versions
 
     def frame_event(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
         """One chunk of a stream."""
@@ -233,10 +253,12 @@ class _Writer:
         self._index = index
         self._echo = job.echo_of(prompt)
         self._log = job.token_log()
-        self._plain = job.plain_frame(index)
+        self._plain, self._versions = job.plain_frame(index), job.versions
 
     def write(self, delta: SampleDelta, usage: dict[str, Any] | None) -> bytes:
         """The chunk for a delta; nothing, if it brings nothing."""
+        if self._versions is not self._job.versions:
+            self._plain, self._versions = self._job.plain_frame(self._index), self._job.versions
         text, self._echo = self._echo + delta.text, ""
         special = self._log is not None or self._job.return_token_ids
         if delta.finish is None and usage is None and not special:

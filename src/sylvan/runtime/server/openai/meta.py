@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
@@ -31,10 +32,18 @@ def meta_info(
         logprobs=logprobs is not None,
         top=logprobs is not None and logprobs.top > 0,
         text_of=context.engine.tokenizer.token_text,
+        weight_version=context.engine.weight_version,
     )
     state = ReplyState(options, reasoning_tokens=reasoning_tokens)
+    state.weight_versions = sample.weight_versions
     for part in sample.logprobs:
         state.add("", (), part, None)
     elapsed_s, tokens = context.clock() - began_s, sample.usage.completion_tokens
     timing = timing_keys(sample.timing, elapsed_s, context.wall(), tokens)
     return state.reply(sample.rid, sample.usage, sample.finish, timing)["meta_info"]
+
+
+def weight_metadata(context: Context, versions: Sequence[str]) -> dict[str, Any]:
+    """`metadata` of an answer that weights with these labels made, in order."""
+    metadata: dict[str, Any] = {"weight_version": [context.engine.weight_version, *versions][-1]}
+    return metadata | ({"weight_versions": list(versions)} if len(versions) > 1 else {})

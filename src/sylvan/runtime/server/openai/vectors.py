@@ -40,6 +40,10 @@ async def rerank(call: Call[RerankBody]) -> Response:
 
 async def score(call: Call[ScoreBody]) -> Response:
     """The probability of each label, for every item."""
+    query, items = call.body.query or "", call.body.items or ""
+    longest = len(items) if isinstance(items, str) else max(map(len, items), default=0)
+    if len(query) > longest:
+        call.names["input_ids"] = "query"
     work = ranking.score(caller_of(call), call.body)
     return json_response(await unless_gone(call.request, work))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -13,11 +12,11 @@ from starlette.responses import Response
 
 from sylvan.api.errors import Family, error_body
 from sylvan.api.native import join_salt
+from sylvan.api.openai.response_tools import ResponsesChoice, offer
 from sylvan.api.openai.responses import (
+    AllowedTools,
     ResponsesBody,
-    ResponsesChoice,
     chat_messages,
-    chat_tools,
     input_items,
     text_fields,
     text_schema,
@@ -25,6 +24,7 @@ from sylvan.api.openai.responses import (
 from sylvan.api.sampling import read_sampling
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.conversation import (
     Conversation,
@@ -41,7 +41,8 @@ from sylvan.runtime.server.endpoint import (
     json_response,
 )
 from sylvan.runtime.server.fields import respelt
-from sylvan.runtime.server.responses.items import ItemEvents, Numbered, output_items
+from sylvan.runtime.server.output import TextDelta
+from sylvan.runtime.server.responses.items import ItemEvents, ItemStyle, Numbered, output_items
 from sylvan.runtime.server.stores.responses import Stored
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
@@ -63,7 +64,7 @@ _SAME_NAME = (
 
 async def create(call: Call[ResponsesBody]) -> Response:
     """Answer some input."""
-    job = _Job(call)
+    job = Job(call)
     if call.body.background:
         return json_response(job.start())
     if call.body.stream:
@@ -98,10 +99,15 @@ async def delete(call: Call[None]) -> Response:
 
 def _stored(call: Call[None]) -> Stored:
     name = call.request.path_params["response_id"]
-    return _find(call, name, None)
+    return find_stored(call, name, None)
 
 
-def _find(call: Call[Any], name: str, param: str | None) -> Stored:
+def find_stored(call: Call[Any], name: str, param: str | None) -> Stored:
+    """The stored response of that name.
+
+    Raises:
+        RequestError: It is no id of a response, or the tenant has none of that id.
+    """
     if not name.startswith("resp_"):
         message = f"{param or 'response_id'}: {name[:80]!r} is no id of a response (resp_...)."
         raise RequestError(message, param=param or "response_id")
@@ -112,30 +118,35 @@ def _find(call: Call[Any], name: str, param: str | None) -> Stored:
     return found
 
 
-class _Job:
-    """One response under way."""
+class Job:
+    """One response under way.
+
+    Attributes:
+        conversation: What is to be answered.
+    """
 
     def __init__(self, call: Call[ResponsesBody]) -> None:
         self._call, self._body, self._context = call, call.body, call.context
         body = call.body
         items: list[dict[str, Any]] = []
         if body.previous_response_id:
-            earlier = _find(call, body.previous_response_id, "previous_response_id")
+            earlier = find_stored(call, body.previous_response_id, "previous_response_id")
             items = [*earlier.items, *earlier.reply["output"]]
         self._items = [*items, *input_items(body)]
         store = call.context.responses
         self._keep = body.store is not False and store.enabled
         if body.background and not self._keep:
             raise RequestError("background needs store.", param="background")
-        for name in ("top_logprobs", "max_tool_calls"):
-            if getattr(body, name):
-                message = f"{name} cannot be honoured: this server does not support it."
-                raise RequestError(message, param=name)
         call.names.update(text_fields(body))
-        self._id = body.request_id or f"resp_{secrets.token_hex(16)}"
+        self._id = body.request_id or f"resp_{call.context.ids(16)}"
         self._created = int(call.context.wall())
-        self._tools = chat_tools(body)
-        self._turn = Turn(call, self._conversation())
+        self._offer = offer(body.tools or ())
+        call.ignored.extend(self._offer.left_out)
+        include = body.include or ()
+        self._style = ItemStyle(self._offer.origins, "reasoning.encrypted_content" in include)
+        self._logprobs = self._wanted_logprobs()
+        self.conversation = self._conversation()
+        self._turn = Turn(call, self.conversation)
 
     def start(self) -> dict[str, Any]:
         """Make the response in the background."""
@@ -158,7 +169,7 @@ class _Job:
         """The response, when it is complete."""
         outcome = await self._turn.whole()
         status = _status(outcome.finish)
-        items = output_items(outcome.answer, status)
+        items = output_items(outcome.answer, status, self._style, outcome.logprobs)
         usage = _usage(outcome.usage, outcome.reasoning_tokens)
         reply = self._reply(status, items, usage)
         if not self._body.background:
@@ -168,7 +179,7 @@ class _Job:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The response as events."""
         numbered = self._numbered = Numbered()
-        items = ItemEvents(numbered)
+        items = ItemEvents(numbered, self._style, self._context.ids)
         started = False
         async with aclosing(self._turn.steps()) as steps:
             async for step in steps:
@@ -178,8 +189,10 @@ class _Job:
                     for kind in ("created", "in_progress"):
                         reply = self._reply("in_progress", [], None)
                         chunks.append(numbered.event(f"response.{kind}", response=reply))
+                fresh = step.logprobs
                 for piece in step.pieces:
-                    chunks += items.add(piece)
+                    chunks += items.add(piece, fresh)
+                    fresh = [] if isinstance(piece, TextDelta) else fresh
                 if step.finish is not None:
                     status = _status(step.finish)
                     chunks += items.end(status)
@@ -205,6 +218,14 @@ class _Job:
         reply["error"] = {"code": detail["code"] or detail["type"], "message": message}
         return reply
 
+    def _wanted_logprobs(self) -> LogprobOptions | None:
+        body, most = self._body, self._context.limits.max_top_logprobs
+        top = body.top_logprobs or 0
+        if top > most:
+            raise RequestError(f"top_logprobs: expected at most {most}.", param="top_logprobs")
+        wanted = "message.output_text.logprobs" in (body.include or ())
+        return LogprobOptions(top=top) if wanted or top else None
+
     def _put(self, reply: dict[str, Any]) -> None:
         if self._keep:
             self._context.responses.put(self._call.tenant.name, reply, self._items)
@@ -225,6 +246,7 @@ class _Job:
                 rid=self._id,
                 stream=bool(body.stream),
                 tenant=self._call.tenant.name,
+                logprobs=self._logprobs,
                 cache_salt=join_salt(body.extra_key, body.cache_salt),
                 priority=body.priority or 0,
                 deadline_s=body.timeout,
@@ -241,13 +263,18 @@ class _Job:
         return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
 
     def _tool_use(self) -> ToolUse:
-        choice = self._body.tool_choice or "auto"
-        if isinstance(choice, ResponsesChoice):
-            choice = choice.name
-        if choice not in ("auto", "none") and not self._tools:
+        choice, offered = self._body.tool_choice or "auto", self._offer
+        if isinstance(choice, AllowedTools):
+            path = "tool_choice.tools"
+            named = [tool for tool in choice.tools if tool.type in ("function", "custom")]
+            offered = offered.only({offered.name_of(tool, path) for tool in named})
+            choice = choice.mode
+        elif isinstance(choice, ResponsesChoice) and offered.tools:
+            choice = offered.name_of(choice, "tool_choice")
+        if choice not in ("auto", "none") and not offered.tools:
             raise RequestError("tool_choice needs tools.", param="tool_choice")
         parallel = self._body.parallel_tool_calls is not False
-        return ToolUse(tools=self._tools, choice=choice, parallel=parallel)
+        return ToolUse(tools=offered.tools, choice=str(choice), parallel=parallel)
 
     def _reply(
         self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
@@ -280,6 +307,8 @@ class _Job:
             "text": _dumped(body.text) or {"format": {"type": "text"}},
             "tool_choice": choice if isinstance(choice, str) else _dumped(choice),
             "tools": [_dumped(tool) for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "max_tool_calls": body.max_tool_calls,
             "top_p": body.top_p,
             "truncation": body.truncation or "disabled",
             "usage": usage,

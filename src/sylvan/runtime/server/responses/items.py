@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from sylvan.api.openai.response_state import pack
+from sylvan.api.openai.response_tools import INPUT, Origin
 from sylvan.runtime.server.output import Answer, CallStart, Piece, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import named_event
 
@@ -25,61 +30,108 @@ class Numbered:
         return named_event(kind, content)
 
 
-def text_part(text: str) -> Item:
+@dataclass(frozen=True, slots=True)
+class ItemStyle:
+    """What a client wants to see.
+
+    Attributes:
+        origins: What functions that the model is offered are to the client.
+        keeps_thinking: Items of thinking hold what the client needs to give it back.
+    """
+
+    origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
+    keeps_thinking: bool = False
+
+
+def text_part(text: str, logprobs: Sequence[Item] = ()) -> Item:
     """The content of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def reasoning_item(text: str, status: str, name: str | None = None) -> Item:
-    """Thinking."""
+def reasoning_item(text: str, status: str, name: str | None = None, *, kept: bool = False) -> Item:
+    """Thinking; `kept`: with what the client needs to give it back."""
     content = [{"type": "reasoning_text", "text": text}] if text else []
-    return {
+    item = {
         "id": name or f"rs_{secrets.token_hex(16)}",
         "type": "reasoning",
         "summary": [],
         "content": content,
         "status": status,
     }
+    return item | {"encrypted_content": pack(text)} if kept else item
 
 
-def message_item(text: str | None, status: str, name: str | None = None) -> Item:
+def message_item(
+    text: str | None, status: str, name: str | None = None, logprobs: Sequence[Item] = ()
+) -> Item:
     """A message; None: its content is still to come."""
     return {
         "id": name or f"msg_{secrets.token_hex(16)}",
         "type": "message",
         "role": "assistant",
         "status": status,
-        "content": [] if text is None else [text_part(text)],
+        "content": [] if text is None else [text_part(text, logprobs)],
     }
 
 
 def call_item(
-    function: str, arguments: str, status: str, names: tuple[str, str] | None = None
+    origin: Origin, arguments: str, status: str, names: tuple[str, str] | None = None
 ) -> Item:
     """A call; `names` are the ids of the item and of the call."""
-    item, call = names or (f"fc_{secrets.token_hex(16)}", f"call_{secrets.token_hex(12)}")
+    prefix = "ctc" if origin.custom else "fc"
+    item, call = names or (f"{prefix}_{secrets.token_hex(16)}", f"call_{secrets.token_hex(12)}")
+    kind = "custom_tool_call" if origin.custom else "function_call"
+    given = {"input": custom_input(arguments)} if origin.custom else {"arguments": arguments}
+    space = {"namespace": origin.namespace} if origin.namespace else {}
     return {
         "id": item,
-        "type": "function_call",
+        "type": kind,
         "call_id": call,
-        "name": function,
-        "arguments": arguments,
+        "name": origin.name,
+        **space,
+        **given,
         "status": status,
     }
 
 
-def output_items(answer: Answer, status: str) -> list[Item]:
+def custom_input(arguments: str) -> str:
+    """The text in the arguments of a custom tool; what is none is the text itself."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = value.get(INPUT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments if arguments != "{}" else ""
+
+
+def output_items(
+    answer: Answer, status: str, style: ItemStyle, logprobs: Sequence[Item] = ()
+) -> list[Item]:
     """The items of a whole answer; `status` is that of the last, as in a stream."""
     items: list[Item] = []
+    rest = list(logprobs)
     for part in answer.parts or [TextDelta("")]:
         state = status if not answer.parts or part is answer.parts[-1] else "completed"
         if isinstance(part, ReasoningDelta):
-            items.append(reasoning_item(part.text, state))
+            items.append(reasoning_item(part.text, state, kept=style.keeps_thinking))
         elif isinstance(part, TextDelta):
-            items.append(message_item(part.text, state))
+            count = _covering(rest, part.text)
+            items.append(message_item(part.text, state, logprobs=rest[:count]))
+            del rest[:count]
         else:
-            items.append(call_item(part.name, part.arguments or "{}", state))
+            origin = style.origins.get(part.name, Origin(part.name))
+            items.append(call_item(origin, part.arguments or "{}", state))
     return items
+
+
+def _covering(entries: Sequence[Item], text: str) -> int:
+    """How many of the next tokens make up a text; they may begin before it and end after it."""
+    left = len(text.encode())
+    for count, entry in enumerate(entries):
+        if left <= 0:
+            return count
+        left -= len(entry["bytes"])
+    return len(entries)
 
 
 class ItemEvents:
@@ -89,29 +141,39 @@ class ItemEvents:
         done: Items that are complete.
     """
 
-    def __init__(self, numbered: Numbered) -> None:
+    def __init__(self, numbered: Numbered, style: ItemStyle, ids: Callable[[int], str]) -> None:
+        """`ids` makes names of so many bytes."""
+        self._ids = ids
         self._event = numbered.event
+        self._style = style
+        self._logprobs: list[Item] = []
+        self._origin = Origin("")
         self._open: Item | None = None
         self._kind = ""
         self._text = ""
         self.done: list[Item] = []
 
-    def add(self, piece: Piece) -> Iterator[bytes]:
-        """Events for a piece."""
+    def add(self, piece: Piece, logprobs: Sequence[Item] = ()) -> Iterator[bytes]:
+        """Events for a piece, and the log probabilities of the tokens of a text."""
         if isinstance(piece, TextDelta):
-            yield from self._switch("message", message_item(None, "in_progress"))
+            yield from self._switch("message", self._message)
             self._text += piece.text
-            yield self._delta("response.output_text.delta", piece.text, logprobs=[])
+            self._logprobs += logprobs
+            yield self._delta("response.output_text.delta", piece.text, logprobs=list(logprobs))
         elif isinstance(piece, ReasoningDelta):
-            yield from self._switch("reasoning", reasoning_item("", "in_progress"))
+            yield from self._switch("reasoning", self._reasoning)
             self._text += piece.text
             yield self._delta("response.reasoning_text.delta", piece.text)
         elif isinstance(piece, CallStart):
-            item = call_item(piece.name, "", "in_progress")
-            yield from self._switch(f"call {piece.index}", item)
+            origin = self._style.origins.get(piece.name, Origin(piece.name))
+            start = functools.partial(self._call, origin)
+            yield from self._switch(f"call {piece.index}", start)
+            self._origin = origin
         else:
             self._text += piece.fragment
             assert self._open is not None, "arguments follow the start of their call"
+            if self._origin.custom:  # its text is known when it is complete
+                return
             yield self._event(
                 "response.function_call_arguments.delta",
                 item_id=self._open["id"],
@@ -122,14 +184,26 @@ class ItemEvents:
     def end(self, status: str) -> Iterator[bytes]:
         """Events that end the last item; an answer without any gets an empty message."""
         if self._open is None and not self.done:
-            yield from self._switch("message", message_item(None, "in_progress"))
+            yield from self._switch("message", self._message)
         yield from self._close(status)
 
-    def _switch(self, kind: str, item: Item) -> Iterator[bytes]:
+    def _message(self) -> Item:
+        return message_item(None, "in_progress", f"msg_{self._ids(16)}")
+
+    def _reasoning(self) -> Item:
+        return reasoning_item("", "in_progress", f"rs_{self._ids(16)}")
+
+    def _call(self, origin: Origin) -> Item:
+        prefix = "ctc" if origin.custom else "fc"
+        names = f"{prefix}_{self._ids(16)}", f"call_{self._ids(12)}"
+        return call_item(origin, "", "in_progress", names)
+
+    def _switch(self, kind: str, start: Callable[[], Item]) -> Iterator[bytes]:
         if kind == self._kind:
             return
         yield from self._close("completed")
-        self._open, self._kind, self._text = item, kind, ""
+        item = start()
+        self._open, self._kind, self._text, self._logprobs = item, kind, "", []
         index = len(self.done)
         yield self._event("response.output_item.added", output_index=index, item=item)
         if kind in ("message", "reasoning"):
@@ -139,27 +213,33 @@ class ItemEvents:
         item, text = self._open, self._text
         if item is None:
             return
-        if item["type"] == "function_call":
-            arguments = text or "{}"
-            done = call_item(item["name"], arguments, status, (item["id"], item["call_id"]))
-            yield self._event(
-                "response.function_call_arguments.done",
-                item_id=item["id"],
-                output_index=len(self.done),
-                name=item["name"],
-                arguments=arguments,
-            )
+        if item["type"] in ("function_call", "custom_tool_call"):
+            done = call_item(self._origin, text or "{}", status, (item["id"], item["call_id"]))
+            yield from self._end_call(done)
         else:
             is_text = item["type"] == "message"
-            make = message_item if is_text else reasoning_item
-            done = make(text, status, item["id"])
+            if is_text:
+                done = message_item(text, status, item["id"], self._logprobs)
+            else:
+                kept = self._style.keeps_thinking
+                done = reasoning_item(text, status, item["id"], kept=kept)
             kind = "response.output_text.done" if is_text else "response.reasoning_text.done"
-            extra: dict[str, Any] = {"logprobs": []} if is_text else {}
+            extra: dict[str, Any] = {"logprobs": self._logprobs} if is_text else {}
             yield self._event(kind, **self._place(), text=text, **extra)
             yield self._event("response.content_part.done", **self._place(), part=self._part(text))
         yield self._event("response.output_item.done", output_index=len(self.done), item=done)
         self.done.append(done)
         self._open, self._kind = None, ""
+
+    def _end_call(self, done: Item) -> Iterator[bytes]:
+        place = {"item_id": done["id"], "output_index": len(self.done)}
+        if self._origin.custom:
+            kind, text = "response.custom_tool_call_input", done["input"]
+            yield self._event(f"{kind}.delta", **place, delta=text)
+            yield self._event(f"{kind}.done", **place, input=text)
+            return
+        kind = "response.function_call_arguments.done"
+        yield self._event(kind, **place, name=done["name"], arguments=done["arguments"])
 
     def _delta(self, kind: str, text: str, **extra: Any) -> bytes:
         return self._event(kind, **self._place(), delta=text, **extra)
@@ -171,4 +251,4 @@ class ItemEvents:
     def _part(self, text: str) -> Item:
         if self._kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return text_part(text)
+        return text_part(text, self._logprobs)

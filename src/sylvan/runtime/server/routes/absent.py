@@ -17,9 +17,7 @@ from sylvan.runtime.server.security import Level
 
 POST = ("POST",)
 
-_WEIGHTS = "The weights of a running server cannot be replaced; start a server with the new ones."
-_READING = "The weights of a running server cannot be read; read the checkpoint's files."
-_SAVER = "Memory cannot be given back while the server runs (no --enable-memory-saver)."
+_SENDING = "A server sends its weights to no other; start that one with the same checkpoint."
 _LORA = "There are no LoRA adapters; serve a checkpoint into which the adapter was merged."
 _PROFILE = "There is no profiler inside the server; use py-spy or perf from outside."
 _TRACES = "Requests are not traced; /metrics has how long they take."
@@ -34,29 +32,15 @@ _DECISIONS = "There are no decisions; ask with /v1/chat/completions and a gramma
 
 _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (
-        _WEIGHTS,
+        _SENDING,
         POST,
-        (
-            "/update_weights_from_disk",
-            "/init_weights_update_group",
-            "/destroy_weights_update_group",
-            "/update_weights_from_distributed",
-            "/update_weights_from_tensor",
-            "/update_weights_from_ipc",
-            "/begin_weight_update",
-            "/end_weight_update",
-            "/update_weight_version",
-            "/init_weights_send_group_for_remote_instance",
-            "/send_weights_to_remote_instance",
-        ),
+        ("/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance"),
     ),
     (
-        _WEIGHTS,
+        _SENDING,
         GET,
         ("/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info"),
     ),
-    (_READING, GET_POST, ("/get_weights_by_name", "/weights_checker")),
-    (_SAVER, GET_POST, ("/release_memory_occupation", "/resume_memory_occupation")),
     (
         _LORA,
         POST,

@@ -19,6 +19,22 @@ from sylvan.api.native import (
 from sylvan.api.openai.vectors import EncodeBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply
+from sylvan.api.weights import (
+    BracketBody,
+    CheckerBody,
+    ChecksumReply,
+    DiskBody,
+    DistributedBody,
+    GroupBody,
+    LeaveBody,
+    MemoryBody,
+    MemoryReply,
+    SocketBody,
+    TensorBody,
+    TensorQuery,
+    UpdateReply,
+    VersionBody,
+)
 from sylvan.runtime.server import pages
 from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.fields import grammars_in
@@ -31,6 +47,7 @@ from sylvan.runtime.server.native import (
     parse,
     sessions,
     tokens,
+    weights,
 )
 from sylvan.runtime.server.openai import vectors
 from sylvan.runtime.server.routes.build import GET, GET_POST, SSE, admin, aliases, opened, own
@@ -205,6 +222,63 @@ _CONTROL = (
     ),
 )
 
+_WEIGHTS = (
+    *(
+        admin(path, handler=handler, body=body, reply=UpdateReply, statuses=(503,), tag="Weights")
+        for path, handler, body in (
+            ("/update_weights_from_disk", weights.from_disk, DiskBody),
+            ("/update_weights_from_tensor", weights.from_tensor, TensorBody),
+            ("/update_weights_from_distributed", weights.from_distributed, DistributedBody),
+            ("/update_weights_from_ipc", weights.from_ipc, SocketBody),
+            ("/init_weights_update_group", weights.join_group, GroupBody),
+            ("/update_weight_version", weights.set_version, VersionBody),
+        )
+    ),
+    *(
+        admin(
+            path,
+            handler=handler,
+            body=body,
+            body_optional=True,
+            reply=UpdateReply,
+            statuses=(503,),
+            tag="Weights",
+        )
+        for path, handler, body in (
+            ("/destroy_weights_update_group", weights.leave_group, LeaveBody),
+            ("/begin_weight_update", weights.begin, BracketBody),
+            ("/end_weight_update", weights.end, BracketBody),
+        )
+    ),
+    *(
+        admin(
+            path,
+            handler=handler,
+            methods=GET_POST,
+            body=body,
+            body_optional=True,
+            reply=reply,
+            statuses=(503,),
+            tag="Weights",
+        )
+        for path, handler, body, reply in (
+            ("/weights_checker", weights.check, CheckerBody, ChecksumReply),
+            ("/release_memory_occupation", weights.release_memory, MemoryBody, MemoryReply),
+            ("/resume_memory_occupation", weights.resume_memory, MemoryBody, MemoryReply),
+        )
+    ),
+    admin(
+        "/get_weights_by_name",
+        handler=weights.read_tensor,
+        methods=GET_POST,
+        body=TensorQuery,
+        body_optional=True,
+        query=TensorQuery,
+        statuses=(503,),
+        tag="Weights",
+    ),
+)
+
 _PAGES = (
     Endpoint(
         path="/",
@@ -220,4 +294,14 @@ _PAGES = (
     opened("/openapi.json", handler=pages.openapi_json, tag="Pages"),
 )
 
-NATIVE = (*_GENERATION, *_SESSIONS, *_HEALTH, *_INFO, *_METRICS, *_CACHE, *_CONTROL, *_PAGES)
+NATIVE = (
+    *_GENERATION,
+    *_SESSIONS,
+    *_HEALTH,
+    *_INFO,
+    *_METRICS,
+    *_CACHE,
+    *_CONTROL,
+    *_WEIGHTS,
+    *_PAGES,
+)

@@ -14,7 +14,13 @@ from sylvan.api.openai.batches import (
 from sylvan.api.openai.chat import ChatBody, ChatReply, RenderReply
 from sylvan.api.openai.completions import CompletionBody, CompletionReply
 from sylvan.api.openai.models import ModelCard, ModelList
-from sylvan.api.openai.responses import ResponsesBody, ResponsesReply
+from sylvan.api.openai.responses import (
+    InputItemsQuery,
+    InputItemsReply,
+    InputTokensReply,
+    ResponsesBody,
+    ResponsesReply,
+)
 from sylvan.api.openai.vectors import (
     ClassifyBody,
     ClassifyReply,
@@ -28,6 +34,7 @@ from sylvan.runtime.server.batches import routes as batches
 from sylvan.runtime.server.fields import TOOL_SCHEMA
 from sylvan.runtime.server.openai import chat, completions, models, vectors
 from sylvan.runtime.server.responses import create as responses
+from sylvan.runtime.server.responses import inputs
 from sylvan.runtime.server.routes.build import GET, SSE, openai
 
 _SPELLING = {
@@ -73,6 +80,24 @@ _RESPONSES = (
         family=Family.RESPONSES,
         methods=("DELETE",),
         statuses=(400, 404),
+    ),
+    openai(
+        "/v1/responses/{response_id}/input_items",
+        handler=inputs.input_items,
+        family=Family.RESPONSES,
+        methods=GET,
+        query=InputItemsQuery,
+        reply=InputItemsReply,
+        statuses=(404,),
+    ),
+    openai(
+        "/v1/responses/input_tokens",
+        handler=inputs.input_tokens,
+        family=Family.RESPONSES,
+        body=ResponsesBody,
+        reply=InputTokensReply,
+        statuses=(404,),
+        spelling=_INPUT_SPELLING,
     ),
     openai(
         "/v1/responses/{response_id}/cancel",
@@ -128,6 +153,13 @@ _BATCHES = (
         methods=GET,
         reply=BatchReply,
         statuses=(404,),
+    ),
+    openai(
+        "/v1/batches/{batch_id}",
+        handler=batches.delete,
+        methods=("DELETE",),
+        reply=DeletedReply,
+        statuses=(404, 409),
     ),
     openai(
         "/v1/batches/{batch_id}/cancel",

@@ -27,6 +27,7 @@ from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
 from sylvan.runtime.server.ollama import generation
 from sylvan.runtime.server.ollama import models as ollama_models
 from sylvan.runtime.server.ollama import vectors as ollama_vectors
+from sylvan.runtime.server.ollama.options import option_fields
 from sylvan.runtime.server.routes.build import GET, NDJSON, SSE, opened
 
 
@@ -47,8 +48,9 @@ _SPELLING = {
     "json_schema": "output_config.format.schema",
     TOOL_SCHEMA: ".input_schema",
 }
-_OLLAMA_CHAT = {"json_schema": "format", "text": "messages", "input_ids": "messages"}
-_OLLAMA_PROMPT = {"json_schema": "format", "text": "prompt", "input_ids": "prompt"}
+_OLLAMA = {"json_schema": "format", "max_new_tokens": "options.num_predict", **option_fields()}
+_OLLAMA_CHAT = {**_OLLAMA, "text": "messages", "input_ids": "messages"}
+_OLLAMA_PROMPT = {**_OLLAMA, "text": "prompt", "input_ids": "prompt"}
 
 VENDORS = (
     _anthropic(

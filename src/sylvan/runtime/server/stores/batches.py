@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import sqlite3
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sylvan.protocol.errors import CapacityError
-
-log = logging.getLogger(__name__)
+from sylvan.runtime.server.stores.database import Database
 
 UNFINISHED = ("in_progress", "finalizing", "cancelling")
 
@@ -25,6 +19,8 @@ CREATE TABLE IF NOT EXISTS files (
 CREATE TABLE IF NOT EXISTS batches (
   id TEXT PRIMARY KEY, tenant TEXT NOT NULL, status TEXT NOT NULL, created_at INTEGER NOT NULL,
   state TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS files_by_age ON files (created_at);
+CREATE INDEX IF NOT EXISTS batches_by_age ON batches (created_at);
 CREATE TABLE IF NOT EXISTS items (
   batch TEXT NOT NULL, line INTEGER NOT NULL, custom_id TEXT NOT NULL, body TEXT NOT NULL,
   status INTEGER, response TEXT, PRIMARY KEY (batch, line)) WITHOUT ROWID;
@@ -54,37 +50,41 @@ class Item:
     response: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemAnswer:
+    """The answer to one request of a batch."""
+
+    batch: str
+    line: int
+    status: int
+    response: str
+
+
 class BatchStore:
-    """The database; may be called from any thread.
+    """Files, batches and their requests; may be called from any thread.
+
+    Requests and answers are gone once a batch has ended: its files have them.
 
     Every method raises CapacityError while the database cannot be written or read: with status 507
-    where there is no room, else 503.
+    where there is no room, else 503. What deletes, and changes of states, have room set aside.
 
     Args:
-        folder: Where it lies; None keeps it in memory, until the process ends.
+        folder: Where the database lies; None keeps it in memory, until the process ends.
+
+    Raises:
+        ConfigError: The folder cannot be used.
     """
 
     def __init__(self, folder: str | None) -> None:
-        path = ":memory:"
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-            path = str(Path(folder) / "batches.sqlite")
-        self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, check_same_thread=False)
-        with self._transaction() as db:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.executescript(_SCHEMA)
+        self._database = Database(folder, "batches.sqlite", _SCHEMA)
 
     def close(self) -> None:
         """Close the database."""
-        with self._lock:
-            self._db.close()
+        self._database.close()
 
     def add_file(self, file: StoredFile, content: bytes) -> None:
         """Store a file."""
-        row = (file.id, file.tenant, file.filename, file.purpose, file.created_at, content)
-        with self._transaction() as db:
-            db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", row)
+        self._database.run(lambda db: _insert_file(db, file, content))
 
     def file(self, name: str, tenant: str) -> StoredFile | None:
         """A file of the tenant."""
@@ -99,57 +99,117 @@ class BatchStore:
 
     def content(self, name: str) -> bytes:
         """The content of a file; empty if it is gone."""
-        with self._transaction() as db:
-            row = db.execute("SELECT content FROM files WHERE id = ?", (name,)).fetchone()
+        query = "SELECT content FROM files WHERE id = ?"
+        row = self._database.run(lambda db: db.execute(query, (name,)).fetchone())
         return row[0] if row else b""
 
     def bytes_of(self, tenant: str) -> int:
-        """How much the tenant has stored."""
-        query = "SELECT COALESCE(SUM(LENGTH(content)), 0) FROM files WHERE tenant = ?"
-        with self._transaction() as db:
-            return db.execute(query, (tenant,)).fetchone()[0]
+        """How much the tenant has stored: files, and batches with the requests they still hold."""
+        files = "SELECT COALESCE(SUM(LENGTH(content)), 0) FROM files WHERE tenant = ?"
+        batches = "SELECT COALESCE(SUM(LENGTH(state)), 0) FROM batches WHERE tenant = ?"
+        items = (
+            "SELECT COALESCE(SUM(LENGTH(body) + COALESCE(LENGTH(response), 0)), 0) FROM items "
+            "WHERE batch IN (SELECT id FROM batches WHERE tenant = ?)"
+        )
+        queries = (files, batches, items)
+        return self._database.run(
+            lambda db: sum(db.execute(query, (tenant,)).fetchone()[0] for query in queries)
+        )
 
     def delete_file(self, name: str) -> None:
         """Forget a file."""
-        with self._transaction() as db:
-            db.execute("DELETE FROM files WHERE id = ?", (name,))
+        query = "DELETE FROM files WHERE id = ?"
+        self._database.run(lambda db: db.execute(query, (name,)), frees=True)
 
-    def save_batch(self, tenant: str, state: dict[str, Any], items: Sequence[Item] = ()) -> None:
-        """Store the state of a batch, and its requests if it is new."""
-        row = (state["id"], tenant, state["status"], state["created_at"], json.dumps(state))
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", row)
+    def add_batch(self, tenant: str, state: dict[str, Any], items: Sequence[Item] = ()) -> None:
+        """Store a new batch and its requests."""
+
+        def add(db: sqlite3.Connection) -> None:
+            _insert_batch(db, tenant, state)
             db.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, NULL, NULL)",
                 [(state["id"], item.line, item.custom_id, item.body) for item in items],
             )
 
+        self._database.run(add)
+
+    def save_batch(self, tenant: str, state: dict[str, Any]) -> None:
+        """Store the state of a batch."""
+        self._database.run(lambda db: _insert_batch(db, tenant, state), frees=True)
+
+    def end_batch(
+        self, tenant: str, state: dict[str, Any], files: Sequence[tuple[StoredFile, bytes]]
+    ) -> None:
+        """Store the last state of a batch and its files, and forget its requests."""
+
+        def end(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM items WHERE batch = ?", (state["id"],))
+            for file, content in files:
+                _insert_file(db, file, content)
+            _insert_batch(db, tenant, state)
+
+        self._database.run(end)
+
+    def delete_batch(self, name: str) -> None:
+        """Forget a batch; its files stay."""
+
+        def delete(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM items WHERE batch = ?", (name,))
+            db.execute("DELETE FROM batches WHERE id = ?", (name,))
+
+        self._database.run(delete, frees=True)
+
+    def expire(self, before: int) -> None:
+        """Forget files, and batches that have ended, which were made before that time."""
+        marks = ", ".join("?" * len(UNFINISHED))
+        ended = f"SELECT id FROM batches WHERE created_at < ? AND status NOT IN ({marks})"
+        wanted = (before, *UNFINISHED)
+
+        def find(db: sqlite3.Connection) -> bool:
+            old = "SELECT 1 FROM files WHERE created_at < ? LIMIT 1"
+            return bool(
+                db.execute(old, (before,)).fetchone()
+                or db.execute(f"{ended} LIMIT 1", wanted).fetchone()
+            )
+
+        def delete(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM files WHERE created_at < ?", (before,))
+            db.execute(f"DELETE FROM items WHERE batch IN ({ended})", wanted)
+            db.execute(f"DELETE FROM batches WHERE id IN ({ended})", wanted)
+
+        if self._database.run(find):
+            self._database.run(delete, frees=True)
+
     def batch(self, name: str, tenant: str) -> dict[str, Any] | None:
         """The state of a batch of the tenant."""
         query = "SELECT state FROM batches WHERE id = ? AND tenant = ?"
-        with self._transaction() as db:
-            row = db.execute(query, (name, tenant)).fetchone()
+        row = self._database.run(lambda db: db.execute(query, (name, tenant)).fetchone())
         return json.loads(row[0]) if row else None
 
     def batches(self, tenant: str) -> list[dict[str, Any]]:
         """The batches of the tenant, the latest first."""
         query = "SELECT state FROM batches WHERE tenant = ? ORDER BY created_at DESC, id DESC"
-        with self._transaction() as db:
-            return [json.loads(row[0]) for row in db.execute(query, (tenant,))]
+        rows = self._database.run(lambda db: db.execute(query, (tenant,)).fetchall())
+        return [json.loads(row[0]) for row in rows]
 
     def unfinished(self) -> list[tuple[str, dict[str, Any]]]:
         """Tenant and state of every batch that is to be worked on, the oldest first."""
         marks = ", ".join("?" * len(UNFINISHED))
         query = f"SELECT tenant, state FROM batches WHERE status IN ({marks}) ORDER BY created_at"
-        with self._transaction() as db:
-            return [(tenant, json.loads(text)) for tenant, text in db.execute(query, UNFINISHED)]
+        rows = self._database.run(lambda db: db.execute(query, UNFINISHED).fetchall())
+        return [(tenant, json.loads(text)) for tenant, text in rows]
 
-    def items(self, batch: str, *, answered: bool) -> list[Item]:
-        """The requests of a batch that have, or have not, been answered."""
-        condition = "status IS NOT NULL" if answered else "status IS NULL"
-        query = f"SELECT line, custom_id, body, status, response FROM items WHERE batch = ? AND {condition} ORDER BY line"  # noqa: E501
-        with self._transaction() as db:
-            return [Item(*row) for row in db.execute(query, (batch,))]
+    def waiting(self, batch: str, after: int, most: int) -> list[Item]:
+        """The next requests of a batch, behind a line, that have not been answered."""
+        query = "SELECT line, custom_id, body, status, response FROM items WHERE batch = ? AND line > ? AND status IS NULL ORDER BY line LIMIT ?"  # noqa: E501
+        rows = self._database.run(lambda db: db.execute(query, (batch, after, most)).fetchall())
+        return [Item(*row) for row in rows]
+
+    def items(self, batch: str) -> list[Item]:
+        """The requests of a batch that has not ended."""
+        query = "SELECT line, custom_id, body, status, response FROM items WHERE batch = ? ORDER BY line"  # noqa: E501
+        rows = self._database.run(lambda db: db.execute(query, (batch,)).fetchall())
+        return [Item(*row) for row in rows]
 
     def counts(self, batch: str) -> tuple[int, int, int]:
         """How many requests a batch has, how many were answered, and how many failed."""
@@ -157,28 +217,25 @@ class BatchStore:
             "SELECT COUNT(*), COUNT(status), COALESCE(SUM(status >= 400), 0) FROM items "
             "WHERE batch = ?"
         )
-        with self._transaction() as db:
-            return db.execute(query, (batch,)).fetchone()
+        return self._database.run(lambda db: db.execute(query, (batch,)).fetchone())
 
-    def answer(self, batch: str, line: int, status: int, response: str) -> None:
-        """Store the answer to a request."""
+    def answer(self, answers: Sequence[ItemAnswer]) -> None:
+        """Store the answers to requests, of any batches; a second answer replaces the first."""
         query = "UPDATE items SET status = ?, response = ? WHERE batch = ? AND line = ?"
-        with self._transaction() as db:
-            db.execute(query, (status, response, batch, line))
+        rows = [(found.status, found.response, found.batch, found.line) for found in answers]
+        self._database.run(lambda db: db.executemany(query, rows))
 
     def _files(self, condition: str, values: tuple[str, ...]) -> list[StoredFile]:
         query = f"SELECT id, tenant, filename, purpose, created_at, LENGTH(content) FROM files WHERE {condition} ORDER BY created_at DESC, id DESC"  # noqa: E501
-        with self._transaction() as db:
-            return [StoredFile(*row) for row in db.execute(query, values)]
+        rows = self._database.run(lambda db: db.execute(query, values).fetchall())
+        return [StoredFile(*row) for row in rows]
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with self._lock, self._db:
-                yield self._db
-        except sqlite3.OperationalError as error:
-            log.warning("files and batches cannot be stored: %s", error)
-            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
-            why = "there is no room left" if full else str(error)
-            message = f"Files and batches cannot be stored now: {why}."
-            raise CapacityError(message, status=507 if full else 503) from error
+
+def _insert_file(db: sqlite3.Connection, file: StoredFile, content: bytes) -> None:
+    row = (file.id, file.tenant, file.filename, file.purpose, file.created_at, content)
+    db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def _insert_batch(db: sqlite3.Connection, tenant: str, state: dict[str, Any]) -> None:
+    row = (state["id"], tenant, state["status"], state["created_at"], json.dumps(state))
+    db.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", row)

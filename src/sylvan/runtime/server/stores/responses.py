@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+
+from sylvan.utils.clock import Clock, monotonic
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +28,7 @@ class Stored:
     tenant: str
     _reply: bytes
     _items: bytes
+    _until: float = math.inf
     task: asyncio.Task[None] | None = None
 
     @property
@@ -42,6 +46,10 @@ class Stored:
         """Size."""
         return len(self._reply) + len(self._items)
 
+    def is_kept(self, now: float) -> bool:
+        """Whether it is not older than responses become."""
+        return now < self._until
+
     def change(self, changes: Mapping[str, Any]) -> None:
         """Replace fields of the reply."""
         self._reply = orjson.dumps({**self.reply, **changes})
@@ -56,11 +64,21 @@ class ResponseStore:
     Args:
         size: Responses that are kept.
         max_bytes: Of all of them together.
+        retention_s: Age at which a response is forgotten.
+        clock: Tells ages.
     """
 
-    def __init__(self, size: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        max_bytes: int,
+        retention_s: float = math.inf,
+        clock: Clock = monotonic,
+    ) -> None:
         self._size = size
         self._max_bytes = max_bytes
+        self._retention_s = retention_s
+        self._clock = clock
         self._tenants: dict[str, OrderedDict[str, Stored]] = {}
 
     @property
@@ -78,7 +96,8 @@ class ResponseStore:
     ) -> Stored:
         """Keep a response; it replaces an earlier one of the same tenant and id."""
         name = reply["id"]
-        stored = Stored(name, tenant, orjson.dumps(reply), orjson.dumps(items))
+        until = self._clock() + self._retention_s
+        stored = Stored(name, tenant, orjson.dumps(reply), orjson.dumps(items), until)
         if self.enabled:
             kept = self._tenants.setdefault(tenant, OrderedDict())
             kept.pop(name, None)
@@ -93,6 +112,7 @@ class ResponseStore:
 
     def get(self, name: str, tenant: str) -> Stored | None:
         """A response of the tenant."""
+        self._forget_old()
         return self._tenants.get(tenant, {}).get(name)
 
     def drop(self, stored: Stored) -> None:
@@ -103,7 +123,14 @@ class ResponseStore:
         if not kept:
             self._tenants.pop(stored.tenant, None)
 
+    def _forget_old(self) -> None:
+        now = self._clock()
+        for kept in tuple(self._tenants.values()):
+            while kept and not (oldest := next(iter(kept.values()))).is_kept(now):
+                self.drop(oldest)
+
     def _shrink(self) -> None:
+        self._forget_old()
         while (
             sum(map(len, self._tenants.values())) > self._size or self.num_bytes > self._max_bytes
         ):

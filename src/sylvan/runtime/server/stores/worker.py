@@ -6,17 +6,19 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 from sylvan.protocol.errors import CapacityError
-from sylvan.runtime.server.stores.batches import BatchStore, Item, StoredFile
+from sylvan.runtime.server.stores.batches import BatchStore, Item, ItemAnswer, StoredFile
 from sylvan.utils.tasks import settled
 from sylvan.utils.threads import call_in_thread
 
 log = logging.getLogger(__name__)
 
 CONCURRENCY = 8
+PAGE = 64
 RETRY_STATUSES = (429, 503)
 RETRY_S = 1.0
 
@@ -36,8 +38,54 @@ Execute = Callable[[str, str, Any], Awaitable[tuple[int, Any]]]
 """Tenant, endpoint and body to the status and body of the answer; raises nothing."""
 
 
+class _Waiting:
+    """The requests of a batch that have not been answered, a few in memory at a time."""
+
+    def __init__(self, fetch: Callable[[int], Awaitable[list[Item]]]) -> None:
+        self._fetch = fetch
+        self._lock = asyncio.Lock()
+        self._items: deque[Item] = deque()
+        self._last = -1
+
+    async def take(self) -> Item | None:
+        """The next request; None if there is no more."""
+        async with self._lock:
+            if not self._items:
+                self._items.extend(await self._fetch(self._last))
+            if not self._items:
+                return None
+            item = self._items.popleft()
+            self._last = item.line
+            return item
+
+
+class _Answers:
+    """Stores answers, those that wait at the same time together: each time costs a disk's sync."""
+
+    def __init__(self, store: Callable[[list[ItemAnswer]], Awaitable[None]]) -> None:
+        self._store = store
+        self._lock = asyncio.Lock()
+        self._waiting: list[ItemAnswer] = []
+
+    async def add(self, answer: ItemAnswer) -> None:
+        """Return when the answer is stored."""
+        self._waiting.append(answer)
+        async with self._lock:
+            if answer not in self._waiting:  # stored together with another
+                return
+            answers, self._waiting = self._waiting, []
+            try:
+                await self._store(answers)
+            except BaseException:
+                self._waiting = answers + self._waiting  # those of others are stored by them
+                raise
+
+
 class BatchWorker:
     """Answers the requests of batches; at most one task, which ends when nothing is left.
+
+    Each tenant has its oldest batch worked on, and all tenants have the same share of the requests
+    that run at the same time.
 
     Args:
         store: Where batches lie.
@@ -53,6 +101,9 @@ class BatchWorker:
         self._execute: Execute | None = None
         self._wall = wall
         self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._answers = _Answers(lambda answers: self._stored(self._store.answer, answers))
         self._cancelled: dict[str, asyncio.Event] = {}
 
     def begin(self, execute: Execute) -> None:
@@ -63,6 +114,7 @@ class BatchWorker:
 
     def wake(self) -> None:
         """Go on if there is something to do; needs a running event loop."""
+        self._news.set()
         if self._execute is not None and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
 
@@ -77,9 +129,33 @@ class BatchWorker:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        while waiting := await self._stored(self._store.unfinished):
-            tenant, state = waiting[0]
-            await self._work(tenant, state)
+        working: dict[str, asyncio.Task[None]] = {}
+        news = asyncio.create_task(self._news.wait())
+        try:
+            while True:
+                self._news.clear()
+                waiting = await self._stored(self._store.unfinished)
+                if not waiting and not working:
+                    return
+                for tenant, state in waiting:
+                    if tenant not in working:
+                        working[tenant] = asyncio.create_task(self._work(tenant, state))
+                if news.done():
+                    news = asyncio.create_task(self._news.wait())
+                await asyncio.wait({*working.values(), news}, return_when=asyncio.FIRST_COMPLETED)
+                for tenant in [name for name, task in working.items() if task.done()]:
+                    await self._left(working.pop(tenant))
+        finally:
+            for task in (news, *working.values()):
+                task.cancel()
+            await asyncio.gather(news, *working.values(), return_exceptions=True)
+
+    async def _left(self, work: asyncio.Task[None]) -> None:
+        """Begin anew, later, with a batch that a fault of ours kept from ending."""
+        error = work.exception()
+        if error is not None:
+            log.error("a batch could not be ended; it is tried again", exc_info=error)
+            await asyncio.sleep(self._retry_s)
 
     async def _stored(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """What a call of the store returns, as soon as the store can be used."""
@@ -102,8 +178,8 @@ class BatchWorker:
         cancelled = self._cancelled.setdefault(name, asyncio.Event())
         if state["status"] == "cancelling":
             cancelled.set()
-        items = iter(await self._stored(self._store.items, name, answered=False))
-        work = asyncio.create_task(self._lanes(tenant, state, items))
+        waiting = _Waiting(lambda last: self._stored(self._store.waiting, name, last, PAGE))
+        work = asyncio.create_task(self._lanes(tenant, state, waiting))
         end = await self._outcome(work, cancelled, state["expires_at"] - self._wall())
         await self._stored(self._finish, tenant, state, end)
         self._cancelled.pop(name, None)
@@ -130,21 +206,22 @@ class BatchWorker:
         log.error("batch failed", exc_info=outcome)
         return "failed"
 
-    async def _lanes(self, tenant: str, state: dict[str, Any], items: Iterator[Item]) -> None:
+    async def _lanes(self, tenant: str, state: dict[str, Any], waiting: _Waiting) -> None:
         async with asyncio.TaskGroup() as lanes:  # one that fails ends the others
             for _ in range(CONCURRENCY):
-                lanes.create_task(self._lane(tenant, state, items))
+                lanes.create_task(self._lane(tenant, state, waiting))
 
-    async def _lane(self, tenant: str, state: dict[str, Any], items: Iterator[Item]) -> None:
-        for item in items:
+    async def _lane(self, tenant: str, state: dict[str, Any], waiting: _Waiting) -> None:
+        while (item := await waiting.take()) is not None:
             status, answer = await self._answer(tenant, state["endpoint"], item)
             text = json.dumps(answer)
-            await self._stored(self._store.answer, state["id"], item.line, status, text)
+            await self._answers.add(ItemAnswer(state["id"], item.line, status, text))
 
     async def _answer(self, tenant: str, endpoint: str, item: Item) -> tuple[int, Any]:
         assert self._execute is not None, "begun before it runs"
         while True:
-            status, answer = await self._execute(tenant, endpoint, json.loads(item.body))
+            async with self._slots:  # first come, first served: lanes of tenants take turns
+                status, answer = await self._execute(tenant, endpoint, json.loads(item.body))
             if status not in RETRY_STATUSES:
                 return status, answer
             await asyncio.sleep(self._retry_s)
@@ -152,30 +229,39 @@ class BatchWorker:
     def _finish(self, tenant: str, state: dict[str, Any], end: str) -> None:
         """Write the files of answers and errors, and the last state."""
         state = self._store.batch(state["id"], tenant) or state
+        counts = request_counts(*self._store.counts(state["id"]))
         good: list[bytes] = []
         bad: list[bytes] = []
-        for item in self._store.items(state["id"], answered=True):
-            (bad if (item.status or 0) >= 400 else good).append(_answered(item))
-        if end in _UNANSWERED:
-            unanswered = self._store.items(state["id"], answered=False)
-            bad += [_unanswered(item, *_UNANSWERED[end]) for item in unanswered]
+        for item in self._store.items(state["id"]):
+            if item.status is not None:
+                (bad if item.status >= 400 else good).append(_answered(item))
+            elif end in _UNANSWERED:
+                bad.append(_unanswered(item, *_UNANSWERED[end]))
+        files: list[tuple[StoredFile, bytes]] = []
         for kind, lines in (("output_file_id", good), ("error_file_id", bad)):
             if lines:
-                state[kind] = self._write(tenant, state["id"], kind, b"".join(lines))
+                files.append(self._file(tenant, state["id"], kind, b"".join(lines)))
+                state[kind] = files[-1][0].id
         now = int(self._wall())
         state.update({"status": end, "finalizing_at": now, f"{end}_at": now})
+        state["request_counts"] = counts
         if end == "failed":
             fault = {"code": "internal_error", "message": "Internal error; see the server's log."}
             state["errors"] = {"object": "list", "data": [{**fault, "line": None, "param": None}]}
-        self._store.save_batch(tenant, state)
+        self._store.end_batch(tenant, state, files)
         log.info("batch ended batch=%s status=%s", state["id"], end)
 
-    def _write(self, tenant: str, batch: str, kind: str, content: bytes) -> str:
+    def _file(self, tenant: str, batch: str, kind: str, content: bytes) -> tuple[StoredFile, bytes]:
         name = f"file-{secrets.token_hex(12)}"
         filename = f"{batch}_{kind.removesuffix('_file_id')}.jsonl"
-        file = StoredFile(name, tenant, filename, "batch_output", int(self._wall()), len(content))
-        self._store.add_file(file, content)
-        return name
+        now = int(self._wall())
+        file = StoredFile(name, tenant, filename, "batch_output", now, len(content))
+        return file, content
+
+
+def request_counts(total: int, answered: int, failed: int) -> dict[str, int]:
+    """How far a batch is, as clients see it."""
+    return {"total": total, "completed": answered - failed, "failed": failed}
 
 
 def _answered(item: Item) -> bytes:

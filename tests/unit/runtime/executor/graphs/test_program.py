@@ -157,8 +157,8 @@ def test_copied_and_exported_pages_serve_another_request() -> None:
     served, ids = Served("bf16", 1), prompt(0, 40)
     want = served.step({0: ids}, {0: 0})[0]
     table = served.batch.host.page_table
-    served.pool.copy(int(table[0, 0]), int(table[1, 0]), PAGE)
     (memory,) = served.pool.groups
+    memory.copy_tokens([(int(table[0, 0]), int(table[1, 0]), PAGE)])
     buffer = memory.host_buffer(1)
     memory.export(table[0, 1:2], buffer).wait()
     memory.import_(table[1, 1:2], buffer).wait()

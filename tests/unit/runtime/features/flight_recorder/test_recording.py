@@ -46,8 +46,7 @@ def record(folder, *, policy="lpm", pages=16, capabilities=(), inflight=2, weigh
     world = World(pages=pages, page_size=4, capabilities=capabilities)
     parts = world.scheduler._parts
     setup = Setup(
-        page_size=4,
-        num_pages=pages + 1,
+        kv_groups=world.executor.caps.kv_groups,
         prefix="radix",
         eviction="lru",
         policy=policy,

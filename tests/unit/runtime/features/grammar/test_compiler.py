@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,10 +18,12 @@ import pytest
 
 from sylvan.runtime.features.grammar.compiler import provers
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
+from sylvan.runtime.features.grammar.compiler.messages import pack
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import MAX_DEPTH, MAX_TEXT_BYTES, GrammarSpec
+from sylvan.runtime.features.grammar.wire import preparation
 from tests.support.grammar import accept, allowed, vocabulary
 
 PATIENCE_S = 120.0
@@ -61,7 +64,7 @@ def test_a_grammar_comes_back_ready(compiler) -> None:
     ticket = compile_one(compiler, "regex", "a+b")
 
     assert ticket.error is None
-    assert accept(ticket.grammar.matcher(), b"aab")
+    assert accept(ticket.grammar.grammar.matcher(), b"aab")
     assert compiler.stats.compiled == 1
 
 
@@ -119,7 +122,9 @@ def test_states_are_limited(compiler) -> None:
     text = bytes(random.Random(1).choices(b"ab", k=300))
     few, regex = make(Limits(max_states=100)), "(a|b)*a(a|b){40}"
     try:
-        wide, tight = (compile_one(c, "regex", regex).grammar.matcher() for c in (compiler, few))
+        wide, tight = (
+            compile_one(c, "regex", regex).grammar.grammar.matcher() for c in (compiler, few)
+        )
     finally:
         few.close()
 
@@ -327,7 +332,7 @@ def test_proofs_outlive_the_process_on_disk(tmp_path) -> None:
     ticket = compile_one(second, "regex", "a+b")
     second.close()
 
-    assert accept(ticket.grammar.matcher(), b"ab")
+    assert accept(ticket.grammar.grammar.matcher(), b"ab")
     assert (second.stats.disk_hits, second.stats.restarts) == (1, 0)
     assert len(list((tmp_path / "proofs").iterdir())) == 1
 
@@ -363,3 +368,27 @@ def test_a_system_without_a_process_to_spare_is_asked_again(monkeypatch, tmp_pat
 
     assert [t.error for t in tickets] == [None] * 6
     assert compiler.stats.restarts == 1
+
+
+@pytest.mark.parametrize("lane", ["idle", "low"])
+def test_a_process_whose_answers_nobody_reads_ends_without_a_word(lane: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "sylvan.runtime.features.grammar.compiler", lane]
+    prepare = pack(preparation("llguidance", vocabulary(), Limits()))
+    with os.fdopen(writer, "wb") as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE
+        )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    with contextlib.suppress(BrokenPipeError):  # it ends while its orders stay open
+        process.stdin.write(prepare)
+        process.stdin.flush()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(PATIENCE_S) == 0
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+
+    assert said == b""

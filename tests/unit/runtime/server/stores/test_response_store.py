@@ -4,6 +4,7 @@ import gc
 import sys
 
 from sylvan.runtime.server.stores.responses import ResponseStore
+from sylvan.utils.clock import VirtualClock
 
 
 def names(store: ResponseStore, tenant: str) -> set[str]:
@@ -56,7 +57,7 @@ def test_what_is_kept_takes_the_memory_that_is_counted() -> None:
     stored = store.put("a", {"id": "0"}, [{"content": [{}] * 200_000}])
 
     found = gc.get_referents(stored)
-    assert {type(part) for part in found} <= {bytes, str, type(None), type}
+    assert {type(part) for part in found} <= {bytes, str, float, type(None), type}
     assert sum(map(sys.getsizeof, found)) < stored.num_bytes + 4096
 
 
@@ -66,3 +67,19 @@ def test_nothing_is_kept_where_nothing_is_to_be() -> None:
 
     assert not store.enabled
     assert store.get("0", "a") is None
+
+
+def test_what_is_old_is_forgotten() -> None:
+    clock = VirtualClock()
+    store = ResponseStore(10, 1 << 20, 60.0, clock)
+    store.put("a", {"id": "0"}, [])
+    clock.advance(59)
+    store.put("a", {"id": "1"}, [])
+    assert names(store, "a") == {"0", "1"}
+    clock.advance(1)
+
+    assert names(store, "a") == {"1"}
+    clock.advance(59)
+    assert store.num_bytes > 0
+    store.put("b", {"id": "2"}, [])
+    assert names(store, "a") == set()

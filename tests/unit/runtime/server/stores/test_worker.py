@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 
 import pytest
 
@@ -21,9 +20,9 @@ def store(tmp_path):
     made.close()
 
 
-def new_batch(store: BatchStore, size: int) -> None:
+def new_batch(store: BatchStore, size: int, tenant: str = "acme", name: str = "batch") -> None:
     state = {
-        "id": "batch",
+        "id": name,
         "endpoint": "/v1/completions",
         "status": "in_progress",
         "created_at": 0,
@@ -32,7 +31,7 @@ def new_batch(store: BatchStore, size: int) -> None:
         "error_file_id": None,
         "errors": None,
     }
-    store.save_batch("acme", state, [Item(i, f"r{i}", "{}") for i in range(size)])
+    store.add_batch(tenant, state, [Item(i, f"r{i}", "{}") for i in range(size)])
 
 
 async def ended(store: BatchStore) -> dict:
@@ -100,8 +99,9 @@ async def test_lines_that_were_not_answered_in_time_are_named(store):
 
 async def test_a_batch_waits_for_room_and_goes_on(store, tmp_path):
     new_batch(store, 20)
-    [pages] = store._db.execute("PRAGMA page_count").fetchone()
-    store._db.execute(f"PRAGMA max_page_count = {pages}")  # the disk is full
+    database = store._database
+    [pages] = database.run(lambda db: db.execute("PRAGMA page_count").fetchone())
+    database.run(lambda db: db.execute(f"PRAGMA max_page_count = {pages}"))  # the disk is full
 
     async def execute(tenant, endpoint, body):
         return 200, {"text": "x" * 10_000}
@@ -110,23 +110,61 @@ async def test_a_batch_waits_for_room_and_goes_on(store, tmp_path):
     worker.begin(execute)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ended(store), 0.2)
-    store._db.execute("PRAGMA max_page_count = 1000000")  # and has room again
+    database.run(lambda db: db.execute("PRAGMA max_page_count = 1000000"))  # and has room again
     state = await ended(store)
 
     assert state["status"] == "completed"
     assert len(lines_of(store, state["output_file_id"])) == 20
 
 
-async def test_a_batch_waits_for_a_database_that_another_holds(store, tmp_path):
-    new_batch(store, 5)
-    store._db.execute("PRAGMA busy_timeout = 1")
-    other = sqlite3.connect(tmp_path / "batches.sqlite", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    worker = BatchWorker(store, lambda: NOW_S, retry_s=0.01)
+async def test_tenants_take_turns(store):
+    new_batch(store, 400)
+    order: list[str] = []
+
+    async def execute(tenant, endpoint, body):
+        order.append(tenant)
+        return await good(tenant, endpoint, body)
+
+    worker = BatchWorker(store, lambda: NOW_S)
+    worker.begin(execute)
+    while len(order) < 40:
+        await asyncio.sleep(0)
+    new_batch(store, 20, "bravo", "late")
+    worker.wake()
+    while "bravo" not in order:
+        await asyncio.sleep(0)
+    await ended(store)
+
+    theirs = [i for i, tenant in enumerate(order) if tenant == "bravo"]
+    assert len(order) == 420
+    assert order[theirs[-1] :].count("acme") > 100, "the short batch waits for the long one"
+
+
+async def test_what_was_answered_leaves_the_store_when_its_batch_ends(store):
+    new_batch(store, 50)
+    before = store.bytes_of("acme")
+    worker = BatchWorker(store, lambda: NOW_S)
     worker.begin(good)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(ended(store), 0.2)
-    other.execute("ROLLBACK")
-    other.close()
+    state = await ended(store)
+
+    assert state["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
+    assert store.items("batch") == []
+    output = len(store.content(state["output_file_id"]))
+    assert before < store.bytes_of("acme") == output + len(json.dumps(state))
+
+
+async def test_a_fault_when_a_batch_ends_is_logged_and_tried_again(store, monkeypatch, caplog):
+    new_batch(store, 3)
+    end, faults = store.end_batch, [ZeroDivisionError()]
+
+    def broken(*args):
+        if faults:
+            raise faults.pop()
+        end(*args)
+
+    monkeypatch.setattr(store, "end_batch", broken)
+    worker = BatchWorker(store, lambda: NOW_S, retry_s=0.001)
+    worker.begin(good)
 
     assert (await ended(store))["status"] == "completed"
+    assert "tried again" in caplog.text

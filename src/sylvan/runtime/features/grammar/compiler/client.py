@@ -22,6 +22,7 @@ from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_size
 from sylvan.runtime.features.grammar.wire import Prepare, preparation
+from sylvan.runtime.features.grammar.work import GrammarData, LoadedGrammar
 
 _END_S = 5.0
 
@@ -34,7 +35,7 @@ class Ticket:
     digest: str
     id: int
     waiting: int = 0  # requests; kept by the owner of the compiler
-    grammar: CompiledGrammar | None = None
+    grammar: LoadedGrammar | None = None
     error: RequestError | None = None
     done: bool = False
     cancelled: bool = False
@@ -274,9 +275,11 @@ class GrammarCompiler:
 
     def _keep(self, ticket: Ticket, proof: Proof, grammar: CompiledGrammar) -> None:
         """Hand out a grammar."""
-        self._cache.put(ticket.digest, grammar, proof.memory_bytes)
+        data = GrammarData(ticket.digest, proof.library, proof.data)
+        found = LoadedGrammar(grammar, data)
+        self._cache.put(ticket.digest, found, proof.memory_bytes + len(proof.data))
         self._stats.compiled += 1
-        ticket.grammar, ticket.done = grammar, True
+        ticket.grammar, ticket.done = found, True
 
     def _refuse(self, ticket: Ticket, reason: str) -> None:
         self._stats.refused += 1

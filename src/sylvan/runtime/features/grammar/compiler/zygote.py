@@ -105,7 +105,14 @@ class Zygote:
         self._selector = selectors.DefaultSelector()
 
     def run(self, orders: IO[bytes]) -> None:
-        """Serve until `orders` ends. It must be unbuffered."""
+        """Serve until `orders` ends, or nobody reads answers. `orders` must be unbuffered."""
+        try:
+            self._serve(orders)
+        except BrokenPipeError:
+            logger.debug("nobody reads answers any more")
+        self._kill_all()
+
+    def _serve(self, orders: IO[bytes]) -> None:
         decoder = msgspec.msgpack.Decoder(Order)
         self._selector.register(orders, selectors.EVENT_READ)
         self._give_sign()
@@ -116,7 +123,6 @@ class Zygote:
                     continue
                 frame = read_frame(orders)
                 if frame is None:
-                    self._kill_all()
                     return
                 self._take(decoder.decode(frame))
             self._expire()

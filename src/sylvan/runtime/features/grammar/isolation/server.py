@@ -74,6 +74,8 @@ def _fork_for_each(control: socket.socket, work: Callable[[socket.socket, bytes]
             try:
                 control.close()
                 work(connection, data)
+            except BrokenPipeError:
+                logger.debug("the engine of a grammar is gone")
             except Exception:
                 logger.exception("a process of a grammar failed")
                 raise

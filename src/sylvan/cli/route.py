@@ -1,0 +1,171 @@
+"""`sylvan route`: one address in front of many servers; `sylvan route status` shows them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from prometheus_client import make_asgi_app
+
+from sylvan.cli.banner import address
+from sylvan.cli.help import route_markdown
+from sylvan.cli.http import HttpServer, Stop
+from sylvan.cli.listen import bind, listen
+from sylvan.cli.loop import fast_loop
+from sylvan.cli.main import DONE, Spec
+from sylvan.cli.settings import CLIENT_OPTIONS
+from sylvan.config.env import config_file
+from sylvan.config.flags import Option, Parsed
+from sylvan.config.load import Loaded
+from sylvan.config.route import FrontConfig, LimitsConfig, MeasureConfig, RouteConfig
+from sylvan.config.route_check import check_route
+from sylvan.config.schema import ROUTE
+from sylvan.config.sources import gather_as
+from sylvan.gateway.build import GatewayRuntime
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.server.connections import ConnectionLimits, Connections
+from sylvan.utils import logs
+
+STATUS = "status"
+SPEC = Spec(
+    usage="route [status] [flags]",
+    doc="Put one address in front of many servers: each request goes to the one that holds most of "
+    "its prompt and has time for it, and survives the loss of a server. `status` shows the servers "
+    "of a gateway that runs (--url, --key).",
+    options=(
+        *CLIENT_OPTIONS,
+        Option("until_eof", "Stop when standard input ends: for programs that start a gateway."),
+        Option("quiet", "Print nothing but warnings and errors."),
+        Option("markdown", "Print the reference of all settings."),
+        Option("json", "With status: print JSON."),
+    ),
+    tree=ROUTE,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    if args.has("markdown"):
+        print(route_markdown(), end="")
+        return DONE
+    if args.positions:
+        return _status(args)
+    loaded = load_route(args)
+    config = loaded.config
+    quiet = args.has("quiet")
+    observe = config.observe
+    level = "warning" if quiet else observe.log_level
+    logs.set_up(level, observe.log_format, folder=observe.log_dir)
+    for note in loaded.notes:
+        logger.warning("%s", note)
+    sockets = Sockets.taken(config)
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        runner.run(_serve(config, sockets, quiet, until_eof=args.has("until_eof")))
+    return DONE
+
+
+def load_route(args: Parsed) -> Loaded[RouteConfig]:
+    """Read all sources.
+
+    Raises:
+        ConfigError: something given is unknown, malformed or contradictory.
+    """
+    file = args.options.get("config") or config_file()
+    loaded = gather_as(ROUTE, args.given, file=file)
+    check_route(loaded)
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Taken before anything starts. `front` is None with `server.uds`, `metrics` without them."""
+
+    front: socket.socket | None
+    metrics: socket.socket | None
+
+    @classmethod
+    def taken(cls, config: RouteConfig) -> Sockets:
+        """Listen on all addresses.
+
+        Raises:
+            ConfigError: one cannot be used; says what can.
+        """
+        return cls.beside(bind(config.server), config.observe)
+
+    @classmethod
+    def beside(cls, front: socket.socket | None, observe: MeasureConfig) -> Sockets:
+        """Listen for metrics, too, beside clients.
+
+        Raises:
+            ConfigError: as `taken`.
+        """
+        host, port = observe.metrics_host, observe.metrics_port
+        if port is None:
+            return cls(front, None)
+        names = "observe.metrics_host", "observe.metrics_port"
+        return cls(front, listen(host, port, names, "--observe.metrics-port"))
+
+
+async def _serve(config: RouteConfig, sockets: Sockets, quiet: bool, *, until_eof: bool) -> None:
+    """Serve until told to stop, drain, close."""
+    with Stop(at_eof=until_eof) as stop:
+        async with GatewayRuntime(config) as gateway, fronted(gateway, config, sockets) as port:
+            if not quiet:
+                print(_greeting(config, port), flush=True)
+            await stop.wait()
+            logger.info("stopping: running requests may take %g s", config.server.drain_s)
+            await gateway.drain(config.server.drain_s)
+
+
+@asynccontextmanager
+async def fronted(
+    gateway: GatewayRuntime, config: RouteConfig, sockets: Sockets
+) -> AsyncGenerator[int]:
+    """Serve a gateway and its metrics on these sockets; gives the port, 0 for a unix socket."""
+    limits = connection_limits(config.limits)
+    async with AsyncExitStack() as stack:
+        if sockets.metrics is not None:
+            metrics = make_asgi_app(gateway.families.registry)
+            scrapers = Connections(limits)
+            server = HttpServer(metrics, FrontConfig(), sockets.metrics, scrapers)
+            await stack.enter_async_context(server)
+        clients = Connections(limits)
+        http = HttpServer(gateway.app, config.server, sockets.front, clients)
+        yield (await stack.enter_async_context(http)).port
+
+
+def connection_limits(limits: LimitsConfig) -> ConnectionLimits:
+    """Bounds on the connections of clients, as configured and as file descriptors allow."""
+    asked = ConnectionLimits(
+        total=limits.connections,
+        per_address=limits.connections_per_address,
+        head_bytes=limits.head_bytes,
+        head_s=limits.head_s,
+        body_s=limits.body_s,
+        write_s=limits.slow_client_s,
+    )
+    return asked.within_files()
+
+
+def _greeting(config: RouteConfig, port: int) -> str:
+    workers = config.workers
+    count = len(workers.urls) + len(workers.prefill_urls) + len(workers.decode_urls)
+    where = f"unix:{config.server.uds}" if config.server.uds else address(config.server, port)
+    servers = "1 server" if count == 1 else f"{count} servers"
+    return f"Sylvan routes to {servers} at {where} ({config.routing.policy})"
+
+
+def _status(args: Parsed) -> int:
+    if args.positions != [STATUS]:
+        raise ConfigError(f"expected status, got {args.positions[0]!r}; usage: {SPEC.usage}")
+    from sylvan.cli.route_status import show
+
+    config = load_route(args).config
+    url = args.options.get("url") or address(config.server, config.server.port)
+    return show(url, args.options.get("key"), as_json=args.has("json"))

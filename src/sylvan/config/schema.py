@@ -1,0 +1,48 @@
+"""What can be configured: a runtime (`sylvan serve`), and a gateway (`sylvan route`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from sylvan.config.aliases import Alias, aliases
+from sylvan.config.fields import Field, SectionInfo, fields, sections
+from sylvan.config.route import RouteConfig
+from sylvan.config.route_aliases import route_aliases
+from sylvan.config.tree import Config, Section
+
+Root = TypeVar("Root", bound=Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema(Generic[Root]):
+    """One tree of settings, and the other names of its fields.
+
+    Attributes:
+        root: The type of the tree.
+        aliases: Other names at the top level of flags, files and keywords.
+        prefix: What its environment variables begin with.
+    """
+
+    root: type[Root]
+    aliases: Mapping[str, Alias]
+    prefix: str
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """All fields by path."""
+        return fields(self.root)
+
+    @property
+    def sections(self) -> Mapping[str, SectionInfo]:
+        """All sections by path; the root is ""."""
+        return sections(self.root)
+
+    def variable(self, path: str) -> str:
+        """The spelling of a field or section in the environment."""
+        return self.prefix + path.replace(".", "__").upper()
+
+
+SERVE: Schema[Config] = Schema(Config, aliases(), "SYLVAN_")
+ROUTE: Schema[RouteConfig] = Schema(RouteConfig, route_aliases(), "SYLVAN_ROUTE_")

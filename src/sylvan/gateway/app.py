@@ -1,0 +1,186 @@
+"""The application: finds the route of a call, checks who calls, and answers errors."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from sylvan.api.errors import Family
+from sylvan.gateway.control.api import Own
+from sylvan.gateway.control.gauges import InflightAges
+from sylvan.gateway.errors import UnauthorizedError
+from sylvan.gateway.http.caller import Caller, CallerGoneError
+from sylvan.gateway.http.router import HttpRouter
+from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.observe.families import HttpFamilies
+from sylvan.gateway.security.gate import Gate
+from sylvan.gateway.table import Found, Route, Table
+from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.utils.clock import Clock
+
+access = logging.getLogger("sylvan.access")
+
+CLIENT_GONE = 499  # never sent; what the log says of a client that left
+MAX_ID_CHARS = 256
+_ID_CHARS = string.ascii_letters + string.digits
+_PREFIXES = (
+    ("/v1/messages", Family.ANTHROPIC),
+    ("/v1/responses", Family.RESPONSES),
+    ("/v1/", Family.OPENAI),
+    ("/api/", Family.OLLAMA),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppParts:
+    """What the application works with.
+
+    Attributes:
+        table: All routes.
+        gate: Checks credentials.
+        router: Serves what is passed on to workers.
+        families: Metrics.
+        ages: Of requests under way.
+        clock: For durations.
+        id_headers: Headers that may carry the id of a request.
+        access_log: Log one line per call.
+        audit: Log what operators do.
+    """
+
+    table: Table
+    gate: Gate
+    router: HttpRouter
+    families: HttpFamilies
+    ages: InflightAges
+    clock: Clock
+    id_headers: Sequence[str]
+    access_log: bool = False
+    audit: bool = False
+
+
+class Gateway:
+    """The ASGI application.
+
+    Attributes:
+        num_inside: Calls under way.
+    """
+
+    def __init__(self, parts: AppParts) -> None:
+        self._parts = parts
+        self.num_inside = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as ASGI application."""
+        if scope["type"] != "http":
+            return
+        parts = self._parts
+        caller = Caller(scope, receive, send)
+        began = parts.clock()
+        self.num_inside += 1
+        parts.families.connections.inc()
+        parts.ages.enter(caller)
+        shown = "unknown"
+        try:
+            found = self._find(caller)
+            shown = found.route.path
+            caller.request_id = self._request_id(caller, found.route)
+            await self._serve(caller, found)
+        except CallerGoneError:
+            caller.gone = True
+        except SylvanError as error:
+            if caller.started:
+                raise
+            await caller.reply_error(_family(caller.path), error)
+        finally:
+            self.num_inside -= 1
+            parts.families.connections.dec()
+            parts.ages.leave(caller)
+            self._count(caller, shown, parts.clock() - began)
+
+    def _find(self, caller: Caller) -> Found:
+        found = self._parts.table.find(caller.path, caller.method)
+        if found is None:
+            message = f"Not Found: {caller.method} {caller.path[:200]}"
+            raise RequestError(message, status=404)
+        if isinstance(found, frozenset):
+            message = f"{caller.path[:200]} is for {', '.join(sorted(found))}."
+            raise RequestError(message, status=405)
+        return found
+
+    async def _serve(self, caller: Caller, found: Found) -> None:
+        route, gate = found.route, self._parts.gate
+        if isinstance(route, Own):
+            await self._admit(caller, route)
+            await route.handler(caller, found.params)
+            return
+        operator = False
+        if route.operator:
+            await self._operator(caller)
+            operator = True
+        else:
+            caller.tenant = (await gate.client(caller.headers)).tenant
+            operator = route.path == "/abort_request" and await self._may_operate(caller)
+        await self._parts.router.serve(caller, route, operator=operator)
+
+    async def _admit(self, caller: Caller, route: Own) -> None:
+        if route.level == "client":
+            caller.tenant = (await self._parts.gate.client(caller.headers)).tenant
+        elif route.level == "operator":
+            await self._operator(caller)
+
+    async def _operator(self, caller: Caller) -> None:
+        outcome, name = "denied", "unknown"
+        try:
+            name = (await self._parts.gate.operator(caller.headers)).name
+            outcome = "allowed"
+        finally:
+            if self._parts.audit:
+                access.info("audit %s %s %s %s", name, outcome, caller.method, _plain(caller.path))
+
+    async def _may_operate(self, caller: Caller) -> bool:
+        try:
+            await self._parts.gate.operator(caller.headers)
+        except UnauthorizedError:
+            return False
+        return True
+
+    def _request_id(self, caller: Caller, route: Route) -> str:
+        for name in self._parts.id_headers:
+            given = caller.headers.get(name, "")
+            if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable():
+                return given
+        prefix = route.prefix if isinstance(route, Passed) else "req-"
+        return prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(24))
+
+    def _count(self, caller: Caller, shown: str, seconds: float) -> None:
+        families = self._parts.families
+        status = CLIENT_GONE if caller.gone else caller.status
+        families.requests.labels(caller.method[:16], shown).inc()
+        families.duration.labels(caller.method[:16], shown).observe(seconds)
+        families.responses.labels(str(status), _error_code(status)).inc()
+        if self._parts.access_log:
+            access.info(
+                "%s %s %d %.1f ms %s",
+                caller.method[:16],
+                _plain(caller.path),
+                status,
+                seconds * 1000,
+                caller.request_id,
+            )
+
+
+def _family(path: str) -> Family:
+    return next((f for prefix, f in _PREFIXES if path.startswith(prefix)), Family.NATIVE)
+
+
+def _error_code(status: int) -> str:
+    return "" if status < 400 else "client_error" if status < 500 else "server_error"
+
+
+def _plain(path: str) -> str:
+    return path.encode("unicode_escape").decode("ascii")[:200]

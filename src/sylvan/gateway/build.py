@@ -1,0 +1,310 @@
+"""Wires a gateway from its configuration; nothing else sees the whole of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from sylvan.config.load import dump
+from sylvan.config.route import RouteConfig
+from sylvan.config.schema import ROUTE
+from sylvan.gateway.app import AppParts, Gateway
+from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
+from sylvan.gateway.control.information import Information, InformationParts
+from sylvan.gateway.control.workers import WorkerRoutes
+from sylvan.gateway.discovery.api import Source
+from sylvan.gateway.discovery.dns import DnsSource
+from sylvan.gateway.discovery.file import FileSource
+from sylvan.gateway.discovery.reconcile import Reconciler
+from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.flow.retry import RetryBudget
+from sylvan.gateway.http.exchange import ExchangeParts
+from sylvan.gateway.http.outgoing import Forwarding
+from sylvan.gateway.http.router import HttpRouter, RouterParts
+from sylvan.gateway.http.routes import PASSED
+from sylvan.gateway.http.sender import Sender
+from sylvan.gateway.observe.families import Families
+from sylvan.gateway.placing import Placing
+from sylvan.gateway.policies.api import PolicyParts
+from sylvan.gateway.security.clients import Clients, read_key_file
+from sylvan.gateway.security.gate import Gate
+from sylvan.gateway.security.operators import Operators
+from sylvan.gateway.table import Table
+from sylvan.gateway.upstream.http import HttpUpstream
+from sylvan.gateway.workers.breaker import State
+from sylvan.gateway.workers.health import HealthChecks
+from sylvan.gateway.workers.jobs import JobParts, Jobs
+from sylvan.gateway.workers.monitor import LoadMonitor
+from sylvan.gateway.workers.probe import HttpProbe
+from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.spec import DEFAULT_BOOTSTRAP_PORT, Kind, WorkerSpec, checked
+from sylvan.gateway.workers.worker import Worker
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.utils.clock import Clock, monotonic
+
+DRAIN_POLL_S = 0.05
+PATIENT = 1_000_000
+"""Attempts to reach workers that are known to come; the time they may take is bounded as well."""
+
+
+def wall_clock() -> float:
+    """Seconds since 1970."""
+    return datetime.now(tz=UTC).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Time: for durations, and of day."""
+
+    monotonic: Clock = monotonic
+    wall: Clock = wall_clock
+
+
+class GatewayRuntime:
+    """A gateway that runs on the event loop that is there; use it as an async context.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+
+    Attributes:
+        app: The ASGI application.
+        registry: All workers.
+        jobs: Adds and removes them.
+        families: Metrics.
+    """
+
+    def __init__(self, config: RouteConfig, clocks: Clocks | None = None) -> None:
+        self._config = config
+        self._shown = public(config)
+        self._clocks = clocks or Clocks()
+        self._stack = AsyncExitStack()
+        self._draining = False
+        self.registry = Registry()
+        self.families = Families(config.observe.duration_buckets)
+        self._specs = initial_specs(config)
+        self._sources = discovery_sources(config)
+        self._upstream = HttpUpstream(config.workers)
+        clients = Clients(
+            config.server.api_key,
+            read_key_file(config.server.api_key_file) if config.server.api_key_file else [],
+            self._clocks.monotonic,
+        )
+        self._gate = Gate(config.server, clients, Operators(config.control.api_keys))
+        self._placing = Placing(
+            self.registry,
+            PolicyParts(
+                config=config.routing, clock=self._clocks.monotonic, ring=self.registry.ring
+            ),
+            self.families,
+        )
+        self.registry.on_add.append(self._watch_breaker)
+
+    async def __aenter__(self) -> GatewayRuntime:
+        config, stack = self._config, self._stack
+        await stack.enter_async_context(self._upstream)
+        probe = HttpProbe(self._upstream, config.workers, config.health)
+        self.jobs = Jobs(
+            JobParts(
+                registry=self.registry,
+                discover=probe.discover,
+                config=config.workers,
+                breaker=config.breaker,
+                drain_s=config.server.drain_s,
+                clock=self._clocks.monotonic,
+                wall=self._clocks.wall,
+            )
+        )
+        health = self._health = HealthChecks(
+            self.registry, config.health, probe.is_healthy, self._count_check, self._placing.forget
+        )
+        monitor = LoadMonitor(self.registry, probe.load, config.health.interval_s)
+        stack.push_async_callback(health.close)
+        stack.push_async_callback(self.jobs.close)
+        monitoring = asyncio.create_task(monitor.run())
+        stack.callback(monitoring.cancel)
+        self._gateway = self._application(probe, health)
+        self.app = self._with_cors(self._gateway)
+        for spec in self._specs:
+            self.jobs.add(spec)
+        for source in self._sources:
+            reconciler = Reconciler(
+                source,
+                self.registry,
+                self.jobs,
+                self.families.discovery,
+                self._clocks.monotonic,
+            )
+            looking = asyncio.create_task(reconciler.run(config.discovery.interval_s))
+            stack.callback(looking.cancel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def num_healthy(self) -> int:
+        """Workers that are well."""
+        return sum(worker.is_healthy for worker in self.registry.workers)
+
+    def suspect(self, url: str) -> None:
+        """The worker at an address looks lost: ask it now."""
+        worker = self.registry.by_url(url)
+        if worker is not None:
+            self._health.suspect(worker)
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new connections' worth of readiness, and wait until nothing runs."""
+        self._draining = True
+        deadline = self._clocks.monotonic() + seconds
+        while self._gateway.num_inside and self._clocks.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    def _application(self, probe: HttpProbe, health: HealthChecks) -> Gateway:
+        config, clock = self._config, self._clocks.monotonic
+        keeps = self._gate.clients.open
+        exchange = ExchangeParts(
+            registry=self.registry,
+            placing=self._placing,
+            sender=Sender(self._upstream, Forwarding(config.workers, keeps), config.failover),
+            health=health,
+            families=self.families,
+            budget=RetryBudget(config.retry.budget),
+            retry=config.retry,
+            failover=config.failover,
+            limits=config.limits,
+            clock=clock,
+            wall=self._clocks.wall,
+        )
+        router = HttpRouter(
+            RouterParts(
+                exchange=exchange,
+                admission=Admission(config.limits, clock),
+                clients=self._gate.clients,
+                limits=config.limits,
+                max_body_bytes=config.server.max_body_bytes,
+            )
+        )
+        self._stack.push_async_callback(router.close)
+        information = Information(
+            InformationParts(
+                registry=self.registry,
+                probe=probe,
+                draining=lambda: self._draining,
+                wall=self._clocks.wall,
+                started=self._clocks.wall(),
+                shown=self._shown,
+            )
+        )
+        ages = InflightAges(clock)
+        self.families.registry.register(ages)
+        self.families.registry.register(WorkerGauges(self.registry, self._placing))
+        workers = WorkerRoutes(self.registry, self.jobs)
+        return Gateway(
+            AppParts(
+                table=Table([*PASSED, *information.routes, *workers.routes]),
+                gate=self._gate,
+                router=router,
+                families=self.families.http,
+                ages=ages,
+                clock=clock,
+                id_headers=config.server.request_id_headers,
+                access_log=config.server.access_log,
+                audit=config.control.audit,
+            )
+        )
+
+    def _with_cors(self, app: ASGIApp) -> ASGIApp:
+        origins = self._config.server.cors_origins
+        if not origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
+
+    def _count_check(self, worker: Worker, ok: bool) -> None:
+        result = "success" if ok else "failure"
+        self.families.worker.checks.labels(worker.kind, result).inc()
+
+    def _watch_breaker(self, worker: Worker) -> None:
+        def changed(old: State, new: State) -> None:
+            self.families.worker.transitions.labels(worker.url, old.value, new.value).inc()
+
+        worker.breaker.on_change.append(changed)
+
+
+def initial_specs(config: RouteConfig) -> list[WorkerSpec]:
+    """Workers that are given at the start; they may take their time.
+
+    Raises:
+        ConfigError: An address is none, or one of two kinds is missing.
+    """
+    workers = config.workers
+    if bool(workers.prefill_urls) is not bool(workers.decode_urls):
+        raise ConfigError("workers.prefill_urls and workers.decode_urls need each other")
+    given: list[tuple[str, Kind, str]] = [
+        *(("workers.urls", "regular", url) for url in workers.urls),
+        *(("workers.prefill_urls", "prefill", url) for url in workers.prefill_urls),
+        *(("workers.decode_urls", "decode", url) for url in workers.decode_urls),
+    ]
+    specs: list[WorkerSpec] = []
+    for path, kind, text in given:
+        url, _, port = text.partition("#")
+        if port and not (port.isdigit() and kind == "prefill" and 0 < int(port) < 65536):
+            raise ConfigError(f"{path}: {text!r}: {port!r} is no bootstrap port")
+        spec = WorkerSpec(
+            url=url or " ",
+            worker_type=kind,
+            bootstrap_port=int(port) if port else None,
+            api_key=workers.api_key.reveal() if workers.api_key else None,
+            max_connection_attempts=PATIENT,
+            dp_aware=workers.dp_aware,
+        )
+        try:
+            specs.append(checked(spec))
+        except RequestError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    if len({spec.url for spec in specs}) < len(specs):
+        raise ConfigError("workers: an address is given twice")
+    return specs
+
+
+def discovery_sources(config: RouteConfig) -> list[Source]:
+    """What tells of workers that come and go.
+
+    Raises:
+        ConfigError: A target is malformed.
+    """
+    workers, discovery = config.workers, config.discovery
+    template = WorkerSpec(
+        url=" ",
+        api_key=workers.api_key.reveal() if workers.api_key else None,
+        max_connection_attempts=PATIENT,
+        dp_aware=workers.dp_aware,
+    )
+    sources: list[Source] = []
+    if discovery.file is not None:
+        sources.append(FileSource(Path(discovery.file), template))
+    if discovery.dns is not None:
+        sources.append(DnsSource(discovery.dns, template))
+    return sources
+
+
+def bootstrap_port(spec: WorkerSpec) -> int:
+    """Where a prefill worker meets decode workers."""
+    return spec.bootstrap_port or DEFAULT_BOOTSTRAP_PORT
+
+
+def public(config: RouteConfig) -> dict[str, Any]:
+    """Settings without secrets, for `/server_info`."""
+    return dump(config, schema=ROUTE)

@@ -1,0 +1,1 @@
+"""Routes of the gateway itself: workers, health, loads, models."""

@@ -1,0 +1,116 @@
+"""How workers are, for Prometheus: read at the moment when somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sylvan.gateway.observe.families import PREFIX
+from sylvan.gateway.placing import Placing
+from sylvan.gateway.policies.manual import Manual
+from sylvan.gateway.workers.breaker import State
+from sylvan.gateway.workers.registry import Registry
+from sylvan.utils.clock import Clock
+
+_STATES = {State.CLOSED: 0, State.OPEN: 1, State.HALF_OPEN: 2}
+AGES = (30, 60, 180, 300, 600, 1200, 3600, 7200, 14400, 28800, 86400)
+"""Upper bounds of the ages of requests under way, in seconds."""
+
+
+class WorkerGauges(Collector):
+    """Gauges of the registry and of policies."""
+
+    def __init__(self, registry: Registry, placing: Placing) -> None:
+        self._registry = registry
+        self._placing = placing
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        yield from self._pool()
+        yield from self._each()
+        manual = [p for p in self._placing.policies if isinstance(p, Manual)]
+        entries = GaugeMetricFamily(PREFIX + "manual_policy_cache_entries", "Routing keys kept")
+        entries.add_metric([], sum(policy.num_keys for policy in manual))
+        yield entries
+        keys = GaugeMetricFamily(
+            PREFIX + "worker_routing_keys_active", "Routing keys of a worker", labels=["worker"]
+        )
+        for worker in self._registry.workers:
+            keys.add_metric([worker.url], sum(policy.keys_of(worker) for policy in manual))
+        yield keys
+
+    def _pool(self) -> Iterator[Metric]:
+        sizes: Counter[tuple[str, str, str]] = Counter()
+        connections: Counter[tuple[str, str]] = Counter()
+        for worker in self._registry.workers:
+            for model in worker.models or ("unknown",):
+                sizes[worker.kind, worker.connection, model] += 1
+            connections[worker.kind, worker.connection] += worker.num_running
+        labels = ["worker_type", "connection_mode", "model_id"]
+        size = GaugeMetricFamily(PREFIX + "worker_pool_size", "Workers", labels=labels)
+        for values, count in sizes.items():
+            size.add_metric(values, count)
+        yield size
+        active = GaugeMetricFamily(
+            PREFIX + "worker_connections_active", "Requests at workers", labels=labels[:2]
+        )
+        for values, count in connections.items():
+            active.add_metric(values, count)
+        yield active
+
+    def _each(self) -> Iterator[Metric]:
+        values = {
+            "requests_active": "Requests at a worker",
+            "health": "1 if healthy",
+            "cb_state": "0 closed, 1 open, 2 half-open",
+            "cb_consecutive_failures": "Failures in a row",
+            "cb_consecutive_successes": "Successes in a row",
+        }
+        families = {
+            name: GaugeMetricFamily(PREFIX + "worker_" + name, doc, labels=["worker"])
+            for name, doc in values.items()
+        }
+        for worker in self._registry.workers:
+            breaker = worker.breaker
+            for name, value in (
+                ("requests_active", worker.num_running),
+                ("health", int(worker.is_healthy)),
+                ("cb_state", _STATES[breaker.state]),
+                ("cb_consecutive_failures", breaker.failures),
+                ("cb_consecutive_successes", breaker.successes),
+            ):
+                families[name].add_metric([worker.url], value)
+        yield from families.values()
+
+
+class InflightAges(Collector):
+    """How long requests under way have been so."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began: dict[object, float] = {}
+
+    def enter(self, request: object) -> None:
+        """A request came."""
+        self._began[request] = self._clock()
+
+    def leave(self, request: object) -> None:
+        """It is over."""
+        self._began.pop(request, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        now = self._clock()
+        ages = [now - began for began in self._began.values()]
+        family = GaugeMetricFamily(
+            PREFIX + "http_inflight_request_age_count",
+            "Requests under way that are at most so old",
+            labels=["le"],
+        )
+        for bound in AGES:
+            family.add_metric([str(bound)], sum(age <= bound for age in ages))
+        family.add_metric(["+Inf"], len(ages))
+        yield family

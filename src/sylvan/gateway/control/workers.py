@@ -1,0 +1,132 @@
+"""`/workers`: what operators do with workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from sylvan.gateway.control.api import Own, Params
+from sylvan.gateway.control.views import counts, pending_view, worker_view
+from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.workers.jobs import Jobs, WorkerPatch
+from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.spec import WorkerSpec, checked
+from sylvan.gateway.workers.worker import Worker
+from sylvan.protocol.errors import RequestError
+
+T = TypeVar("T")
+
+MAX_BODY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRoutes:
+    """Shows, adds, changes and removes workers.
+
+    Attributes:
+        registry: All workers.
+        jobs: Does what takes time.
+    """
+
+    registry: Registry
+    jobs: Jobs
+
+    @property
+    def routes(self) -> tuple[Own, ...]:
+        """Its routes."""
+        one = "/workers/{id}"
+        return (
+            Own(path="/workers", handler=self.show_all, level="operator"),
+            Own(path="/workers", handler=self.add, methods=("POST",), level="operator"),
+            Own(path=one, handler=self.show, level="operator"),
+            Own(path=one, handler=self.update, methods=("PUT",), level="operator"),
+            Own(path=one, handler=self.remove, methods=("DELETE",), level="operator"),
+        )
+
+    async def show_all(self, caller: Caller, params: Params) -> None:
+        """All workers."""
+        workers = self.registry.workers
+        views = [worker_view(worker, self.jobs.get(worker.id)) for worker in workers]
+        known = {worker.id for worker in workers}
+        waiting = [
+            pending_view(job, job.worker_id) for job in self.jobs.open if job.worker_id not in known
+        ]
+        content = {"workers": [*views, *waiting], "total": len(views), "stats": counts(workers)}
+        await caller.reply_json(content)
+
+    async def add(self, caller: Caller, params: Params) -> None:
+        """Have a worker added."""
+        spec = checked(_decoded(await caller.body(MAX_BODY_BYTES), WorkerSpec))
+        worker_id = self.jobs.add(spec)
+        content = {
+            "status": "accepted",
+            "worker_id": worker_id,
+            "url": spec.url,
+            "location": f"/workers/{worker_id}",
+            "message": "The worker is being added.",
+        }
+        await caller.reply_json(content, 202, ("location", f"/workers/{worker_id}"))
+
+    async def show(self, caller: Caller, params: Params) -> None:
+        """One worker."""
+        job = self.jobs.get(params["id"])
+        worker = self._find(params["id"])
+        if worker is not None:
+            await caller.reply_json(worker_view(worker, job))
+        elif job is not None and (job.kind, job.state) != ("remove", "succeeded"):
+            await caller.reply_json(pending_view(job, params["id"]))
+        else:
+            raise _unknown(params["id"])
+
+    async def update(self, caller: Caller, params: Params) -> None:
+        """Have what is said about a worker changed."""
+        worker = self._find(params["id"])
+        if worker is None:
+            raise _unknown(params["id"])
+        patch = _decoded(await caller.body(MAX_BODY_BYTES), WorkerPatch)
+        try:
+            spec = patch.applied(worker.spec)
+        except msgspec.ValidationError as error:
+            raise _malformed(error) from error
+        self.jobs.update(worker, spec)
+        content = {"status": "accepted", "worker_id": worker.id, "message": "It is being changed."}
+        await caller.reply_json(content, 202)
+
+    async def remove(self, caller: Caller, params: Params) -> None:
+        """Have a worker removed once it has finished what it has."""
+        worker = self._find(params["id"])
+        if worker is not None:
+            self.jobs.remove(worker)
+        elif not self.jobs.cancel(params["id"]):
+            raise _unknown(params["id"])
+        content = {"status": "accepted", "worker_id": params["id"], "message": "It is removed."}
+        await caller.reply_json(content, 202)
+
+    def _find(self, name: str) -> Worker | None:
+        return self.registry.get(name) or self.registry.by_url(name)
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    """A body of a known form.
+
+    Raises:
+        RequestError: It is of another form; names the field.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _malformed(error) from error
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.") from error
+
+
+def _malformed(error: msgspec.ValidationError) -> RequestError:
+    message, _, path = str(error).partition(" - at ")
+    param = path.strip("`$.") or None
+    return RequestError(f"{param or 'body'}: {message}.", param=param)
+
+
+def _unknown(worker_id: str) -> RequestError:
+    return RequestError(f"There is no worker {worker_id[:200]!r}.", param="id", status=404)

@@ -1,0 +1,1 @@
+"""Where workers are that come and go: one source a file."""

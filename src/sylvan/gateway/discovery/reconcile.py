@@ -1,0 +1,113 @@
+"""Keeps the registry in step with a source."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from sylvan.gateway.discovery.api import LookError, Source
+from sylvan.gateway.errors import QueueFullError
+from sylvan.gateway.observe.families import DiscoveryFamilies
+from sylvan.gateway.workers.jobs import Jobs
+from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.spec import WorkerSpec
+from sylvan.protocol.errors import RequestError
+from sylvan.utils.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Adds workers that a source tells of, and removes those that it no longer tells of.
+
+    Workers that were added otherwise are left alone. A worker that is told of with other settings
+    is removed and added again. What an operator removes comes back with the next change only.
+
+    Args:
+        source: Tells of workers.
+        registry: All workers.
+        jobs: Adds and removes them.
+        families: Metrics.
+        clock: For durations.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        registry: Registry,
+        jobs: Jobs,
+        families: DiscoveryFamilies,
+        clock: Clock,
+    ) -> None:
+        self._source = source
+        self._registry = registry
+        self._jobs = jobs
+        self._families = families
+        self._clock = clock
+        self._added: dict[str, tuple[str, WorkerSpec]] = {}  # by address, with the worker's id
+        self._wanted: dict[str, WorkerSpec] = {}
+        self._complaint = ""
+
+    async def run(self, interval_s: float) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(interval_s)
+
+    async def look(self) -> None:
+        """Look once, and start what is to be done."""
+        name, began = self._source.name, self._clock()
+        try:
+            specs = await self._source.look()
+        except LookError as error:
+            if str(error) != self._complaint:
+                logger.warning("discovery by %s: %s; workers stay as they are", name, error)
+            self._complaint = str(error)
+            return
+        finally:
+            self._families.sync.labels(name).observe(self._clock() - began)
+        self._complaint = ""
+        if specs is not None:
+            self._wanted = {spec.url: spec for spec in specs}
+            self._families.workers.labels(name).set(len(specs))
+        self._remove_old()
+        self._add_new(changed=specs is not None)
+
+    def _remove_old(self) -> None:
+        for url, (worker_id, spec) in tuple(self._added.items()):
+            if self._wanted.get(url) == spec:
+                continue
+            del self._added[url]
+            reason = "changed" if url in self._wanted else "gone"
+            self._families.deregistrations.labels(self._source.name, reason).inc()
+            members = [w for w in self._registry.workers if w.spec.url == url]
+            for worker in members:
+                self._jobs.remove(worker)
+            if not members:
+                self._jobs.cancel(worker_id)
+
+    def _add_new(self, *, changed: bool) -> None:
+        """Also workers that could not be added before."""
+        pending = [spec for url, spec in self._wanted.items() if not self._is_added(url)]
+        name = self._source.name
+        for spec in pending:
+            try:
+                worker_id = self._jobs.add(spec)
+            except RequestError as error:
+                if not changed:
+                    continue
+                logger.info("discovery by %s: %s", name, error)
+                result = "duplicate"
+            except QueueFullError as error:
+                logger.warning("discovery by %s: %s", name, error)
+                result = "full"
+            else:
+                self._added[spec.url] = (worker_id, spec)
+                result = "added"
+            self._families.registrations.labels(name, result).inc()
+
+    def _is_added(self, url: str) -> bool:
+        if url not in self._added:
+            return False
+        job = self._jobs.get(self._added[url][0])
+        return job is None or (job.kind, job.state) != ("add", "failed")

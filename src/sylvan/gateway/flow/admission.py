@@ -1,0 +1,185 @@
+"""Who may come in now, who waits, and who is turned away."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from sylvan.config.route import LimitsConfig
+from sylvan.gateway.errors import QueueFullError, QueueTimeoutError
+from sylvan.utils.clock import Clock
+
+
+class Permit:
+    """One request that was let in. Whoever holds it closes it when its last byte is out."""
+
+    __slots__ = ("_admission", "_open")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._open = True
+
+    def close(self) -> None:
+        """The request is over; closing it again changes nothing."""
+        if self._open:
+            self._open = False
+            self._admission.left()
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    tenant: str
+    future: asyncio.Future[Permit]
+
+
+class Admission:
+    """Bounds requests at a time and per second; the others wait in a bounded, fair queue.
+
+    Tenants take turns: the one who has many requests waiting delays its own. When the queue is
+    full, a newcomer takes the place of the latest request of the tenant that has most of them
+    waiting, if that is not its own; so nobody can fill the queue for others.
+
+    Attributes:
+        num_inside: Requests that were let in and are not over.
+        num_waiting: Requests in the queue.
+    """
+
+    def __init__(self, config: LimitsConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._queues: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # next tenant first
+        self._rate = _Rate(config, clock) if config.rate_per_s else None
+        self._timer: asyncio.TimerHandle | None = None
+        self.num_inside = 0
+        self.num_waiting = 0
+
+    async def enter(self, tenant: str = "") -> Permit:
+        """Wait until a request may come in.
+
+        Raises:
+            QueueFullError: Too many wait already.
+            QueueTimeoutError: It waited too long.
+        """
+        if not self.num_waiting and self._may_enter():
+            return self._let_in()
+        waiter = self._line_up(tenant)
+        try:
+            async with asyncio.timeout(self._config.queue_timeout_s):
+                return await waiter.future
+        except TimeoutError:
+            _give_back(waiter)
+            seconds = self._config.queue_timeout_s
+            raise QueueTimeoutError(f"The request waited {seconds:g} s for its turn.") from None
+        except asyncio.CancelledError:
+            _give_back(waiter)
+            raise
+        finally:
+            self._forget(waiter)
+
+    def left(self) -> None:
+        """A request is over: the next may come in."""
+        self.num_inside -= 1
+        self._serve()
+
+    def _may_enter(self) -> bool:
+        most = self._config.max_concurrent
+        if most is not None and self.num_inside >= most:
+            return False
+        return self._rate is None or self._rate.delay_s() == 0.0
+
+    def _let_in(self) -> Permit:
+        self.num_inside += 1
+        if self._rate is not None:
+            self._rate.take()
+        return Permit(self)
+
+    def _line_up(self, tenant: str) -> _Waiter:
+        if self.num_waiting >= self._config.queue_size:
+            self._make_room(tenant)
+        waiter = _Waiter(tenant, asyncio.get_running_loop().create_future())
+        self._queues.setdefault(tenant, deque()).append(waiter)
+        self.num_waiting += 1
+        self._plan()
+        return waiter
+
+    def _make_room(self, tenant: str) -> None:
+        """Turn away the latest of whoever has most requests waiting.
+
+        Raises:
+            QueueFullError: That is the newcomer.
+        """
+        error = QueueFullError(
+            f"{self.num_inside} requests are being served and {self.num_waiting} wait; "
+            "try again later."
+        )
+        mine = len(self._queues.get(tenant, ()))
+        longest = max(self._queues.values(), key=len, default=deque[_Waiter]())
+        if len(longest) <= mine + 1:
+            raise error
+        victim = longest[-1]
+        self._forget(victim)
+        victim.future.set_exception(error)
+
+    def _serve(self) -> None:
+        """Let in as many as may come, one of each tenant in turn."""
+        while self._queues and self._may_enter():
+            tenant, queue = next(iter(self._queues.items()))
+            waiter = queue[0]
+            self._forget(waiter)
+            if tenant in self._queues:
+                self._queues.move_to_end(tenant)
+            if not waiter.future.done():
+                waiter.future.set_result(self._let_in())
+        self._plan()
+
+    def _plan(self) -> None:
+        """Come back when the rate allows more."""
+        if self._rate is None or not self._queues or self._timer is not None:
+            return
+        delay_s = self._rate.delay_s()
+        if delay_s:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._serve()
+
+    def _forget(self, waiter: _Waiter) -> None:
+        queue = self._queues.get(waiter.tenant)
+        if queue is not None and waiter in queue:
+            queue.remove(waiter)
+            self.num_waiting -= 1
+            if not queue:
+                del self._queues[waiter.tenant]
+
+
+def _give_back(waiter: _Waiter) -> None:
+    """Close the permit that came too late."""
+    future = waiter.future
+    if future.done() and not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
+class _Rate:
+    """A bucket of permissions that fills at a steady rate."""
+
+    def __init__(self, config: LimitsConfig, clock: Clock) -> None:
+        assert config.rate_per_s is not None
+        self._per_s = config.rate_per_s
+        self._most = float(config.max_concurrent or max(1, math.ceil(config.rate_per_s)))
+        self._clock = clock
+        self._left = self._most
+        self._seen_s = clock()
+
+    def delay_s(self) -> float:
+        """Seconds until there is a permission."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._seen_s) * self._per_s)
+        self._seen_s = now
+        return max(0.0, (1.0 - self._left) / self._per_s)
+
+    def take(self) -> None:
+        """Use one."""
+        self._left -= 1.0

@@ -1,0 +1,1 @@
+"""The HTTP router: from a client's request to workers' answers."""

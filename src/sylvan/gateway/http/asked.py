@@ -1,0 +1,137 @@
+"""What the gateway must know of a request's body to place it; the rest is the worker's business."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from sylvan.protocol.errors import RequestError
+
+Fields = Mapping[str, Any]
+PromptOf = Callable[[Fields], bytes]
+"""Bytes whose common prefixes are common prefixes of prompts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A body, read as far as needed.
+
+    Attributes:
+        raw: As it came.
+        fields: Its fields; empty for a route whose body is not looked at.
+        model: Name of the model; None: not said.
+        stream: The answer is to be a stream.
+        prompt: See `RoutingRequest.prompt`.
+        namespace: See `RoutingRequest.namespace`, less the tenant.
+        rid: Name of the request, if the client gave one.
+    """
+
+    raw: bytes
+    fields: Fields
+    model: str | None = None
+    stream: bool = False
+    prompt: bytes = b""
+    namespace: str = ""
+    rid: str | None = None
+
+
+def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> Asked:
+    """Read a body.
+
+    Raises:
+        RequestError: It is no JSON object, or its model is no name.
+    """
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(fields, dict):
+        raise RequestError("The body must be a JSON object.")
+    fields = cast("dict[str, Any]", fields)
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        raise RequestError("model must be a string.", param="model")
+    rid = fields.get("rid")
+    return Asked(
+        raw=raw,
+        fields=fields,
+        model=model or None,
+        stream=fields.get("stream", streams_by_default) is True,
+        prompt=prompt_of(fields),
+        namespace=_namespace(fields),
+        rid=rid if isinstance(rid, str) else None,
+    )
+
+
+def conversation(fields: Fields) -> bytes:
+    """Of messages, in OpenAI's, Anthropic's or Ollama's shape.
+
+    What templates put first comes first. The next turn of a conversation begins with the bytes of
+    this one.
+    """
+    first = [fields.get(name) for name in ("tools", "system") if fields.get(name)]
+    ids = fields.get("input_ids")
+    if ids:
+        return _prompt(ids)
+    messages: Any = fields.get("messages") or []
+    return b"".join(map(_dumped, first)) + _dumped(messages)[:-1]
+
+
+def text(*names: str) -> PromptOf:
+    """Of the first of these fields that is given: a text, token ids, or a list of either."""
+
+    def prompt(fields: Fields) -> bytes:
+        for name in names:
+            value = fields.get(name)
+            if value:
+                return _prompt(value)
+        return b""
+
+    return prompt
+
+
+def responses(fields: Fields) -> bytes:
+    """Of `/v1/responses`."""
+    parts = [fields.get(name) for name in ("tools", "instructions") if fields.get(name)]
+    given = fields.get("input") or ""
+    return b"".join(map(_dumped, parts)) + _dumped(given)[:-1]
+
+
+def nothing(fields: Fields) -> bytes:
+    """Of routes without a prompt worth caching."""
+    return b""
+
+
+def _prompt(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    if not isinstance(value, list) or not value:
+        return b""
+    items = cast("list[Any]", value)
+    if isinstance(items[0], int):
+        return _ids(items)
+    return _prompt(items[0])  # of a batch the first prompt decides
+
+
+def _ids(value: Sequence[Any]) -> bytes:
+    try:
+        return array("i", value).tobytes()
+    except (TypeError, OverflowError):  # the worker will say what is wrong with it
+        return b""
+
+
+def _dumped(value: Any) -> bytes:
+    return orjson.dumps(value)
+
+
+def _namespace(fields: Fields) -> str:
+    """What keeps prefixes apart in a worker's cache."""
+    names = ("lora_path", "lora_name", "extra_key", "cache_salt")
+    given = [fields[name] for name in names if fields.get(name)]
+    if not given:
+        return ""
+    return orjson.dumps(given).decode()

@@ -1,0 +1,230 @@
+"""The client's side of one request: its body, its answer, and whether it is still there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.types import Message, Receive, Scope, Send
+
+from sylvan.api.errors import Family, error_body
+from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+
+HeaderPairs = Sequence[tuple[str, str]]
+
+_JSON = ("content-type", "application/json")
+
+
+class CallerGoneError(Exception):
+    """The client left; nobody reads an answer."""
+
+
+class Caller:
+    """One request as it came in.
+
+    Attributes:
+        method: Of HTTP.
+        path: Without the query.
+        query: The query string.
+        headers: By name in small letters; of several of one name the last.
+        request_id: Told to the client and to workers.
+        tenant: Whose request it is.
+        started: The answer has begun: its status can no longer be changed.
+        status: Of the answer.
+        gone: The client left.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: str = scope.get("query_string", b"").decode("latin-1")
+        self.raw_headers: HeaderPairs = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
+        ]
+        self.headers: Mapping[str, str] = dict(self.raw_headers)
+        self.request_id = ""
+        self.tenant = ""
+        self.started = False
+        self.status = 500
+        self.gone = False
+        self._receive = receive
+        self._send = send
+
+    def asking(self, method: str, path: str) -> Caller:
+        """The same client asking for something else, without reading the answer."""
+        scope = {
+            "method": method,
+            "path": path,
+            "headers": [
+                (name.encode("latin-1"), value.encode("latin-1"))
+                for name, value in self.raw_headers
+                if name not in ("content-length", "content-type")
+            ],
+        }
+        other = Caller(scope, self._receive, _discard)
+        other.tenant, other.request_id = self.tenant, self.request_id
+        return other
+
+    def recorded(self, send: Send) -> Caller:
+        """The same client, whose answer goes to `send` and who never leaves."""
+        scope = {
+            "method": self.method,
+            "path": self.path,
+            "query_string": self.query.encode("latin-1"),
+            "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in self.raw_headers],
+        }
+        other = Caller(scope, _stays, send)
+        other.tenant, other.request_id = self.tenant, self.request_id
+        return other
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The whole body.
+
+        Raises:
+            RequestError: With status 413, as soon as it is, or says that it is, larger.
+            CallerGoneError: The client left before its end.
+        """
+        announced = self.headers.get("content-length", "")
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
+            raise _too_large(max_bytes)
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise CallerGoneError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            parts.append(part)
+            more = message.get("more_body", False)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def start(self, status: int, headers: HeaderPairs) -> None:
+        """Begin the answer."""
+        self.started, self.status = True, status
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        if self.request_id:
+            raw.append((b"x-request-id", self.request_id.encode("latin-1")))
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a part of the body; waits while the client is slow."""
+        message: Message = {"type": "http.response.body", "body": data, "more_body": more}
+        await self._send(message)
+
+    async def reply(self, status: int, headers: HeaderPairs, data: bytes) -> None:
+        """Send a whole answer."""
+        length = ("content-length", str(len(data)))
+        kept = [pair for pair in headers if pair[0] != "content-length"]
+        await self.start(status, [*kept, length])
+        await self.write(data, more=False)
+
+    async def reply_json(self, content: Any, status: int = 200, *headers: tuple[str, str]) -> None:
+        """Send a whole answer in JSON."""
+        await self.reply(status, [_JSON, *headers], orjson.dumps(content))
+
+    async def reply_error(self, family: Family, error: SylvanError) -> None:
+        """Send what an error tells the client."""
+        refusal = refusal_of(family, error)
+        await self.reply(refusal.status, refusal.headers, refusal.body)
+
+    async def until_gone(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work, which is cancelled if the client leaves first. The body must have been read.
+
+        Raises:
+            CallerGoneError: The client left.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "called outside of a task"
+
+        def left(watch: asyncio.Task[None]) -> None:
+            if not watch.cancelled():
+                self.gone = True
+                task.cancel()
+
+        watch = asyncio.create_task(self._left())
+        watch.add_done_callback(left)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self.gone:
+                raise
+            task.uncancel()
+            raise CallerGoneError from None
+        finally:
+            watch.remove_done_callback(left)
+            watch.cancel()
+
+    async def _left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _stays() -> Message:
+    """A client that never leaves says nothing."""
+    await asyncio.Event().wait()
+    raise AssertionError("never set")
+
+
+async def _discard(message: Message) -> None:
+    """Nobody reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A whole answer that says why there is no other."""
+
+    status: int
+    headers: HeaderPairs
+    body: bytes
+
+
+def refusal_of(family: Family, error: SylvanError) -> Refusal:
+    """The answer that an error stands for, in the shape of the route's family."""
+    status, param = 500, None
+    headers: list[tuple[str, str]] = [_JSON]
+    if isinstance(error, RequestError):
+        status, param = error.status, error.param
+        if status == 401:
+            headers.append(("www-authenticate", "Bearer"))
+    elif isinstance(error, CapacityError):
+        status = error.status
+        if status in (408, 429, 503):
+            headers.append(("retry-after", str(max(1, round(error.retry_after_s)))))
+    code = getattr(error, "code", None)
+    content = error_body(family, status, str(error), param=param, code=code)
+    return Refusal(status, headers, orjson.dumps(content))
+
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+
+
+def end_to_end(headers: HeaderPairs, drop: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Headers that a proxy passes on: without those of the connection, and those to drop."""
+    dropped = {*_HOP_BY_HOP, *drop}
+    for name, value in headers:
+        if name == "connection":
+            dropped.update(part.strip().lower() for part in value.split(","))
+    return [(name, value) for name, value in headers if name not in dropped]
+
+
+def _too_large(max_bytes: int) -> RequestError:
+    message = f"The body is larger than {max_bytes / 2**20:g} MiB, the limit of this gateway."
+    return RequestError(message, status=413)

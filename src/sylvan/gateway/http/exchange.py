@@ -1,0 +1,243 @@
+"""One request and its answer, over as many workers as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from sylvan.config.route import FailoverConfig, LimitsConfig, RetryConfig
+from sylvan.gateway.errors import NoWorkerError, UpstreamError
+from sylvan.gateway.flow.retry import Retries, RetryBudget
+from sylvan.gateway.http.answer import Answer
+from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.caller import Caller, HeaderPairs
+from sylvan.gateway.http.outgoing import Journal, new_ticket
+from sylvan.gateway.http.relay import RefusedError, Relay
+from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.sender import Sender
+from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.meter import Meter
+from sylvan.gateway.placing import Placed, Placing
+from sylvan.gateway.policies.api import Outcome, RoutingRequest
+from sylvan.gateway.workers.health import HealthChecks
+from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.worker import Dispatch, Worker
+from sylvan.protocol.journal import Totals
+from sylvan.utils.clock import Clock
+
+PATIENCE_STEP_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExchangeParts:
+    """What exchanges work with.
+
+    Attributes:
+        registry: All workers.
+        placing: Chooses them.
+        sender: Speaks to them.
+        health: Looks after those that look lost.
+        families: Metrics.
+        budget: Of retries, for all requests together.
+        retry: When to try again.
+        failover: When to move a stream.
+        limits: How long anything may take.
+        clock: For durations.
+        wall: Seconds since 1970.
+        rng: For jitter.
+    """
+
+    registry: Registry
+    placing: Placing
+    sender: Sender
+    health: HealthChecks
+    families: Families
+    budget: RetryBudget
+    retry: RetryConfig
+    failover: FailoverConfig
+    limits: LimitsConfig
+    clock: Clock
+    wall: Clock
+    rng: random.Random = field(default_factory=random.Random)
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A worker that has what a request needs, or that the client has chosen (`strict`)."""
+
+    worker: Worker
+    strict: bool = False
+
+
+class Exchange:
+    """Serves one request.
+
+    Until the client has seen something of the answer, another attempt is an attempt at the whole
+    request. Then it is one at the rest of the stream, which needs a journal.
+
+    Attributes:
+        totals: Tokens of the request, once it is served.
+        worker: Who served it last.
+    """
+
+    def __init__(
+        self, parts: ExchangeParts, caller: Caller, route: Passed, asked: Asked, meter: Meter
+    ) -> None:
+        self._parts = parts
+        self._caller = caller
+        self._route = route
+        self._asked = asked
+        self._meter = meter
+        self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
+        self._headers: HeaderPairs = parts.sender.forwarding.headers(caller)
+        self._retries = Retries(parts.retry, parts.budget, parts.rng)
+        self._journal = Journal(new_ticket(caller, parts.wall()), parts.failover.journal_bytes)
+        self._avoid: set[str] = set()
+        self._losses = 0  # in a row, without progress: it may be the request that does it
+        self._placed_as = RoutingRequest(
+            prompt=asked.prompt,
+            namespace=f"{caller.tenant}/{asked.namespace}",
+            key=caller.headers.get("x-smg-routing-key", ""),
+        )
+        self.totals = Totals()
+        self.worker: Worker | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self._caller.tenant
+
+    async def run(self, pinned: Pinned | None = None) -> None:
+        """Serve it, or tell the client why not.
+
+        Args:
+            pinned: Who is to serve it.
+
+        Raises:
+            UnknownModelError: No worker serves the model.
+            CallerGoneError: The client left.
+        """
+        while True:
+            try:
+                await self._attempt(self._place(pinned))
+            except UpstreamError as error:
+                if not await self._tries_again(error):
+                    await self._give_up(error)
+                    return
+            except NoWorkerError as error:
+                if not await self._waits():
+                    await self._give_up(error)
+                    return
+            else:
+                self._meter.done(self.totals)
+                return
+
+    async def time_out(self, seconds: float) -> None:
+        """It took too long."""
+        message = f"The request took longer than {seconds:g} s."
+        await self._give_up(UpstreamError(message, kind="timeout", status=504))
+
+    def _place(self, pinned: Pinned | None) -> Placed:
+        placing, asked = self._parts.placing, self._asked
+        if pinned is not None:
+            if pinned.worker.available:
+                return placing.pin(pinned.worker, self._placed_as)
+            if pinned.strict:
+                raise NoWorkerError(f"The worker {pinned.worker.id} is not available.")
+        return placing.place(
+            asked.model,
+            self._placed_as,
+            connection="http",
+            avoid=self._avoid,
+            continuing=self._journal.begun,
+        )
+
+    async def _attempt(self, placed: Placed) -> None:
+        worker = self.worker = placed.worker
+        dispatch = worker.begin(placed.placement.new_tokens)
+        relay = Relay(self._answer, dispatch, self._meter)
+        success = False
+        try:
+            await self._send(worker, relay)
+            dispatch.succeeded()
+            success = True
+        except UpstreamError as error:
+            if relay.progressed:
+                self._losses = 0
+            self._blame(worker, dispatch, error)
+            raise
+        finally:
+            dispatch.close()
+            self.totals = relay.totals
+            outcome = Outcome(
+                success=success,
+                prompt_tokens=self.totals.prompt_tokens,
+                cached_tokens=self.totals.cached_tokens,
+            )
+            placed.completed(outcome)
+
+    async def _send(self, worker: Worker, relay: Relay) -> None:
+        sender = self._parts.sender
+        request = sender.outgoing(self._caller, self._headers, worker, self._asked.raw)
+        elapsed_s = self._meter.elapsed_s if self._losses or self._journal.begun else 0.0
+        await sender.send(request, worker, self._journal, relay, elapsed_s)
+
+    def _blame(self, worker: Worker, dispatch: Dispatch, error: UpstreamError) -> None:
+        """Count a failed attempt against its worker, if it is to blame."""
+        self._avoid.add(worker.id)
+        self._parts.families.worker.errors.labels(worker.kind, worker.connection, error.kind).inc()
+        if isinstance(error, RefusedError):
+            if error.refusal.status < 500:
+                dispatch.succeeded()
+            elif not error.is_overload:
+                dispatch.failed()
+            return
+        self._losses += error.kind in ("closed", "stall")
+        dispatch.failed()
+        self._parts.health.suspect(worker)
+
+    async def _tries_again(self, error: UpstreamError) -> bool:
+        """Whether another attempt is to be made; returns when it is time."""
+        parts = self._parts
+        if self._losses > parts.failover.max_moves:
+            return False
+        if self._answer.started:
+            if not self._journal.begun or self._journal.full:
+                return False
+            self._meter.continued()
+            return True
+        pause_s = self._retries.next_pause_s()
+        labels = ("regular", self._route.path)
+        if pause_s is None:
+            parts.families.worker.exhausted.labels(*labels).inc()
+            return False
+        parts.families.worker.retries.labels(*labels).inc()
+        tries = str(min(self._retries.tries - 1, 10))
+        parts.families.worker.backoff.labels(tries).observe(pause_s)
+        await asyncio.sleep(pause_s)
+        return True
+
+    async def _waits(self) -> bool:
+        """Whether a worker has come that can go on with the stream; waits for one."""
+        if not self._answer.started or self._journal.full:
+            return False
+        parts = self._parts
+        deadline = parts.clock() + parts.failover.stall_s
+        while parts.clock() < deadline:
+            await asyncio.sleep(PATIENCE_STEP_S)
+            try:
+                parts.registry.candidates(self._asked.model, connection="http", continuing=True)
+            except NoWorkerError:
+                continue
+            return True
+        return False
+
+    async def _give_up(self, error: UpstreamError | NoWorkerError) -> None:
+        self._meter.failed(error)
+        if isinstance(error, RefusedError) and not self._answer.started:
+            await self._answer.refuse(error.refusal)
+            return
+        if self._answer.started:
+            self._meter.cut()
+        await self._answer.fail(error)

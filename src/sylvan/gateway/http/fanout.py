@@ -1,0 +1,69 @@
+"""Commands that go to all workers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from sylvan.gateway.errors import NoWorkerError, UpstreamError
+from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.http.exchange import ExchangeParts
+from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.workers.worker import Worker
+
+TIMEOUT_S = 620.0
+"""Longer than any of these commands may wait for running requests."""
+MAX_SHOWN_BYTES = 4096
+
+
+class FanOut:
+    """Sends a command to every worker, and tells what each answered."""
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        self._parts = parts
+
+    async def serve(self, caller: Caller, route: Passed, raw: bytes) -> None:
+        """Send it, and answer with all outcomes: 200, 207 if some failed, 502 if all did.
+
+        Raises:
+            NoWorkerError: There are no workers.
+        """
+        workers = servers(self._parts.registry.workers)
+        if not workers:
+            raise NoWorkerError("There is no worker.")
+        outcomes = await asyncio.gather(*(self._ask(caller, worker, raw) for worker in workers))
+        good = sum(outcome["status"] == 200 for outcome in outcomes)
+        word = "success" if good == len(outcomes) else "partial_success" if good else "failed"
+        status = 200 if good == len(outcomes) else 207 if good else 502
+        content: Mapping[str, Any] = {
+            "status": word,
+            "success": good == len(outcomes),
+            "message": f"{good} of {len(outcomes)} workers did it.",
+            "workers": outcomes,
+        }
+        await caller.reply_json(content, status)
+
+    async def _ask(self, caller: Caller, worker: Worker, raw: bytes) -> dict[str, Any]:
+        sender = self._parts.sender
+        request = sender.outgoing(caller, sender.forwarding.headers(caller), worker, raw)
+        try:
+            answer = await sender.upstream.call(request, TIMEOUT_S)
+        except UpstreamError as error:
+            return {"url": worker.url, "status": error.status, "answer": str(error)}
+        return {"url": worker.url, "status": answer.status, "answer": _shown(answer.body)}
+
+
+def servers(workers: Sequence[Worker]) -> list[Worker]:
+    """One worker for each server that speaks HTTP: ranks of one server share it."""
+    return [w for w in workers if w.connection == "http" and w.dp_rank in (None, 0)]
+
+
+def _shown(body: bytes) -> Any:
+    """An answer as a value, or as text."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[:MAX_SHOWN_BYTES].decode(errors="replace").strip()

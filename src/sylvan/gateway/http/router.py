@@ -1,0 +1,177 @@
+"""The HTTP router: finds out what a request is about, lets it in, and has it served."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from sylvan.config.route import LimitsConfig
+from sylvan.gateway.errors import QueueFullError, QueueTimeoutError, UnauthorizedError
+from sylvan.gateway.flow.admission import Admission, Permit
+from sylvan.gateway.http.asked import Asked, nothing, read
+from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
+from sylvan.gateway.http.fanout import FanOut
+from sylvan.gateway.http.following import Following
+from sylvan.gateway.http.inflight import Inflight
+from sylvan.gateway.http.outgoing import TARGET_WORKER
+from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.search import Search
+from sylvan.gateway.observe.meter import Meter, ModelNames, Route
+from sylvan.gateway.security.clients import Clients
+from sylvan.protocol.errors import RequestError, SylvanError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterParts:
+    """What the router works with.
+
+    Attributes:
+        exchange: For requests to one worker.
+        admission: Lets requests in.
+        clients: Budgets of tenants.
+        limits: How long anything may take.
+        max_body_bytes: Bound on bodies.
+    """
+
+    exchange: ExchangeParts
+    admission: Admission
+    clients: Clients
+    limits: LimitsConfig
+    max_body_bytes: int
+
+
+class HttpRouter:
+    """Serves the routes that are passed on to workers over HTTP."""
+
+    def __init__(self, parts: RouterParts) -> None:
+        self._parts = parts
+        self._fanout = FanOut(parts.exchange)
+        self._search = Search(parts.exchange)
+        self._inflight = Inflight()
+        self._models = ModelNames()
+        self._following = Following(parts.exchange.failover)
+
+    async def serve(self, caller: Caller, route: Passed, *, operator: bool) -> None:
+        """Serve one request.
+
+        Args:
+            caller: Who asks.
+            route: For what.
+            operator: Whether the caller may steer the gateway.
+
+        Raises:
+            RequestError: It cannot be served.
+            CapacityError: Not now.
+            CallerGoneError: The client left.
+        """
+        raw = await caller.body(self._parts.max_body_bytes)
+        if route.path == "/abort_request":
+            await self._abort(caller, route, raw, operator=operator)
+        elif route.spread == "all":
+            await caller.until_gone(self._fanout.serve(caller, route, raw))
+        elif route.spread != "one":
+            await caller.until_gone(self._search.serve(caller, route, raw))
+        else:
+            assert route.prompt_of is not None, "requests to one worker are read"
+            if await self._following.resume(caller):
+                return
+            asked = read(raw, route.prompt_of, streams_by_default=route.streams)
+            if asked.stream and self._following.wanted(caller):
+                await self._following.serve(caller, lambda c: self._answered(c, route, asked))
+            else:
+                await caller.until_gone(self._serve_one(caller, route, asked))
+
+    async def close(self) -> None:
+        """End what goes on without a client."""
+        await self._following.close()
+
+    async def _answered(self, caller: Caller, route: Passed, asked: Asked) -> None:
+        """Serve a request, whose errors are answers too."""
+        try:
+            await self._serve_one(caller, route, asked)
+        except SylvanError as error:
+            if caller.started:
+                raise
+            await caller.reply_error(route.family, error)
+
+    async def _serve_one(self, caller: Caller, route: Passed, asked: Asked) -> None:
+        parts = self._parts
+        parts.clients.admit(caller.tenant)
+        permit = await self._enter(caller.tenant)
+        exchange = Exchange(parts.exchange, caller, route, asked, self._meter(route, asked))
+        limit_s = parts.limits.request_timeout_s
+        deadline = asyncio.timeout(limit_s)
+        try:
+            with self._inflight.named(asked.rid, exchange):
+                async with deadline:
+                    await exchange.run(await self._pinned(caller, asked))
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            await exchange.time_out(limit_s)
+        finally:
+            permit.close()
+            totals = exchange.totals
+            parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
+
+    async def _enter(self, tenant: str) -> Permit:
+        outcomes = self._parts.exchange.families.http.rate_limit
+        try:
+            permit = await self._parts.admission.enter(tenant)
+        except QueueFullError:
+            outcomes.labels("rejected").inc()
+            raise
+        except QueueTimeoutError:
+            outcomes.labels("timed_out").inc()
+            raise
+        outcomes.labels("allowed").inc()
+        return permit
+
+    def _meter(self, route: Passed, asked: Asked) -> Meter:
+        exchange = self._parts.exchange
+        served = exchange.registry.models
+        model = served[0] if len(served) == 1 else asked.model
+        way = Route("http", "regular", "http", self._models.label(model), route.path)
+        return Meter(exchange.families, way, exchange.clock, stream=asked.stream)
+
+    async def _pinned(self, caller: Caller, asked: Asked) -> Pinned | None:
+        """The worker that this request needs, if it needs a certain one."""
+        target = caller.headers.get(TARGET_WORKER)
+        if target:
+            registry = self._parts.exchange.registry
+            worker = registry.get(target) or registry.by_url(target)
+            if worker is None:
+                message = f"{TARGET_WORKER}: there is no worker {target[:200]!r}."
+                raise RequestError(message, param=TARGET_WORKER)
+            return Pinned(worker, strict=True)
+        session = asked.fields.get("session_params")
+        if isinstance(session, dict) and session:
+            return Pinned(self._search.keeper(caller.tenant))
+        earlier = asked.fields.get("previous_response_id")
+        if isinstance(earlier, str) and earlier.isascii() and earlier.replace("_", "").isalnum():
+            found = await self._search.find(caller, f"/v1/responses/{earlier}")
+            return Pinned(found) if found is not None else None
+        return None
+
+    async def _abort(self, caller: Caller, route: Passed, raw: bytes, *, operator: bool) -> None:
+        """End requests where they run: all of them for an operator, those of a tenant for it."""
+        asked = read(raw, nothing)
+        fields: dict[str, Any] = dict(asked.fields)
+        if fields.get("abort_all") is True:
+            if not operator:
+                raise UnauthorizedError("Forbidden: abort_all is for operators.", status=403)
+            await self._fanout.serve(caller, route, raw)
+            return
+        running = self._inflight.find(asked.rid or "", caller.tenant)
+        workers = {r.worker.id: r.worker for r in running if r.worker is not None}
+        if not workers and not caller.tenant:
+            await self._fanout.serve(caller, route, raw)
+            return
+        told = orjson.dumps({"rid": asked.rid})
+        for worker in workers.values():
+            await self._search.tell(caller, "/abort_request", worker, told)
+        await caller.reply(200, [], b"")

@@ -1,0 +1,145 @@
+"""Things that one worker keeps: stored responses, files, batches, sessions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from sylvan.api.errors import Family
+from sylvan.gateway.errors import NoWorkerError, UpstreamError
+from sylvan.gateway.flow.retry import RETRYABLE
+from sylvan.gateway.http.answer import Answer
+from sylvan.gateway.http.caller import Caller, Refusal
+from sylvan.gateway.http.exchange import ExchangeParts
+from sylvan.gateway.http.outgoing import Journal, new_ticket
+from sylvan.gateway.http.relay import RefusedError, Relay
+from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.observe.meter import Meter, Route
+from sylvan.gateway.workers.worker import Worker
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.journal import Totals
+
+MAX_REMEMBERED = 65536
+_NOT_HERE = frozenset({404})
+
+
+class Search:
+    """Finds the worker that keeps something.
+
+    What belongs to a tenant as a whole (files, batches, sessions) is kept by the worker to which
+    the tenant's name leads on the hash ring. What has a name of its own is searched for, and
+    remembered.
+    """
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        self._parts = parts
+        self._known: OrderedDict[str, str] = OrderedDict()
+
+    async def serve(self, caller: Caller, route: Passed, raw: bytes) -> None:
+        """Pass a request on to whoever keeps what it is about.
+
+        Raises:
+            NoWorkerError: There is nobody to ask.
+            RequestError: Workers cannot tell tenants apart.
+        """
+        if route.spread == "tenant":
+            workers: Sequence[Worker] = [self.keeper(caller.tenant)]
+        else:
+            workers = self._order(caller.path)
+        refusal: Refusal | None = None
+        for worker in workers:
+            self._check_tenant(caller, worker)
+            try:
+                await self._ask(caller, route.family, worker, raw)
+            except RefusedError as error:
+                refusal = error.refusal
+            except UpstreamError as error:
+                if len(workers) == 1:
+                    raise
+                self._parts.health.suspect(worker)
+                refusal = refusal or Refusal(error.status, (), str(error).encode())
+            else:
+                self._remember(caller.path, worker)
+                return
+        if refusal is None:
+            raise NoWorkerError("There is no worker to ask.")
+        await Answer(caller, route.family, self._parts.limits.slow_client_s).refuse(refusal)
+
+    def keeper(self, tenant: str) -> Worker:
+        """Who keeps what belongs to a tenant.
+
+        Raises:
+            NoWorkerError: Nobody is available.
+        """
+        for worker_id in self._parts.registry.ring.walk(f"tenant {tenant}".encode()):
+            worker = self._parts.registry.get(worker_id)
+            if worker is not None and worker.available and worker.connection == "http":
+                return worker
+        raise NoWorkerError("No worker is available.")
+
+    async def find(self, caller: Caller, path: str) -> Worker | None:
+        """The worker at which a GET of `path` succeeds."""
+        for worker in self._order(path):
+            probe = caller.asking("GET", path)
+            try:
+                await self._ask(probe, Family.NATIVE, worker, b"")
+            except UpstreamError:
+                continue
+            self._remember(path, worker)
+            return worker
+        return None
+
+    async def tell(self, caller: Caller, path: str, worker: Worker, body: bytes) -> None:
+        """Have a worker do something for a client; whether it did is not said."""
+        other = caller.asking("POST", path)
+        with contextlib.suppress(UpstreamError):
+            await self._ask(other, Family.NATIVE, worker, body)
+
+    def _order(self, path: str) -> Sequence[Worker]:
+        """Workers to ask, the one first that is known to have it."""
+        workers = [
+            worker
+            for worker in self._parts.registry.workers
+            if worker.is_healthy and worker.connection == "http" and worker.dp_rank in (None, 0)
+        ]
+        known = self._known.get(_thing(path))
+        return sorted(workers, key=lambda worker: worker.id != known)
+
+    def _remember(self, path: str, worker: Worker) -> None:
+        self._known[_thing(path)] = worker.id
+        self._known.move_to_end(_thing(path))
+        if len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+
+    def _check_tenant(self, caller: Caller, worker: Worker) -> None:
+        if caller.tenant and not worker.found.journals:
+            message = "The workers cannot tell the tenants of this gateway apart."
+            raise RequestError(message, status=501)
+
+    async def _ask(self, caller: Caller, family: Family, worker: Worker, raw: bytes) -> None:
+        parts = self._parts
+        labels = Route("http", "regular", "http", "unknown", _shape(caller.path))
+        meter = Meter(parts.families, labels, parts.clock, stream=False)
+        answer = Answer(caller, family, parts.limits.slow_client_s)
+        dispatch = worker.begin()
+        relay = Relay(answer, dispatch, meter, RETRYABLE | _NOT_HERE)
+        journal = Journal(new_ticket(caller, parts.wall()), max_bytes=0)
+        headers = parts.sender.forwarding.headers(caller)
+        request = parts.sender.outgoing(caller, headers, worker, raw)
+        try:
+            await parts.sender.send(request, worker, journal, relay, 0.0)
+            dispatch.succeeded()
+        finally:
+            dispatch.close()
+            meter.done(Totals())
+
+
+def _thing(path: str) -> str:
+    """`/v1/batches/batch_1` of `/v1/batches/batch_1/cancel`."""
+    return "/".join(path.split("/")[:4])
+
+
+def _shape(path: str) -> str:
+    """A path without names that clients make up."""
+    return "/".join(path.split("/")[:3])

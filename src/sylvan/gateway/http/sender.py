@@ -1,0 +1,97 @@
+"""Sends one request to one worker, with a ticket if it takes them, and passes the answer on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from sylvan.config.route import FailoverConfig
+from sylvan.gateway.errors import UpstreamError
+from sylvan.gateway.http.caller import Caller, HeaderPairs
+from sylvan.gateway.http.outgoing import Forwarding, Journal, with_ticket
+from sylvan.gateway.http.relay import Relay
+from sylvan.gateway.upstream.http import HttpUpstream, Incoming, Outgoing
+from sylvan.gateway.workers.worker import Worker
+from sylvan.protocol.journal import JOURNAL_HEADER, MEDIA_TYPE
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Sends requests to workers.
+
+    Attributes:
+        upstream: Speaks HTTP.
+        forwarding: How requests are changed on their way.
+        failover: When a worker counts as lost.
+    """
+
+    upstream: HttpUpstream
+    forwarding: Forwarding
+    failover: FailoverConfig
+
+    def outgoing(
+        self, caller: Caller, headers: HeaderPairs, worker: Worker, body: bytes
+    ) -> Outgoing:
+        """A client's request as one worker gets it, without a ticket.
+
+        Args:
+            caller: The client.
+            headers: Those that go to every worker.
+            worker: Which one.
+            body: Of the request.
+        """
+        if worker.dp_rank is not None:
+            body = spliced(body, b'"data_parallel_rank":%d' % worker.dp_rank)
+        return Outgoing(
+            method=caller.method,
+            url=worker.spec.url,
+            target=caller.path + (f"?{caller.query}" if caller.query else ""),
+            headers=self.forwarding.for_worker(headers, worker),
+            body=body,
+        )
+
+    async def send(
+        self, request: Outgoing, worker: Worker, journal: Journal, relay: Relay, elapsed_s: float
+    ) -> None:
+        """Have a request served, or what is left of it.
+
+        Args:
+            request: Without a ticket.
+            worker: Who is to serve it.
+            journal: Where the client is.
+            relay: Passes the answer on.
+            elapsed_s: How long others have served it.
+
+        Raises:
+            UpstreamError: The worker failed.
+        """
+        stall_s = None
+        given = request
+        if self.failover.enabled and worker.found.journals:
+            stall_s = self.failover.stall_s
+            ticket = msgspec.structs.replace(journal.ticket, elapsed_s=elapsed_s)
+            known_by = self.forwarding.gateway_headers()
+            given = with_ticket(request, ticket, journal.resume(), known_by)
+        async with self.upstream.send(given, stall_s) as incoming:
+            if incoming.header("content-type") == MEDIA_TYPE:
+                await relay.frames(incoming, journal, self.failover.stall_s)
+                return
+            if not _refuses_ticket(incoming):
+                await relay.plain(incoming)
+                return
+        worker.found.journals = False
+        if journal.begun:
+            raise UpstreamError("The worker takes no tickets.", kind="protocol")
+        await self.send(request, worker, journal, relay, elapsed_s)
+
+
+def _refuses_ticket(incoming: Incoming) -> bool:
+    return incoming.status in (400, 403) and incoming.header(JOURNAL_HEADER) == "0"
+
+
+def spliced(body: bytes, members: bytes) -> bytes:
+    """A JSON object with more members, which count if it has them already."""
+    end = body.rindex(b"}")
+    is_empty = body[:end].rstrip().endswith(b"{")
+    return body[:end] + (b"" if is_empty else b",") + members + body[end:]

@@ -1,0 +1,170 @@
+"""Names and labels of all metrics: those of SGLang's gateway, and a few of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+PREFIX = "smg_"
+OWN_PREFIX = "sylvan_gateway_"
+DURATIONS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0),
+)
+"""Upper bounds of histograms of durations, in seconds."""
+
+_ROUTER = ("router_type", "backend_type", "connection_mode", "model_id", "endpoint")
+
+
+class Maker:
+    """Makes metrics in one registry."""
+
+    def __init__(self, registry: CollectorRegistry, buckets: Sequence[float] = ()) -> None:
+        self.registry = registry
+        self._buckets = tuple(buckets) or DURATIONS
+
+    def counter(self, name: str, doc: str, *labels: str) -> Counter:
+        """Something that only grows."""
+        return Counter(name, doc, labels, registry=self.registry)
+
+    def gauge(self, name: str, doc: str, *labels: str) -> Gauge:
+        """Something that comes and goes."""
+        return Gauge(name, doc, labels, registry=self.registry)
+
+    def seconds(self, name: str, doc: str, *labels: str) -> Histogram:
+        """A duration."""
+        return Histogram(name, doc, labels, buckets=self._buckets, registry=self.registry)
+
+
+class HttpFamilies:
+    """What clients see."""
+
+    def __init__(self, make: Maker) -> None:
+        name = PREFIX + "http_"
+        self.requests = make.counter(name + "requests", "Requests", "method", "path")
+        self.duration = make.seconds(
+            name + "request_duration_seconds", "Request to last byte", "method", "path"
+        )
+        self.responses = make.counter(name + "responses", "Answers", "status_code", "error_code")
+        self.connections = make.gauge(name + "connections_active", "Requests under way")
+        self.rate_limit = make.counter(name + "rate_limit", "Requests at the limits", "result")
+
+
+class RouterFamilies:
+    """What is passed on to workers."""
+
+    def __init__(self, make: Maker) -> None:
+        name = PREFIX + "router_"
+        self.requests = make.counter(name + "requests", "Requests", *_ROUTER, "streaming")
+        self.duration = make.seconds(
+            name + "request_duration_seconds", "Request to last byte", *_ROUTER
+        )
+        self.errors = make.counter(
+            name + "request_errors", "Requests that failed", *_ROUTER, "error_type"
+        )
+        self.stages = make.seconds(
+            name + "stage_duration_seconds", "Time in a stage", "router_type", "stage"
+        )
+        self.upstream = make.counter(
+            name + "upstream_responses", "Answers of workers", "router_type", "status_code"
+        )
+        self.ttft = make.seconds(name + "ttft_seconds", "Request to first byte", *_ROUTER)
+        self.tpot = make.seconds(name + "tpot_seconds", "Time of a later token", *_ROUTER)
+        self.tokens = make.counter(name + "tokens", "Tokens", *_ROUTER, "token_type")
+        self.generation = make.seconds(
+            name + "generation_duration_seconds", "First to last byte", *_ROUTER
+        )
+        self.continued = make.counter(
+            OWN_PREFIX + "streams_continued", "Streams that another worker went on with"
+        )
+        self.cut = make.counter(OWN_PREFIX + "streams_cut", "Streams that nobody went on with")
+
+
+class WorkerFamilies:
+    """What workers do; how they are is read when somebody asks (`observe.state`)."""
+
+    def __init__(self, make: Maker) -> None:
+        name = PREFIX + "worker_"
+        self.checks = make.counter(name + "health_checks", "Health checks", "worker_type", "result")
+        self.selections = make.counter(
+            name + "selection",
+            "Choices of policies",
+            *("worker_type", "connection_mode", "model_id", "policy"),
+        )
+        self.errors = make.counter(
+            name + "errors", "Failures", "worker_type", "connection_mode", "error_type"
+        )
+        self.transitions = make.counter(
+            name + "cb_transitions", "Changes of circuit breakers", "worker", "from", "to"
+        )
+        self.outcomes = make.counter(
+            name + "cb_outcomes", "What circuit breakers were told", "worker", "outcome"
+        )
+        self.retries = make.counter(name + "retries", "Retries", "worker_type", "endpoint")
+        self.exhausted = make.counter(
+            name + "retries_exhausted", "Requests that no retry helped", "worker_type", "endpoint"
+        )
+        self.backoff = make.seconds(
+            name + "retry_backoff_seconds", "Pauses before retries", "attempt"
+        )
+
+
+class PolicyFamilies:
+    """Why workers were chosen."""
+
+    def __init__(self, make: Maker) -> None:
+        names = ("manual", "prefix_hash", "consistent_hashing")
+        self.branches = {
+            name: make.counter(PREFIX + f"{name}_policy_branch", "Choices by reason", "branch")
+            for name in names
+        }
+        self.branches["cache_aware"] = make.counter(
+            OWN_PREFIX + "cache_aware_policy_branch", "Choices by reason", "branch"
+        )
+
+
+class DiscoveryFamilies:
+    """Workers that came and went."""
+
+    def __init__(self, make: Maker) -> None:
+        name = PREFIX + "discovery_"
+        self.registrations = make.counter(
+            name + "registrations", "Workers added", "source", "result"
+        )
+        self.deregistrations = make.counter(
+            name + "deregistrations", "Workers removed", "source", "reason"
+        )
+        self.sync = make.seconds(name + "sync_duration_seconds", "One look", "source")
+        self.workers = make.gauge(name + "workers_discovered", "Workers found", "source")
+
+
+class HistoryFamilies:
+    """The history of responses and conversations."""
+
+    def __init__(self, make: Maker) -> None:
+        name = PREFIX + "db_"
+        self.operations = make.counter(
+            name + "operations", "Operations", "storage_type", "operation", "result"
+        )
+        self.duration = make.seconds(
+            name + "operation_duration_seconds", "One operation", "storage_type", "operation"
+        )
+        self.connections = make.gauge(
+            name + "connections_active", "Open connections", "storage_type"
+        )
+        self.items = make.gauge(name + "items_stored", "Items stored", "storage_type")
+
+
+class Families:
+    """All of them."""
+
+    def __init__(self, buckets: Sequence[float] = ()) -> None:
+        self.registry = CollectorRegistry()
+        make = Maker(self.registry, buckets)
+        self.http = HttpFamilies(make)
+        self.router = RouterFamilies(make)
+        self.worker = WorkerFamilies(make)
+        self.policy = PolicyFamilies(make)
+        self.discovery = DiscoveryFamilies(make)
+        self.history = HistoryFamilies(make)

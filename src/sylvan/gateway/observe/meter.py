@@ -1,0 +1,111 @@
+"""Counts one request on its way through the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sylvan.gateway.errors import UpstreamError
+from sylvan.gateway.observe.families import Families, RouterFamilies
+from sylvan.protocol.journal import Totals
+from sylvan.utils.clock import Clock
+
+MAX_MODELS = 256
+"""Different names of models in labels; further ones count as `other`, since clients choose them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which way a request goes: the labels of most metrics."""
+
+    router_type: str
+    backend_type: str
+    connection_mode: str
+    model_id: str
+    endpoint: str
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Values, in the order of the labels."""
+        return (
+            self.router_type,
+            self.backend_type,
+            self.connection_mode,
+            self.model_id,
+            self.endpoint,
+        )
+
+
+class Meter:
+    """The times and counts of one request that is passed on."""
+
+    def __init__(self, families: Families, route: Route, clock: Clock, *, stream: bool) -> None:
+        self._families: RouterFamilies = families.router
+        self._labels = route.labels
+        self._router_type = route.router_type
+        self._clock = clock
+        self._began = clock()
+        self._first: float | None = None
+        self._families.requests.labels(*self._labels, str(stream).lower()).inc()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the request came."""
+        return self._clock() - self._began
+
+    def answered(self, status: int) -> None:
+        """A worker answered."""
+        self._families.upstream.labels(self._router_type, str(status)).inc()
+
+    def first_byte(self) -> None:
+        """The client is given the first byte."""
+        if self._first is None:
+            self._first = self._clock()
+            self._families.ttft.labels(*self._labels).observe(self._first - self._began)
+
+    def failed(self, error: Exception) -> None:
+        """The request failed."""
+        kind = error.kind if isinstance(error, UpstreamError) else type(error).__name__
+        self._families.errors.labels(*self._labels, kind).inc()
+
+    def continued(self) -> None:
+        """Another worker goes on with the stream."""
+        self._families.continued.inc()
+
+    def cut(self) -> None:
+        """Nobody goes on with the stream."""
+        self._families.cut.inc()
+
+    def done(self, totals: Totals) -> None:
+        """The last byte is out."""
+        now = self._clock()
+        families, labels = self._families, self._labels
+        families.duration.labels(*labels).observe(now - self._began)
+        for kind, count in (
+            ("input", totals.prompt_tokens),
+            ("output", totals.completion_tokens),
+            ("cached", totals.cached_tokens),
+        ):
+            if count:
+                families.tokens.labels(*labels, kind).inc(count)
+        if self._first is not None:
+            families.generation.labels(*labels).observe(now - self._first)
+            if totals.completion_tokens > 1:
+                tpot_s = (now - self._first) / (totals.completion_tokens - 1)
+                families.tpot.labels(*labels).observe(tpot_s)
+
+
+@dataclass(slots=True)
+class ModelNames:
+    """Names of models as labels: bounded, whatever clients send."""
+
+    known: set[str] = field(default_factory=set[str])
+
+    def label(self, model: str | None) -> str:
+        """The label of a model."""
+        if not model:
+            return "unknown"
+        if model not in self.known:
+            if len(self.known) >= MAX_MODELS:
+                return "other"
+            self.known.add(model)
+        return model

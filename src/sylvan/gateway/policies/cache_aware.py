@@ -1,0 +1,157 @@
+"""Where the prompt is cached, unless waiting there would cost more than computing it elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from random import Random
+
+from sylvan.config.route import RoutingConfig
+from sylvan.gateway.policies.api import (
+    BYTES_PER_TOKEN,
+    Outcome,
+    Placement,
+    PolicyParts,
+    RoutingPolicy,
+    RoutingRequest,
+)
+from sylvan.gateway.prefixes.tree import PAGE, PrefixTree
+from sylvan.gateway.workers.worker import Worker
+
+RUNNING_TOKENS = 64
+"""Tokens of prefill whose delay equals that of one more running request: what a worker is charged
+for each request that it has."""
+CACHE_THRESHOLD, ABS_THRESHOLD, REL_THRESHOLD = 0.3, 64, 1.5
+"""SGLang's defaults, for thresholds that are not given."""
+LEARNING_RATE = 0.02
+TIES = 8
+"""Of workers of equal cost so many are looked at for the smallest tree."""
+
+
+class CacheAware(RoutingPolicy):
+    """Sends a request where it costs least; keeps an approximate tree of what each worker holds.
+
+    The cost of a worker is, in tokens: those of prompts that it has yet to compute, those of this
+    prompt that it would have to, and `RUNNING_TOKENS` for each request that it runs. Since every
+    choice is of least cost, the costs of two workers differ by less than one prompt and one
+    request, whatever the trace; a cached prefix attracts what it saves and no more.
+
+    With any of the three thresholds given, SGLang's rule decides instead: the least loaded worker
+    if loads differ too much; else the one that holds most of the prompt, if that is enough; else
+    the one with the smallest tree.
+
+    Attributes:
+        tree: What each worker holds, by its id.
+    """
+
+    def __init__(self, config: RoutingConfig, rng: Random) -> None:
+        given = (
+            config.cache_threshold,
+            config.balance_abs_threshold,
+            config.balance_rel_threshold,
+        )
+        usual = (CACHE_THRESHOLD, ABS_THRESHOLD, REL_THRESHOLD)
+        share, gap, ratio = (d if v is None else v for v, d in zip(given, usual, strict=True))
+        self._thresholds = (float(share), float(gap), float(ratio))
+        self._choose = self._by_cost if given == (None, None, None) else self._by_thresholds
+        self._bytes_per_token = float(BYTES_PER_TOKEN)
+        self._rng = rng
+        self.tree = PrefixTree(config.max_tree_bytes)
+
+    def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
+        """See `RoutingPolicy.select`."""
+        found = self.tree.find(_salt(request.namespace) + request.prompt)
+        prompt = _Prompt(request, self.tree.matched(found), self._bytes_per_token)
+        placement = self._choose(workers, prompt)
+        self.tree.insert(found, placement.worker.id)
+        return placement
+
+    def completed(self, placement: Placement, request: RoutingRequest, outcome: Outcome) -> None:
+        """See `RoutingPolicy.completed`."""
+        if outcome.prompt_tokens and request.token_ids is None and request.prompt:
+            seen = len(request.prompt) / outcome.prompt_tokens
+            self._bytes_per_token += LEARNING_RATE * (seen - self._bytes_per_token)
+        capacity = placement.worker.found.capacity_tokens
+        if capacity:
+            limit = int(capacity * self._bytes_per_token)
+            self.tree.set_limit(placement.worker.id, limit)
+
+    def forget(self, worker: Worker) -> None:
+        """See `RoutingPolicy.forget`."""
+        self.tree.drop(worker.id)
+
+    def _by_cost(self, workers: Sequence[Worker], prompt: _Prompt) -> Placement:
+        least = math.inf
+        ties: list[Worker] = []
+        missing_of, matched = prompt.missing_of, prompt.matched
+        for worker in workers:
+            missing = missing_of(matched.get(worker.id, 0))
+            load = worker.num_running + worker.foreign_load
+            cost = (worker.queued_tokens + missing + RUNNING_TOKENS * load) * worker.cost
+            if cost < least:
+                least, ties = cost, [worker]
+            elif cost == least:
+                ties.append(worker)
+        if len(ties) > TIES:
+            ties = self._rng.sample(ties, TIES)
+        chosen = min(ties, key=lambda worker: self.tree.held_bytes(worker.id))
+        return prompt.place(chosen)
+
+    def _by_thresholds(self, workers: Sequence[Worker], prompt: _Prompt) -> Placement:
+        share, gap, ratio = self._thresholds
+        matched = prompt.matched
+        loads = [worker.weighted_load for worker in workers]
+        if max(loads) - min(loads) > gap and max(loads) > ratio * min(loads):
+            return prompt.place(workers[loads.index(min(loads))], "balanced")
+        best = max(workers, key=lambda w: (matched.get(w.id, 0), -w.weighted_load))
+        if prompt.share_of(best) > share:
+            return prompt.place(best)
+        return prompt.place(min(workers, key=lambda w: self.tree.held_bytes(w.id)), "miss")
+
+
+class _Prompt:
+    """A prompt, and what workers hold of it.
+
+    `matched` counts bytes, those of the salt included, for each worker that holds any.
+    """
+
+    def __init__(
+        self, request: RoutingRequest, matched: Mapping[str, int], bytes_per_token: float
+    ) -> None:
+        self.matched = matched
+        self._num_bytes = len(request.prompt)
+        if request.token_ids is not None:
+            bytes_per_token = self._num_bytes / max(1, len(request.token_ids))
+        self._bytes_per_token = bytes_per_token or BYTES_PER_TOKEN
+        self._missing: dict[int, int] = {}
+
+    def missing_of(self, matched_bytes: int) -> int:
+        """Tokens that are to be computed by who holds so many bytes; the last one always is."""
+        missing = self._missing.get(matched_bytes)
+        if missing is None:
+            left = self._num_bytes - max(0, matched_bytes - PAGE)
+            missing = max(1, int(left / self._bytes_per_token)) if self._num_bytes else 0
+            self._missing[matched_bytes] = missing
+        return missing
+
+    def share_of(self, worker: Worker) -> float:
+        """The share of the prompt that a worker holds."""
+        return max(0, self.matched.get(worker.id, 0) - PAGE) / max(1, self._num_bytes)
+
+    def place(self, worker: Worker, branch: str = "") -> Placement:
+        """Choose a worker."""
+        held = self.matched.get(worker.id, 0)
+        return Placement(
+            worker, self.missing_of(held), branch or ("hit" if held > PAGE else "miss")
+        )
+
+
+def _salt(namespace: str) -> bytes:
+    """One page that keeps namespaces apart."""
+    return blake2b(namespace.encode(), digest_size=PAGE).digest()
+
+
+def create(parts: PolicyParts) -> CacheAware:
+    """See `PolicyFactory`."""
+    return CacheAware(parts.config, parts.rng)

@@ -1,0 +1,46 @@
+"""The start of a prompt decides, unless that would overload a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.gateway.policies.api import (
+    BYTES_PER_TOKEN,
+    Placement,
+    PolicyParts,
+    RoutingPolicy,
+    RoutingRequest,
+)
+from sylvan.gateway.workers.ring import HashRing
+from sylvan.gateway.workers.worker import Worker
+
+
+class PrefixHash(RoutingPolicy):
+    """Consistent hashing with bounded loads (arXiv:1608.01350) over the first tokens of a prompt.
+
+    A worker whose load would exceed `load_factor` times the mean is passed over, so that one
+    popular prefix spreads over as many workers as it needs.
+    """
+
+    def __init__(self, ring: HashRing, prefix_tokens: int, load_factor: float) -> None:
+        self._ring = ring
+        self._prefix_bytes = prefix_tokens * BYTES_PER_TOKEN
+        self._load_factor = load_factor
+
+    def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
+        """See `RoutingPolicy.select`."""
+        able = {worker.id: worker for worker in workers}
+        total = sum(worker.weighted_load for worker in workers)
+        most = self._load_factor * (total + 1) / len(workers)
+        key = request.namespace.encode() + b"\0" + request.prompt[: self._prefix_bytes]
+        for turn, worker_id in enumerate(self._ring.walk(key)):
+            worker = able.get(worker_id)
+            if worker is not None and worker.weighted_load < most:
+                return Placement(worker, request.num_tokens, "passed_on" if turn else "own")
+        worker = min(workers, key=lambda worker: worker.weighted_load)
+        return Placement(worker, request.num_tokens, "overloaded")
+
+
+def create(parts: PolicyParts) -> PrefixHash:
+    """See `PolicyFactory`."""
+    return PrefixHash(parts.ring, parts.config.prefix_tokens, parts.config.load_factor)

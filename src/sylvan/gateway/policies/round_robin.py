@@ -1,0 +1,26 @@
+"""One worker after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.gateway.policies.api import Placement, PolicyParts, RoutingPolicy, RoutingRequest
+from sylvan.gateway.workers.worker import Worker
+
+
+class RoundRobin(RoutingPolicy):
+    """Cycles through the workers that are available."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
+        """See `RoutingPolicy.select`."""
+        worker = workers[self._turn % len(workers)]
+        self._turn += 1
+        return Placement(worker, request.num_tokens)
+
+
+def create(parts: PolicyParts) -> RoundRobin:
+    """See `PolicyFactory`."""
+    return RoundRobin()

@@ -1,0 +1,257 @@
+"""An approximate radix tree: which worker was given which prompts, within a bound of memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+PAGE = 16
+"""Bytes by which edges are cut; a prefix counts in whole pages."""
+NODE_BYTES = 450
+"""Memory of a node without its edge and tags, roughly."""
+TAG_BYTES = 230
+"""Memory of one tag with its place in a heap, roughly."""
+SLACK = 0.05
+"""Share of the bound that is made free at once when it is reached."""
+
+
+class _Node:
+    """A run of bytes that follows those of its parent.
+
+    `tags` has, for each worker that was given these bytes, the tick at which it last was. The
+    workers of a node are among those of its parent, and were given the parent's bytes no earlier.
+    """
+
+    __slots__ = ("children", "depth", "edge", "parent", "tags")
+
+    def __init__(self, edge: bytes, parent: _Node | None, depth: int) -> None:
+        self.edge = edge
+        self.parent = parent
+        self.depth = depth  # bytes from the root to the end of the edge
+        self.children: dict[bytes, _Node] = {}
+        self.tags: dict[str, int] = {}
+
+
+_Entry = tuple[int, int, int, _Node]
+"""Tick, negative depth, a number that makes it unique, node: the smallest is evicted first."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one worker holds: the bytes of its nodes, and for each node one entry, maybe outdated.
+
+    The tick of an entry is never later than that of the tag. So a node comes up before its parent.
+    """
+
+    num_bytes: int = 0
+    limit: int | None = None
+    heap: list[_Entry] = field(default_factory=list[_Entry])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a key leads in the tree; valid until the tree changes.
+
+    Attributes:
+        key: Its whole pages.
+        path: Nodes whose edges are part of the key.
+        length: Bytes of the key up to the end of the last of them.
+        partial: Node of which only the first bytes are part of the key.
+        partial_bytes: How many.
+    """
+
+    key: bytes
+    path: tuple[_Node, ...]
+    length: int
+    partial: _Node | None = None
+    partial_bytes: int = 0
+
+
+class PrefixTree:
+    """A radix tree over bytes, with the workers that hold each node.
+
+    What was used least recently goes first: of one worker when it holds more than its limit, of the
+    worker that holds most when the whole tree is too large.
+
+    Args:
+        max_bytes: Bound on the memory of the tree, as estimated.
+
+    Attributes:
+        num_bytes: Its memory, as estimated.
+        num_nodes: Its nodes, without the root.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._root = _Node(b"", None, 0)
+        self._held: dict[str, _Held] = {}
+        self._ticks = itertools.count(1)
+        self._numbers = itertools.count()
+        self.num_bytes = 0
+        self.num_nodes = 0
+
+    def held_bytes(self, worker: str) -> int:
+        """Bytes of prompts that a worker holds."""
+        held = self._held.get(worker)
+        return held.num_bytes if held else 0
+
+    def set_limit(self, worker: str, num_bytes: int | None) -> None:
+        """What a worker that holds something can hold at most; None: anything."""
+        held = self._held.get(worker)
+        if held is not None:
+            held.limit = num_bytes
+            self._trim(worker)
+
+    def find(self, key: bytes) -> Found:
+        """Follow a key as far as the tree knows it."""
+        key = key[: len(key) - len(key) % PAGE]
+        node, position = self._root, 0
+        path: list[_Node] = []
+        while True:
+            child = node.children.get(key[position : position + PAGE])
+            if child is None:
+                return Found(key, tuple(path), position)
+            if not key.startswith(child.edge, position):
+                return Found(key, tuple(path), position, child, _common(child.edge, key, position))
+            path.append(child)
+            position += len(child.edge)
+            node = child
+
+    def matched(self, found: Found) -> Mapping[str, int]:
+        """Bytes of the key that each worker holds; those that hold none are left out."""
+        lengths: dict[str, int] = {}
+        if found.partial is not None:
+            lengths = dict.fromkeys(found.partial.tags, found.length + found.partial_bytes)
+        for node in reversed(found.path):
+            if len(lengths) < len(node.tags):
+                depth = node.depth
+                for worker in node.tags:
+                    if worker not in lengths:
+                        lengths[worker] = depth
+        return lengths
+
+    def insert(self, found: Found, worker: str) -> None:
+        """A worker is given the key of `found`, which must be fresh."""
+        path = list(found.path)
+        if found.partial is not None:
+            path.append(self._split(found.partial, found.partial_bytes))
+        covered = path[-1].depth if path else 0
+        if covered < len(found.key):
+            path.append(self._leaf(path[-1] if path else self._root, found.key[covered:]))
+        tick = next(self._ticks)
+        held = self._held.setdefault(worker, _Held())
+        for node in path:
+            if worker not in node.tags:
+                held.num_bytes += len(node.edge)
+                self.num_bytes += TAG_BYTES
+                heappush(held.heap, (tick, -node.depth, next(self._numbers), node))
+            node.tags[worker] = tick
+        self._trim(worker)
+
+    def drop(self, worker: str) -> None:
+        """A worker holds nothing any more."""
+        held = self._held.pop(worker, None)
+        for *_, node in sorted(held.heap, key=lambda entry: entry[1]) if held else ():
+            self._untag(node, worker)
+
+    def _split(self, node: _Node, num_bytes: int) -> _Node:
+        """Cut the edge of a node in two; returns the upper one."""
+        parent = node.parent
+        assert parent is not None, "the root has no edge"
+        upper = _Node(node.edge[:num_bytes], parent, node.depth - len(node.edge) + num_bytes)
+        upper.tags = dict(node.tags)
+        parent.children[upper.edge[:PAGE]] = upper
+        node.edge, node.parent = node.edge[num_bytes:], upper
+        upper.children[node.edge[:PAGE]] = node
+        for worker, tick in upper.tags.items():
+            entry = (tick, -upper.depth, next(self._numbers), upper)
+            heappush(self._held[worker].heap, entry)
+        self.num_nodes += 1
+        self.num_bytes += NODE_BYTES + len(upper.tags) * TAG_BYTES
+        return upper
+
+    def _leaf(self, parent: _Node, edge: bytes) -> _Node:
+        node = _Node(edge, parent, parent.depth + len(edge))
+        parent.children[edge[:PAGE]] = node
+        self.num_nodes += 1
+        self.num_bytes += NODE_BYTES + len(edge)
+        return node
+
+    def _trim(self, worker: str) -> None:
+        held = self._held[worker]
+        if held.limit is not None and held.num_bytes > held.limit:
+            self._evict(worker, held.limit)
+        if self.num_bytes > self._max_bytes:
+            goal = int(self._max_bytes * (1 - SLACK))
+            while self.num_bytes > goal:
+                largest = max(self._held, key=lambda name: self._held[name].num_bytes)
+                self._evict(largest, int(self._held[largest].num_bytes * (1 - SLACK)) - 1)
+
+    def _evict(self, worker: str, goal: int) -> None:
+        held = self._held[worker]
+        while held.num_bytes > goal and held.heap:
+            tick, negative_depth, number, node = heappop(held.heap)
+            used = node.tags[worker]
+            if used != tick:
+                heappush(held.heap, (used, negative_depth, number, node))
+                continue
+            held.num_bytes -= len(node.edge)
+            self._untag(node, worker)
+
+    def _untag(self, node: _Node, worker: str) -> None:
+        """Children of the node do not have the tag any more."""
+        del node.tags[worker]
+        self.num_bytes -= TAG_BYTES
+        if node.tags:
+            return
+        assert node.parent is not None, "the root has no tags"
+        assert not node.children, "what holds a child holds its parent"
+        del node.parent.children[node.edge[:PAGE]]
+        self.num_nodes -= 1
+        self.num_bytes -= NODE_BYTES + len(node.edge)
+
+    def check(self) -> None:
+        """Assert what the docstrings of this module promise; for tests."""
+        nodes = list(_below(self._root))
+        assert len(nodes) == self.num_nodes
+        expected = sum(NODE_BYTES + len(n.edge) + TAG_BYTES * len(n.tags) for n in nodes)
+        assert self.num_bytes == expected
+        for node in nodes:
+            parent = node.parent
+            assert parent is not None
+            assert node.edge
+            assert len(node.edge) % PAGE == 0
+            assert parent.children[node.edge[:PAGE]] is node
+            assert node.depth == parent.depth + len(node.edge)
+            assert node.tags
+            for worker, tick in node.tags.items():
+                assert parent is self._root or parent.tags[worker] >= tick
+        for worker, held in self._held.items():
+            mine = [node for node in nodes if worker in node.tags]
+            assert held.num_bytes == sum(len(node.edge) for node in mine)
+            assert sorted(map(id, mine)) == sorted(id(entry[3]) for entry in held.heap)
+            assert all(entry[0] <= entry[3].tags[worker] for entry in held.heap)
+
+
+def _common(edge: bytes, key: bytes, position: int) -> int:
+    """Bytes, in whole pages, that an edge has in common with a key from a position on."""
+    low, high = 1, min(len(edge), len(key) - position) // PAGE
+    while low < high:
+        middle = (low + high + 1) // 2
+        if key.startswith(edge[: middle * PAGE], position):
+            low = middle
+        else:
+            high = middle - 1
+    return low * PAGE
+
+
+def _below(node: _Node) -> list[_Node]:
+    found: list[_Node] = []
+    stack = list(node.children.values())
+    while stack:
+        top = stack.pop()
+        found.append(top)
+        stack.extend(top.children.values())
+    return found

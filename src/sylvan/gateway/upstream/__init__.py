@@ -1,0 +1,1 @@
+"""How workers are spoken to over HTTP."""

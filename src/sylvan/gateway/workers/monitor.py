@@ -1,0 +1,39 @@
+"""How busy workers are with requests of others: asked at intervals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from sylvan.gateway.workers.probe import Reported
+from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.worker import Worker
+
+Ask = Callable[[Worker, float], Awaitable[Reported | None]]
+
+
+class LoadMonitor:
+    """Keeps `Worker.foreign_load`: what a worker reports beyond what this gateway gave it."""
+
+    def __init__(self, registry: Registry, ask: Ask, interval_s: float) -> None:
+        self._registry = registry
+        self._ask = ask
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        """Ask all workers again and again."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await asyncio.gather(*(self._look(worker) for worker in self._registry.workers))
+
+    async def _look(self, worker: Worker) -> None:
+        if not worker.is_healthy:
+            return
+        before = worker.num_running
+        reported = await self._ask(worker, self._interval_s)
+        if reported is None:
+            worker.foreign_load = 0
+            return
+        ours = max(before, worker.num_running)  # while it was asked some came and some went
+        worker.foreign_load = max(0, reported.num_reqs - ours)
+        worker.found.capacity_tokens = reported.capacity_tokens or worker.found.capacity_tokens

@@ -1,0 +1,194 @@
+"""All workers, by id, address, model and part in serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from sylvan.gateway.errors import NoWorkerError, UnknownModelError
+from sylvan.gateway.workers.ring import HashRing
+from sylvan.gateway.workers.spec import Connection, Kind
+from sylvan.gateway.workers.worker import Worker
+
+MAX_WORKERS = 4096
+
+Listener = Callable[[Worker], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Workers that can serve the same requests; made anew whenever one of them changes.
+
+    Attributes:
+        workers: All of them.
+        steady: Those that are available until they change.
+        shaky: Those of which the circuit breaker decides, by the time and by its trials.
+        best: Those of `steady` that are of the highest priority.
+    """
+
+    workers: Sequence[Worker]
+    steady: Sequence[Worker]
+    shaky: Sequence[Worker]
+    best: Sequence[Worker]
+
+    @classmethod
+    def of(cls, workers: Sequence[Worker]) -> _Group:
+        """Sort workers."""
+        able = [w for w in workers if w.is_healthy and not w.draining]
+        steady = [w for w in able if w.breaker.closed]
+        return cls(workers, steady, [w for w in able if not w.breaker.closed], _best(steady))
+
+
+def _best(workers: Sequence[Worker]) -> Sequence[Worker]:
+    highest = max((w.spec.priority for w in workers), default=0)
+    return [w for w in workers if w.spec.priority == highest]
+
+
+class Registry:
+    """Workers come by `add` and go by `remove`; whoever keeps something of theirs is told.
+
+    Attributes:
+        ring: All workers by id.
+        on_add: Told of each worker that was added.
+        on_remove: Told of each worker that was removed.
+    """
+
+    def __init__(self) -> None:
+        self.ring = HashRing()
+        self.on_add: list[Listener] = []
+        self.on_remove: list[Listener] = []
+        self._workers: dict[str, Worker] = {}
+        self._by_url: dict[str, Worker] = {}
+        self._groups: dict[tuple[str | None, Kind, Connection | None], _Group] = {}
+        self._sets: set[tuple[str, ...]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __contains__(self, worker: object) -> bool:
+        return isinstance(worker, Worker) and self._workers.get(worker.id) is worker
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """All of them, in the order in which they came."""
+        return tuple(self._workers.values())
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of all models that are served, each once."""
+        return tuple(dict.fromkeys(m for w in self._workers.values() for m in w.models))
+
+    def get(self, worker_id: str) -> Worker | None:
+        """The worker of that id."""
+        return self._workers.get(worker_id)
+
+    def by_url(self, url: str) -> Worker | None:
+        """The worker at that address."""
+        return self._by_url.get(url)
+
+    def add(self, worker: Worker) -> None:
+        """Route to a worker from now on, as soon as it is healthy."""
+        self._workers[worker.id] = worker
+        self._by_url[worker.url] = worker
+        self.ring.add(worker.id)
+        worker.on_change.append(self.changed)
+        self.changed(worker)
+        for listener in self.on_add:
+            listener(worker)
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker; what it still does is not interrupted."""
+        if self._workers.pop(worker.id, None) is None:
+            return
+        if self._by_url.get(worker.url) is worker:
+            del self._by_url[worker.url]
+        self.ring.remove(worker.id)
+        worker.on_change.remove(self.changed)
+        self.changed(worker)
+        for listener in self.on_remove:
+            listener(worker)
+
+    def changed(self, worker: Worker) -> None:
+        """A worker serves something else, or has become available or ceased to be."""
+        self._groups.clear()
+        self._sets = None
+
+    def has(self, kind: Kind, connection: Connection | None = None) -> bool:
+        """Whether there is a worker of that kind, available or not."""
+        return bool(self._group(None, kind, connection).workers)
+
+    def candidates(
+        self,
+        model: str | None,
+        kind: Kind = "regular",
+        connection: Connection | None = None,
+        *,
+        avoid: AbstractSet[str] = frozenset(),
+        continuing: bool = False,
+    ) -> Sequence[Worker]:
+        """Workers that may be given a request now: those of the highest priority that are free.
+
+        Args:
+            model: Name of the model; None: any.
+            kind: Part in serving.
+            connection: How they are spoken to; None: either way.
+            avoid: Ids of workers that are taken only if there are no others.
+            continuing: Only those that can go on with a stream of another.
+
+        Raises:
+            UnknownModelError: No worker serves the model, while several models are served.
+            NoWorkerError: None of those that serve it is available.
+        """
+        group = self._group(self.known_model(model), kind, connection)
+        if not avoid and not continuing and not group.shaky and group.best:
+            return group.best
+        able = [*group.steady, *(worker for worker in group.shaky if worker.breaker.allows)]
+        if continuing:
+            able = [worker for worker in able if worker.found.journals]
+        able = [worker for worker in able if worker.id not in avoid] or able
+        if not able:
+            raise NoWorkerError(self._why_none(model, kind, group.workers))
+        return _best(able)
+
+    def known_model(self, model: str | None) -> str | None:
+        """The name under which a model is served; None if any worker will do.
+
+        Raises:
+            UnknownModelError: Several models are served and this is none of them.
+        """
+        if self._sets is None:
+            self._sets = {w.models for w in self._workers.values() if w.models}
+        base = model.partition(":")[0] if model else None  # `base:adapter`
+        for name in (model, base):
+            if name and any(name in names for names in self._sets):
+                return name
+        if len(self._sets) <= 1:
+            return None
+        shown = ", ".join(sorted(self.models)[:20])
+        if not model:
+            message = f"model must be given; there are {shown}."
+            raise UnknownModelError(message, status=400)
+        raise UnknownModelError(f"The model {model[:200]!r} does not exist; there are {shown}.")
+
+    def _group(self, model: str | None, kind: Kind, connection: Connection | None) -> _Group:
+        key = (model, kind, connection)
+        group = self._groups.get(key)
+        if group is None:
+            able = [
+                worker
+                for worker in self._workers.values()
+                if worker.kind == kind
+                and connection in (None, worker.connection)
+                and (model is None or not worker.models or model in worker.models)
+            ]
+            group = self._groups[key] = _Group.of(able)
+        return group
+
+    def _why_none(self, model: str | None, kind: Kind, group: Sequence[Worker]) -> str:
+        what = f"{kind} worker" if kind != "regular" else "worker"
+        of = f" of model {model[:200]!r}" if model else ""
+        if not group:
+            return f"There is no {what}{of}."
+        healthy = sum(worker.is_healthy for worker in group)
+        return f"No {what}{of} is available: {healthy} of {len(group)} are healthy."

@@ -1,0 +1,185 @@
+"""Commands to an executor, which runs them between two steps: weights, memory, health.
+
+They are data: from the API process they reach the scheduler in a `Control`, and it hands them on to
+the executor, in this process, another one, or on each rank (see `core.wire`). Tensors travel as
+safetensors files, never as pickles: on a disk, in shared memory, or as bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+MemoryTag = Literal["weights", "kv_cache", "graphs"]
+MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache", "graphs")
+
+
+class DiskTensors(msgspec.Struct, frozen=True, tag="disk"):
+    """The checkpoint in a directory of the executor's machine."""
+
+    path: str
+    load_format: str = "auto"
+
+
+class BytesTensors(msgspec.Struct, frozen=True, tag="bytes"):
+    """A safetensors file as bytes."""
+
+    data: np.ndarray  # uint8 (n,)
+
+
+class SharedTensors(msgspec.Struct, frozen=True, tag="shared"):
+    """A safetensors file in POSIX shared memory of the executor's machine; it is only read.
+
+    `name` as `multiprocessing.shared_memory` gives it. The memory may be larger than the file.
+    """
+
+    name: str
+    num_bytes: int
+
+
+class GroupTensors(msgspec.Struct, frozen=True, tag="group"):
+    """Tensors that rank 0 of an update group broadcasts, one after another in this order.
+
+    With `flat` it broadcasts once: the bytes of all, one after another, as uint8.
+    """
+
+    group: str
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    flat: bool = False
+
+
+class SocketTensors(msgspec.Struct, frozen=True, tag="socket"):
+    """Safetensors files that a ZeroMQ REP socket of this machine gives when asked, one a message.
+
+    Each request is `next`; an empty answer ends the update.
+    """
+
+    address: str
+
+
+class NamedTensors(msgspec.Struct, frozen=True, tag="named"):
+    """All that `LoadWeights` has kept under a name."""
+
+    name: str
+
+
+TensorSource = (
+    DiskTensors | BytesTensors | SharedTensors | GroupTensors | SocketTensors | NamedTensors
+)
+
+
+class LoadWeights(msgspec.Struct, frozen=True, tag="load_weights"):
+    """Keep tensors beside the model under a name; those kept before under it stay, too."""
+
+    name: str
+    source: TensorSource
+
+
+class UnloadWeights(msgspec.Struct, frozen=True, tag="unload_weights"):
+    """Free what was kept under a name."""
+
+    name: str
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
+    """Replace weights of the model in place: all of those of the source, or none.
+
+    With `partial` it need not have all of the model's tensors. `version` is the new label of the
+    weights; None keeps the old one. With `flush` nothing that was computed with the old weights is
+    used any more: requests under way compute their KV again. With `abort` they end.
+    """
+
+    source: TensorSource
+    partial: bool = True
+    version: str | None = None
+    flush: bool = True
+    abort: bool = False
+
+
+class ReadWeights(msgspec.Struct, frozen=True, tag="read_weights"):
+    """The first rows of one tensor of the model, at most `most`."""
+
+    name: str
+    most: int = 100
+
+
+class HashWeights(msgspec.Struct, frozen=True, tag="hash_weights"):
+    """A checksum of each tensor of the model but those of `skip`."""
+
+    skip: tuple[str, ...] = ()
+
+
+class ReleaseMemory(msgspec.Struct, frozen=True, tag="release_memory"):
+    """Give memory back to the system until `ResumeMemory`. Nothing is computed meanwhile.
+
+    No tags: all that can be given.
+    """
+
+    tags: tuple[MemoryTag, ...] = ()
+
+
+class ResumeMemory(msgspec.Struct, frozen=True, tag="resume_memory"):
+    """Take memory again that was given back, and read weights again that came from a disk.
+
+    No tags: all that was given back.
+    """
+
+    tags: tuple[MemoryTag, ...] = ()
+
+
+class DescribeMemory(msgspec.Struct, frozen=True, tag="describe_memory"):
+    """Where the pages of each KV group lie, and how many bytes each tag has."""
+
+
+class CheckHealth(msgspec.Struct, frozen=True, tag="check_health"):
+    """Whether steps can be run, and if not, why."""
+
+
+class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
+    """Become rank `rank` of a process group from which weights will come."""
+
+    name: str
+    address: str
+    port: int
+    rank: int
+    world_size: int
+    backend: str = "gloo"
+    timeout_s: float = 60.0
+
+
+class LeaveGroup(msgspec.Struct, frozen=True, tag="leave_group"):
+    """Leave a process group."""
+
+    name: str
+
+
+ExecutorCommand = (
+    LoadWeights
+    | UnloadWeights
+    | UpdateWeights
+    | ReadWeights
+    | HashWeights
+    | ReleaseMemory
+    | ResumeMemory
+    | DescribeMemory
+    | CheckHealth
+    | JoinGroup
+    | LeaveGroup
+)
+
+
+class CommandResult(msgspec.Struct, frozen=True):
+    """What a command brought, JSON-like.
+
+    `error` says why it changed nothing, with the HTTP status that tells so. `blocked` says why no
+    step may run after it, if none may.
+    """
+
+    body: dict[str, Any] = {}
+    error: str = ""
+    status: int = 400
+    blocked: str = ""

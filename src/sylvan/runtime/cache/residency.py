@@ -1,0 +1,233 @@
+"""Lower tiers: memories that keep KV which the device has no room for.
+
+Eviction takes device pages at once and in the same order as without a tier. The leaves that are
+next to be evicted are written to the tiers ahead of time (`Residency.poll`), so that they lie in a
+lower place too by then. A slow or full tier therefore costs hits, but never delays a request, and
+device pages belong to the tree until they are evicted, whatever a tier does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sylvan.runtime.cache.eviction import EvictionPolicy
+from sylvan.runtime.cache.heap import StagedHeap
+from sylvan.runtime.cache.tree import NodeTree
+from sylvan.runtime.cache.types import Locator, Node, NodeParts, Place, Writing
+
+_SLACK = 1024  # dead entries tolerated before a rebuild
+
+
+class Tier(Protocol):
+    """Control side of one memory below the device; its own means move the KV."""
+
+    place: Place
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that it can take now."""
+        ...
+
+    def offer(self, number: int, node: Node, source: Place) -> Locator | None:
+        """Begin to write the KV of a node, as write `number`; None if the tier does not want it.
+
+        The tier reads from `source`: from `Node.pages`, `NodeParts.windows` and `NodeParts.state`
+        if that is the device, else from `NodeParts.lower[source]`. It reads after all steps that
+        were launched before, and reports the end to `poll` even if the source is given to others
+        meanwhile; what it wrote is dropped then.
+
+        Returns:
+            Where the tier will keep it. Pages of the first group are obligatory.
+        """
+        ...
+
+    def poll(self) -> Iterable[tuple[int, bool]]:
+        """Writes that ended since the last call, and whether they succeeded."""
+        ...
+
+    def drop(self, locator: Locator) -> None:
+        """Nobody needs this any more. Each page and state of a locator is dropped once."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TierPolicy:
+    """How lower tiers are used.
+
+    Attributes:
+        write_ahead_pages: Device pages, next to be evicted, that are to lie in a lower tier too. As
+            many as the device has: everything is written as soon as no request uses it.
+        min_load_tokens: Fewer tokens are computed rather than loaded; at least 1.
+    """
+
+    write_ahead_pages: int
+    min_load_tokens: int = 16
+
+
+class Residency:
+    """Keeps tiers filled, nearest first, and tells them what nobody needs any more."""
+
+    def __init__(
+        self,
+        nodes: NodeTree,
+        heap: StagedHeap,
+        eviction: EvictionPolicy,
+        tiers: Sequence[Tier],
+        write_ahead_pages: int,
+    ) -> None:
+        self._nodes, self._heap = nodes, heap
+        self._write_ahead_pages = write_ahead_pages
+        self._tiers = {tier.place: tier for tier in tiers}
+        self._next = dict(itertools.pairwise(self._tiers))  # the place below each
+        self._shelves = {place: _Shelf(eviction, place) for place in self._tiers}
+        self._writes: dict[int, Tier] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def places(self) -> Iterable[Place]:
+        """Of the tiers, nearest first."""
+        return self._tiers.keys()
+
+    def poll(self, completed: int) -> None:
+        """Take in writes that ended, and begin new ones.
+
+        Args:
+            completed: Last step whose results are known; KV of later ones is not written.
+        """
+        for tier in self._tiers.values():
+            for number, succeeded in tier.poll():
+                self._end_write(number, succeeded=succeeded)
+        self._write_ahead(completed)
+        self.collect()
+
+    def collect(self) -> None:
+        """Tell tiers what nobody needs any more."""
+        dropped = self._nodes.dropped
+        while dropped:
+            place, locator = dropped.pop()
+            self._tiers[place].drop(locator)
+
+    # ---- inside
+
+    def _write_ahead(self, completed: int) -> None:
+        heap, later = self._heap, list[Node]()
+        while heap.staged_pages < self._write_ahead_pages and (node := heap.pop_unstaged()):
+            parts = parts_of(node)
+            if parts.lower or parts.writing:
+                heap.stage(node, written=bool(parts.lower))
+            elif node.computed_at > completed:
+                later.append(node)
+            elif any(self._write(node, Place.DEVICE, tier) for tier in self._tiers.values()):
+                heap.stage(node, written=False)
+            else:
+                later.append(node)
+                break
+        for node in later:
+            heap.push(node)
+
+    def _write(self, node: Node, source: Place, tier: Tier) -> bool:
+        """Offer a node to a tier, after making room there."""
+        lacking = -(-len(node.tokens) // self._nodes.page_size) - tier.free_pages
+        if lacking > 0:
+            self._shed(tier.place, lacking)
+        number = next(self._numbers)
+        locator = tier.offer(number, node, source)
+        if locator is None:
+            return False
+        parts_of(node).writing[number] = Writing(locator, source)
+        self._nodes.writing[number] = [node]
+        self._writes[number] = tier
+        return True
+
+    def _end_write(self, number: int, *, succeeded: bool) -> None:
+        tier = self._writes.pop(number)
+        for node in self._nodes.writing.pop(number):
+            parts = parts_of(node)
+            write = parts.writing.pop(number)
+            for lost in write.lost:
+                tier.drop(lost)
+            gone = node.parent is None or tier.place in parts.lower
+            if gone or write.is_void or not succeeded:
+                tier.drop(write.locator)
+                continue
+            parts.lower[tier.place] = write.locator
+            self._shelves[tier.place].push(node)
+            self._heap.mark_written(node)
+            below = self._next.get(tier.place)
+            if below is not None and below not in parts.lower:
+                self._write(node, tier.place, self._tiers[below])
+
+    def _shed(self, place: Place, num_pages: int) -> None:
+        """Forget the least valuable nodes of a tier until so many pages are free there."""
+        shelf, passed = self._shelves[place], list[Node]()
+        while num_pages > 0 and (node := shelf.pop()):
+            if not _may_go(node, place):
+                passed.append(node)
+                continue
+            num_pages -= len(parts_of(node).lower[place].pages)
+            above = node.parent
+            self._nodes.forget_lower(node, place)
+            if above is not None:
+                shelf.push(above)
+        for node in passed:
+            shelf.push(node)
+        self.collect()
+
+
+class _Shelf:
+    """The nodes of one tier, least valuable first.
+
+    A node that lies there is on the shelf, or a node below it is.
+    """
+
+    def __init__(self, policy: EvictionPolicy, place: Place) -> None:
+        self._policy, self._place = policy, place
+        self._heap: list[tuple[Any, ...]] = []  # (*rank, number, node)
+        self._numbers = itertools.count(1)
+        self._live: dict[Node, int] = {}  # number of the live entry
+        self._rebuild_at = _SLACK
+
+    def push(self, node: Node) -> None:
+        """Add a node, if it lies there."""
+        if node.parts is None or self._place not in node.parts.lower:
+            return
+        number = self._live[node] = next(self._numbers)
+        heapq.heappush(self._heap, (*self._policy(node), number, node))
+        if len(self._heap) > self._rebuild_at:
+            self._heap = [e for e in self._heap if self._is_live(e[-1], e[-2])]
+            heapq.heapify(self._heap)
+            self._live = {entry[-1]: entry[-2] for entry in self._heap}
+            self._rebuild_at = 2 * len(self._heap) + _SLACK
+
+    def pop(self) -> Node | None:
+        """Remove the least valuable node."""
+        while self._heap:
+            *rank, number, node = heapq.heappop(self._heap)
+            if not self._is_live(node, number):
+                continue
+            del self._live[node]
+            if self._policy(node) <= tuple(rank):
+                return node
+            self.push(node)
+        return None
+
+    def _is_live(self, node: Node, number: int) -> bool:
+        """Whether this is the newest entry of a node that still lies there."""
+        if self._live.get(node) != number:
+            return False
+        return node.parent is not None and self._place in parts_of(node).lower
+
+
+def parts_of(node: Node) -> NodeParts:
+    """The parts of a node; in a tree with tiers all nodes have some."""
+    assert node.parts is not None
+    return node.parts
+
+
+def _may_go(node: Node, place: Place) -> bool:
+    """Whether a tier may forget a node: nothing that lies elsewhere needs it."""
+    return not parts_of(node).readers and (node.places != place or not node.children)

@@ -1,0 +1,334 @@
+"""The nodes of the prefix tree, and the accounts of their pages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Literal
+
+import numpy as np
+
+from sylvan.protocol.arrays import EMPTY_IDS, IntArray
+from sylvan.runtime.cache.components import Component
+from sylvan.runtime.cache.events import TreeEvent, event
+from sylvan.runtime.cache.ghosts import Ghosts
+from sylvan.runtime.cache.heap import Victims
+from sylvan.runtime.cache.matching import node_name, path_to
+from sylvan.runtime.cache.types import (
+    Locator,
+    Node,
+    NodeParts,
+    Place,
+    Writing,
+    below,
+    digests,
+    overlapping,
+)
+
+MAX_EVENTS = 100_000
+
+
+class NodeTree:
+    """Attaches, splits, shortens and locks nodes, and keeps count.
+
+    Invariants, checked in tests: a parent has at least as many locks as any child; a locked node is
+    never evicted; `evictable_pages` is the number of device pages of unlocked nodes; only leaves
+    end inside a page; siblings never share a whole page. With lower tiers: the ancestors of a node
+    that is on the device are too; each node lies somewhere.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        heap: Victims,
+        components: Sequence[Component] = (),
+        *,
+        num_windows: int = 0,
+        tiered: bool = False,
+    ) -> None:
+        """`heap`: chooses what is evicted next; `components`, those of window groups first."""
+        self.page_size = page_size
+        self.evictable_pages = 0
+        self.total_pages = 0
+        self.num_nodes = 0
+        self.roots: dict[str, Node] = {}
+        self.components = tuple(components)
+        self.tiered = tiered
+        self.heap = heap
+        self.ghosts = Ghosts()
+        self.dropped: list[tuple[Place, Locator]] = []  # what tiers may reuse; `Residency` takes it
+        self.writing: dict[int, list[Node]] = {}  # nodes that a write to a tier copies, by number
+        self._ordered = page_size > 1  # keep children sorted, to find hits inside a page
+        self._num_windows = num_windows
+        self._events: deque[TreeEvent] | None = None
+
+    # ---- structure
+
+    def attach(self, parent: Node, leaf: Node) -> None:
+        """Add a new leaf, whose pages are the tree's from now on."""
+        name = node_name(leaf, self.page_size)
+        assert name not in parent.children
+        if parent.parent is None:
+            self.roots[parent.namespace] = parent
+        parent.adopt(name, leaf, ordered=self._ordered)
+        if self._num_windows or self.tiered:
+            count = len(leaf.pages)
+            leaf.parts = NodeParts([np.zeros(count, np.int32) for _ in range(self._num_windows)])
+        if self.tiered:
+            self._count_child(parent, 1)
+        if not leaf.locks:
+            self.evictable_pages += len(leaf.pages)
+            self.heap.push(leaf)
+        self.total_pages += len(leaf.pages)
+        self.num_nodes += 1
+        if self._events is not None:
+            self._note("insert", leaf, leaf.tokens)
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut `node` in two at token `at`; return the upper half, which keeps its locks."""
+        parent, pages = node.parent, at // self.page_size
+        assert parent is not None
+        name = node_name(node, self.page_size)
+        upper = Node(
+            node.tokens[:at],
+            node.pages[:pages],
+            parent,
+            start=node.start,
+            media=overlapping(node.media, node.start, node.start + at),
+            namespace=node.namespace,
+            locks=node.locks,
+            last_used=node.last_used,
+            created=node.created,
+            hits=node.hits,
+            priority=node.priority,
+            computed_at=node.computed_at,
+        )
+        parent.children[name] = upper
+        node.tokens, node.pages, node.parent = node.tokens[at:], node.pages[pages:], upper
+        node.start += at
+        node.media = overlapping(node.media, node.start, node.stop)
+        upper.adopt(node_name(node, self.page_size), node, ordered=self._ordered)
+        self.num_nodes += 1
+        if node.parts is not None:
+            self._split_parts(upper, node, node.parts, pages)
+        return upper
+
+    def node_at(self, node: Node, stop: int) -> Node:
+        """The node above or at `node` that ends before position `stop`, split there if need be."""
+        while node.start >= stop and node.parent is not None:
+            node = node.parent
+        return node if node.stop == stop else self.split(node, stop - node.start)
+
+    def shorten(self, leaf: Node, count: int) -> IntArray:
+        """Take the last `count` device pages of an unlocked leaf; without any left it goes."""
+        if self.tiered:
+            return self._give_up(leaf, count)
+        keep = len(leaf.pages) - count
+        if not keep:
+            return self.remove(leaf)
+        cut = keep * self.page_size
+        self.evictable_pages -= count
+        self.total_pages -= count
+        tokens, pages = leaf.tokens, leaf.pages
+        self._forget(leaf, cut, int(tokens[cut - 1]))
+        if self.components:
+            self._leave(leaf, keep)
+        leaf.tokens, leaf.pages = tokens[:cut].copy(), pages[:keep].copy()
+        self.heap.push(leaf)
+        return pages[keep:]
+
+    def remove(self, node: Node) -> IntArray:
+        """Take an unlocked node out of the tree, and all below it; returns its device pages."""
+        above = node.parent
+        assert above is not None
+        pages = node.pages
+        self.evictable_pages -= len(pages)
+        self.total_pages -= len(pages)
+        name = self._forget(node, 0, int(above.tokens[-1]) if len(above.tokens) else -1)
+        if self.components:
+            self._leave(node, 0)
+        if self.tiered:
+            self._drop_below(node)
+            self._count_child(above, -1 if len(pages) else 0)
+        above.disown(name)
+        self.num_nodes -= 1
+        node.parent = None
+        if node.queued or self.tiered:
+            self.heap.forget(node)
+        if above.parent is not None:
+            self.heap.push(above)
+        elif not above.children:
+            del self.roots[above.namespace]
+        return pages
+
+    # ---- locks
+
+    def lock(self, node: Node) -> None:
+        """Protect the prefix ending at `node` from eviction."""
+        while (parent := node.parent) is not None:
+            if node.locks == 0:
+                self.evictable_pages -= len(node.pages)
+            node.locks += 1
+            node = parent
+
+    def lock_down(self, held: Node | None, node: Node) -> None:
+        """Let a lock that reaches down to `held` reach down to `node`."""
+        while held is not None and node is not held and node.parent is not None:
+            if node.locks == 0:
+                self.evictable_pages -= len(node.pages)
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`."""
+        while (parent := node.parent) is not None:
+            node.locks -= 1
+            if node.locks == 0:
+                self.evictable_pages += len(node.pages)
+                self.heap.push(node)
+            node = parent
+
+    def restore(self, locks: Mapping[Node, int]) -> int:
+        """Lock nodes as often as they should be, count anew, queue leaves; how many differed."""
+        wrong = self.evictable_pages = self.total_pages = 0
+        for node in below(self.roots.values()):
+            want = locks.get(node, 0)
+            is_leaf = not (want or node.children) and len(node.pages) > 0
+            wrong += node.locks != want or (is_leaf and not self.heap.holds(node))
+            node.locks = want
+            self.total_pages += len(node.pages)
+            if not node.locks:
+                self.evictable_pages += len(node.pages)
+                self.heap.push(node)
+        return wrong
+
+    # ---- lower tiers
+
+    def fill(self, node: Node, pages: IntArray, step: int | None = None) -> None:
+        """Give device pages to a node that has none; `step` computes them, or they were loaded."""
+        node.pages = pages.copy()
+        if step is not None:
+            node.computed_at = step
+        self.total_pages += len(pages)
+        assert node.parent is not None
+        self._count_child(node.parent, 1)
+        if not node.locks:
+            self.evictable_pages += len(pages)
+            self.heap.push(node)
+        if self._events is not None:
+            self._note("insert", node, node.tokens)
+
+    def demote(self, node: Node) -> IntArray:
+        """Take the device pages of an unlocked node that a lower tier has too."""
+        pages, above = node.pages, node.parent
+        assert above is not None
+        self.evictable_pages -= len(pages)
+        self.total_pages -= len(pages)
+        if self._events is not None:
+            self._note("evict", node, node.tokens)
+        self._leave(node, 0)
+        self._void_writes(node, Place.DEVICE)
+        node.pages = EMPTY_IDS
+        self.heap.forget(node)
+        self._count_child(above, -1)
+        if above.parent is not None:
+            self.heap.push(above)
+        return pages
+
+    def forget_lower(self, node: Node, place: Place) -> None:
+        """A node does not lie in that place any more; it goes if that was the last one."""
+        parts = node.parts
+        assert parts is not None
+        assert not parts.readers, "a load reads from there"
+        self.dropped.append((place, parts.lower.pop(place)))
+        self._void_writes(node, place)
+        if not node.places:
+            self.remove(node)
+
+    def forget_all_lower(self) -> None:
+        """Forget what lower tiers have of all nodes, except what loads in progress read."""
+        nodes = sorted(below(self.roots.values()), key=attrgetter("start"), reverse=True)
+        for node in nodes:
+            places = node.parts.lower if node.parts is not None and not node.parts.readers else ()
+            for place in tuple(places):
+                self.forget_lower(node, place)
+
+    # ---- followers
+
+    def record_events(self) -> None:
+        """Keep events from now on, the newest `MAX_EVENTS` of them."""
+        self._events = self._events or deque(maxlen=MAX_EVENTS)
+
+    def take_events(self) -> list[TreeEvent]:
+        """Events since the last call."""
+        events = list(self._events or ())
+        if self._events is not None:
+            self._events.clear()
+        return events
+
+    # ---- inside
+
+    def _give_up(self, leaf: Node, count: int) -> IntArray:
+        """Take the last `count` device pages of a leaf; what lower tiers have of it stays."""
+        keep = len(leaf.pages) - count
+        if keep:
+            self.split(leaf, keep * self.page_size)
+        return self.demote(leaf) if leaf.parts and leaf.parts.lower else self.remove(leaf)
+
+    def _leave(self, node: Node, keep: int) -> None:
+        """A node keeps only its first `keep` device pages."""
+        for component in self.components:
+            component.on_leave(node, keep)
+        if keep and node.parts is not None:
+            node.parts.windows = [pages[:keep].copy() for pages in node.parts.windows]
+
+    def _void_writes(self, node: Node, source: Place) -> None:
+        """What a node had in that place is given to others."""
+        for write in node.parts.writes_from(source) if node.parts else ():
+            write.is_void = True
+
+    def _drop_below(self, node: Node) -> None:
+        """Forget all that lower tiers have of a node that goes, and the nodes below it."""
+        for gone in (*below((node,)), node):
+            assert gone.parts is not None
+            self.dropped.extend(gone.parts.lower.items())
+            gone.parts.lower.clear()
+            if gone is not node:
+                gone.parent = None
+                self.num_nodes -= 1
+
+    def _split_parts(self, upper: Node, node: Node, parts: NodeParts, pages: int) -> None:
+        if not (self._num_windows or self.tiered):  # recurrent states only
+            return
+        upper.parts = own = NodeParts(readers=parts.readers)
+        own.on_device = int(len(node.pages) > 0)
+        for place, locator in parts.lower.items():
+            own.lower[place] = locator.split_off(pages)
+        for number, write in parts.writing.items():
+            locator = write.locator.split_off(pages)
+            own.writing[number] = Writing(locator, write.source, write.is_void)
+            self.writing[number].append(upper)
+        for component in self.components:
+            component.on_split(upper, node, pages)
+
+    def _count_child(self, parent: Node, change: int) -> None:
+        """A child of `parent` came to the device, or left it."""
+        if parent.parts is not None:
+            parent.parts.on_device += change
+
+    def _forget(self, node: Node, cut: int, before: int) -> bytes:
+        """Tokens of a node from `cut` on are lost; returns the name of their first page."""
+        gone, start = node.tokens[cut:], node.start + cut
+        if self._events is not None and len(node.pages):
+            self._note("evict", node, gone)
+        name = gone[: self.page_size].tobytes()
+        if node.media:
+            name += digests(node.media, start, start + self.page_size)
+        self.ghosts.note(node.namespace, start, before, name)
+        return name
+
+    def _note(self, kind: Literal["insert", "evict"], node: Node, tokens: IntArray) -> None:
+        if self._events is not None:
+            path = [*path_to(node)][::-1]
+            self._events.append(event(kind, path, node.stop - len(tokens)))

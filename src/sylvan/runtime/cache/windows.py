@@ -1,0 +1,290 @@
+"""Pages of layers that attend to a window of the last tokens only.
+
+A request holds the pages of its window and gives back those that it has passed. Nodes of the prefix
+tree keep window pages as long as nobody else needs the memory: a hit after L tokens needs those of
+the window before L, so pages that no hit at the end of a node needs are the first to go.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.audit import unowned
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.cache.matching import Segment, path_to
+from sylvan.runtime.cache.pages import PageAllocator
+from sylvan.runtime.cache.types import ABSENT, Node, NodeParts, Place, WindowTable
+
+
+class WindowPages:
+    """Owns the pages of one window group that are free or that nodes of the tree hold.
+
+    A page is free, or of one node, or of one request alone. Pages of nodes that running requests
+    read have a count of readers; the others are idle and may be taken at any time.
+    """
+
+    def __init__(self, group: KVGroup, index: int) -> None:
+        """`index`: among the window groups of the model."""
+        self.group, self.index = group, index
+        self.page_size = group.page_size
+        self.allocator = PageAllocator(group.num_pages, group.page_size)
+        self.num_cached = 0  # pages of nodes
+        self._num_readers = 0  # sum of all counts
+        self._readers = [0] * group.num_pages
+        self._owner: Any = np.empty(group.num_pages, np.object_)  # node that has a page, or None
+        self._entry = [0] * group.num_pages  # index of a node's page in its whole prefix
+        self._idle: OrderedDict[int, None] = OrderedDict()  # next to be taken first
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that can be had now."""
+        return self.allocator.free_pages + len(self._idle)
+
+    def make_free(self, count: int) -> bool:
+        """Take pages from nodes until `count` are free, if that can be."""
+        short = count - self.allocator.free_pages
+        if short <= 0:
+            return True
+        if short > len(self._idle):
+            return False
+        pages = [self._idle.popitem(last=False)[0] for _ in range(short)]
+        for page in pages:
+            node: Node = self._owner[page]
+            at = self._entry[page] - node.start // self.page_size
+            _windows(node)[self.index][at] = 0
+            for write in _parts(node).writes_from(Place.DEVICE):
+                write.lost.append(write.locator.take_window(self.index, at))
+        self._forget(np.array(pages, np.int32))
+        return True
+
+    # ---- requests
+
+    def borrow(self, node: Node, table: WindowTable, num_pages: int, cached: int) -> None:
+        """Fill the table of a request that goes on after `cached` tokens.
+
+        `num_pages` whole pages of them end at `node`. Entries that the tree lacks are 0.
+        """
+        table.pages = np.zeros(num_pages, np.int32)
+        table.first = min(self.group.first_page(cached), num_pages)
+        for owner, at, stop in self._spans(node, table.first, num_pages):
+            offset = owner.start // self.page_size
+            pages = _windows(owner)[self.index][at - offset : stop - offset]
+            table.pages[at:stop] = pages
+            self._hold(pages[pages != 0])
+
+    def num_new(self, held: int, count: int, computed: int) -> int:
+        """Pages that `extend` takes."""
+        stop = held + count
+        return stop - min(max(held, self.group.first_page(computed)), stop)
+
+    def extend(self, table: WindowTable, held: int, count: int, computed: int) -> None:
+        """Append `count` entries to `held` ones; those that nobody will read get no page.
+
+        `num_new` pages must be free.
+        """
+        stop = held + count
+        if stop > len(table.pages):
+            room = np.empty(max(stop, 2 * len(table.pages), 8), np.int32)
+            room[:held] = table.pages[:held]
+            table.pages = room
+        new = self.num_new(held, count, computed)
+        table.pages[held : stop - new] = 0
+        table.pages[stop - new : stop] = self.allocator.alloc(new)
+        if new < count:
+            table.first = stop - new
+
+    def advance(self, table: WindowTable, shared: int, held: int, computed: int) -> None:
+        """Give back what a request does not read any more once `computed` tokens are computed.
+
+        The first `shared` of its `held` entries are pages of nodes.
+        """
+        first, stop = table.first, min(self.group.first_page(computed), held)
+        if first >= stop:
+            return
+        middle = min(max(shared, first), stop)
+        self._let_go(table.pages[first:middle])
+        self.allocator.free(table.pages[middle:stop])
+        table.pages[first:stop] = 0
+        table.first = stop
+
+    def publish(self, node: Node, table: WindowTable, shared: int, stop: int) -> bool:
+        """Give entries [shared, stop) of a request to the nodes on the way to `node`.
+
+        Where a node has a page already, the request gets that one. Returns whether any entry
+        changed.
+        """
+        start = max(shared, table.first)
+        changed = False
+        for owner, at, end in self._spans(node, start, stop):
+            kept, doubles = self._give(owner, at, table.pages[at:end])
+            self._hold(kept)
+            table.pages[at:end] = kept
+            changed |= doubles
+        return changed
+
+    def fill(self, node: Node, entry: int, page: int, *, hold: bool) -> int:
+        """Give `page` to a node, as entry `entry` of its prefix; returns the one that it has then.
+
+        With `hold` a request reads that from now on.
+        """
+        kept, _ = self._give(node, entry, np.array([page], np.int32))
+        if hold:
+            self._hold(kept)
+        return int(kept[0])
+
+    def release(self, table: WindowTable, shared: int, held: int) -> None:
+        """A request is over; `shared` and `held` as in `advance`."""
+        middle = min(max(shared, table.first), held)
+        pages = table.pages[table.first : middle]
+        self._let_go(pages[pages != 0])
+        self.allocator.free(table.pages[max(middle, table.first) : held])
+        table.first = held
+
+    # ---- Component
+
+    def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
+        """See `Component.on_split`."""
+        whole = _windows(lower)[self.index]
+        moved = whole[:num_pages].copy()
+        _windows(upper).append(moved)
+        _windows(lower)[self.index] = whole[num_pages:].copy()
+        self._owner[moved[moved != 0]] = upper
+
+    def on_leave(self, node: Node, keep: int) -> None:
+        """See `Component.on_leave`."""
+        kept = _windows(node)[self.index]
+        gone = kept[keep:]
+        gone = gone[gone != 0]
+        kept[keep:] = 0
+        for page in gone.tolist():
+            del self._idle[page]  # a node without locks has no readers
+        self._forget(gone)
+
+    def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
+        """See `Component.longest`."""
+        size, total = self.page_size, limit // self.page_size
+        if not total:
+            return 0
+        there = self._present(path, lower=lower)[:total]
+        pages = np.arange(total)
+        last_missing = np.maximum.accumulate(np.where(there, -1, pages))
+        first_read = np.maximum(0, (pages + 1) * size - self.group.window + 1) // size
+        usable = np.flatnonzero(last_missing < first_read)
+        return (int(usable[-1]) + 1) * size if len(usable) else 0
+
+    def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
+        """See `Component.can_end`."""
+        if not _windows(tail)[self.index][page]:
+            return False
+        there = self._present(path, lower=False)
+        return bool(there[self.group.first_page(tokens) :].all())
+
+    # ---- audit
+
+    def repair(self, borrowed: Sequence[IntArray], owned: Sequence[IntArray]) -> tuple[int, int]:
+        """Compare with what requests borrow from nodes and what they own alone; undo differences.
+
+        Returns how many pages had no owner, and how many had a wrong number of readers. Cheap
+        unless the totals disagree.
+        """
+        held = sum(map(len, owned)) + self.num_cached + self.allocator.free_pages
+        agree = sum(map(len, borrowed)) == self._num_readers
+        if agree and held == self.allocator.num_pages:
+            return 0, 0
+        readers = np.zeros(len(self._readers), np.int32)
+        for pages in borrowed:
+            readers[pages] += 1
+        wrong = int((readers != self._readers).sum())
+        self._readers, self._num_readers = readers.tolist(), int(readers.sum())
+        cached = np.array([node is not None for node in self._owner], np.bool_)
+        for page in np.flatnonzero(cached).tolist():
+            if readers[page]:
+                self._idle.pop(page, None)
+            else:
+                self._idle.setdefault(page)
+        lost = unowned(self.allocator.free_mask() | cached, owned)
+        self.allocator.free(lost)
+        return len(lost), wrong
+
+    # ---- inside
+
+    def _hold(self, pages: IntArray) -> None:
+        """A request reads these pages of nodes."""
+        readers, idle = self._readers, self._idle
+        for page in pages.tolist():
+            if not readers[page]:
+                del idle[page]
+            readers[page] += 1
+        self._num_readers += len(pages)
+
+    def _let_go(self, pages: IntArray) -> None:
+        """Undo `_hold`."""
+        readers, idle = self._readers, self._idle
+        for page in pages.tolist():
+            readers[page] -= 1
+            if readers[page]:
+                continue
+            idle[page] = None
+            node: Node = self._owner[page]
+            if self._entry[page] < self.group.first_page(node.stop):
+                idle.move_to_end(page, last=False)  # no hit at the end of the node needs it
+        self._num_readers -= len(pages)
+
+    def _give(self, node: Node, entry: int, pages: IntArray) -> tuple[IntArray, bool]:
+        """Let `node` have those of `pages`, from entry `entry` of its prefix on, that it lacks.
+
+        Returns the pages that it has there then, and whether it had any before.
+        """
+        at = entry - node.start // self.page_size
+        kept = _windows(node)[self.index][at : at + len(pages)]
+        lacking = kept == 0
+        taken, doubles = pages[lacking], pages[~lacking]
+        kept[lacking] = taken
+        self._owner[taken] = node
+        for page, number in zip(taken.tolist(), np.flatnonzero(lacking).tolist(), strict=True):
+            self._entry[page] = entry + number
+            self._idle[page] = None
+        self.num_cached += len(taken)
+        self.allocator.free(doubles)
+        return kept, len(doubles) > 0
+
+    def _forget(self, pages: IntArray) -> None:
+        self._owner[pages] = None
+        self.num_cached -= len(pages)
+        self.allocator.free(pages)
+
+    def _spans(self, node: Node, start: int, stop: int) -> Iterator[tuple[Node, int, int]]:
+        """Nodes on the way to `node` with any of entries [start, stop), and which of them."""
+        for owner in path_to(node):
+            end = min(stop, -(-owner.stop // self.page_size))
+            if end <= start:
+                return
+            offset = owner.start // self.page_size
+            if offset < end:
+                yield owner, max(start, offset), end
+
+    def _present(self, path: Sequence[Segment], *, lower: bool) -> NDArray[np.bool_]:
+        """Which pages of a path there are."""
+        found: list[NDArray[np.bool_]] = [np.empty(0, np.bool_)]
+        for node, count in path:
+            there = _windows(node)[self.index][:count] != 0
+            for locator in _parts(node).lower.values() if lower else ():
+                if locator.windows:
+                    there |= locator.windows[self.index][:count] != ABSENT
+            found.append(there)
+        return np.concatenate(found)
+
+
+def _parts(node: Node) -> NodeParts:
+    assert node.parts is not None, "nodes of a model with windows have parts"
+    return node.parts
+
+
+def _windows(node: Node) -> list[IntArray]:
+    return _parts(node).windows

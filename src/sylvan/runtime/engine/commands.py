@@ -1,0 +1,110 @@
+"""The one path of commands to the executor: drain, run between steps, take effect, go on."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from sylvan.protocol.commands import (
+    MEMORY_TAGS,
+    CheckHealth,
+    CommandResult,
+    DescribeMemory,
+    ExecutorCommand,
+    JoinGroup,
+    LeaveGroup,
+    LoadWeights,
+    ReleaseMemory,
+    UnloadWeights,
+    UpdateWeights,
+)
+from sylvan.protocol.errors import CapacityError
+from sylvan.protocol.messages import Finish
+from sylvan.runtime.executor.api import Executor, PendingCommand
+from sylvan.runtime.sched.scheduler import Scheduler
+
+_ABORTED = Finish(type="abort", message="the weights were replaced", status=503)
+
+_BESIDE = (LoadWeights, UnloadWeights, JoinGroup, LeaveGroup, DescribeMemory, CheckHealth)
+"""Commands that touch nothing that steps read: these go on meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    number: int
+    command: ExecutorCommand
+    pending: PendingCommand
+
+
+class Commands:
+    """Runs commands one after another; the scheduler is paused for those that change something.
+
+    Args:
+        scheduler: Stopped and drained by the first command, and let go on after the last.
+        executor: Carries them out.
+
+    Attributes:
+        blocked: Why nothing may be computed after the last command; empty: it may.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self._scheduler, self._executor = scheduler, executor
+        self._waiting: deque[tuple[int, ExecutorCommand]] = deque()
+        self._running: _Running | None = None
+        self.blocked = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a command to carry out."""
+        return self._running is not None or bool(self._waiting)
+
+    @property
+    def stops_steps(self) -> bool:
+        """Whether no step may be launched now."""
+        return self._running is not None and not isinstance(self._running.command, _BESIDE)
+
+    def add(self, number: int, command: ExecutorCommand) -> None:
+        """Have a command carried out after those that came before."""
+        self._waiting.append((number, command))
+
+    def poll(self) -> tuple[int, ExecutorCommand, CommandResult] | None:
+        """Advance; returns the number of a command that is done, and what it brought."""
+        if self._running is None:
+            if not self._waiting:
+                return None
+            number, command = self._waiting.popleft()
+            try:
+                self._prepare(command)
+            except CapacityError as error:
+                return number, command, CommandResult(error=str(error), status=error.status)
+            self._running = _Running(number, command, self._executor.control(command))
+        if not self._running.pending.done():
+            return None
+        done, self._running = self._running, None
+        result = done.pending.wait()
+        self.blocked = result.blocked
+        if not result.error and isinstance(done.command, UpdateWeights):
+            self._take_effect(done.command)
+        return done.number, done.command, result
+
+    def _prepare(self, command: ExecutorCommand) -> None:
+        """Drain, and let go of what the command takes away."""
+        if isinstance(command, _BESIDE):
+            return
+        self._scheduler.pause("in_place")
+        flushes = isinstance(command, UpdateWeights) and command.flush
+        releases = isinstance(command, ReleaseMemory) and "kv_cache" in (
+            command.tags or MEMORY_TAGS
+        )
+        if (flushes or releases) and self._scheduler.holds_kv:
+            raise CapacityError("KV is being loaded or handed over; try again when that is done")
+        if releases:
+            self._scheduler.forget_kv()
+
+    def _take_effect(self, command: UpdateWeights) -> None:
+        """What was computed with the old weights has been sent on by now."""
+        if command.abort:
+            self._scheduler.abort_all(_ABORTED)
+            self._scheduler.flush_outputs()
+        if command.flush:
+            self._scheduler.forget_kv()

@@ -1,0 +1,207 @@
+"""Runs commands between steps: weights, memory, health. One for all backends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sylvan.kernels.api import Unsupported
+from sylvan.protocol.commands import (
+    MEMORY_TAGS,
+    CheckHealth,
+    CommandResult,
+    DescribeMemory,
+    DiskTensors,
+    ExecutorCommand,
+    HashWeights,
+    JoinGroup,
+    LeaveGroup,
+    LoadWeights,
+    MemoryTag,
+    ReadWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    UnloadWeights,
+    UpdateWeights,
+)
+from sylvan.protocol.errors import ConfigError, SylvanError
+from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.executor.sources import WeightSources
+from sylvan.runtime.executor.update_groups import UpdateGroups
+from sylvan.runtime.models.live import LiveWeights
+from sylvan.runtime.pool.occupation import Occupation
+
+logger = logging.getLogger(__name__)
+
+Body = dict[str, Any]
+"""Of a result; JSON-like."""
+
+
+class ExecutorControl:
+    """What may be done to an executor while no step of it runs.
+
+    Args:
+        weights: Of the model; or why they can neither be read nor replaced.
+        memory: What can be given back, by tag.
+        groups: Pages of KV.
+        loaded_from: Where the weights were read; None: they were made up.
+        on_release: Called when memory was given back.
+        on_resume: Called when all memory is there again, some of it perhaps elsewhere.
+    """
+
+    def __init__(
+        self,
+        weights: LiveWeights | str,
+        memory: Mapping[MemoryTag, Occupation],
+        groups: Sequence[PageMemory],
+        loaded_from: DiskTensors | None,
+        on_release: Callable[[], None] = lambda: None,
+        on_resume: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._weights, self._memory, self._groups = weights, dict(memory), groups
+        self._origin = loaded_from
+        self._on_release, self._on_resume = on_release, on_resume
+        self._update_groups = UpdateGroups()
+        size = memory["weights"].num_bytes if "weights" in memory else 0
+        self._sources = WeightSources(self._update_groups, 2 * size)
+        self._released: dict[MemoryTag, int] = {}
+        self._handlers: Mapping[type[ExecutorCommand], Callable[[Any], Body]] = {
+            LoadWeights: self._load,
+            UnloadWeights: self._unload,
+            UpdateWeights: self._update,
+            ReadWeights: self._read,
+            HashWeights: self._hash,
+            ReleaseMemory: self._release,
+            ResumeMemory: self._resume,
+            DescribeMemory: self._describe,
+            CheckHealth: self._health,
+            JoinGroup: self._join,
+            LeaveGroup: self._leave,
+        }
+
+    @property
+    def blocked(self) -> str | None:
+        """Why no step may run now; None: one may."""
+        if self._released:
+            return f"the memory of {', '.join(self._released)} was given back"
+        return self._weights.missing if isinstance(self._weights, LiveWeights) else None
+
+    def run(self, command: ExecutorCommand) -> CommandResult:
+        """Carry out a command; what is wrong with it is told by the result."""
+        error, status = "", 400
+        body: Body = {}
+        try:
+            body = self._handlers[type(command)](command)
+        except ConfigError as refused:
+            error = str(refused)
+        except (SylvanError, Unsupported, OSError, *FAILURES) as failed:
+            logger.exception("command %s failed", type(command).__name__)
+            error, status = str(failed) or type(failed).__name__, 500
+        return CommandResult(body, error, status, self.blocked or "")
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self._update_groups.close()
+
+    def _load(self, command: LoadWeights) -> Body:
+        return {"num_tensors": len(self._sources.keep(command.name, command.source).tensors)}
+
+    def _unload(self, command: UnloadWeights) -> Body:
+        return {"num_tensors": self._sources.drop(command.name)}
+
+    def _health(self, command: CheckHealth) -> Body:
+        return {"healthy": self.blocked is None, "reason": self.blocked or ""}
+
+    def _join(self, command: JoinGroup) -> Body:
+        self._update_groups.join(command)
+        return {}
+
+    def _leave(self, command: LeaveGroup) -> Body:
+        self._update_groups.leave(command.name)
+        return {}
+
+    # ---- weights
+
+    @property
+    def _live(self) -> LiveWeights:
+        if "weights" in self._released:
+            raise ConfigError("the memory of the weights was given back; resume it first")
+        if isinstance(self._weights, str):
+            raise ConfigError(self._weights)
+        return self._weights
+
+    def _update(self, command: UpdateWeights) -> Body:
+        live = self._live
+        files = self._sources.open(command.source)
+        whole = not command.partial
+        names = live.update(files, partial=command.partial)
+        named = isinstance(command.source, DiskTensors) and whole
+        self._origin = command.source if named else None
+        return {"num_tensors": len(names)}
+
+    def _read(self, command: ReadWeights) -> Body:
+        found = self._live.tensor(command.name)
+        values = found[: command.most].float().tolist()
+        return {"shape": list(found.shape), "values": values}
+
+    def _hash(self, command: HashWeights) -> Body:
+        return {"checksums": self._live.checksums(command.skip)}
+
+    # ---- memory
+
+    def _release(self, command: ReleaseMemory) -> Body:
+        tags = command.tags
+        self._check_tags(tags)
+        freed: dict[str, int] = {}
+        for tag in tags or tuple(self._memory):
+            if tag in self._released:
+                continue
+            freed[tag] = self._memory[tag].release()
+            self._released[tag] = freed[tag]
+            if tag == "weights" and isinstance(self._weights, LiveWeights):
+                self._weights.forget()
+        self._on_release()
+        return {"released_bytes": freed, "released": list(self._released)}
+
+    def _resume(self, command: ResumeMemory) -> Body:
+        tags = command.tags
+        self._check_tags(tags)
+        again: list[MemoryTag] = [tag for tag in self._released if not tags or tag in tags]
+        for tag in again:
+            if tag != "graphs":  # they follow once the memory that they name is there
+                self._memory[tag].resume()
+            del self._released[tag]
+        if "weights" in again and self._origin is not None:
+            try:
+                self._live.update(self._sources.open(self._origin), partial=False)
+            except ConfigError as error:
+                logger.warning("weights cannot be read again, they must be sent: %s", error)
+        if again and not self._released:
+            self._on_resume()
+        return {"resumed": again, "released": list(self._released)}
+
+    def _check_tags(self, tags: Sequence[MemoryTag]) -> None:
+        for tag in tags:
+            if tag not in self._memory:
+                there = ", ".join(t for t in MEMORY_TAGS if t in self._memory)
+                raise ConfigError(
+                    f"tags: this executor has no memory {tag!r} to give; it has {there}"
+                )
+
+    def _describe(self, command: DescribeMemory) -> Body:
+        groups = [
+            {
+                "num_pages": group.num_pages,
+                "page_size": group.page_size,
+                "page_bytes": group.page_bytes,
+                "regions": [
+                    {"address": r.address, "stride": r.stride, "num_bytes": r.num_bytes}
+                    for r in group.regions(0)
+                ],
+            }
+            for group in self._groups
+        ]
+        sizes = {tag: memory.num_bytes for tag, memory in self._memory.items()}
+        return {"kv_groups": groups, "num_bytes": sizes, "released": list(self._released)}

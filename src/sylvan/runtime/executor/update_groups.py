@@ -1,0 +1,155 @@
+"""Process groups of torch.distributed from which weights come: a trainer is rank 0 of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from sylvan.protocol.commands import GroupTensors, JoinGroup
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.in_memory import InMemory
+
+_BACKENDS = ("gloo",)
+
+
+class UpdateGroups:
+    """The groups that this process has joined, by name; each has connections of its own.
+
+    Both sides meet at `tcp://address:port`, where rank 0 keeps the store, under the group's name
+    (`PrefixStore`), so that a group needs no default process group and disturbs none.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[str, Any] = {}
+
+    def join(self, command: JoinGroup) -> None:
+        """Enter a group; blocks until all of its ranks have.
+
+        Raises:
+            ConfigError: the name is taken, the backend is not there, or the others did not come.
+        """
+        if command.name in self._groups:
+            raise ConfigError(f"group_name {command.name!r} is joined already")
+        if command.backend not in _BACKENDS:
+            raise ConfigError(
+                f"backend must be {' or '.join(_BACKENDS)} on this machine, not {command.backend!r}"
+            )
+        if not 0 < command.rank < command.world_size:
+            raise ConfigError(
+                f"rank_offset {command.rank} must be in 1..{command.world_size - 1}: rank 0 sends"
+            )
+        try:
+            self._groups[command.name] = make_group(
+                command.address,
+                command.port,
+                command.rank,
+                command.world_size,
+                command.name,
+                command.timeout_s,
+            )
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"group {command.name!r} at {command.address}:{command.port} did not form within "
+                f"{command.timeout_s:g} s: {reason}"
+            ) from error
+
+    def leave(self, name: str) -> None:
+        """Leave a group.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        self._group(name)
+        del self._groups[name]
+
+    def receive(self, source: GroupTensors, most_bytes: int) -> InMemory:
+        """Tensors that rank 0 broadcasts, in the order named.
+
+        Raises:
+            ConfigError: there is no such group or type, the lists differ in length, or rank 0 did
+                not send.
+        """
+        group = self._group(source.group)
+        if not len(source.names) == len(source.dtypes) == len(source.shapes):
+            raise ConfigError(
+                f"{len(source.names)} names, {len(source.dtypes)} dtypes and {len(source.shapes)} "
+                "shapes: there must be as many of each"
+            )
+        room = {
+            name: (_dtype(kind), shape)
+            for name, kind, shape in zip(source.names, source.dtypes, source.shapes, strict=True)
+        }
+        if len(room) < len(source.names):
+            raise ConfigError("names must differ from each other")
+        total = sum(math.prod(shape) * dtype.itemsize for dtype, shape in room.values())
+        if total > most_bytes or any(n < 0 for _, shape in room.values() for n in shape):
+            raise ConfigError(f"shapes of {total:,} bytes; at most {most_bytes:,}")
+        found = {name: torch.empty(shape, dtype=kind) for name, (kind, shape) in room.items()}
+        try:
+            if source.flat:
+                _broadcast_flat(group, found, total)
+            for tensor in () if source.flat else found.values():
+                broadcast(group, tensor)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"rank 0 of {source.group!r} did not send: {str(error).splitlines()[0]}"
+            ) from error
+        return InMemory(found)
+
+    def close(self) -> None:
+        """Leave all."""
+        self._groups.clear()
+
+    def _group(self, name: str) -> Any:
+        if name not in self._groups:
+            raise ConfigError(f"group_name {name!r} was not joined")
+        return self._groups[name]
+
+
+def make_group(
+    address: str, port: int, rank: int, world_size: int, name: str, timeout_s: float = 60.0
+) -> Any:
+    """A gloo process group beside all others of this process; rank 0 keeps the store.
+
+    Raises:
+        RuntimeError: the ranks did not meet in time.
+    """
+    # imported here: few servers are trained into
+    from torch.distributed import (
+        PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+        ProcessGroupGloo,
+        TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+    )
+
+    timeout = timedelta(seconds=timeout_s)
+    store = TCPStore(address, port, world_size, rank == 0, timeout, wait_for_workers=False)
+    return ProcessGroupGloo(PrefixStore(name, store), rank, world_size, timeout)
+
+
+def broadcast(group: Any, tensor: torch.Tensor) -> None:
+    """Send a tensor as rank 0, or receive it in place as another rank; blocks.
+
+    Raises:
+        RuntimeError: another rank was lost, or late.
+    """
+    group.broadcast(tensor, 0).wait()
+
+
+def _broadcast_flat(group: Any, tensors: Mapping[str, torch.Tensor], num_bytes: int) -> None:
+    whole = torch.empty(num_bytes, dtype=torch.uint8)
+    broadcast(group, whole)
+    parts = whole.split([tensor.numel() * tensor.itemsize for tensor in tensors.values()])
+    for tensor, part in zip(tensors.values(), parts, strict=True):
+        tensor.view(-1).view(torch.uint8).copy_(part)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(f"dtypes: there is no type {name!r}")
+    return found

@@ -1,0 +1,44 @@
+"""What the control half of grammars tells the worker half: data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from sylvan.runtime.features.grammar.api import CompiledGrammar
+
+
+class GrammarData(msgspec.Struct, frozen=True):
+    """A compiled grammar as `GrammarLoader.load` of `library` takes it.
+
+    `digest` names its content (`GrammarSpec.digest`).
+    """
+
+    digest: str
+    library: str
+    data: bytes
+
+
+class GrammarWork(msgspec.Struct, frozen=True):
+    """Changes of the requests with a grammar; `ended` come first.
+
+    A grammar is known as long as any request has it.
+
+    Attributes:
+        ended: Requests that need theirs no more.
+        grammars: Those that are not known yet.
+        requests: The digest of the grammar of each request that starts, by rid.
+    """
+
+    ended: tuple[str, ...] = ()
+    grammars: tuple[GrammarData, ...] = ()
+    requests: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGrammar:
+    """A compiled grammar that this process can use, and as it is sent to others."""
+
+    grammar: CompiledGrammar
+    data: GrammarData

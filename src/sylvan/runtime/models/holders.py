@@ -1,0 +1,175 @@
+"""Where the weights of a model that is served lie, and how they are read and written there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from sylvan.kernels.api import Unsupported
+from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+from sylvan.kernels.native.copies import Content, Form, WeightCopy, form_of
+from sylvan.runtime.models.checkpoint import Slot
+
+
+class Holder(Protocol):
+    """Keeps the contents of a parameter; a parameter may have several, of one kind or another."""
+
+    @property
+    def form(self) -> Form:
+        """How its numbers are kept."""
+        ...
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The memory, as tensors over it."""
+        ...
+
+    def read(self) -> Content | None:
+        """See `WeightCopy.read`."""
+        ...
+
+    def write(self, content: Content) -> None:
+        """See `WeightCopy.write`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHolder:
+    """A tensor that PyTorch computes with."""
+
+    tensor: torch.Tensor
+
+    @property
+    def form(self) -> Form:
+        """See `Holder.form`."""
+        return Form()
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See `Holder.tensors`."""
+        return (self.tensor.detach(),)
+
+    def read(self) -> Content | None:
+        """See `Holder.read`."""
+        return self.tensor.detach().to("cpu", copy=True)
+
+    def write(self, content: Content) -> None:
+        """See `Holder.write`."""
+        if not isinstance(content, torch.Tensor) or content.shape != self.tensor.shape:
+            raise Unsupported(f"contents of another shape than {list(self.tensor.shape)}")
+        self.tensor.detach().copy_(content)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedHolder:
+    """A quantised matrix that PyTorch computes with."""
+
+    weight: Int8Weight | Int4Weight
+
+    @property
+    def form(self) -> Form:
+        """See `Holder.form`."""
+        return form_of(self.weight)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See `Holder.tensors`."""
+        return self.weight.q, self.weight.scale
+
+    def read(self) -> Content | None:
+        """See `Holder.read`."""
+        return _quantised(self.form, self.weight.q.clone(), self.weight.scale.clone())
+
+    def write(self, content: Content) -> None:
+        """See `Holder.write`."""
+        if isinstance(content, torch.Tensor) or form_of(content) != self.form:
+            raise Unsupported(f"contents that are not {self.form}")
+        self.weight.q.copy_(content.q)
+        self.weight.scale.copy_(content.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyHolder:
+    """A copy in the memory of a native program."""
+
+    copy: WeightCopy
+
+    @property
+    def form(self) -> Form:
+        """See `Holder.form`."""
+        return self.copy.form
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See `Holder.tensors`."""
+        return tuple(torch.from_numpy(part) for part in self.copy.memory)
+
+    def read(self) -> Content | None:
+        """See `Holder.read`."""
+        return self.copy.read()
+
+    def write(self, content: Content) -> None:
+        """See `Holder.write`."""
+        self.copy.write(content)
+
+
+class ParameterNames:
+    """Tells which parameter of a model an object is; made before any of them is packed."""
+
+    def __init__(self, model: nn.Module, slots: Iterable[Slot]) -> None:
+        self._slots = list(slots)
+        self._kept = {slot.name: _attribute(model, slot) for slot in self._slots}
+        self._names = {id(value): name for name, value in self._kept.items() if value is not None}
+
+    def of(self, source: object) -> str | None:
+        """The parameter that `source` is or stands for; None: it is none."""
+        if isinstance(source, DeferredWeight):
+            return source.key
+        return self._names.get(id(source))
+
+    def holders(
+        self, model: nn.Module, copies: Sequence[WeightCopy]
+    ) -> Mapping[str, tuple[Holder, ...]]:
+        """Everything that keeps contents of each parameter of `model` as it is run now."""
+        found: dict[str, list[Holder]] = {slot.name: [] for slot in self._slots}
+        for copy in copies:
+            if (name := self.of(copy.source)) in found:
+                found[name].append(CopyHolder(copy))
+        for slot in self._slots:
+            for value in (self._kept[slot.name], _attribute(model, slot)):
+                holder = _holder(value)
+                if holder is not None and not any(_same(holder, h) for h in found[slot.name]):
+                    found[slot.name].append(holder)
+        return {name: tuple(holders) for name, holders in found.items()}
+
+
+def _attribute(model: nn.Module, slot: Slot) -> object:
+    """What the model has by the name of a parameter; None where a layer was replaced."""
+    path, _, attribute = slot.name.rpartition(".")
+    try:
+        return getattr(model.get_submodule(path), attribute)
+    except AttributeError:
+        return None
+
+
+def _holder(value: object) -> Holder | None:
+    """For what has contents of its own."""
+    if isinstance(value, Int8Weight | Int4Weight):
+        there = value.q.numel() > 0 and value.q.untyped_storage().nbytes() > 0
+        return QuantisedHolder(value) if there else None
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        return None
+    return TensorHolder(value) if value.untyped_storage().nbytes() else None
+
+
+def _same(one: Holder, other: Holder) -> bool:
+    places = ({t.data_ptr() for t in holder.tensors} for holder in (one, other))
+    return next(places) == next(places)
+
+
+def _quantised(form: Form, q: torch.Tensor, scale: torch.Tensor) -> Int8Weight | Int4Weight:
+    return Int8Weight(q, scale) if form.kind == "int8" else Int4Weight(q, scale, form.group)

@@ -1,0 +1,102 @@
+"""How requests end: finished, aborted or refused, and when their memory goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import Finish, TokenOutput
+from sylvan.runtime.core.req import Phase, Req
+from sylvan.runtime.sched.capability import Hooks
+from sylvan.runtime.sched.outputs import buffered_outputs, output, refusal, text_may_end_earlier
+from sylvan.runtime.sched.phases import RequestTable
+from sylvan.runtime.sched.planner import Planner
+from sylvan.runtime.sched.statistics import Statistics
+from sylvan.utils.clock import Clock
+
+
+class Lifecycle:
+    """Moves requests to their last phases, and collects what their clients are to be told.
+
+    Attributes:
+        outbox: Outputs that were not emitted yet.
+    """
+
+    def __init__(
+        self,
+        requests: RequestTable,
+        planner: Planner,
+        hooks: Hooks,
+        statistics: Statistics,
+        clock: Clock,
+    ) -> None:
+        self.outbox: list[TokenOutput] = []
+        self._requests, self._planner, self._hooks = requests, planner, hooks
+        self._statistics, self._clock = statistics, clock
+        self._ended: list[str] = []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether requests ended that the executor does not know of yet."""
+        return bool(self._ended)
+
+    def take_ended(self) -> tuple[str, ...]:
+        """Requests that ended since the last call: the executor is to forget them."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def flush(self, emit: Callable[[Sequence[TokenOutput]], None]) -> None:
+        """Emit the outputs collected so far."""
+        if self.outbox:
+            outputs, self.outbox = self.outbox, []
+            emit(outputs)
+
+    def collect_buffered(self) -> None:
+        """Put the buffered tokens of unfinished requests into the outbox."""
+        self.outbox += buffered_outputs(self._requests.all_live())
+
+    def finish(self, req: Req, finish: Finish) -> None:
+        """`req` has its last token; its memory goes once nothing needs it."""
+        req.finish = finish
+        self._requests.end(req)
+        self._ended.append(req.rid)
+        self._statistics.on_finish(req, self._clock())
+        self._hooks.on_finish(req)
+        if text_may_end_earlier(req) and req.phase is not Phase.LOADING:
+            self._requests.move(req, Phase.CLOSING)
+        else:
+            self.free(req)
+
+    def abort(self, rid: str, finish: Finish) -> None:
+        """End a request in whatever phase it is; unknown rids are ignored."""
+        if req := self._requests.live(rid):
+            self.finish(req, finish)
+            self.outbox.append(output(req, self._clock()))
+        if req := self._requests.closing.get(rid):
+            self.free(req)
+
+    def abort_all(self, finish: Finish) -> None:
+        """End all requests that have not ended yet."""
+        for req in (*self._requests.all_live(), *self._requests.closing.values()):
+            self.abort(req.rid, finish)
+
+    def refuse(self, req: Req, error: RequestError) -> None:
+        """A capability refused a request amid its tokens, which are still to be told."""
+        self.finish(req, refusal(error))
+
+    def forget(self, rids: Sequence[str]) -> None:
+        """The executor is to forget these requests, which start anew."""
+        self._ended += rids
+
+    def free(self, req: Req) -> None:
+        """Give back the memory of a request that has ended, unless a capability holds it."""
+        if req.kv is not None and self._hooks.holds(req):
+            self._requests.move(req, Phase.HELD)
+        else:
+            self.end(req)
+
+    def end(self, req: Req) -> None:
+        """Give back everything."""
+        self._requests.move(req, Phase.ENDED)
+        if req.kv is not None:
+            self._planner.drop(req)

@@ -1,0 +1,157 @@
+"""The steps that were launched and whose results are not in."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from sylvan.protocol.errors import DeviceMemoryError, ExecutorError, RequestError
+from sylvan.protocol.messages import Finish
+from sylvan.protocol.requests import EmbedRequest
+from sylvan.runtime.core.req import Batch, Req, Slice
+from sylvan.runtime.core.step import SliceOutput, StepResult
+from sylvan.runtime.executor.api import Pending
+from sylvan.runtime.sched.capability import Hooks
+from sylvan.runtime.sched.lifecycle import Lifecycle
+from sylvan.runtime.sched.limits import Parts
+from sylvan.runtime.sched.outputs import accept_plain, finish_reason, head, output, unchosen
+from sylvan.runtime.sched.plan_builder import PlanBuilder
+from sylvan.runtime.sched.planner import Planner
+from sylvan.runtime.sched.shortage import take_back
+from sylvan.runtime.sched.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """Launches batches as step plans, and takes in results in the same order."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        hooks: Hooks,
+        planner: Planner,
+        lifecycle: Lifecycle,
+        statistics: Statistics,
+    ) -> None:
+        self._executor, self._cache, self._clock = parts.executor, parts.cache, parts.clock
+        self._hooks, self._planner = hooks, planner
+        self._lifecycle, self._statistics = lifecycle, statistics
+        self._builder = PlanBuilder(parts.executor.caps.max_running_reqs)
+        self._inflight: deque[tuple[Batch, Pending]] = deque()
+
+    def __len__(self) -> int:
+        """Steps in flight."""
+        return len(self._inflight)
+
+    def launch(self, batch: Batch) -> None:
+        """Start a step."""
+        plan = self._builder.build(batch, self._hooks.plan_work(batch))
+        self._hooks.on_plan(plan)
+        self._inflight.append((batch, self._executor.launch(plan)))
+
+    def complete_oldest(self) -> bool:
+        """Take in the result of the oldest step in flight; whether it computed anything."""
+        batch, pending = self._inflight.popleft()
+        try:
+            result = pending.wait()
+        except ExecutorError as error:
+            self._hooks.on_completed(error)
+            self._fail(batch, error)
+            return True
+        self._hooks.on_completed(result)
+        now = self._clock()
+        self._hooks.on_result(batch, result)
+        self._accept_all(batch.slices, result, now)
+        self._planner.step_size.on_step()
+        return bool(batch.slices)
+
+    # ---- inside
+
+    def _fail(self, batch: Batch, error: ExecutorError) -> None:
+        """The KV of a failed step cannot be trusted, nor what was shared of it."""
+        if isinstance(error, DeviceMemoryError) and self._planner.step_size.shrink(batch):
+            logger.warning("a step did not fit; smaller ones follow: %s", error)
+            later = [launched for launched, _ in self._inflight]
+            self._lifecycle.forget(take_back(batch, later, self._planner.retract))
+        else:
+            logger.error("step failed; its requests are ended", exc_info=error)
+            for piece in batch.slices:
+                piece.req.pending -= piece.samples
+                piece.req.computed = 0
+                reason = Finish(type="abort", message=str(error), status=500)
+                self._lifecycle.abort(piece.req.rid, reason)
+        self._cache.clear()
+
+    def _accept_all(self, pieces: Sequence[Slice], result: StepResult, now: float) -> None:
+        if self._hooks.follows_tokens:
+            left = [*zip(pieces, result.outputs, strict=True)]
+        else:
+            left = accept_plain(pieces, result, self._lifecycle.outbox)
+            self._statistics.generated += len(pieces) - len(left)
+        for piece, out in left:
+            self._accept(piece, out, now)
+
+    def _accept(self, piece: Slice, out: SliceOutput, now: float) -> None:
+        """Take in what one slice brought."""
+        req = piece.req
+        if piece.samples:
+            req.pending -= 1
+        if piece.draft and req.kv:  # rejected guesses have no place in the cache
+            guesses, accepted = len(piece.draft.tokens), out.num_accepted
+            req.computed -= guesses - accepted
+            self._statistics.on_verified(req, guesses, accepted)
+        if req.finish:
+            return  # it ended while this was in flight
+        if out.error:
+            reason = Finish(type="abort", message=out.error, status=out.status)
+            self._lifecycle.abort(req.rid, reason)
+            return
+        if not piece.samples:
+            return  # a chunk that is not the last
+        if not req.first_token_s:
+            req.first_token_s = now
+            self._statistics.cached += req.cached_tokens
+        if isinstance(req.request, EmbedRequest):
+            fields = self._hooks.output_fields(req)
+            self._lifecycle.finish(req, Finish(type="stop"))
+            self._lifecycle.outbox.append(output(req, now, **fields))
+        else:
+            if len(out.token_ids) > 1 and not piece.draft:
+                self._void_later_samples(req)
+            self._accept_tokens(req, out, now)
+
+    def _accept_tokens(self, req: Req, out: SliceOutput, now: float) -> None:
+        tokens, finish = out.token_ids, Finish(type="stop") if out.ended else None
+        only_prefill = req.max_tokens == req.prompt_len
+        if only_prefill:  # what may follow is told, no token is given out
+            tokens, finish = (), Finish(type="length", length=0)
+        for count, token in enumerate(tokens, 1):
+            req.tokens.append(token)
+            if found := finish_reason(req, token):
+                tokens, finish = tokens[:count], found
+                break
+        self._statistics.generated += len(tokens)
+        if self._hooks.follows_tokens:
+            try:
+                self._hooks.on_tokens(req, tokens)
+            except RequestError as error:  # it ends alone
+                self._lifecycle.refuse(req, error)
+        fields = self._hooks.output_fields(req) if self._hooks.adds_output_fields else {}
+        if finish and not req.finish:
+            self._lifecycle.finish(req, finish)
+        if req.finish or fields or req.tokens.length >= req.emit_at:
+            found = out.logprobs
+            logprobs = unchosen(found) if only_prefill else head(found, len(tokens))
+            self._lifecycle.outbox.append(output(req, now, logprobs=logprobs, **fields))
+
+    def _void_later_samples(self, req: Req) -> None:
+        """What steps in flight sample after the first of several tokens is void."""
+        for batch, _ in self._inflight:
+            for piece in batch.slices:
+                if piece.req is req and piece.samples:
+                    piece.samples = False
+                    req.pending -= 1
+        req.computed = min(req.computed, req.tokens.length + 1)
+        self._builder.look_again()

@@ -1,0 +1,165 @@
+"""What surrounds every method: credentials, the message, deadlines, errors."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from starlette.datastructures import Headers
+
+from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.keyring import Tenant
+from sylvan.runtime.server.security import Gate, Level, Refusal
+from sylvan.runtime.server.tickets import trusts_gateway
+
+logger = logging.getLogger(__name__)
+
+TENANT_KEY = "x-sylvan-tenant"
+"""Metadata in which a gateway names the tenant that it calls for."""
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+Rpc = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RpcCall:
+    """One call of a method.
+
+    Attributes:
+        message: What was sent, parsed.
+        tenant: Who calls.
+        deadline_s: Seconds that the client waits; None: it did not say.
+        context: The server's parts.
+    """
+
+    message: Any
+    tenant: Tenant
+    deadline_s: float | None
+    context: Context
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a service: `unary` answers one message, `stream` many."""
+
+    name: str
+    request: type[Message]
+    unary: Callable[[RpcCall], Awaitable[Message]] | None = None
+    stream: Callable[[RpcCall], AsyncGenerator[Message, None]] | None = None
+    level: Level = Level.NORMAL
+    budgeted: bool = False
+
+
+class Caller:
+    """Runs methods for clients.
+
+    Messages are parsed here rather than by the library, which calls a malformed one an internal
+    error.
+    """
+
+    def __init__(self, context: Context, gate: Gate, path: str) -> None:
+        self._context = context
+        self._gate = gate
+        self._path = path
+
+    def handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+        """The method as the library calls it."""
+        if method.stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._streaming(method))
+        return grpc.unary_unary_rpc_method_handler(self._unary(method))
+
+    def _unary(self, method: Method) -> Callable[[bytes, Rpc], Awaitable[bytes]]:
+        assert method.unary is not None, "checked by the caller"
+        answer = method.unary
+
+        async def handle(data: bytes, rpc: Rpc) -> bytes:
+            try:
+                reply = await answer(self._call(method, data, rpc))
+                self._count(method, 200)
+                return reply.SerializeToString()
+            except Exception as error:
+                await self._fail(method, rpc, error)
+
+        return handle
+
+    def _streaming(self, method: Method) -> Callable[[bytes, Rpc], AsyncIterator[bytes]]:
+        assert method.stream is not None, "checked by the caller"
+        answer = method.stream
+
+        async def handle(data: bytes, rpc: Rpc) -> AsyncGenerator[bytes, None]:
+            try:
+                async with aclosing(answer(self._call(method, data, rpc))) as replies:
+                    async for reply in replies:
+                        yield reply.SerializeToString()
+                self._count(method, 200)
+            except Exception as error:
+                await self._fail(method, rpc, error)
+
+        return handle
+
+    def _call(self, method: Method, data: bytes, rpc: Rpc) -> RpcCall:
+        """Check a call.
+
+        Raises:
+            RequestError: It is malformed, or not allowed.
+            CapacityError: Its tenant has had enough for now.
+        """
+        pairs = rpc.invocation_metadata() or ()
+        raw = [(k.encode(), v.encode("latin-1", "replace")) for k, v in pairs if isinstance(v, str)]
+        headers = Headers(raw=raw)
+        tenant = self._gate.check(method.level, headers)
+        if isinstance(tenant, Refusal):
+            raise RequestError(tenant.message, status=tenant.status)
+        named = headers.get(TENANT_KEY)
+        if named and trusts_gateway(self._context.settings, self._gate, headers):
+            tenant = Tenant(name=named)
+        if method.budgeted:
+            self._context.keyring.admit(tenant)
+        message = method.request()
+        try:
+            message.ParseFromString(data)
+        except (DecodeError, ValueError) as error:
+            raise RequestError(f"The message is no {method.request.__name__}.") from error
+        left_s = rpc.time_remaining()
+        if left_s is not None and (left_s <= 0 or math.isinf(left_s)):
+            left_s = None if left_s > 0 else 0.001
+        return RpcCall(message, tenant, left_s, self._context)
+
+    def _count(self, method: Method, status: int) -> None:
+        self._context.accounts.called(f"{self._path}/{method.name}", "GRPC", status)
+
+    async def _fail(self, method: Method, rpc: Rpc, error: Exception) -> NoReturn:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        status = status_of(error)
+        self._count(method, status)
+        if not isinstance(error, SylvanError):
+            logger.error("call failed method=%s", method.name, exc_info=error)
+            await rpc.abort(grpc.StatusCode.INTERNAL, "Internal error; see the server's log.")
+        await rpc.abort(_CODES.get(status, grpc.StatusCode.INTERNAL), str(error))
+        raise AssertionError("abort raises")
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status that an error stands for."""
+    return error.status if isinstance(error, RequestError | CapacityError) else 500

@@ -1,0 +1,137 @@
+"""The methods of the scheduler service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import NoReturn
+
+from google.protobuf.message import Message
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import FlushCache
+from sylvan.rpc import common_pb2 as common
+from sylvan.rpc import scheduler_pb2 as pb
+from sylvan.runtime.server.grpc import about
+from sylvan.runtime.server.grpc.calls import Method, RpcCall
+from sylvan.runtime.server.grpc.replies import SampleReplies, vector_reply
+from sylvan.runtime.server.grpc.requests import embed_input, generate_input
+from sylvan.runtime.server.security import Level
+from sylvan.runtime.tokenizer.types import error_of
+from sylvan.utils.threads import call_in_thread
+
+FLUSH_POLL_S = 0.05
+MAX_FLUSH_S = 60.0
+
+
+async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
+    """Continue a prompt; closing the stream aborts the request."""
+    message: pb.GenerateRequest = call.message
+    inp = generate_input(message, call.tenant.name, call.deadline_s)
+    samples = [
+        SampleReplies(message.request_id, inp.logprobs, message.stream)
+        for _ in range(inp.sampling.n)
+    ]
+    async with aclosing(call.context.engine.generate(inp)) as deltas:
+        async for delta in deltas:
+            if (error := error_of(delta.finish)) is not None:
+                raise error
+            for reply in samples[delta.index].add(delta):
+                yield reply
+
+
+async def embed(call: RpcCall) -> Message:
+    """Turn a text into a vector."""
+    inp = embed_input(call.message, call.tenant.name, call.deadline_s)
+    return vector_reply(await call.context.engine.embed(inp))
+
+
+async def health_check(call: RpcCall) -> Message:
+    """Whether requests are served."""
+    healthy = call.context.engine.ready()
+    return pb.HealthCheckResponse(healthy=healthy, message=call.context.engine.state)
+
+
+async def abort(call: RpcCall) -> Message:
+    """End a request of the caller."""
+    message: pb.AbortRequest = call.message
+    if not message.request_id:
+        raise RequestError("request_id is needed", param="request_id")
+    tenant = None if call.tenant.admin else call.tenant.name
+    found = call.context.engine.abort(message.request_id, tenant)
+    why = "" if found else f"There is no request {message.request_id[:200]!r}."
+    return pb.AbortResponse(success=found, message=why)
+
+
+async def get_model_info(call: RpcCall) -> Message:
+    """Which model this is."""
+    return about.model_info(call.context)
+
+
+async def get_server_info(call: RpcCall) -> Message:
+    """Settings and state."""
+    return about.server_info(call.context)
+
+
+async def get_loads(call: RpcCall) -> Message:
+    """How busy the schedulers are."""
+    return about.loads(call.context, call.message)
+
+
+async def flush_cache(call: RpcCall) -> Message:
+    """Empty the prefix cache, once no request runs or the time is over."""
+    message: common.FlushCacheRequest = call.message
+    if not 0 <= message.timeout_s <= MAX_FLUSH_S:
+        text = f"timeout_s must be 0 to {MAX_FLUSH_S:g}"
+        raise RequestError(text, param="timeout_s")
+    left = int(message.timeout_s / FLUSH_POLL_S)
+    reply = await call.context.engine.control(FlushCache())
+    while not reply.ok and left > 0:
+        left -= 1
+        await asyncio.sleep(FLUSH_POLL_S)
+        reply = await call.context.engine.control(FlushCache())
+    return common.FlushCacheResponse(success=reply.ok, message=reply.message)
+
+
+async def get_tokenizer(call: RpcCall) -> AsyncGenerator[Message, None]:
+    """The files of the tokenizer."""
+    context = call.context
+    folder = str(context.settings.shown.get("tokenizer") or context.engine.facts.model_path)
+    for chunk in await call_in_thread(lambda: list(about.tokenizer_chunks(folder))):
+        yield chunk
+
+
+async def list_adapters(call: RpcCall) -> Message:
+    """Adapters that are loaded: none."""
+    return pb.ListLoadedLoRAAdaptersResponse()
+
+
+async def adapters(call: RpcCall) -> NoReturn:
+    """Load or unload an adapter."""
+    raise RequestError("LoRA adapters are not supported.", status=501)
+
+
+async def profile(call: RpcCall) -> NoReturn:
+    """Start or stop a profile."""
+    raise RequestError("Profiles are not taken over gRPC.", status=501)
+
+
+_OPERATOR = Level.ADMIN_OPTIONAL
+
+METHODS: Sequence[Method] = (
+    Method("Generate", pb.GenerateRequest, stream=generate, budgeted=True),
+    Method("Embed", pb.EmbedRequest, unary=embed, budgeted=True),
+    Method("HealthCheck", pb.HealthCheckRequest, unary=health_check, level=Level.OPEN),
+    Method("Abort", pb.AbortRequest, unary=abort),
+    Method("GetModelInfo", pb.GetModelInfoRequest, unary=get_model_info),
+    Method("GetServerInfo", pb.GetServerInfoRequest, unary=get_server_info, level=_OPERATOR),
+    Method("GetLoads", pb.GetLoadsRequest, unary=get_loads),
+    Method("FlushCache", common.FlushCacheRequest, unary=flush_cache, level=_OPERATOR),
+    Method("StartProfile", common.StartProfileRequest, unary=profile, level=_OPERATOR),
+    Method("StopProfile", common.StopProfileRequest, unary=profile, level=_OPERATOR),
+    Method("GetTokenizer", common.GetTokenizerRequest, stream=get_tokenizer),
+    Method("LoadLoRAAdapter", pb.LoadLoRAAdapterRequest, unary=adapters, level=_OPERATOR),
+    Method("UnloadLoRAAdapter", pb.UnloadLoRAAdapterRequest, unary=adapters, level=_OPERATOR),
+    Method("ListLoadedLoRAAdapters", pb.ListLoadedLoRAAdaptersRequest, unary=list_adapters),
+)

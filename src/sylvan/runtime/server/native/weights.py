@@ -1,0 +1,154 @@
+"""Routes that replace, read and check weights, and give memory back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.weights import (
+    BracketBody,
+    CheckerBody,
+    DiskBody,
+    DistributedBody,
+    GroupBody,
+    LeaveBody,
+    MemoryBody,
+    SocketBody,
+    TensorBody,
+    TensorQuery,
+    VersionBody,
+    check_of,
+    check_selector,
+    disk_source,
+    group_of,
+    group_source,
+    reading_of,
+    socket_source,
+    tags_of,
+    tensor_source,
+    update_of,
+)
+from sylvan.protocol.commands import LeaveGroup, ReleaseMemory, ResumeMemory
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import ControlReply, Pause, SetWeightVersion
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.endpoint import Call, json_response
+
+
+async def from_disk(call: Call[DiskBody]) -> Response:
+    """Replace all weights by those of a checkpoint; 400 and the old ones if it does not fit."""
+    body = call.body
+    if body.keep_pause:
+        await call.context.engine.control(Pause(mode="in_place"))
+    command = update_of(body, disk_source(body), partial=False)
+    return _updated(await call.context.updates.update(command))
+
+
+async def from_tensor(call: Call[TensorBody]) -> Response:
+    """Replace weights by those of a safetensors file, sent or in shared memory."""
+    command = update_of(call.body, tensor_source(call.body), partial=True)
+    return _updated(await call.context.updates.update(command))
+
+
+async def from_distributed(call: Call[DistributedBody]) -> Response:
+    """Replace weights by what rank 0 of a group broadcasts."""
+    command = update_of(call.body, group_source(call.body), partial=True)
+    return _updated(await call.context.updates.update(command))
+
+
+async def from_ipc(call: Call[SocketBody]) -> Response:
+    """Replace weights by what a socket of this machine gives."""
+    command = update_of(call.body, socket_source(call.body), partial=True)
+    return _updated(await call.context.updates.update(command))
+
+
+async def begin(call: Call[BracketBody]) -> Response:
+    """Keep the tensors of the updates to come until they end together."""
+    check_selector(call.body.selector)
+    await call.context.updates.begin()
+    return _told("The update has begun.")
+
+
+async def end(call: Call[BracketBody]) -> Response:
+    """Put all tensors into force that were kept, or none of them."""
+    check_selector(call.body.selector)
+    return _updated(await call.context.updates.end())
+
+
+async def join_group(call: Call[GroupBody]) -> Response:
+    """Enter a process group; the answer comes once all of its ranks have."""
+    return _done(await call.context.updates.send(group_of(call.body)), "The group is there.")
+
+
+async def leave_group(call: Call[LeaveBody]) -> Response:
+    """Leave a process group."""
+    reply = await call.context.updates.send(LeaveGroup(call.body.group_name))
+    return _done(reply, "The group was left.")
+
+
+async def set_version(call: Call[VersionBody]) -> Response:
+    """Label the weights in force."""
+    engine, version = call.context.engine, call.body.new_version
+    if call.body.abort_all_requests:
+        engine.abort_all()
+    reply = await engine.control(SetWeightVersion(version=version))
+    if not reply.ok:
+        raise RequestError(reply.message, status=reply.status)
+    content = {"success": True, "message": "The weights have a new label."}
+    return json_response({**content, "new_version": version})
+
+
+async def read_tensor(call: Call[TensorQuery]) -> Response:
+    """The first rows of a tensor, as nested lists of numbers."""
+    found = await _body(call.context, reading_of(call.body, call.query))
+    return json_response(found["values"])
+
+
+async def check(call: Call[CheckerBody]) -> Response:
+    """A checksum of each tensor."""
+    found = await _body(call.context, check_of(call.body))
+    content = {"success": True, "message": f"{len(found['checksums'])} tensors."}
+    return json_response({**content, "checksums": found["checksums"]})
+
+
+async def release_memory(call: Call[MemoryBody]) -> Response:
+    """Give memory back to the system; nothing is computed before it is resumed."""
+    found = await _body(call.context, ReleaseMemory(tags_of(call.body)))
+    return _told("The memory was given back.", **found)
+
+
+async def resume_memory(call: Call[MemoryBody]) -> Response:
+    """Take memory again, and go on."""
+    found = await _body(call.context, ResumeMemory(tags_of(call.body)))
+    return _told("The memory is there again.", **found)
+
+
+async def _body(context: Context, command: Any) -> dict[str, Any]:
+    """What a command brought.
+
+    Raises:
+        RequestError: it was refused.
+    """
+    reply = await context.updates.send(command)
+    if not reply.ok:
+        raise RequestError(reply.message, status=reply.status)
+    return reply.body or {}
+
+
+def _updated(reply: ControlReply) -> Response:
+    body = reply.body or {}
+    fields = {k: body[k] for k in ("num_paused_requests", "weight_version") if k in body}
+    count = body.get("num_tensors", 0)
+    return _done(reply, f"{count} tensors were taken.", **fields)
+
+
+def _done(reply: ControlReply, message: str, **fields: Any) -> Response:
+    if reply.ok:
+        return _told(message, **fields)
+    content = {"success": False, "message": reply.message}
+    return json_response(content, status=reply.status)
+
+
+def _told(message: str, **fields: Any) -> Response:
+    return json_response({"success": True, "message": message, **fields})

@@ -1,0 +1,174 @@
+"""Tells gateways where this server is, and when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from sylvan.config.tree import ServerConfig
+from sylvan.utils.tasks import settled
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TIMEOUT_S = 5.0
+
+
+class RefusedError(Exception):
+    """A gateway answered that it does not take this server."""
+
+
+class _Added(msgspec.Struct):
+    worker_id: str
+
+
+class _JobShown(msgspec.Struct):
+    status: str
+
+
+class _Shown(msgspec.Struct):
+    id: str
+    url: str
+    job_status: _JobShown | None = None
+
+
+class _List(msgspec.Struct):
+    workers: list[_Shown]
+
+
+def _decoded(answer: httpx.Response, kind: type[T]) -> T:
+    """What a gateway answered.
+
+    Raises:
+        RefusedError: It is something else.
+    """
+    try:
+        return msgspec.json.decode(answer.content, type=kind)
+    except msgspec.MsgspecError as error:
+        raise RefusedError(f"it does not answer as a gateway does: {error}") from error
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where this server is registered; `worker_id` is empty as long as it is not."""
+
+    gateway: str
+    worker_id: str = ""
+    told: str = ""  # the last complaint in the log
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Presence:
+    """What gateways are told.
+
+    Attributes:
+        gateways: Their addresses.
+        url: The address by which they reach this server.
+        api_key: The key that this server wants; None: none.
+        operator_key: The key that gateways want; None: none.
+        interval_s: Seconds between looks whether they still know this server.
+    """
+
+    gateways: Sequence[str]
+    url: str
+    api_key: str | None = None
+    operator_key: str | None = field(default=None, repr=False)
+    interval_s: float = 5.0
+
+    @classmethod
+    def from_config(cls, server: ServerConfig, url: str) -> Presence:
+        """What is configured for a server that listens at `url`."""
+        return cls(
+            gateways=server.register,
+            url=server.register_url or url,
+            api_key=server.api_key.reveal() if server.api_key else None,
+            operator_key=server.register_key.reveal() if server.register_key else None,
+        )
+
+
+class Registration:
+    """Keeps this server known to gateways; use it as an async context.
+
+    A gateway that cannot be reached, or that has forgotten this server, is told again. Leaving
+    tells all of them that the server stops; they give it nothing new.
+    """
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self._places = [_Place(gateway.rstrip("/")) for gateway in presence.gateways]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Registration:
+        key = self._presence.operator_key
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._http = httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers, trust_env=False)
+        self._tasks = [asyncio.create_task(self._keep(place)) for place in self._places]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        leaving = [self._leave(place) for place in self._places if place.worker_id]
+        await asyncio.gather(*leaving)
+        await self._http.aclose()
+
+    async def _keep(self, place: _Place) -> None:
+        while True:
+            try:
+                await self._look(place)
+                place.told = ""
+            except (httpx.HTTPError, RefusedError) as error:
+                self._complain(place, str(error) or type(error).__name__)
+            await asyncio.sleep(self._presence.interval_s)
+
+    async def _look(self, place: _Place) -> None:
+        """Register unless the gateway knows this server."""
+        if place.worker_id and await self._known(place):
+            return
+        presence = self._presence
+        body: dict[str, Any] = {"url": presence.url}
+        if presence.api_key is not None:
+            body["api_key"] = presence.api_key
+        answer = await self._http.post(f"{place.gateway}/workers", json=body)
+        if answer.status_code == 409:  # it was added by somebody else, or before we crashed
+            place.worker_id = await self._id_of(place)
+        elif answer.status_code == 202:
+            place.worker_id = _decoded(answer, _Added).worker_id
+            logger.info("registered at %s as %s", place.gateway, presence.url)
+        else:
+            raise RefusedError(f"status {answer.status_code}: {answer.text[:200]}")
+
+    async def _known(self, place: _Place) -> bool:
+        answer = await self._http.get(f"{place.gateway}/workers/{place.worker_id}")
+        if answer.status_code != 200:
+            return False
+        job = _decoded(answer, _Shown).job_status
+        return job is None or job.status != "failed"
+
+    async def _id_of(self, place: _Place) -> str:
+        """The id under which the gateway knows this server; empty if it does not."""
+        answer = await self._http.get(f"{place.gateway}/workers")
+        answer.raise_for_status()
+        known = _decoded(answer, _List).workers
+        return next((worker.id for worker in known if worker.url == self._presence.url), "")
+
+    async def _leave(self, place: _Place) -> None:
+        work = self._http.delete(f"{place.gateway}/workers/{place.worker_id}")
+        outcome = await settled(work)
+        if isinstance(outcome, httpx.HTTPError):
+            logger.warning("cannot tell %s that this server stops: %s", place.gateway, outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+
+    def _complain(self, place: _Place, why: str) -> None:
+        if why != place.told:
+            logger.warning("cannot register at %s: %s", place.gateway, why)
+            place.told = why

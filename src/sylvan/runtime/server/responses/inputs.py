@@ -1,0 +1,54 @@
+"""What a response was made from: its input as items, and how many tokens an input has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.openai.responses import InputItemsQuery, ResponsesBody
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.server.conversation import render
+from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.server.responses.create import Job, find_stored
+
+
+async def input_items(call: Call[None]) -> Response:
+    """The items that led to a stored response, the latest first."""
+    query: InputItemsQuery = call.query
+    stored = find_stored(call, call.request.path_params["response_id"], None)
+    items = [_named(i, item, stored.reply["id"]) for i, item in enumerate(stored.items)]
+    if query.order == "desc":
+        items.reverse()
+    if query.after is not None:
+        names = [item["id"] for item in items]
+        if query.after not in names:
+            raise RequestError(f"after: there is no item {query.after!r}.", param="after")
+        items = items[names.index(query.after) + 1 :]
+    page = items[: query.limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(page) < len(items),
+        }
+    )
+
+
+async def input_tokens(call: Call[ResponsesBody]) -> Response:
+    """How many tokens an input has, with instructions and tools."""
+    prompt = await render(call.context, Job(call).conversation)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.input_ids)})
+
+
+def _named(place: int, item: dict[str, Any], response: str) -> dict[str, Any]:
+    """An item as clients list it: with an id, and contents as parts."""
+    content = item.get("content")
+    kind = item.get("type", "message")
+    if kind == "message" and isinstance(content, str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        content = [{"type": part, "text": content}]
+    named = {"id": f"item_{response.removeprefix('resp_')}_{place}", "type": kind, **item}
+    return named if content is None else {**named, "content": content}

@@ -1,0 +1,44 @@
+"""Samples that another server began: what it gave out counts, and they are continued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.tokenizer.checks import check_ids
+from sylvan.runtime.tokenizer.live import SampleState
+from sylvan.runtime.tokenizer.types import SampleDelta
+
+
+def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab_size: int) -> None:
+    """Bring samples that were not begun here to where `past` left them.
+
+    Raises:
+        RequestError: These deltas cannot be of these samples.
+    """
+    for delta in past:
+        if not 0 <= delta.index < len(samples):
+            raise _wrong(f"there is no sample {delta.index}")
+        sample = samples[delta.index]
+        if sample.finish is not None:
+            raise _wrong(f"sample {delta.index} goes on after its end")
+        check_ids(delta.token_ids, vocab_size, "past")
+        sample.output_ids.extend(delta.token_ids)
+        sample.usage = delta.usage
+        sample.finish, sample.timing = delta.finish, delta.timing
+        sample.finish_delivered = delta.finish is not None
+        sample.first_delivered = True
+        sample.losses = 1
+        if delta.prompt_logprobs is not None:
+            sample.has_prompt_logprobs = True
+    for sample in samples:
+        request = sample.request
+        assert isinstance(request, GenerateRequest), "only generation is continued"
+        most = request.sampling.max_new_tokens or 0
+        if len(sample.output_ids) >= most and sample.first_delivered and sample.finish is None:
+            raise _wrong(f"{len(sample.output_ids)} of {most} tokens without an end")
+
+
+def _wrong(why: str) -> RequestError:
+    return RequestError(f"What is to be continued is not of this request: {why}.", param="past")

@@ -1,0 +1,216 @@
+"""Real servers die and hang under streams; the clients do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.cluster import gateway, until
+from tests.support.tiny import write_model
+
+START_S = 120
+CODE = "import sys; from sylvan.cli import main; sys.exit(main())"
+FLAGS = ("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--threads", "1")
+TOKENS = 3000
+"""Seconds of work: a stream is under way when its client has read a few events."""
+LONG = {"prompt": "abc", "max_tokens": TOKENS, "ignore_eos": True, "seed": 7}
+
+
+@dataclass
+class Process:
+    url: str
+    pid: int
+
+
+@contextmanager
+def serving(model: str) -> Iterator[Process]:
+    """`sylvan serve` in a process of its own; it is killed at the end."""
+    command = [sys.executable, "-c", CODE, "serve", model, *FLAGS, "--port", "0", "--until-eof"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"Sylvan serves \S+ at (http://\S+)", line):
+                yield Process(found[1], process.pid)
+                break
+        else:
+            pytest.fail("the server did not start")
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait(60)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def survivor(model):
+    with serving(model) as process:
+        yield process
+
+
+@pytest.fixture
+def pair(model, survivor):
+    """One that may be killed, and one that stays."""
+    with serving(model) as process:
+        yield process, survivor
+
+
+COUNTED = {"stream_options": {"include_usage": True}}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sampled": ("/v1/completions", {**LONG, **COUNTED}),
+    "greedy": ("/v1/completions", {**LONG, **COUNTED, "temperature": 0.0}),
+    "n": ("/v1/completions", {**LONG, **COUNTED, "n": 3, "max_tokens": 1500}),
+    "grammar": (
+        "/v1/completions",
+        {**LONG, **COUNTED, "ignore_eos": False, "regex": "[a-f]{2000}"},
+    ),
+    "chat": (
+        "/v1/chat/completions",
+        {
+            **COUNTED,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "seed": 3,
+        },
+    ),
+}
+
+
+async def read(client: httpx.AsyncClient, path: str, body: dict[str, Any], at=None, act=None):
+    """The text of each sample and the last usage; `act` is called at the event of number `at`."""
+    texts: dict[int, str] = {}
+    usage: Any = None
+    count, ended = 0, False
+    async with client.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                ended = True
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            count += 1
+            for choice in event["choices"]:
+                new = choice["text"] if "text" in choice else choice["delta"].get("content")
+                texts[choice["index"]] = texts.get(choice["index"], "") + (new or "")
+            if event.get("usage"):
+                usage = event["usage"]["completion_tokens"]
+            if count == at:
+                await act()
+    assert ended
+    return texts, usage
+
+
+def only_first(front, pair, *, only):
+    """Whether the one that stays is kept out of it."""
+    spare = front.runtime.registry.by_url(pair[1].url)
+    spare.draining = only
+    spare.changed()
+
+
+def losing(front, pair, number):
+    """What kills or stops the first one while it serves."""
+    only_first(front, pair, only=True)
+
+    async def lose():
+        only_first(front, pair, only=False)
+        os.kill(pair[0].pid, number)
+
+    return lose
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_a_stream_outlives_its_server(pair, name):
+    async with gateway(*(p.url for p in pair), failover__stall_s=5.0) as front:
+        wanted = await read(front.http, *REQUESTS[name])
+        act = losing(front, pair, signal.SIGKILL)
+
+        found = await read(front.http, *REQUESTS[name], at=40, act=act)
+
+        assert found == wanted
+        assert front.metric("sylvan_gateway_streams_continued_total") == 1
+        assert front.metric("sylvan_gateway_streams_cut_total") == 0
+        assert all(w.num_running == 0 for w in front.runtime.registry.workers)
+
+
+async def test_a_stream_outlives_a_server_that_hangs(pair):
+    async with gateway(*(p.url for p in pair), failover__stall_s=2.0) as front:
+        wanted = await read(front.http, *REQUESTS["sampled"])
+        act = losing(front, pair, signal.SIGSTOP)
+
+        assert await read(front.http, *REQUESTS["sampled"], at=40, act=act) == wanted
+
+
+async def test_a_whole_answer_outlives_its_server(pair):
+    path, body = "/v1/completions", dict(REQUESTS["sampled"][1])
+    async with gateway(*(p.url for p in pair), failover__stall_s=5.0) as front:
+        del body["stream_options"]
+        wanted = (await front.post(path, body)).json()
+        lose = losing(front, pair, signal.SIGKILL)
+        asked = asyncio.create_task(front.post(path, body))
+        await until(lambda: any(w.num_running for w in front.runtime.registry.workers))
+        await lose()
+
+        found = (await asked).json()
+
+    assert found["choices"] == wanted["choices"]
+    assert found["usage"]["completion_tokens"] == TOKENS
+
+
+async def test_many_streams_outlive_their_servers(pair):
+    path, body = REQUESTS["sampled"]
+    async with gateway(
+        *(p.url for p in pair), failover__stall_s=5.0, routing__policy="round_robin"
+    ) as front:
+        wanted = await read(front.http, path, body)
+        killed = []
+
+        async def kill():
+            if not killed:
+                killed.append(pair[0].pid)
+                os.kill(pair[0].pid, signal.SIGKILL)
+
+        found = await asyncio.gather(
+            *(read(front.http, path, body, at=40, act=kill) for _ in range(12))
+        )
+
+        assert found == [wanted] * 12
+        assert front.metric("sylvan_gateway_streams_continued_total") >= 1
+
+
+async def test_without_another_server_the_stream_ends_with_an_error(model):
+    path, body = REQUESTS["sampled"]
+    with serving(model) as only:
+        async with gateway(only.url, failover__stall_s=1.0) as front:
+
+            async def kill():
+                os.kill(only.pid, signal.SIGKILL)
+
+            with pytest.raises(AssertionError, match="is available"):
+                await read(front.http, path, body, at=40, act=kill)
+            assert front.metric("sylvan_gateway_streams_cut_total") == 1

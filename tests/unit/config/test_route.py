@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import sylvan
+from sylvan.config.flags import parse_flags
+from sylvan.config.load import dump
+from sylvan.config.route import RouteConfig
+from sylvan.config.route_check import PENDING, check_route
+from sylvan.config.schema import ROUTE
+from sylvan.config.sources import gather_as
+from sylvan.protocol.errors import ConfigError
+
+PACKAGE = Path(sylvan.__file__).parent
+BUDGET = 110  # raising it is a decision
+
+
+def read(*words, environ=None):
+    parsed = parse_flags(words, tree=ROUTE)
+    return gather_as(ROUTE, parsed.given, environ=environ or {})
+
+
+def test_tree_stays_within_its_budget():
+    assert len(ROUTE.fields) <= BUDGET
+
+
+@pytest.mark.parametrize("path", ROUTE.fields)
+def test_every_field_is_documented(path):
+    doc = ROUTE.fields[path].doc
+
+    assert doc
+    assert doc.endswith(".")
+
+
+def test_every_field_is_read_or_refused():
+    files = [*(PACKAGE / "gateway").rglob("*.py"), *(PACKAGE / "cli").glob("*.py")]
+    text = "\n".join(path.read_text() for path in files)
+
+    unread = {
+        path
+        for path in ROUTE.fields
+        if path not in PENDING
+        and path.partition(".")[0] not in PENDING
+        and not re.search(rf"\.{path.rpartition('.')[2]}\b", text)
+    }
+
+    assert unread == set()
+
+
+@pytest.mark.parametrize("name", ROUTE.aliases)
+def test_alias_targets_exist_and_are_not_fields(name):
+    target = ROUTE.aliases[name].target
+
+    assert not target or target in {*ROUTE.fields, *ROUTE.sections}
+    assert name not in ROUTE.fields
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "wanted"),
+    [
+        ("--worker-urls http://a:1 http://b:2", "workers.urls", ("http://a:1", "http://b:2")),
+        ("--policy power-of-two", "routing.policy", "power_of_two"),
+        ("--max-concurrent-requests -1", "limits.max_concurrent", None),
+        ("--max-concurrent-requests 8", "limits.max_concurrent", 8),
+        ("--disable-retries", "retry.max_tries", 1),
+        ("--disable-circuit-breaker", "breaker.enabled", False),
+        ("--health-check-interval-secs 60", "health.interval_s", 60.0),
+        ("--prometheus-duration-buckets 0.1 1", "observe.duration_buckets", (0.1, 1.0)),
+        (
+            "--prefill http://p:1 9001 --prefill http://q:1 none --decode http://d:1",
+            "workers.prefill_urls",
+            ("http://p:1#9001", "http://q:1"),
+        ),
+        (
+            "--decode http://d:1 --prefill http://p:1 --decode http://e:1",
+            "workers.decode_urls",
+            ("http://d:1", "http://e:1"),
+        ),
+    ],
+)
+def test_flags_of_the_reference_are_accepted(words, path, wanted):
+    config = read(*words.split()).config
+    section, _, name = path.partition(".")
+
+    assert getattr(getattr(config, section), name) == wanted
+
+
+@pytest.mark.parametrize(
+    "words", ["--mini-lb", "--mcp-config-path x", "--redis-url x", "--oracle-username x"]
+)
+def test_what_is_not_here_is_refused_by_name(words):
+    with pytest.raises(ConfigError, match="not supported"):
+        read(*words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--service-discovery",
+        "--enable-trace",
+        "--backend openai",
+        "--jwt-issuer https://i",
+        "--processes 2",
+        "--prefill http://p:1 --decode http://d:1",
+        "--worker-urls grpc://a:1",
+        "--tokenizer-path x",
+    ],
+)
+def test_what_does_not_exist_yet_is_refused_rather_than_ignored(words):
+    loaded = read(*words.split())
+
+    with pytest.raises(ConfigError, match="not supported yet"):
+        check_route(loaded)
+
+
+def test_a_default_that_is_spelt_out_is_no_wish():
+    check_route(read("--processes", "1", "--backend", "sglang"))
+
+
+def test_settings_of_other_policies_are_refused():
+    with pytest.raises(ConfigError, match=r"is for routing\.policy=cache_aware, not random"):
+        check_route(read("--policy", "random", "--cache-threshold", "0.5"))
+
+    check_route(read("--policy", "bucket", "--balance-abs-threshold", "5"))
+
+
+def test_variables_have_a_prefix_of_their_own():
+    environ = {"SYLVAN_ROUTE_ROUTING__POLICY": "random", "SYLVAN_MODEL": "x"}
+
+    assert read(environ=environ).config.routing.policy == "random"
+
+
+def test_secrets_are_not_dumped():
+    loaded = read("--control-plane-api-keys", "1:ann:admin:secret-a", "--api-key", "secret-b")
+
+    assert loaded.config.control.api_keys[0].reveal() == "1:ann:admin:secret-a"
+    assert "secret" not in str(dump(loaded.config, schema=ROUTE))
+    assert "secret" not in repr(loaded.config)
+    assert dump(RouteConfig(), schema=ROUTE)["routing"]["policy"] == "cache_aware"

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+
+from sylvan.gateway.policies.api import Outcome, RoutingRequest
+from sylvan.gateway.policies.cache_aware import RUNNING_TOKENS
+from sylvan.gateway.workers.registry import Registry
+from sylvan.utils.clock import VirtualClock
+from tests.support.gateway import make_policy, make_worker
+
+SYSTEM = "You are a helpful assistant who answers at length. " * 40
+
+
+@pytest.fixture
+def registry():
+    made = Registry()
+    for number in range(3):
+        made.add(make_worker(number, VirtualClock()))
+    return made
+
+
+def ask(text, namespace=""):
+    return RoutingRequest(prompt=text.encode(), namespace=namespace)
+
+
+def test_a_prefix_leads_back_to_its_worker(registry):
+    policy = make_policy("cache_aware")
+    first = policy.select(registry.workers, ask(SYSTEM + "one"))
+    first.worker.begin(first.new_tokens).answered()
+
+    again = policy.select(registry.workers, ask(SYSTEM + "two"))
+
+    assert again.worker is first.worker
+    assert again.branch == "hit"
+    assert again.new_tokens < first.new_tokens / 20
+
+
+def test_a_prefix_attracts_no_more_than_it_saves(registry):
+    policy = make_policy("cache_aware")
+    first = policy.select(registry.workers, ask(SYSTEM)).worker
+    saved = len(SYSTEM) // 4
+    for _ in range(saved // RUNNING_TOKENS + 2):
+        first.begin()
+
+    assert policy.select(registry.workers, ask(SYSTEM)).worker is not first
+
+
+def test_a_queue_of_prompts_repels(registry):
+    policy = make_policy("cache_aware")
+    first = policy.select(registry.workers, ask(SYSTEM)).worker
+    waiting = first.begin(100_000)
+    assert policy.select(registry.workers, ask(SYSTEM + "x")).worker is not first
+
+    waiting.answered()
+    waiting.close()
+
+    assert policy.select(registry.workers[:1], ask(SYSTEM)).worker is first
+
+
+def test_namespaces_share_nothing(registry):
+    policy = make_policy("cache_aware")
+    policy.select(registry.workers, ask(SYSTEM, "acme"))
+
+    assert policy.select(registry.workers, ask(SYSTEM, "acme")).branch == "hit"
+    assert policy.select(registry.workers, ask(SYSTEM, "other")).branch == "miss"
+
+
+def test_a_forgotten_worker_attracts_nothing(registry):
+    policy = make_policy("cache_aware")
+    first = policy.select(registry.workers, ask(SYSTEM)).worker
+    policy.forget(first)
+
+    assert policy.select(registry.workers, ask(SYSTEM)).branch == "miss"
+
+
+def test_distinct_prompts_spread_over_idle_workers(registry):
+    policy = make_policy("cache_aware")
+    prompts = [chr(97 + i) * 4000 for i in range(3)]
+
+    chosen = {policy.select(registry.workers, ask(prompt)).worker.id for prompt in prompts}
+
+    assert len(chosen) == 3
+
+
+def test_the_tree_holds_no_more_than_the_cache_of_a_worker(registry):
+    policy = make_policy("cache_aware")
+    only = registry.workers[:1]
+    only[0].found.capacity_tokens = 2000
+    for i in range(10):
+        request = ask(f"{i}" * 4000)
+        placement = policy.select(only, request)
+        policy.completed(placement, request, Outcome(success=True, prompt_tokens=1000))
+
+    assert policy.tree.held_bytes(only[0].id) <= 2000 * 4 + 32
+    assert policy.select(only, ask("9" * 4000)).branch == "hit"
+    assert policy.select(only, ask("0" * 4000)).branch == "miss"
+
+
+def test_bytes_of_a_token_are_learnt(registry):
+    policy = make_policy("cache_aware")
+    request = ask("\u00e9" * 2000)
+    for _ in range(400):
+        placement = policy.select(registry.workers, request)
+        policy.completed(placement, request, Outcome(success=True, prompt_tokens=4000))
+
+    policy.forget(placement.worker)
+    for worker in registry.workers:
+        policy.forget(worker)
+    assert policy.select(registry.workers, request).new_tokens == pytest.approx(4000, rel=0.01)
+
+
+@pytest.fixture
+def thresholds():
+    return make_policy("cache_aware", balance_abs_threshold=4)
+
+
+def test_with_thresholds_the_best_match_wins(registry, thresholds):
+    first = thresholds.select(registry.workers, ask(SYSTEM)).worker
+    for _ in range(4):
+        first.begin()
+
+    assert thresholds.select(registry.workers, ask(SYSTEM + "x")).worker is first
+
+
+def test_with_thresholds_a_gross_imbalance_goes_to_the_least_loaded(registry, thresholds):
+    first = thresholds.select(registry.workers, ask(SYSTEM)).worker
+    for _ in range(5):
+        first.begin()
+
+    placed = thresholds.select(registry.workers, ask(SYSTEM + "x"))
+
+    assert placed.worker is not first
+    assert placed.branch == "balanced"
+
+
+def test_with_thresholds_a_poor_match_goes_to_the_smallest_tree(registry, thresholds):
+    chosen = [thresholds.select(registry.workers, ask(c * 4000)).worker.id for c in "abc"]
+
+    assert sorted(chosen) == sorted(worker.id for worker in registry.workers)

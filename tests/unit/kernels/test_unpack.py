@@ -1,0 +1,95 @@
+"""Weights come back out of kernel order as they went in, and others are written over them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sylvan.kernels.api import Unsupported
+from sylvan.kernels.matmul.pack import pack, pack_stack, repack
+from sylvan.kernels.matmul.unpack import unpack, unpack_stack
+from sylvan.kernels.matmul.weights import (
+    Int4Weight,
+    Int8Weight,
+    quantise_int4,
+    quantise_int8,
+)
+
+
+def matrix(kind: str, seed: int, *shape: int):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    if kind == "int8":
+        return quantise_int8(weight)
+    if kind == "int4":
+        return quantise_int4(weight, 32)
+    return weight.to(torch.bfloat16 if kind == "bf16" else torch.float32)
+
+
+def dtype_of(kind: str) -> torch.dtype:
+    return torch.float32 if kind == "f32" else torch.bfloat16
+
+
+def assert_same(one, other) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+        return
+    assert isinstance(one, Int8Weight | Int4Weight)
+    assert torch.equal(one.q, other.q)
+    assert torch.equal(one.scale, other.scale)
+    if isinstance(one, Int4Weight):
+        assert one.group == other.group
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(["f32", "bf16", "int8", "int4"]), st.integers(1, 70), st.integers(1, 5))
+def test_what_was_packed_comes_back(kind, rows, groups):
+    weight = matrix(kind, rows, rows, 32 * groups)
+    packed = pack(weight, dtype_of(kind))
+
+    assert_same(unpack(packed, dtype_of(kind)), weight)
+
+    other = matrix(kind, rows + 1, rows, 32 * groups)
+    repack(other, packed, dtype_of(kind))
+    assert_same(unpack(packed, dtype_of(kind)), other)
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])
+def test_repacked_bytes_are_those_of_packing_anew(kind):
+    weight, other = matrix(kind, 1, 48, 96), matrix(kind, 2, 48, 96)
+    packed, anew = pack(weight, dtype_of(kind)), pack(other, dtype_of(kind))
+
+    repack(other, packed, dtype_of(kind))
+
+    for one, two in zip(
+        (packed.data, packed.scale, packed.sums), (anew.data, anew.scale, anew.sums), strict=True
+    ):
+        assert (one is None) == (two is None)
+        assert one is None or one.tobytes() == two.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])
+def test_stacks(kind):
+    weight, other = matrix(kind, 1, 3, 40, 64), matrix(kind, 2, 3, 40, 64)
+    packed = pack_stack(weight, dtype_of(kind))
+    assert_same(unpack_stack(packed, 3, dtype_of(kind)), weight)
+
+    repack(other, packed, dtype_of(kind))
+    assert_same(unpack_stack(packed, 3, dtype_of(kind)), other)
+
+
+@pytest.mark.parametrize(
+    ("there", "given_"),
+    [("f32", ("int8", 48, 64)), ("int8", ("f32", 48, 64)), ("f32", ("f32", 47, 64))],
+)
+def test_another_kind_or_shape_is_refused_and_changes_nothing(there, given_):
+    packed = pack(matrix(there, 1, 48, 64), dtype_of(there))
+    before = packed.data.tobytes()
+
+    with pytest.raises(Unsupported):
+        repack(matrix(given_[0], 2, *given_[1:]), packed, dtype_of(there))
+
+    assert packed.data.tobytes() == before
