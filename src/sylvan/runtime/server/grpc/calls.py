@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -18,8 +17,6 @@ from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.tickets import trusts_gateway
-
-logger = logging.getLogger(__name__)
 
 TENANT_KEY = "x-sylvan-tenant"
 """Metadata in which a gateway names the tenant that it calls for."""
@@ -97,7 +94,7 @@ class Caller:
                 reply = await answer(self._call(method, data, rpc))
                 self._count(method, 200)
                 return reply.SerializeToString()
-            except Exception as error:
+            except SylvanError as error:
                 await self._fail(method, rpc, error)
 
         return handle
@@ -112,7 +109,7 @@ class Caller:
                     async for reply in replies:
                         yield reply.SerializeToString()
                 self._count(method, 200)
-            except Exception as error:
+            except SylvanError as error:
                 await self._fail(method, rpc, error)
 
         return handle
@@ -148,18 +145,14 @@ class Caller:
     def _count(self, method: Method, status: int) -> None:
         self._context.accounts.called(f"{self._path}/{method.name}", "GRPC", status)
 
-    async def _fail(self, method: Method, rpc: Rpc, error: Exception) -> NoReturn:
-        if isinstance(error, grpc.aio.AbortError):
-            raise error
+    async def _fail(self, method: Method, rpc: Rpc, error: SylvanError) -> NoReturn:
+        """Tell the client; what is no error of ours the library logs, and calls unknown."""
         status = status_of(error)
         self._count(method, status)
-        if not isinstance(error, SylvanError):
-            logger.error("call failed method=%s", method.name, exc_info=error)
-            await rpc.abort(grpc.StatusCode.INTERNAL, "Internal error; see the server's log.")
         await rpc.abort(_CODES.get(status, grpc.StatusCode.INTERNAL), str(error))
         raise AssertionError("abort raises")
 
 
-def status_of(error: Exception) -> int:
+def status_of(error: SylvanError) -> int:
     """The HTTP status that an error stands for."""
     return error.status if isinstance(error, RequestError | CapacityError) else 500
