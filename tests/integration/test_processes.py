@@ -330,7 +330,8 @@ def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> None:
     assert one == many
 
 
-async def test_a_scheduler_that_hangs_is_replaced(model: Path) -> None:
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+async def test_a_process_that_hangs_is_replaced(model: Path, role: str) -> None:
     config = tiny_config(model)
     scheduler = msgspec.structs.replace(config.scheduler, hang_timeout_s=4.0)
     runtime = await Runtime.start(msgspec.structs.replace(config, scheduler=scheduler))
@@ -340,13 +341,13 @@ async def test_a_scheduler_that_hangs_is_replaced(model: Path) -> None:
         inp = GenerateInput(text="a", sampling=params)
         task = asyncio.create_task(listen(runtime, inp, heard))
         await heard.acquire()
-        before = runtime.pids["scheduler"]
+        before = runtime.pids[role]
 
         os.kill(before, signal.SIGSTOP)
 
         async with asyncio.timeout(DEADLINE_S):
             [said] = await task
-        assert runtime.pids["scheduler"] != before
+        assert runtime.pids[role] != before
         assert len(said.ids) == 4000
     finally:
         await runtime.close()

@@ -209,9 +209,7 @@ class Scheduler:
         for req in tuple(self.running):
             self._planner.retract(req)
         for req in tuple(self._requests.closing.values()):
-            self._lifecycle.end(
-                req
-            )  # its client has everything; an earlier end would only save memory
+            self._lifecycle.end(req)  # its client has everything; its memory was only kept
         self._parts.cache.clear()
 
     def audit(self) -> int:

@@ -14,10 +14,10 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.chat_prompt import render_chat
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.output import OutputRules
 from sylvan.runtime.server.thinking import Bound, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.text.chat_template import ChatRequest, RenderedPrompt
+from sylvan.text.output import OutputRules
 from sylvan.text.reasoning import ReasoningFamily
 from sylvan.text.reasoning.tokens import ending
 from sylvan.text.tools import ToolSpec, calls_schema, strict_tags, structural_tags

@@ -68,6 +68,7 @@ class Called(msgspec.Struct, frozen=True, tag="call"):
         "pause",
         "resume",
         "flush_cache",
+        "forget_kv",
         "audit",
         "loaded",
         "load_failed",

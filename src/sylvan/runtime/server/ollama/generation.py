@@ -33,11 +33,11 @@ from sylvan.runtime.server.conversation import (
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.ollama.models import timestamp
 from sylvan.runtime.server.ollama.options import OPTIONS, check_options
-from sylvan.runtime.server.output import Answer, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import line
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
 from sylvan.text.infill import NOT_MADE, Infill
+from sylvan.text.output import Answer, ReasoningDelta, TextDelta
 from sylvan.utils.threads import call_in_thread
 
 

@@ -37,7 +37,12 @@ from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
-from sylvan.runtime.server.output import (
+from sylvan.runtime.server.samples import Sample, collect, stream
+from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.thinking import count_reasoning
+from sylvan.runtime.tokenizer.types import SampleDelta, error_of
+from sylvan.text.output import (
     CallStart,
     OutputReader,
     Piece,
@@ -45,11 +50,6 @@ from sylvan.runtime.server.output import (
     TextDelta,
     read_whole,
 )
-from sylvan.runtime.server.samples import Sample, collect, stream
-from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import count_reasoning
-from sylvan.runtime.tokenizer.types import SampleDelta, error_of
 from sylvan.text.reasoning.tokens import ReasoningCounter
 
 

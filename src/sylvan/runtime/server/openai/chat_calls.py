@@ -6,7 +6,7 @@ from typing import Any
 
 from sylvan.protocol.messages import Finish
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.output import Answer
+from sylvan.text.output import Answer
 
 
 def finish_name(finish: Finish | None, *, calls: bool, is_legacy: bool = False) -> str | None:

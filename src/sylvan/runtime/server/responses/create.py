@@ -49,6 +49,7 @@ from sylvan.runtime.server.responses.truncation import fitted
 from sylvan.runtime.server.stores.responses import Stored
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
+from sylvan.text.output import TextDelta
 from sylvan.utils.tasks import settled
 
 log = logging.getLogger(__name__)

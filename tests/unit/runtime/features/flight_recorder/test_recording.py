@@ -85,6 +85,10 @@ def record(folder, *, policy="lpm", pages=16, capabilities=(), inflight=2, weigh
         if number == 20:
             world.scheduler.pause("retract")
             world.scheduler.resume()
+        if number == 25:
+            world.scheduler.pause("in_place")
+            world.scheduler.forget_kv()
+            world.scheduler.resume()
     world.run()
     flight.close()
     for req in todo:
