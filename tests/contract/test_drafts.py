@@ -5,14 +5,14 @@ Whatever is guessed, the tokens are those of plain decoding: a row draws by seed
 
 from __future__ import annotations
 
-import random
-
+import numpy as np
 import pytest
 
-from sylvan.runtime.core.req import Draft, Req
+from sylvan.kernels.native.library import describe
+from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.verify import accepted_path
-from sylvan.runtime.sched.capability import Capability
 from tests.parity.serving import Serving
+from tests.support.guesser import Guesser
 from tests.support.random_model import VOCAB, write_random_model
 
 PROMPTS = [[5, 9, 200, 31], [7] * 17, list(range(40, 60)), [5, 9, 200, 31, 8]]
@@ -23,48 +23,6 @@ WAYS = {
 }
 
 
-class Guesser(Capability):
-    """Knows what comes, and is right as often as the test wants.
-
-    Args:
-        answers: Prompt -> what plain decoding gives.
-        right: Share of guesses that are what comes.
-        tree: Whether wrong guesses stand beside right ones, in random order.
-        count: Guesses a step.
-    """
-
-    def __init__(self, answers, *, right: float, tree: bool, count: int, seed: int) -> None:
-        self._answers, self._right, self._tree, self._count = answers, right, tree, count
-        self._rng = random.Random(seed)
-        self.guessed = 0
-
-    def draft(self, req: Req) -> Draft | None:
-        answer = self._answers[tuple(req.request.input_ids.tolist())]
-        coming = answer[req.num_outputs : req.num_outputs + self._count]
-        draft = self._as_tree(coming) if self._tree else self._as_chain(coming)
-        self.guessed += len(draft.tokens)
-        return draft if draft.tokens else None
-
-    def _as_chain(self, coming) -> Draft:
-        tokens = tuple(self._maybe(token) for token in coming)
-        return Draft(tokens, tuple(range(-1, len(tokens) - 1)))
-
-    def _as_tree(self, coming) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        trunk = -1
-        for token in coming:
-            level = [self._maybe(token), self._rng.randrange(VOCAB)]
-            self._rng.shuffle(level)
-            tokens += level
-            parents += [trunk, trunk]
-            trunk = len(tokens) - 2 + (level.index(token) if token in level else 0)
-        return Draft(tuple(tokens), tuple(parents))
-
-    def _maybe(self, token: int) -> int:
-        return token if self._rng.random() < self._right else self._rng.randrange(VOCAB)
-
-
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     return write_random_model(tmp_path_factory.mktemp("model"), context_len=128)
@@ -72,15 +30,34 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(model_dir):
-    serving = Serving(model_dir, options={"attention": "reference"})
+    """What plain decoding gives, op by op."""
+    return plain_answers(model_dir, "eager")
+
+
+@pytest.fixture(scope="module")
+def native_expected(model_dir):
+    """What plain decoding gives in native steps."""
+    if describe().variant is None:
+        pytest.skip("kernels are not compiled")
+    return plain_answers(model_dir, "program")
+
+
+def plain_answers(model_dir, runner):
+    serving = Serving(model_dir, **how(runner))
     return {way: serving.generate(PROMPTS, max_new_tokens=24, **ask) for way, ask in WAYS.items()}
 
 
-def guessing(model_dir, answers, *, attention="reference", **options):
-    shape = {"right": 1.0, "tree": False, "count": 4, "seed": 1} | options.pop("shape", {})
+def how(runner, attention="reference"):
+    if runner == "program":
+        return {"runner": "program"}
+    return {"options": {"attention": attention}}
+
+
+def guessing(model_dir, answers, *, runner="eager", attention="reference", **options):
+    shape = options.pop("shape", {})
     by_prompt = {tuple(p): a for p, a in zip(PROMPTS, answers, strict=True)}
-    guesser = Guesser(by_prompt, **shape)
-    options = {"options": {"attention": attention}, "capabilities": (guesser,)} | options
+    guesser = Guesser(by_prompt, VOCAB, **shape)
+    options = how(runner, attention) | {"capabilities": (guesser,)} | options
     return Serving(model_dir, **options), guesser
 
 
@@ -96,15 +73,6 @@ def test_tokens_are_those_without_guesses(model_dir, expected, way, tree, right)
     assert serving.scheduler.audit() == 0
 
 
-def test_requests_with_penalties_are_served_without_guesses(model_dir, expected):
-    asked = {"max_new_tokens": 24, "frequency_penalty": 0.7}
-    plain = Serving(model_dir, options={"attention": "reference"})
-    serving, guesser = guessing(model_dir, expected["greedy"])
-
-    assert serving.generate(PROMPTS, **asked) == plain.generate(PROMPTS, **asked)
-    assert guesser.guessed == 0
-
-
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_right_guesses_save_steps(model_dir, expected, tree):
     serving, _ = guessing(model_dir, expected["greedy"], shape={"tree": tree})
@@ -113,22 +81,97 @@ def test_right_guesses_save_steps(model_dir, expected, tree):
     assert serving.scheduler.load().steps <= 8  # 24 tokens each: a prompt, then 5 a step
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_native_steps_verify_chains(model_dir, native_expected, way, right):
+    shape = {"right": right, "count": 7}
+    serving, guesser = guessing(model_dir, native_expected[way], runner="program", shape=shape)
+
+    assert serving.generate(PROMPTS, max_new_tokens=24, **WAYS[way]) == native_expected[way]
+    assert guesser.guessed > 50
+    assert serving.scheduler.audit() == 0
+    if right == 1.0:
+        assert serving.scheduler.load().steps <= 6
+
+
+@pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
+def test_log_probabilities_have_the_bits_of_plain_steps(model_dir, native_expected, share):
+    everything = LogprobOptions(top=3, token_ids=tuple(range(0, VOCAB, 7)))
+    plain = Serving(model_dir, runner="program")
+    guessed, _ = guessing(
+        model_dir, native_expected["sampled"], runner="program", shape={"right": share}
+    )
+    for serving in (plain, guessed):
+        for prompt in PROMPTS:
+            serving.add(prompt, max_new_tokens=24, logprobs=everything, **WAYS["sampled"])
+        serving.run()
+
+    for rid, tokens in plain.tokens.items():
+        assert guessed.tokens[rid] == tokens
+        for field in ("logprobs", "top_ids", "top_logprobs", "chosen_logprobs"):
+            want, got = (
+                np.concatenate([getattr(o.logprobs, field) for o in outputs])
+                for outputs in (plain.outputs[rid], guessed.outputs[rid])
+            )
+            assert np.array_equal(want, got), field
+
+
+@pytest.mark.parametrize("runner", ["eager", "program"])
+def test_a_guess_beside_part_of_a_prompt_samples_for_its_own_request(
+    model_dir, native_expected, runner
+):
+    """As many sampled rows as slices, but not one a slice."""
+    answer = native_expected["seeded"][0]
+    serving, guesser = guessing(
+        model_dir,
+        [answer, *native_expected["seeded"][1:]],
+        runner=runner,
+        shape={"count": 1},
+        chunk_tokens=8,
+    )
+    asked = {"max_new_tokens": 8, **WAYS["seeded"]}
+    first = serving.add(PROMPTS[0], **asked)
+    for _ in range(2):
+        serving.scheduler.step()
+    long = [int(i) for i in np.random.default_rng(3).integers(4, 200, 60)]
+    second = serving.add(long, **asked, frequency_penalty=0.5)
+    serving.run()
+
+    alone = Serving(model_dir, **how(runner))
+    assert serving.tokens[first] == answer[:8]
+    assert serving.tokens[second] == alone.generate([long], **asked, frequency_penalty=0.5)[0]
+    assert guesser.guessed > 2
+
+
+def test_steps_sample_no_more_rows_than_there_is_room_for(model_dir, native_expected):
+    serving, guesser = guessing(
+        model_dir, native_expected["greedy"], runner="program", options={"max_samples": 9}
+    )
+    assert serving.generate(PROMPTS, max_new_tokens=24) == native_expected["greedy"]
+    assert serving.executor.caps.max_samples == 9
+    assert guesser.guessed > 10
+
+
+@pytest.mark.parametrize("runner", ["eager", "program"])
 @pytest.mark.parametrize("seed", range(4))
-def test_guesses_go_with_chunks_retraction_and_a_warm_cache(model_dir, expected, seed):
-    tree = seed % 2 == 0
+def test_guesses_go_with_chunks_retraction_and_a_warm_cache(
+    model_dir, native_expected, runner, seed
+):
+    tree = seed % 2 == 0 and runner == "eager"
     serving, _ = guessing(
         model_dir,
-        expected["sampled"],
+        native_expected["sampled"],
+        runner=runner,
         shape={"right": 0.6, "tree": tree, "seed": seed, "count": 3},
-        pages=14,
-        page_size=8,
+        pages=7 if runner == "program" else 14,
+        page_size=16 if runner == "program" else 8,
         chunk_tokens=8,
         max_batch_tokens=48,
         conservativeness=0.0,
     )
     for _ in range(2):
         found = serving.generate(PROMPTS, max_new_tokens=24, **WAYS["sampled"])
-        assert found == expected["sampled"]
+        assert found == native_expected["sampled"]
 
     load = serving.scheduler.load()
     assert load.retractions > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sylvan.protocol.messages import Finish, TokenOutput
-from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Req
@@ -58,6 +58,7 @@ class Serving:
                     "num_pages": pages + 1,
                     "max_batch_tokens": self.limits.max_batch_tokens,
                     "max_running_reqs": self.limits.max_running_reqs,
+                    "max_samples": 64,
                     "overlap": overlap,
                     "runner": runner,
                 }
@@ -100,6 +101,7 @@ class Serving:
         sample: int = 0,
         priority: int = 0,
         eos_ids: tuple[int, ...] = (),
+        thinking: Thinking | None = None,
         **sampling: object,
     ) -> str:
         self._count += 1
@@ -115,6 +117,7 @@ class Serving:
                 priority=priority,
                 eos_ids=eos_ids,
                 logprobs=logprobs,
+                thinking=thinking,
             )
         )
         return rid

@@ -16,6 +16,7 @@ from sylvan.kernels.native.library import describe, load
 from sylvan.protocol.requests import LogprobOptions
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.serving import Serving
+from tests.support.guesser import Guesser
 from tests.support.pairs import covering_rows, pairs_of
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
@@ -36,6 +37,7 @@ AXES = {
     "overlap": (False, True),
     "page_size": (16, 64),
     "threads": (1, 2),
+    "guesses": (0.0, 0.5, 1.0),  # share that is right; 0: none are made
 }
 EVERYTHING = LogprobOptions(token_ids=tuple(range(0, VOCAB, 5)))
 SAMPLING = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.9, "sampling_seed": 3}
@@ -75,7 +77,9 @@ def prompts():
     return [rng.integers(4, VOCAB, n).tolist() for n in LENGTHS]
 
 
-def serving_of(model_dir, options, row) -> Serving:
+def serving_of(model_dir, options, row, answers=None) -> Serving:
+    """`answers` of prompts are what is guessed."""
+    guesser = Guesser(answers or {}, VOCAB, right=row["guesses"], count=5)
     tokens = max(LENGTHS) + 400 if row["preempted"] else 2 * sum((*LENGTHS, *NOISE))
     return Serving(
         model_dir,
@@ -85,6 +89,7 @@ def serving_of(model_dir, options, row) -> Serving:
         page_size=row["page_size"],
         chunk_tokens=row["chunk_tokens"],
         overlap=row["overlap"],
+        capabilities=(guesser,) if row["guesses"] else (),
     )
 
 
@@ -104,9 +109,11 @@ def noise(serving, count, **changes) -> None:
 
 
 def run(serving, *, preempted) -> None:
-    """To the end; urgent requests come now and then, until one took the place of another."""
+    """To the end; an urgent request comes when others answer, until it took the place of one."""
     for step in range(2000):
-        if preempted and step % 9 == 8 and not serving.scheduler.load().retractions:
+        running = serving.scheduler.running
+        answer = running and all(req.num_outputs > 1 for req in running)
+        if preempted and answer and not serving.scheduler.load().retractions:
             noise(serving, URGENT + step, priority=100)
         if not serving.scheduler.step() and serving.scheduler.idle:
             return
@@ -148,12 +155,13 @@ def compare_rows(model_dir, prompts, options, seed):
     """Each row of a covering array against each prompt alone."""
     plain = dict(zip(AXES, (values[0] for values in AXES.values()), strict=True))
     wanted = lives(serving_of(model_dir, options, plain), prompts, "alone")
+    answers = {tuple(p): life.tokens for p, life in zip(prompts, wanted, strict=True)}
     rows = covering_rows(AXES, seed)
 
     assert all(len(life.logprobs) == len(life.tokens) == 24 for life in wanted)
     assert len({tuple(life.tokens) for life in wanted}) == len(prompts)
     for row in rows:
-        serving = serving_of(model_dir, options, row)
+        serving = serving_of(model_dir, options, row, answers)
         warm(serving, prompts, row["prefix"])
         before = serving.scheduler.load().cached_prompt_tokens
         found = lives(serving, prompts, row["company"], preempted=row["preempted"])
@@ -162,6 +170,8 @@ def compare_rows(model_dir, prompts, options, seed):
 
         assert row["prefix"] == "none" or load.cached_prompt_tokens > before, row
         assert (load.retractions > 0) == row["preempted"], row
+        guessed = row["guesses"] and not row["overlap"]  # with it the newest token is not known
+        assert (load.verified_drafts > 0) == bool(guessed), row
         for a, b in zip(wanted, found, strict=True):
             assert a.tokens == b.tokens, row
             assert np.array_equal(a.logprobs, b.logprobs), row

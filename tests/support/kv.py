@@ -96,17 +96,31 @@ class Piece:
     rid: str
     occupant: Occupant
     start: int
-    stop: int
+    stop: int  # guesses excluded
     samples: bool
+    guesses: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
 
 
 class CheckingExecutor:
-    """Knows nothing but plans; runs slices in order and asserts that every slot read is right."""
+    """Knows nothing but plans; runs slices in order and asserts that every slot read is right.
 
-    def __init__(self, groups: Sequence[KVGroup], num_slots: int = 10**4) -> None:
+    Guesses have slots, too; `accepted` counts those of a request that its last step found right.
+    """
+
+    def __init__(
+        self, groups: Sequence[KVGroup], num_slots: int = 10**4, max_samples: int = 0
+    ) -> None:
         self.caps = ExecutorCaps(
-            max_batch_tokens=10**6, max_running_reqs=num_slots, kv_groups=tuple(groups)
+            max_batch_tokens=10**6,
+            max_running_reqs=num_slots,
+            kv_groups=tuple(groups),
+            max_samples=max_samples,
+            draft_chains=True,
+            draft_trees=True,
         )
+        self.accepted: dict[str, int] = {}
+        self.guessed = 0
         self.groups = [group for group in groups if group.kind != "state"]
         self.page_size = groups[0].page_size
         sizes = [group.num_pages * self.page_size for group in self.groups]
@@ -160,15 +174,20 @@ class CheckingExecutor:
         found: list[Piece] = []
         samples, in_flight = set(plan.samples.tolist()), set(plan.in_flight.tolist())
         row = 0
+        drafts = {draft.index: draft.parents for draft in plan.drafts}
+        most = self.caps.max_samples or 10**6
+        assert plan.num_samples <= most
         spans = zip(plan.slots.tolist(), plan.starts.tolist(), plan.stops.tolist(), strict=True)
         for index, (slot, start, stop) in enumerate(spans):
             occupant = self.slots[slot]
             ids = plan.input_ids[row : row + stop - start].tolist()
             ids = [occupant.newest if row + i in in_flight else t for i, t in enumerate(ids)]
-            occupant.ids[start : start + len(ids)] = ids
             row += stop - start
-            rid = occupant.request.rid
-            found.append(Piece(index, rid, occupant, start, stop, index in samples))
+            rid, parents = occupant.request.rid, drafts.get(index, ())
+            end = stop - len(parents)
+            occupant.ids[start:end] = ids[: end - start]
+            shape = tuple(ids[end - start :]), parents
+            found.append(Piece(index, rid, occupant, start, end, index in samples, *shape))
         return found
 
     def _advance_states(self, pieces: list[Piece], work: StateWork | None) -> None:
@@ -209,6 +228,14 @@ class CheckingExecutor:
                 history = digest(history, occupant.ids[position], space)
                 memory[self._slot(occupant, group, position)] = history
         self.computed.append((piece.rid, piece.start, piece.stop))
+        after = [history]  # of the newest token, then of each guess
+        for guess, (token, parent) in enumerate(zip(piece.guesses, piece.parents, strict=True)):
+            position = piece.stop + depth(piece.parents, guess) - 1
+            space = space_at(occupant.request, position)
+            after.append(digest(after[parent + 1], token, space))
+            for group, memory in enumerate(self.memory):
+                memory[self._slot(occupant, group, piece.stop + guess)] = after[-1]
+        self.guessed += len(piece.guesses)
 
     def _outputs(self, piece: Piece) -> list[int]:
         return piece.occupant.ids[len(piece.occupant.request.input_ids) :]
@@ -233,7 +260,28 @@ class CheckingExecutor:
             return SliceOutput()
         token = next_token(self._history(piece), piece.occupant.seed)
         piece.occupant.newest = self.sampled[piece.rid, piece.stop] = token
-        return SliceOutput((token,))
+        return SliceOutput((token, *self._verify(piece, token)))
+
+    def _verify(self, piece: Piece, token: int) -> list[int]:
+        """What follows `token` by guesses that are right; their KV moves to where it belongs."""
+        occupant, found, last = piece.occupant, list[int](), -1
+        if piece.guesses:
+            del occupant.ids[piece.stop :]
+        while True:
+            children = [i for i, p in enumerate(piece.parents) if p == last]
+            right = [i for i in children if piece.guesses[i] == token]
+            if not right:
+                break
+            last, position = right[0], piece.stop + len(found)
+            for group, memory in enumerate(self.memory):
+                history = memory[self._slot(occupant, group, piece.stop + last)]
+                memory[self._slot(occupant, group, position)] = history
+            occupant.ids.append(token)
+            token = next_token(int(history), occupant.seed)
+            found.append(token)
+        if piece.guesses:
+            self.accepted[piece.rid] = len(found)
+        return found
 
     def _embeds(self, piece: Piece) -> bool:
         return isinstance(piece.occupant.request, EmbedRequest)
@@ -292,6 +340,7 @@ class World:
         windows: Sequence[tuple[int, int]] = (),  # (window, pages)
         has_full: bool = True,
         tenant_weights: Mapping[str, float] | None = None,
+        max_samples: int = 0,
         **limits,
     ) -> None:
         kind = "radix" if prefix else "none"
@@ -299,7 +348,7 @@ class World:
         self.cache = kv_cache(groups, kind, eviction)
         self.allocator = self.cache._allocator
         self.tree, self.states = self.cache.tree, self.cache.states
-        self.executor = CheckingExecutor(groups)
+        self.executor = CheckingExecutor(groups, max_samples=max_samples)
         self.clock = VirtualClock(100.0)
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, object] = {}
@@ -397,6 +446,11 @@ def check_locks(tree: RadixCache, ends: list[Node]) -> None:
         stack.extend(node.children.values())
         assert node.locks == wanted.pop(node, 0), "a lock is lost, or left behind"
     assert not wanted, "a request uses a node that is not in the tree"
+
+
+def depth(parents: Sequence[int], guess: int) -> int:
+    """Guesses that lead to one, itself included."""
+    return 0 if guess < 0 else 1 + depth(parents, parents[guess])
 
 
 def space_at(request: GenerateRequest | EmbedRequest, position: int) -> str:

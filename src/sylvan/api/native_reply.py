@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sylvan.api.logprobs import TokenText, chosen_entries, token_entries, top_entries
-from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
+from sylvan.protocol.messages import DraftCounts, Finish, Timing, TokenLogprobs, Usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +95,7 @@ class ReplyState:
                 max(0, len(self.weight_versions) - 1)
             ],
             "num_retractions": usage.retractions,
+            **draft_keys(usage.drafts),
             **timing,
         }
         if len(self.weight_versions) > 1:
@@ -127,6 +128,25 @@ def finish_reason(finish: Finish) -> dict[str, Any]:
         reason["status_code"] = finish.status
         reason["err_type"] = "BadRequestError" if finish.status < 500 else "ServiceUnavailable"
     return reason
+
+
+def draft_keys(drafts: DraftCounts | None) -> dict[str, Any]:
+    """What guesses brought; nothing of a request without.
+
+    `spec_accept_length` counts the tokens of a step that verified guesses, the one sampled after
+    them too; `spec_correct_drafts_histogram[n]` the steps in which the first n were right.
+    """
+    if drafts is None:
+        return {}
+    steps = sum(drafts.histogram)
+    return {
+        "spec_verify_ct": steps,
+        "spec_accept_length": 1 + drafts.accepted / steps,
+        "spec_accept_rate": drafts.accepted / drafts.proposed,
+        "spec_num_correct_drafts": drafts.accepted,
+        "spec_num_proposed_drafts": drafts.proposed,
+        "spec_correct_drafts_histogram": list(drafts.histogram),
+    }
 
 
 def timing_keys(timing: Timing | None, e2e_s: float, sent_at: float, tokens: int) -> dict[str, Any]:

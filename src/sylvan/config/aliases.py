@@ -169,6 +169,11 @@ def _role(value: object) -> Pairs:
         yield "disagg.role", value
 
 
+def _algorithm(value: object) -> Pairs:
+    """Names of algorithms are written in capitals elsewhere."""
+    yield "speculative.algorithm", plain_text(value).replace("_", "-")
+
+
 def _kv_events(value: object) -> Pairs:
     """SGLang's table, as JSON; its publisher `null` means none."""
     table = json.loads(value) if isinstance(value, str) else value
@@ -240,12 +245,12 @@ _RENAMED = {
     "max_lora_rank": "lora.max_rank",
     "max_loaded_loras": "lora.max_loaded",
     "lora_eviction_policy": "lora.eviction",
-    "speculative_algorithm": "speculative.algorithm",
     "speculative_draft_model_path": "speculative.draft_model",
     "speculative_draft_model": "speculative.draft_model",
     "speculative_num_steps": "speculative.num_steps",
     "speculative_eagle_topk": "speculative.topk",
     "speculative_num_draft_tokens": "speculative.num_draft_tokens",
+    "speculative_ngram_max_trie_depth": "speculative.max_match",
     "disaggregation_transfer_backend": "disagg.transfer",
     "disaggregation_bootstrap_port": "disagg.bootstrap_port",
 }
@@ -256,6 +261,7 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
     "disable_overlap_schedule": ("scheduler.overlap", "off"),
     "disable_cuda_graph": ("runner", "eager"),
     "disable_priority_preemption": ("scheduler.preempt_threshold", None),
+    "speculative_adaptive": ("speculative.adaptive", True),
     "enable_deterministic_inference": ("deterministic", True),
     "incremental_streaming_output": ("text.incremental_stream", True),
     "enable_cache_report": ("text.cache_report", True),
@@ -341,4 +347,5 @@ _ALL: Mapping[str, Alias] = {
     "lora_paths": Alias("lora.adapters", _adapters, takes_many=True),
     "disaggregation_mode": Alias("disagg.role", _role),
     "kv_events_config": Alias("kv_events", _kv_events),
+    "speculative_algorithm": Alias("speculative.algorithm", _algorithm),
 }

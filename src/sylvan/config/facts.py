@@ -114,6 +114,8 @@ class Facts:
         devices: By kind.
         model: The model to serve.
         attention: Backends by name, the preferred ones first.
+        draft: The draft model, if there is one.
+        draft_reads_alike: Its ids stand for the same texts.
         options: For each field whose values are names of modules, the names there are.
         quantizations: Methods that there are kernels for.
         absent: Kinds of devices that were looked for in vain -> why, and the way out.
@@ -124,6 +126,8 @@ class Facts:
     devices: Mapping[str, DeviceFacts]
     model: ModelFacts
     attention: Mapping[str, AttentionFacts]
+    draft: ModelFacts | None = None
+    draft_reads_alike: bool = True
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     quantizations: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -146,7 +150,6 @@ class Facts:
 
 PENDING: Mapping[str, str] = {
     "lora": "LoRA adapters",
-    "speculative": "speculative decoding",
     "disagg": "prefill and decode on different servers",
 }
 """Sections of the tree that nothing reads yet; help leaves them out, and using one is an error."""

@@ -27,6 +27,8 @@ CACHE_POLICIES = frozenset({"lpm", "dfs_weight"})
 """Policies that order by cached prefixes."""
 SMALL_MODEL_PARAMS = 200_000_000
 MAX_RUNNING_REQS = 256
+NGRAM_GUESSES = 10
+MODEL_GUESSES = 4
 STATE_SHARE = 1 / 3
 """Of the memory besides weights, for recurrent states."""
 MIN_STATES = 3
@@ -258,7 +260,28 @@ def _step_tokens(state: _State) -> tuple[int, str]:
     return 16384, "a GPU with plenty of memory"
 
 
+def _speculative(state: _State) -> None:
+    given = state.config.speculative
+    if given is None:
+        return
+    if isinstance(given.num_draft_tokens, int):
+        steps, why = (
+            max(1, given.num_draft_tokens - 1),
+            "one less than speculative.num_draft_tokens",
+        )
+    else:
+        steps, why = NGRAM_GUESSES, "a copy goes on for so long, mostly"
+        if given.draft_model is not None:
+            steps, why = MODEL_GUESSES, "each takes a pass of the draft model"
+    state.decide("speculative.num_steps", steps, why)
+    state.decide("speculative.topk", 1, "chains of guesses are verified")
+    tokens = _number(get(state.config, "speculative.num_steps")) + 1
+    state.decide("speculative.num_draft_tokens", tokens, "the guesses and the token before them")
+
+
 def _overlap(state: _State) -> None:
+    if state.config.speculative is not None:
+        state.decide("scheduler.overlap", "off", "guesses follow the newest token")
     if state.config.device != "cpu":
         state.decide("scheduler.overlap", "on", "the GPU computes while the CPU plans")
     elif state.config.runner == "program" and _number(state.config.threads) < state.device.cores:
@@ -272,13 +295,20 @@ def _plan(state: _State) -> MemoryPlan:
     stored = config.quantization or model.quantization
     weights = weight_bytes(model, str(config.dtype), stored)
     running = _number(config.scheduler.max_running_reqs)
-    work = work_bytes(model, _number(config.scheduler.max_batch_tokens), running)
+    samples = config.speculative.most_samples(running) if config.speculative else running
+    work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
     work += _number(config.cache.max_states) * state_bytes(model)
+    draft = state.facts.draft
+    if draft is not None:
+        weights += weight_bytes(draft, str(config.dtype), None)
+        work += work_bytes(draft, _number(config.scheduler.max_batch_tokens), running)
     page = _number(config.cache.page_size)
     number = DTYPE_BYTES[str(config.dtype)] if config.cache.dtype == "model" else 1
     per_token = model.kv_per_token * number
     if config.cache.dtype == "int8":  # and a scale of 4 bytes for each head
         per_token += 4 * model.kv_per_token // max(1, model.head_dim)
+    if draft is not None:  # keeps as many tokens
+        per_token += draft.kv_per_token * number
     load = Load(
         running_reqs=running,
         step_tokens=_number(config.scheduler.max_batch_tokens),
@@ -337,7 +367,7 @@ def _decide_memory(state: _State, plan: MemoryPlan) -> None:
     state.decide("context_len", longest, "what the model was made for")
 
 
-def _number(value: int | str) -> int:
+def _number(value: object) -> int:
     """A value that has been decided; 16 if `auto` is left, which `check` reports."""
     return value if isinstance(value, int) else 16
 
@@ -354,5 +384,6 @@ _STEPS: tuple[Callable[[_State], None], ...] = (
     _pages,
     _recurrent,
     _batch,
+    _speculative,
     _overlap,
 )

@@ -15,6 +15,7 @@ from sylvan.config.values import (
     Auto,
     Bytes,
     Count,
+    Depth,
     Fraction,
     Natural,
     Port,
@@ -24,6 +25,8 @@ from sylvan.config.values import (
 )
 
 BUILT_IN_MODEL = "sapling"
+DRAFTING_REQS = 8
+"""Requests that may have all their guesses verified in the same step."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -256,15 +259,31 @@ class SpeculativeConfig(Section, frozen=True):
     """Several tokens per step by drafting and verifying. Present means on."""
 
     algorithm: str
-    """How tokens are drafted."""
+    """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
+    or in the output; `standalone` has a smaller model write ahead."""
     draft_model: str | None = None
-    """Model directory of the draft model."""
-    num_steps: Count | Auto = "auto"
-    """Depth of the draft."""
+    """The smaller model of `standalone`: a directory, with the tokenizer of the model served."""
+    num_steps: Depth | Auto = "auto"
+    """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"
-    """Branches per drafting step."""
+    """Guesses for the same position; only one is verified so far."""
     num_draft_tokens: Count | Auto = "auto"
-    """Tokens verified in one step."""
+    """Tokens of one request that a step verifies: the newest one and the guesses after it."""
+    adaptive: bool = True
+    """Verify as many guesses as make the batch faster, by how often they were right and how long
+    steps took; else always all. Tokens are the same either way."""
+    min_match: Count = 2
+    """Tokens that must have occurred before for `ngram` to guess."""
+    max_match: Count = 16
+    """Tokens that `ngram` compares at most to find the best place."""
+
+    def most_samples(self, running_reqs: int) -> int:
+        """Rows that a step samples at most: beside each request, all guesses of a few.
+
+        In larger batches guesses cost more than they bring. Needs a resolved `num_steps`.
+        """
+        guesses = self.num_steps if isinstance(self.num_steps, int) else 0
+        return running_reqs + min(running_reqs, DRAFTING_REQS) * guesses
 
 
 class DisaggConfig(Section, frozen=True):

@@ -17,6 +17,8 @@ AnyTokens = Annotated[int, msgspec.Meta(ge=0, extra={"unit": "tokens"})]
 Bytes = Annotated[int, msgspec.Meta(ge=1 << 10, extra={"unit": "bytes"})]
 """A size of at least 1 KiB; text may say `512MiB`, `2GB`, `2g`."""
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+Depth = Annotated[int, msgspec.Meta(ge=1, le=64)]
+"""Tokens ahead."""
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 

@@ -54,6 +54,23 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     chosen_logprobs: np.ndarray | None = None  # float32 (P, len(options.token_ids))
 
 
+class DraftCounts(msgspec.Struct, frozen=True, gc=False):
+    """What guesses brought a request.
+
+    `histogram[n]` counts the steps that verified guesses and found the first n of them right.
+    """
+
+    proposed: int = 0
+    accepted: int = 0
+    histogram: tuple[int, ...] = ()
+
+    def verified(self, proposed: int, accepted: int) -> DraftCounts:
+        """With one more step that verified so many guesses."""
+        counts = [*self.histogram, *[0] * (accepted + 1 - len(self.histogram))]
+        counts[accepted] += 1
+        return DraftCounts(self.proposed + proposed, self.accepted + accepted, tuple(counts))
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Counts of a request so far."""
 
@@ -61,6 +78,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     retractions: int = 0
+    drafts: DraftCounts | None = None  # None: no guess of it was verified
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,6 +289,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     cached_prompt_tokens: int = 0
     generated_tokens: int = 0
     retractions: int = 0
+    verified_drafts: int = 0  # slices with guesses that steps verified
+    proposed_draft_tokens: int = 0  # the guesses in them
+    accepted_draft_tokens: int = 0  # those that were right
     targets_set: int = 0  # finished requests that had a latency target
     targets_met: int = 0  # and met it: goodput
     repaired_pages: int = 0  # lost by a bug of ours, found and taken back
@@ -280,6 +301,18 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     last_gen_throughput: float = 0.0  # the same, of the last heartbeat by which there were any
     num_grammar_reqs: int = 0  # of those that wait, whose grammar is being compiled
     paused: bool = False  # nothing is computed before a Resume
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens that a request gets of a step that verifies guesses of it; 0: none did yet."""
+        steps = self.verified_drafts
+        return 1 + self.accepted_draft_tokens / steps if steps else 0.0
+
+    @property
+    def accept_rate(self) -> float:
+        """Share of the verified guesses that were right; 0: there were none yet."""
+        proposed = self.proposed_draft_tokens
+        return self.accepted_draft_tokens / proposed if proposed else 0.0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):

@@ -85,7 +85,7 @@ FLAGS = {
     "--max-lora-rank 16": ("lora.max_rank", 16),
     "--max-loaded-loras 9": ("lora.max_loaded", 9),
     "--lora-eviction-policy fifo": ("lora.eviction", "fifo"),
-    "--speculative-algorithm NGRAM": ("speculative.algorithm", "NGRAM"),
+    "--speculative-algorithm NGRAM": ("speculative.algorithm", "ngram"),
     "--speculative-algorithm E --speculative-draft-model-path d": ("speculative.draft_model", "d"),
     "--speculative-algorithm E --speculative-draft-model d": ("speculative.draft_model", "d"),
     "--speculative-algorithm E --speculative-num-steps 3": ("speculative.num_steps", 3),
@@ -93,6 +93,11 @@ FLAGS = {
     "--speculative-algorithm E --speculative-num-draft-tokens 8": (
         "speculative.num_draft_tokens",
         8,
+    ),
+    "--speculative-algorithm NGRAM --speculative-adaptive": ("speculative.adaptive", True),
+    "--speculative-algorithm NGRAM --speculative-ngram-max-trie-depth 9": (
+        "speculative.max_match",
+        9,
     ),
     "--disaggregation-mode prefill": ("disagg.role", "prefill"),
     "--disaggregation-mode null": ("disagg", None),

@@ -8,10 +8,11 @@ from sylvan.config.check import RULES, check
 from sylvan.config.facts import DeviceFacts
 from sylvan.config.fields import fields, replaced, sections
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import Config, KVEventsConfig, LoraConfig
+from sylvan.config.tree import Config, KVEventsConfig, LoraConfig, SpeculativeConfig
 from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts, make_model
 
+STANDALONE = SpeculativeConfig(algorithm="standalone", draft_model="d")
 BROKEN = {
     "feature does not exist yet": ({"lora": LoraConfig()}, "lora: not supported yet: LoRA"),
     "replicas behind another front": (
@@ -107,6 +108,58 @@ BROKEN = {
         {"cache.max_tokens": 64, "context_len": 2048},
         "context_len=2048 does not fit into a KV cache of 64 tokens",
     ),
+    "unknown algorithm of guesses": (
+        {"speculative": SpeculativeConfig(algorithm="ngrm")},
+        "speculative.algorithm=ngrm: unknown (did you mean ngram?); there is ngram",
+    ),
+    "draft model without use": (
+        {"speculative": SpeculativeConfig(algorithm="ngram", draft_model="d")},
+        "speculative.algorithm=ngram has no model; leave speculative.draft_model=d out",
+    ),
+    "no draft model": (
+        {"speculative": SpeculativeConfig(algorithm="standalone")},
+        "speculative.algorithm=standalone needs a smaller model",
+    ),
+    "draft model of another vocabulary": (
+        {"speculative": STANDALONE},
+        "speculative.draft_model=d: its tokenizer is another one than that of model=sapling",
+    ),
+    "draft model that writes no text": (
+        {"speculative": STANDALONE},
+        "speculative.draft_model=d writes no text",
+    ),
+    "draft model with recurrent layers": (
+        {"speculative": STANDALONE},
+        "speculative.draft_model=d has recurrent layers",
+    ),
+    "several guesses for a position": (
+        {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
+        "speculative.topk=4: one guess for each position is verified",
+    ),
+    "guesses and verified tokens differ": (
+        {"speculative": SpeculativeConfig(algorithm="ngram", num_steps=3, num_draft_tokens=8)},
+        "speculative.num_draft_tokens=8 must be one more than speculative.num_steps=3",
+    ),
+    "match longer than what is compared": (
+        {"speculative": SpeculativeConfig(algorithm="ngram", min_match=5, max_match=4)},
+        "speculative.min_match=5 is more than speculative.max_match=4",
+    ),
+    "guesses not on this device": (
+        {"speculative": SpeculativeConfig(algorithm="ngram"), "device": "odd"},
+        "steps on device=odd verify no guesses yet",
+    ),
+    "guesses with recurrent layers": (
+        {"speculative": SpeculativeConfig(algorithm="ngram")},
+        "this model has recurrent layers",
+    ),
+    "guesses where nothing is generated": (
+        {"speculative": SpeculativeConfig(algorithm="ngram"), "task": "embed"},
+        "with task=embed nothing is generated",
+    ),
+    "guesses without the newest token": (
+        {"speculative": SpeculativeConfig(algorithm="ngram"), "scheduler.overlap": "on"},
+        "which is not known yet with scheduler.overlap=on",
+    ),
     "TLS key without certificate": ({"server.ssl_keyfile": "k"}, "needs server.ssl_certfile"),
 }
 
@@ -119,12 +172,24 @@ def complaint(values, facts):
     return ""
 
 
+DRAFTS = {
+    "draft model of another vocabulary": {"draft": make_model(), "draft_reads_alike": False},
+    "draft model that writes no text": {"draft": make_model(causal=False)},
+    "draft model with recurrent layers": {"draft": make_model(state_numbers=100)},
+}
+
+
 def facts_for(name):
     if name == "no attention fits":
         attention = {k: v for k, v in make_facts().attention.items() if k != "native"}
         return make_facts(attention=attention)
     if name == "dtype not on this device":
         odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"float32", "bfloat16"}))
+        return make_facts(devices=make_facts().devices | {"odd": odd})
+    if name in DRAFTS:
+        return make_facts(**DRAFTS[name])
+    if name == "guesses not on this device":
+        odd = DeviceFacts(kind="odd")
         return make_facts(devices=make_facts().devices | {"odd": odd})
     if name == "quantised checkpoint not on this device":
         odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"bfloat16"}))
@@ -134,7 +199,7 @@ def facts_for(name):
         return make_facts(model=make_model(head_dim=256))
     if name == "pickled weights":
         return make_facts(model=make_model(weights="pt"))
-    if name == "no state for any request":
+    if name in ("no state for any request", "guesses with recurrent layers"):
         return make_facts(model=make_model(state_numbers=100))
     return make_facts()
 
@@ -247,3 +312,34 @@ def test_deterministic_steers_attention_and_runner_and_forbids_to_fall_back():
     assert resolved.config.runner_fallback is False
     assert resolve(Config(), inexact()).config.runner_fallback is True
     assert resolve(Config(), inexact()).config.deterministic is True
+
+
+@pytest.mark.parametrize("name", ["EAGLE3", "mtp"])
+def test_algorithms_to_come_are_named_as_such(name):
+    given = {"speculative": SpeculativeConfig(algorithm=name.lower())}
+
+    assert "not supported yet" in complaint(given, make_facts())
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [({}, 10), ({"num_steps": 3}, 3), ({"num_draft_tokens": 5}, 4)],
+)
+def test_lengths_of_drafts_follow_from_each_other(given, steps):
+    asked = {"speculative": SpeculativeConfig(algorithm="ngram", **given)}
+    found = resolve(replaced(Config(), asked), make_facts()).config
+
+    assert found.speculative.num_steps == steps
+    assert found.speculative.num_draft_tokens == steps + 1
+    assert found.scheduler.overlap == "off"
+    assert complaint(asked, make_facts()) == ""
+
+
+def test_a_draft_model_has_its_part_of_the_memory():
+    asked = {"speculative": STANDALONE, "cache.max_tokens": 1024}
+    plain = resolve(replaced(Config(), {"cache.max_tokens": 1024}), make_facts())
+    drafted = resolve(replaced(Config(), asked), make_facts(draft=make_model()))
+
+    assert drafted.plan.kv_bytes == 2 * plain.plan.kv_bytes
+    assert drafted.plan.weight_bytes == 2 * plain.plan.weight_bytes
+    assert drafted.config.speculative.num_steps == 4

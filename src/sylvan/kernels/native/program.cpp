@@ -52,12 +52,15 @@ void prepare(const Inputs& in, Run& run) {
             int32_t* place = filled(run.slots) + int64_t(g) * run.slot_step + row_start[s];
             for (int t = starts[s]; t < stops[s]; t++) *place++ = pages[t / in.page_size] * in.page_size + t % in.page_size;
         }
-    for (int i = 0; i < in.outputs; i++) filled(run.out_rows)[i] = row_start[sampled[i] + 1] - 1;
+    for (int i = 0, n; i < in.outputs; i += n) {  // those of a request are its last rows
+        for (n = 1; i + n < in.outputs && sampled[i + n] == sampled[i]; n++) {}
+        for (int k = 0; k < n; k++) filled(run.out_rows)[i + k] = row_start[sampled[i] + 1] - n + k;
+    }
     if (!run.sample) return;
     run.sample->rows = in.outputs;
     for (int i = 0; i < in.outputs; i++) {
         filled(run.sample->slots)[i] = slots[sampled[i]];
-        filled(run.sample->positions)[i] = stops[sampled[i]];
+        filled(run.sample->positions)[i] = positions[run.out_rows[i]] + 1;
     }
 }
 

@@ -42,7 +42,7 @@ struct Run {  // everything that changes from step to step
 
 struct Inputs {  // a step as the scheduler sees it: the arrays of a run follow from it
     int32_t seqs, tokens, outputs, in_flight, page_size, vocab;
-    // slots, first and past-the-last position of each request [3][seqs] | requests that are sampled [outputs] |
+    // slots, first and past-the-last position of each request [3][seqs] | requests that are sampled [outputs], again for each row more |
     // rows whose id the step before sampled, and their request slots [2][in_flight] | ids [tokens]
     const int32_t* numbers;
     int32_t* last_token;  // [slots] read here, and written once sampled

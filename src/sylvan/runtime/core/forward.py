@@ -144,11 +144,20 @@ class TurningAttention(AttentionBackend, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
-    """Largest step that the persistent buffers hold."""
+    """Largest step that the persistent buffers hold.
+
+    `max_samples`: rows whose logits are wanted; 0: one for each request.
+    """
 
     max_tokens: int
     max_reqs: int
     max_pages_per_req: int
+    max_samples: int = 0
+
+    @property
+    def most_samples(self) -> int:
+        """Rows whose logits are wanted at once."""
+        return max(self.max_samples, self.max_reqs)
 
 
 class HostArrays:
@@ -205,7 +214,7 @@ class ForwardBatch:
     has rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, kv_lens_R[r] tokens of KV once
     they are stored, and its pages in page_tables[g][req_slots_R[r]], where g is the KV group of the
     layer that asks; slot_mappings[g] (T,) are the slots where its layers store the rows. q_starts_R
-    has R + 1 entries; `sample_rows` (<= R,) are the rows whose logits are wanted. Models with
+    has R + 1 entries; `sample_rows` (S,) are the rows whose logits are wanted. Models with
     recurrent layers have `states`, and `state_work` says what this step does with them.
     `input_embeds` are vectors that stand for token embeddings, `drafts` the slices whose last rows
     are guesses.

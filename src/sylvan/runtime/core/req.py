@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
-from sylvan.protocol.messages import Finish
+from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
 from sylvan.runtime.core.step import PageCopy
@@ -92,7 +92,7 @@ class Req:
     stop_ids: frozenset[int] = field(init=False)
     priority: int = field(init=False)
     ignores_eos: bool = False
-    takes_drafts: bool = False  # what is drawn after a guess depends on the guess by its KV alone
+    generates: bool = False
     phase: Phase = Phase.WAITING
     computed: int = 0  # tokens whose KV exists once all steps in flight are done
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
@@ -101,6 +101,7 @@ class Req:
     key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     retractions: int = 0
+    drafts: DraftCounts | None = None
     num_emitted: int = field(init=False)  # of `tokens`: sent to the client, or known to it
     emit_at: int = field(init=False)  # number of tokens at which the next output is emitted
     emit_interval: int = 1  # tokens between outputs after that
@@ -122,7 +123,7 @@ class Req:
             self.max_tokens += sampling.max_new_tokens or 0
             self.min_tokens += sampling.min_new_tokens
             self.ignores_eos = sampling.ignore_eos
-            self.takes_drafts = _takes_drafts(request)
+            self.generates = True
             if not sampling.ignore_eos:
                 self.stop_ids = frozenset((*request.eos_ids, *sampling.stop_token_ids))
             ids = np.concatenate([ids, request.output_ids])
@@ -147,14 +148,6 @@ class Req:
     def lacking(self) -> int:
         """Tokens without KV that are not being computed either."""
         return self.tokens.length + self.pending - self.computed
-
-
-def _takes_drafts(request: GenerateRequest) -> bool:
-    """Penalties, grammars and budgets of thinking look at tokens that are not sure yet."""
-    sampling = request.sampling
-    penalties = sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty
-    constrained = sampling.grammar is not None or request.thinking is not None
-    return penalties == (0.0, 0.0, 1.0) and not constrained
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
     @property
     def sample_slots(self) -> IntArray:
         """Request slot of each sampled row, (S,)."""
-        return self.slots if self.num_samples == self.num_slices else self.slots[self.samples]
+        plain = self.num_samples == self.num_slices and not self.drafts
+        return self.slots if plain else self.slots[self.samples]
 
     @property
     def sample_positions(self) -> NDArray[np.int64]:
@@ -193,7 +194,8 @@ class SliceOutput(msgspec.Struct):
     `token_ids` is empty where the slice samples none, one id, or several when guesses were
     accepted, or when what follows the first was certain without asking the model: the KV of those
     is lacking, and later steps in flight sample none for this request. `ended`: the output is
-    complete with `token_ids`. `error` fails this request only, with `status`.
+    complete with `token_ids`. `error` fails this request only, with `status`. `accepted`: guesses
+    that were right, whose KV stays; None: those before the last of `token_ids`.
     """
 
     token_ids: Sequence[int] = ()
@@ -201,6 +203,12 @@ class SliceOutput(msgspec.Struct):
     error: str = ""
     ended: bool = False
     status: int = 500
+    accepted: int | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        """Guesses that were right."""
+        return max(0, len(self.token_ids) - 1) if self.accepted is None else self.accepted
 
 
 class StepResult(msgspec.Struct):

@@ -18,6 +18,7 @@ from sylvan.config.load import dump
 from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
 from sylvan.kernels import describe
+from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.radix import RadixCache
@@ -35,6 +36,10 @@ from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
+from sylvan.runtime.features.speculation.build import build_speculation
+from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.model import DraftModel
+from sylvan.runtime.features.speculation.together import ModelSpeculation
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.capability import Capability, Hooks
@@ -96,10 +101,23 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
-    scheduler, inspect = compose_scheduler(config, executor, emit, (grammar.control,), publisher)
+    capabilities: tuple[Capability, ...] = (grammar.control,)
+    speculation = draft = None
+    if config.speculative is not None:
+        if not executor.caps.draft_chains:
+            raise ConfigError(
+                f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
+                f"{model.runner} verify no guesses for this model; leave it out"
+            )
+        draft = _draft_model(config)
+        speculation = build_speculation(config.speculative, model.vocab_size, draft)
+        capabilities = (*capabilities, speculation)
+    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher)
 
     def close() -> None:
         executor.close()
+        if draft is not None:
+            draft.close()
         if publisher is not None:
             publisher.close()
         grammar.close()
@@ -124,12 +142,39 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             "state_bytes": model.num_states * model.state_bytes,
             "weight_version": config.weight_version,
         },
-        state=lambda: _state(config, grammar, model),
+        state=lambda: _state(config, grammar, model, speculation),
         inspect=inspect,
         executor=executor,
         close=close,
         num_grammar_reqs=grammar.num_waiting,
         weight_version=config.weight_version,
+    )
+
+
+def _draft_model(config: Config) -> DraftModel | None:
+    """The model that writes ahead, with as much memory in tokens as the one that is served."""
+    given = config.speculative
+    if given is None or given.draft_model is None:
+        return None
+    path = model_dir(given.draft_model)
+    facts = read_facts(path, config.dtype, None, trusted=config.trust_remote_code)
+    options = replace(
+        _options(config),
+        context_len=min(facts.context_len, _number(config.context_len)),
+        quantization=None,
+        attention="auto",
+        runner="auto",
+        deterministic=False,
+        load_format="auto",
+        max_samples=0,
+        embed=None,
+        headless=False,
+    )
+    executor, facts = build_executor(path, options)
+    return DraftModel(
+        executor,
+        limits=replace(_limits(config, executor.caps), preemption_threshold=None),
+        context_len=min(facts.context_len, _number(config.context_len)),
     )
 
 
@@ -187,6 +232,9 @@ def compose_scheduler(
             questions=Hooks(parts.capabilities).questions,
             tenant_weights=settings.tenant_weights,
             lockstep=caps.lockstep,
+            max_samples=caps.max_samples,
+            draft_chains=caps.draft_chains,
+            draft_trees=caps.draft_trees,
             num_slots=caps.max_running_reqs,
             makes_vectors=caps.makes_vectors,
             pools_all=caps.pools_all,
@@ -252,6 +300,7 @@ def _options(config: Config) -> LocalOptions:
         trusted=config.trust_remote_code,
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
+        max_samples=config.speculative.most_samples(running) if config.speculative else 0,
         num_states=_number(config.cache.max_states),
         embed=_wish(config),
         headless=config.task == "embed",
@@ -265,10 +314,16 @@ def _wish(config: Config) -> PoolingWish | None:
     return PoolingWish(mode=config.embedding.pooling, normalize=config.embedding.normalize)
 
 
-def _state(config: Config, grammar: Grammar, model: ModelFacts) -> Mapping[str, Any]:
+def _state(
+    config: Config,
+    grammar: Grammar,
+    model: ModelFacts,
+    speculation: Speculation | ModelSpeculation | None,
+) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}
-    return {"config": dump(config), "grammar": asdict(grammar.stats())} | experts
+    drafts = {"speculation": asdict(speculation.counts)} if speculation else {}
+    return {"config": dump(config), "grammar": asdict(grammar.stats())} | experts | drafts
 
 
 def _number(value: int | str) -> int:

@@ -6,16 +6,20 @@ Imports no torch where drivers tell what is asked of them, so that `sylvan confi
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import sylvan.runtime.attention
 import sylvan.runtime.cache.eviction
 import sylvan.runtime.sched.policies
 from sylvan import kernels
-from sylvan.config.checkpoint import model_facts
+from sylvan.config.checkpoint import model_dir, model_facts
 from sylvan.config.facts import QUANTISED_BITS, AttentionFacts, DeviceFacts, Facts, cpu_facts
 from sylvan.config.tree import Config
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.features.grammar.libraries import installed_backends
 from sylvan.runtime.platform.facts import Kind
 from sylvan.runtime.platform.find import load_kinds, open_platform
@@ -88,6 +92,7 @@ def gather_facts(config: Config) -> Facts:
         devices=devices,
         absent=absent,
         model=model_facts(config.model, trusted=config.trust_remote_code),
+        **_draft(config),
         attention={
             name: _offered(name, facts, kinds.values())
             for name, facts in ATTENTION.items()
@@ -109,6 +114,29 @@ def gather_facts(config: Config) -> Facts:
         },
         quantizations=frozenset(QUANTISED_BITS),
     )
+
+
+def _draft(config: Config) -> dict[str, Any]:
+    """Facts of the draft model, if there is one."""
+    if config.speculative is None or config.speculative.draft_model is None:
+        return {}
+    name = config.speculative.draft_model
+    try:
+        facts = model_facts(name, trusted=config.trust_remote_code)
+        ours, theirs = (model_dir(path) / "tokenizer.json" for path in (config.model, name))
+        same = _vocabulary(ours) == _vocabulary(theirs)
+    except (ConfigError, OSError, ValueError) as error:
+        raise ConfigError(f"speculative.draft_model={name}: {error}") from None
+    return {"draft": facts, "draft_reads_alike": same}
+
+
+def _vocabulary(tokenizer: Path) -> object:
+    """What ids stand for; None if the tokenizer is of another kind."""
+    if not tokenizer.is_file():
+        return None
+    table = json.loads(tokenizer.read_bytes())
+    added = {token["id"]: token["content"] for token in table.get("added_tokens", ())}
+    return table.get("model", {}).get("vocab"), added
 
 
 def _wanted(kind: Kind, device: str) -> bool:

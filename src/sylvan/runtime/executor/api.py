@@ -16,7 +16,9 @@ class ExecutorCaps:
 
     `kv_groups`: memory for keys, values and recurrent states, in the order of page tables; the
     executor of a simulation may have none. `lockstep`: every rank must run every step, so an empty
-    plan is launched too. `draft_chains`, `draft_trees`: which guesses a step can verify.
+    plan is launched too. `max_samples`: rows that a step samples, one for each request and one for
+    each guess; 0: as many as there are rows. `draft_chains`, `draft_trees`: which guesses a step
+    can verify.
     """
 
     max_batch_tokens: int
@@ -26,6 +28,7 @@ class ExecutorCaps:
     both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
     makes_vectors: bool = False  # `EmbedRequest` is served
     pools_all: bool = False  # vectors are made of all tokens: none may come from the cache
+    max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.params import SamplingBatch
 
 
 class Drawing(Protocol):
@@ -62,6 +63,25 @@ class StepBackend(Protocol):
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
         """Sample the rows of the step."""
+        ...
+
+    def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
+        """Sample some of the sampled rows after `forward`; of immediate backends only.
+
+        Args:
+            rows: Indices into the sampled rows.
+            batch: Of these rows.
+            masks: Of these rows.
+        """
+        ...
+
+    def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
+        """Move the KV of right guesses to where the next step looks; of immediate backends only.
+
+        Args:
+            paths: Slice index -> its right guesses, in order of depth.
+            newest: Request slot -> the token that a step in flight may feed.
+        """
         ...
 
     def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:

@@ -103,6 +103,7 @@ def build_executor(
         limits=BatchLimits(
             max_tokens=options.max_batch_tokens,
             max_reqs=options.max_running_reqs,
+            max_samples=options.max_samples,
             max_pages_per_req=-(-(context + 1) // options.page_size),
         ),
         progress=progress,
@@ -154,6 +155,7 @@ def _in_memory(
         both_ways=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
+        max_samples=plan.limits.most_samples,
         draft_chains=made.runner.verifies_drafts and not config.states,
         draft_trees=made.runner.verifies_drafts and made.attention.caps.tree_mask,
     )

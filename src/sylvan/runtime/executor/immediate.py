@@ -5,7 +5,7 @@ Shapes: T rows of the step, S sampled rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class ImmediateBackend:
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         """See `StepBackend.forward`."""
-        if self._fused is not None and self._is_plain(plan):
+        if self._fused is not None and self._is_fusible(plan):
             self._fused.run(plan, draw=False)
             self._logits_SV = self._fused.logits()
             return
@@ -69,7 +69,7 @@ class ImmediateBackend:
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
         """See `StepBackend.step`."""
-        if self._fused is not None and self._is_plain(plan):
+        if self._fused is not None and self._is_fusible(plan):
             drawn = self._fused.run(plan, draw=True, masks=masks)
             if drawn is not None:
                 return drawn
@@ -80,14 +80,24 @@ class ImmediateBackend:
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
         """See `StepBackend.draw`."""
-        rows = self._slots.rows(plan)
+        every = np.arange(plan.num_samples, dtype=np.int32)
+        return self._draw(self._logits_SV, every, self._slots.rows(plan), masks)
+
+    def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
+        """See `StepBackend.draw_rows`."""
+        with torch.inference_mode():
+            logits_RV = self._logits_SV[torch.from_numpy(rows).long()]
+        return self._draw(logits_RV, rows, batch, masks)
+
+    def _draw(
+        self, logits_RV: torch.Tensor, rows: IntArray, batch: SamplingBatch, masks: Masks | None
+    ) -> SampleOutput:
         with torch.inference_mode():
             try:
-                drawn = self._sampler.sample(self._logits_SV, rows, masks)
+                drawn = self._sampler.sample(logits_RV, batch, masks)
             except FAILURES:
-                drawn = self._draw_each(rows, masks)
-        if not plan.drafts:
-            self._last_token[rows.slots] = drawn.token_ids
+                drawn = self._draw_each(rows, batch, masks)
+        self._last_token[batch.slots] = drawn.token_ids  # of slices with guesses nobody reads it
         return drawn
 
     def correct(self, plan: StepPlan) -> None:
@@ -95,8 +105,8 @@ class ImmediateBackend:
 
     def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
         """See `StepBackend.accept`."""
-        if plan.drafts:
-            self._keep_accepted(plan, drawn)
+        if not all(draft.is_chain for draft in plan.drafts):
+            self.keep(accepted_guesses(plan, drawn.token_ids), {})
         params = self._slots.params
         if not outcomes:
             if params.counts:
@@ -113,11 +123,15 @@ class ImmediateBackend:
             ids = np.fromiter((t for some in tokens for t in some), np.int32, len(each))
             params.sampled(each, ids)
 
-    def _keep_accepted(self, plan: StepPlan, drawn: SampleOutput) -> None:
-        """Move the KV of accepted guesses to where the next step looks for it."""
-        ends = plan.ends
-        for draft in plan.drafts:
-            path = accepted_guesses(plan, draft, drawn.token_ids)
+    def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
+        """See `StepBackend.keep`."""
+        for slot, token in newest.items():
+            self._last_token[slot] = token
+        ends = self.batch.host.q_starts[1:]
+        for draft in self.batch.drafts:
+            if draft.is_chain:
+                continue  # it is there already
+            path = paths[draft.index]
             first = int(ends[draft.index]) - len(draft.parents)
             sources = [first + guess for at, guess in enumerate(path) if at != guess]
             targets = [first + at for at, guess in enumerate(path) if at != guess]
@@ -158,9 +172,11 @@ class ImmediateBackend:
         found = join(parts)
         return lambda: found
 
-    def _is_plain(self, plan: StepPlan) -> bool:
-        """Whether each row has a token id, and each slice one sampled row and ids in sequence."""
-        return not (plan.drafts or self.batch.input_embeds or plan.positions is not None)
+    def _is_fusible(self, plan: StepPlan) -> bool:
+        """Whether each row has a token id, and the rows of each slice follow one another."""
+        if self.batch.input_embeds or plan.positions is not None:
+            return False
+        return all(draft.is_chain for draft in plan.drafts)
 
     def _fill(self, plan: StepPlan) -> None:
         arrays, batch = self._arrays, self.batch
@@ -173,10 +189,12 @@ class ImmediateBackend:
         arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
-    def _draw_each(self, rows: SamplingBatch, masks: Masks | None) -> SampleOutput:
+    def _draw_each(
+        self, sampled: IntArray, rows: SamplingBatch, masks: Masks | None
+    ) -> SampleOutput:
         """One request's parameters are to blame, but not known which: each by itself."""
         count = len(rows.slots)
-        logits_SV = self._runner.logits(self.batch.host.sample_rows[:count].copy())
+        logits_SV = self._runner.logits(self.batch.host.sample_rows[sampled])
         found = SampleOutput(np.zeros(count, np.int32), {}, {})
         for row in range(count):
             one = slice(row, row + 1)

@@ -5,7 +5,7 @@ Shapes: R slices of the step, S sampled rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.verify import verified
@@ -47,6 +47,12 @@ def step_result(
     for index, why in errors.items():
         others[index] = SliceOutput(error=why)
     return StepResult(tokens, others)
+
+
+def failing(outputs: Sequence[SliceOutput], errors: Mapping[int, str]) -> StepResult:
+    """Outputs slice by slice, but for those of requests that fail."""
+    failed = {index: SliceOutput(error=why) for index, why in errors.items()}
+    return StepResult.of([failed.get(i) or output for i, output in enumerate(outputs)])
 
 
 def _output(row: int, token: int, drawn: SampleOutput, outcome: Outcome | None) -> SliceOutput:

@@ -43,7 +43,7 @@ class ModelRunner(Protocol):
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """Logits of other rows of the step just run without a graph: float32 (n, V).
 
-        At most `batch.limits.max_reqs` at once.
+        At most `batch.limits.most_samples` at once.
         """
         ...
 
@@ -62,7 +62,7 @@ class ModelRunner(Protocol):
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         """The model's head on vectors that are no rows of a step: float32 (R, C).
 
-        At most `batch.limits.max_reqs` at once; the result is the caller's.
+        At most `batch.limits.most_samples` at once; the result is the caller's.
         """
         ...
 

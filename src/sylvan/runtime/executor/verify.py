@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.core.step import DraftRows, SliceOutput, StepPlan, StepResult
+from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.logprobs import join
 
@@ -40,30 +38,35 @@ def accepted_path(
         last = found
 
 
-def accepted_guesses(plan: StepPlan, draft: DraftRows, token_ids: IntArray) -> list[int]:
-    """`accepted_path` of one slice, from all that the step sampled (S,)."""
-    end, count = int(plan.ends[draft.index]), len(draft.parents)
-    first = int(np.argmax(plan.samples == draft.index))
-    guesses = plan.input_ids[end - count : end].tolist()
-    return accepted_path(draft.parents, guesses, token_ids[first : first + count + 1].tolist())
+def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
+    """`accepted_path` by index of the slices with guesses, from all that the step sampled (S,)."""
+    ends, ids, drawn = plan.ends.tolist(), plan.input_ids, token_ids.tolist()
+    samples = plan.samples.tolist()
+    found: dict[int, list[int]] = {}
+    for draft in plan.drafts:
+        end, count = ends[draft.index], len(draft.parents)
+        first = samples.index(draft.index)
+        guesses = ids[end - count : end].tolist()
+        found[draft.index] = accepted_path(draft.parents, guesses, drawn[first : first + count + 1])
+    return found
 
 
 def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> StepResult:
     """What a step with guesses brought: the accepted ones, and the token sampled after them."""
-    drafts = {draft.index: draft for draft in plan.drafts}
+    paths, ids = accepted_guesses(plan, drawn.token_ids), drawn.token_ids.tolist()
     outputs = [SliceOutput() for _ in range(plan.num_slices)]
-    samples = plan.samples.tolist()
-    for index in dict.fromkeys(samples):
-        first = samples.index(index)
-        path = []
-        if index in drafts:
-            path = accepted_guesses(plan, drafts[index], drawn.token_ids)
-        rows = [first, *(first + 1 + guess for guess in path)]
+    last = -1
+    for first, index in enumerate(plan.samples.tolist()):
+        if index == last:
+            continue
+        last = index
+        rows = [first, *(first + 1 + guess for guess in paths.get(index, ()))]
         why = next((drawn.errors[row] for row in rows if row in drawn.errors), "")
-        tokens = tuple(int(drawn.token_ids[row]) for row in rows)
         logprobs = [part for row in rows if (part := drawn.logprobs.get(row)) is not None]
         outputs[index] = SliceOutput(
-            () if why else tokens, join(logprobs) if logprobs else None, error=why
+            () if why else tuple([ids[row] for row in rows]),
+            logprobs=join(logprobs) if logprobs else None,
+            error=why,
         )
     for index, why in errors.items():
         outputs[index] = SliceOutput(error=why)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.core.step import Join, StepPlan, StepResult
+from sylvan.runtime.core.step import Join, SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.backend import Drawing, StepBackend
 from sylvan.runtime.executor.capability import (
     CapabilityWorker,
@@ -23,7 +23,8 @@ from sylvan.runtime.executor.capability import (
     overriding,
 )
 from sylvan.runtime.executor.failures import FAILURES, failure
-from sylvan.runtime.executor.results import step_result
+from sylvan.runtime.executor.results import failing, step_result
+from sylvan.runtime.executor.rounds import verify_in_rounds
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.constraints import Constraints, Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
@@ -42,6 +43,7 @@ class LaunchedStep:
         errors: Slice index -> why its request fails.
         context: If the step carries work of capabilities.
         reports: By capability.
+        outputs: Slice by slice, of a step whose guesses were verified in rounds.
     """
 
     worker: Worker
@@ -51,6 +53,7 @@ class LaunchedStep:
     errors: Mapping[int, str] | None = None
     context: StepContext | None = None
     reports: Mapping[str, Report] | None = None
+    outputs: Sequence[SliceOutput] | None = None
     error: ExecutorError | None = None
     result: StepResult | None = None
 
@@ -118,6 +121,11 @@ class Worker:
     def complete(self, step: LaunchedStep, drawing: Drawing) -> StepResult:
         """The result of a launched step; waits for it."""
         plan, drawn = step.plan, drawing.wait()
+        if step.outputs is not None:
+            result = failing(step.outputs, step.errors or NO_ERRORS)
+            if step.context is not None:
+                self._report(step, step.context, drawn.token_ids, result)
+            return result
         outcomes = NO_OUTCOMES
         if step.rows is not None and self._constraints is not None:
             outcomes = self._constraints.advance(step.rows, drawn.token_ids)
@@ -171,7 +179,13 @@ class Worker:
         """Forward and draw at once; masks that take long are made during the forward pass."""
         backend, constraints = self._backend, self._constraints
         self._follow(plan)
-        if constraints is None or not self._is_constrained(plan):
+        is_constrained = constraints is not None and self._is_constrained(plan)
+        if plan.drafts and (is_constrained or self._is_penalised(plan)):
+            backend.forward(plan, graph=False)
+            verified = verify_in_rounds(plan, backend, self._slots, constraints)
+            step.outputs = verified.outputs
+            return verified.drawn
+        if constraints is None or not is_constrained:
             return backend.step(plan, None)
         rows = step.rows = self._slots.rows(plan)
         if not constraints.prepare(rows.slots, rows.positions):
@@ -193,6 +207,11 @@ class Worker:
     def _is_constrained(self, plan: StepPlan) -> bool:
         constrained = self._constrained
         return bool(constrained) and not constrained.isdisjoint(plan.sample_slots.tolist())
+
+    def _is_penalised(self, plan: StepPlan) -> bool:
+        """Whether what was generated counts for a slice with guesses."""
+        slots = [int(plan.slots[draft.index]) for draft in plan.drafts]
+        return bool(self._slots.params.has_penalty[slots].any())
 
     def _note_errors(self, plan: StepPlan, step: LaunchedStep) -> None:
         errors, slots = dict(step.errors or {}), plan.slots

@@ -99,8 +99,12 @@ class Capability:
         """Longest prefix of `req` that may come from the prefix cache; None: any."""
         return None
 
-    def draft(self, req: Req) -> Draft | None:
-        """Guesses to verify in this step after the known tokens (speculation)."""
+    def may_draft(self) -> bool:
+        """Whether `draft` is to be asked in this step. Without, requests decode as fast as ever."""
+        return True
+
+    def draft(self, req: Req, most: int) -> Draft | None:
+        """At most so many guesses to verify in this step after the known tokens (speculation)."""
         return None
 
     def wants_step(self) -> bool:
@@ -150,7 +154,7 @@ class Observer(Capability):
     def on_decision(self, question: str, req: Req | None, answer: Any) -> None:
         """The capabilities together answered `question` ("gate", "admit", ...) about `req`.
 
-        None: the question is about no request ("wants_step").
+        None: it was about the step.
         """
 
     def on_plan(self, plan: StepPlan) -> None:
@@ -205,6 +209,7 @@ class Hooks:
             "gate": self._gates,
             "running gate": self._running_gates,
             "admit": self._admitters,
+            "may_draft": self._drafters,
             "draft": self._drafters,
             "holds": self._holders,
             "stop_loading": self._load_stoppers,
@@ -274,11 +279,17 @@ class Hooks:
             limit = limit if own is None else min(limit, own)
         return limit
 
-    def draft(self, req: Req) -> Draft | None:
-        """The guesses of the first capability that has some."""
+    def may_draft(self) -> bool:
+        """Whether any capability is to be asked for guesses in this step."""
         if not self._drafters:
-            return None
-        draft = next((d for c in self._drafters if (d := c.draft(req))), None)
+            return False
+        wanted = any(c.may_draft() for c in self._drafters)
+        self._observe("may_draft", None, wanted)
+        return wanted
+
+    def draft(self, req: Req, most: int) -> Draft | None:
+        """The guesses of the first capability that has some."""
+        draft = next((d for c in self._drafters if (d := c.draft(req, most))), None)
         self._observe("draft", req, draft)
         return draft
 

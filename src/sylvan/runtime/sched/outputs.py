@@ -45,6 +45,7 @@ def usage(req: Req) -> Usage:
         completion_tokens=max(0, req.num_outputs),
         cached_tokens=req.cached_tokens,
         retractions=req.retractions,
+        drafts=req.drafts,
     )
 
 
@@ -121,6 +122,7 @@ def accept_plain(
             completion_tokens=length - req.prompt_len,
             cached_tokens=req.cached_tokens,
             retractions=req.retractions,
+            drafts=req.drafts,
         )
         emit(TokenOutput(rid=req.rid, token_ids=_take_new(req), usage=counts))
     return left

@@ -99,7 +99,9 @@ class Pipeline:
         if piece.samples:
             req.pending -= 1
         if piece.draft and req.kv:  # rejected guesses have no place in the cache
-            req.computed -= len(piece.draft.tokens) + 1 - len(out.token_ids)
+            guesses, accepted = len(piece.draft.tokens), out.num_accepted
+            req.computed -= guesses - accepted
+            self._statistics.on_verified(req, guesses, accepted)
         if req.finish:
             return  # it ended while this was in flight
         if out.error:

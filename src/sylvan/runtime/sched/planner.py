@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.core.req import Draft, Growth, Phase, Req, Slice
+from sylvan.runtime.core.req import NEVER, Draft, Growth, Phase, Req, Slice
 from sylvan.runtime.sched.admission import Admission, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
 from sylvan.runtime.sched.decodes import Decodes
@@ -44,15 +44,18 @@ class Planner:
         self._loaded: set[Req] = set()  # run, but their first slice is still to come
         self.planned_tokens = 0
         self._pacing = self._waiting.pacing
-        self._plain = not hooks.gates_running and not hooks.drafts
+        self._plain = False  # whether nobody is to be asked about running requests in this step
         self.num_decodes = 0  # see `Batch.num_decodes`
         self.growth: Growth | None = None  # see `Batch.growth`
-        self._decodes = Decodes(parts.cache) if self._plain and limits.inflight == 1 else None
+        one_step = limits.inflight == 1 and not hooks.gates_running
+        self._decodes = Decodes(parts.cache) if one_step else None
         self._slices: list[Slice] = []
         self._page_size = parts.cache.page_size
         self._max_chunk = min(limits.chunk_tokens, parts.cache.max_step_tokens)
         self._budget = 0
         self._chunk = 0
+        self._guesses = 0  # in this step
+        self._most_samples = parts.executor.caps.max_samples or NEVER
 
     def plan(self) -> tuple[Slice, ...]:
         """Choose the next step's slices: decoding first, then prompts under way, then new ones."""
@@ -65,6 +68,8 @@ class Planner:
             paced = paced_tokens(self._pacing, self._running, self._waiting)
             self._chunk = self._chunk if paced is None else min(self._chunk, paced)
         self.planned_tokens, self.num_decodes, self.growth = 0, 0, None
+        self._guesses = 0
+        self._plain = not self._hooks.gates_running and not self._hooks.may_draft()
         self._preempt_for_urgent()
         retractions = self.retractions
         rest = self._decode_all()
@@ -111,7 +116,9 @@ class Planner:
 
     def _decode_all(self) -> list[Req] | None:
         """Give all that decode their slices; returns the others, or None, having done nothing."""
-        if self._decodes is None or self._loaded or len(self._running) > self._budget:
+        if self._decodes is None or not self._plain or self._loaded:
+            return None
+        if len(self._running) > self._budget:
             return None
         if (planned := self._decodes.plan(self._running)) is None:
             return None
@@ -151,14 +158,9 @@ class Planner:
     def _schedule_running(self, req: Req) -> None:
         if req.kv is None or not self._may_run(req, running=True):
             return
-        size, draft = self._slice_size(req)
-        guesses = len(draft.tokens) if draft else 0
-        start = req.computed
-        while (
-            size
-            and req.kv
-            and not self._cache.extend(req.kv, start + size + guesses, computed=start)
-        ):
+        size = self._slice_size(req)
+        draft, start = self._draft(req, size), req.computed
+        while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
             victim = self._victim()
             if victim is req and len(self._running) == 1:
                 return  # memory is held elsewhere for a moment
@@ -170,25 +172,33 @@ class Planner:
                 self._loaded.discard(req)
                 self.started.append(self._slices[-1])
 
-    def _slice_size(self, req: Req) -> tuple[int, Draft | None]:
-        """How many tokens to compute, and guesses to verify after them."""
+    def _slice_size(self, req: Req) -> int:
+        """How many tokens to compute."""
         room = self._budget if req.lacking == 1 else min(self._budget, self._chunk)
         if self._is_whole(req):
-            return (req.lacking if req.lacking <= room or not self._slices else 0), None
-        if req.pending or req.lacking >= room:
-            return min(req.lacking, room), None
-        draft = self._hooks.draft(req) if req.takes_drafts else None
-        if draft and not self._is_usable(
-            draft, min(room, req.max_tokens - req.computed) - req.lacking
-        ):
-            draft = None
-        return req.lacking, draft
+            return req.lacking if req.lacking <= room or not self._slices else 0
+        return min(req.lacking, room)
 
-    def _is_usable(self, draft: Draft, room: int) -> bool:
-        """A draft that does not fit, or that the executor cannot verify, costs speed only."""
+    def _draft(self, req: Req, size: int) -> Draft | None:
+        """Guesses to verify after the newest token, with memory for them.
+
+        A draft that does not fit, or that the executor cannot verify, costs speed only.
+        """
+        if self._plain or not req.generates or req.pending or size != req.lacking or size != 1:
+            return None
+        most = min(
+            self._budget - size,
+            req.max_tokens - req.num_tokens - 1,  # and the token after them
+            self._most_samples - len(self._running) - self._guesses,
+        )
+        draft = self._hooks.draft(req, most) if most > 0 else None
+        if draft is None or req.kv is None or not 0 < len(draft.tokens) <= most:
+            return None
         caps = self._parts.executor.caps
         verifiable = caps.draft_chains if draft.is_chain else caps.draft_trees
-        return verifiable and len(draft.tokens) <= room
+        stop = req.computed + size + len(draft.tokens)
+        fits = verifiable and self._cache.extend(req.kv, stop, computed=req.computed)
+        return draft if fits else None
 
     def _victim(self) -> Req:
         """Who is retracted: least urgent, then fewest outputs, then longest prompt, then newest."""
@@ -199,15 +209,13 @@ class Planner:
     # ---- waiting requests
 
     def _start_waiting(self) -> None:
-        if not len(self._waiting) or self._budget <= 0 or self._chunk <= 0:
-            return
-        if self._is_full():
+        if not len(self._waiting) or not self._has_room or self._is_full():
             return
         reserved = self.admission.reserved_tokens(self._running)
         leaders = [r for r in self._running if r.computed < r.prompt_len]
         most = most_starts(len(self._slices)) if self._slices else self._limits.max_running_reqs
         for req in self._waiting.candidates():
-            if self._budget <= 0 or self._chunk <= 0 or len(self.started) >= most:
+            if not self._has_room or len(self.started) >= most:
                 return
             if req.pending or not self._may_run(req, running=False):
                 continue
@@ -220,6 +228,12 @@ class Planner:
             reserved += self.admission.expected_outputs(req)
             if req.computed < req.prompt_len:
                 leaders.append(req)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether this step may compute tokens of one more prompt, and sample one more row."""
+        sampled = len(self._running) + self._guesses
+        return self._budget > 0 and self._chunk > 0 and sampled < self._most_samples
 
     def _admit(self, req: Req) -> Verdict:
         loading = self._requests.loading
@@ -296,7 +310,7 @@ class Planner:
         )
         req.kv, req.computed = kv, kv.cached
         loads = kv.loading is not None or (verdict is Verdict.LOAD and req.may_load)
-        size = req.lacking if loads else self._slice_size(req)[0]
+        size = req.lacking if loads else self._slice_size(req)
         if kv.loading is not None:
             size = 0  # it has the pages that are being filled
         enough = (loads or size) and (self._cache.states is None or kv.state is not None)
@@ -332,6 +346,7 @@ class Planner:
         self._slices.append(piece)
         self.planned_tokens += size
         self._budget -= size + guesses
+        self._guesses += guesses
         self._chunk -= size if size > 1 else 0
         if is_prompt and self._limits.share_in_batch:
             done = min(stop, len(req.tokens))

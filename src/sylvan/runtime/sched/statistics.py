@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sylvan.protocol.messages import Load
+from sylvan.protocol.messages import DraftCounts, Load
 from sylvan.runtime.cache.audit import Repairs
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.req import Req
@@ -21,6 +21,9 @@ class Statistics:
         computed: Tokens.
         cached: Prompt tokens of started requests that came from the prefix cache.
         generated: Tokens sampled, or certain without sampling.
+        verified: Slices with guesses.
+        proposed: Guesses in them.
+        accepted: Those that were right.
         targets: Requests with latency targets that ended.
         met: Of those, how many met them.
         repairs: Memory that an audit took back.
@@ -30,6 +33,9 @@ class Statistics:
     computed: int = 0
     cached: int = 0
     generated: int = 0
+    verified: int = 0
+    proposed: int = 0
+    accepted: int = 0
     targets: int = 0
     met: int = 0
     repairs: Repairs = field(default_factory=Repairs)
@@ -39,6 +45,13 @@ class Statistics:
         met = met_targets(req, now_s)
         self.targets += met is not None
         self.met += bool(met)
+
+    def on_verified(self, req: Req, proposed: int, accepted: int) -> None:
+        """A step verified guesses of `req`."""
+        req.drafts = (req.drafts or DraftCounts()).verified(proposed, accepted)
+        self.verified += 1
+        self.proposed += proposed
+        self.accepted += accepted
 
     def load(self, requests: RequestTable, cache: KVCacheManager, retractions: int) -> Load:
         """Counts for health checks, balancing and metrics."""
@@ -53,6 +66,9 @@ class Statistics:
             cached_prompt_tokens=self.cached,
             generated_tokens=self.generated,
             retractions=retractions,
+            verified_drafts=self.verified,
+            proposed_draft_tokens=self.proposed,
+            accepted_draft_tokens=self.accepted,
             targets_set=self.targets,
             targets_met=self.met,
             repaired_pages=self.repairs.pages,

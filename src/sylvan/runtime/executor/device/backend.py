@@ -26,6 +26,7 @@ from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
 
@@ -75,6 +76,14 @@ class DeviceBackend:
         """See `StepBackend.step`."""
         self.forward(plan, graph=True)
         return self.draw(plan, masks)
+
+    def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
+        """Not offered: `ExecutorCaps` of a device has no guesses."""
+        raise NotImplementedError("steps of a device verify no guesses")
+
+    def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
+        """Not offered: `ExecutorCaps` of a device has no guesses."""
+        raise NotImplementedError("steps of a device verify no guesses")
 
     def correct(self, plan: StepPlan) -> None:
         """See `StepBackend.correct`."""

@@ -42,7 +42,7 @@ class NativeStep:
         self._program, self._run, self._batch = program, run, batch
         self._logits_RV = logits_RV
         self._last_token = last_token
-        self._rows = NativeRows(params, batch.limits.max_reqs)
+        self._rows = NativeRows(params, batch.limits.most_samples)
         self._rows.call.read(logits_RV.data_ptr(), logits_RV.stride(0))
         self._sample = ctypes.addressof(self._rows.call.struct)
         self._inputs = Inputs(
@@ -53,7 +53,9 @@ class NativeStep:
         run.inputs = ctypes.addressof(self._inputs)
         limits = batch.limits
         # where plans are copied to: asking an array for its address takes longer than that
-        self._numbers: IntArray = np.empty(6 * limits.max_reqs + limits.max_tokens, np.int32)
+        self._numbers: IntArray = np.empty(
+            5 * limits.max_reqs + limits.most_samples + limits.max_tokens, np.int32
+        )
         self._inputs.numbers = self._numbers.ctypes.data
         self._typed = True  # whether a token may be of another type than 0
 

@@ -59,7 +59,7 @@ class ProgramRunner:
         buffers: Memory in which steps compute; nothing in it outlives a step.
     """
 
-    verifies_drafts = False
+    verifies_drafts = True
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ProgramRunner:
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
         """
-        sizes = RecorderLimits(max_tokens=limits.max_tokens, max_outputs=limits.max_reqs)
+        sizes = RecorderLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
         parts = dtype, sizes, pool.layers, library.constants
         _record(model, NativeRecorder(*parts, rehearsal=True))
         recorder = NativeRecorder(*parts)
@@ -92,7 +92,7 @@ class ProgramRunner:
         self._rows_and_head = Program(library, placed, recording.head_start)
         self._head = Program(library, placed, recording.head_start + 1)
         self._recording = recording
-        self._rows = np.zeros(limits.max_reqs, np.int32)
+        self._rows = np.zeros(limits.most_samples, np.int32)
         self._run = Run()
         self._batch: ForwardBatch | None = None
 
@@ -114,7 +114,7 @@ class ProgramRunner:
         """See `ModelRunner.fuse`."""
         if not isinstance(sampler, NativeSampler):
             return None
-        whole = self._program.read(self._recording.logits, batch.limits.max_reqs)
+        whole = self._program.read(self._recording.logits, batch.limits.most_samples)
         return NativeStep(self._program, _bound(batch), batch, whole, last_token, params)
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:

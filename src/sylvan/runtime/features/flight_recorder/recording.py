@@ -35,7 +35,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     `questions` are those that capabilities answered, "running gate" among them if they are asked
     about running requests too. `num_slots` are the request slots of the executor.
-    `started`: when that was, in UTC; the recorder fills it in.
+    `max_samples` and `draft_*`: see `ExecutorCaps`. `started`: when that was, in UTC; the recorder
+    fills it in.
     """
 
     format: int = FORMAT
@@ -50,6 +51,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     pools_all: bool = False
     num_slots: int = 0
     lockstep: bool = False
+    max_samples: int = 0
+    draft_chains: bool = False
+    draft_trees: bool = False
     tenant_weights: dict[str, float] = {}
     started: str = ""
 
@@ -100,7 +104,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answer"):
     that one of them refused the request.
     """
 
-    question: Literal["gate", "admit", "draft", "holds", "stop_loading", "wants_step"]
+    question: Literal["gate", "admit", "may_draft", "draft", "holds", "stop_loading", "wants_step"]
     rid: str  # empty: about no request
     answer: bool | str | tuple[tuple[int, ...], tuple[int, ...]] | None = None
     refusal: str | None = None
@@ -121,12 +125,12 @@ class Planned(msgspec.Struct, frozen=True, tag="plan"):
 class Completed(msgspec.Struct, frozen=True, tag="result"):
     """What the oldest step in flight brought, or why it failed as a whole.
 
-    `others` are the outputs that are no single id: (slice, token ids, error, status, ended).
-    `short`: the step did not fit into the device's memory.
+    `others` are the outputs that are no single id: (slice, token ids, error, status, ended,
+    accepted). `short`: the step did not fit into the device's memory.
     """
 
     tokens: tuple[int, ...] = ()
-    others: tuple[tuple[int, tuple[int, ...], str, int, bool], ...] = ()
+    others: tuple[tuple[int, tuple[int, ...], str, int, bool, int | None], ...] = ()
     failure: str | None = None
     short: bool = False
 
@@ -189,7 +193,7 @@ def completed(result: StepResult | Exception) -> Completed:
     if isinstance(result, Exception):
         return Completed(failure=str(result), short=isinstance(result, DeviceMemoryError))
     others = (
-        (index, tuple(map(int, out.token_ids)), out.error, out.status, out.ended)
+        (index, tuple(map(int, out.token_ids)), out.error, out.status, out.ended, out.accepted)
         for index, out in result.others.items()
     )
     return Completed(tuple(map(int, result.tokens)), tuple(others))

@@ -208,8 +208,8 @@ class _Tape:
             raise ExhaustedError("the clock is asked more often than it was")
         return self._times.popleft()
 
-    def answer(self, question: str, req: Req | None) -> Any:
-        rid = req.rid if req is not None else ""
+    def answer(self, question: str, req: Req | None = None) -> Any:
+        rid = "" if req is None else req.rid
         asked = f"{question} of {rid!r}"
         if not self._answers:
             raise ExhaustedError(f"{asked} is asked, but was not")
@@ -237,8 +237,8 @@ class _Tape:
         if recorded.failure is not None:
             raise (DeviceMemoryError if recorded.short else ExecutorError)(recorded.failure)
         others = {
-            index: SliceOutput(ids, error=error, status=status, ended=ended)
-            for index, ids, error, status, ended in recorded.others
+            index: SliceOutput(ids, error=error, status=status, ended=ended, accepted=accepted)
+            for index, ids, error, status, ended, accepted in recorded.others
         }
         return StepResult(recorded.tokens, others)
 
@@ -278,14 +278,16 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
             return Verdict.READY if answer else Verdict.WAIT
         return Verdict[answer]
 
-    def draft(req: Req) -> Draft | None:
+    def draft(req: Req, most: int) -> Draft | None:
+        del most
         guesses = tape.answer("draft", req)
         return Draft(*guesses) if guesses else None
 
     hooks: dict[str, Any] = {
         "gate": lambda self, req: verdict("gate", req),
         "admit": lambda self, req, admitted: verdict("admit", req),
-        "draft": lambda self, req: draft(req),
+        "may_draft": lambda self: tape.answer("may_draft"),
+        "draft": lambda self, req, most: draft(req, most),
         "holds": lambda self, req: tape.answer("holds", req),
         "stop_loading": lambda self, req: tape.answer("stop_loading", req),
         "wants_step": lambda self: tape.answer("wants_step", None),
@@ -301,6 +303,9 @@ class _TapeExecutor:
             max_batch_tokens=2**31,
             max_running_reqs=setup.num_slots or 2**16,
             lockstep=setup.lockstep,
+            max_samples=setup.max_samples,
+            draft_chains=setup.draft_chains,
+            draft_trees=setup.draft_trees,
         )
         self._tape = tape
 

@@ -84,6 +84,7 @@ def _internal_state(
     context: Context, client: SchedulerClient, state: Mapping[str, Any]
 ) -> dict[str, Any]:
     facts = client.facts or context.engine.facts
+    drafted = client.load.verified_drafts > 0
     return {
         **state,
         **_load(context, client),
@@ -92,6 +93,7 @@ def _internal_state(
         "effective_max_running_requests_per_dp": facts.max_running_reqs,
         "memory_usage": _memory(facts),
         "disaggregation_mode": "null",
+        **({"avg_spec_accept_length": client.load.accept_length} if drafted else {}),
     }
 
 
@@ -133,6 +135,13 @@ async def loads(call: Call[None]) -> Response:
     if wanted & {"queues", "all"}:
         for row in rows:
             row["queues"] = _queues(clients[row["dp_rank"]])
+    if wanted & {"spec", "all"}:
+        for row in rows:
+            load = clients[row["dp_rank"]].load
+            row["speculative"] = {
+                "accept_length": load.accept_length,
+                "accept_rate": load.accept_rate,
+            }
     body = {
         "timestamp": now,
         "version": VERSION,
@@ -188,6 +197,9 @@ def _load(context: Context, client: SchedulerClient) -> dict[str, Any]:
         "cached_prompt_tokens": load.cached_prompt_tokens,
         "generated_tokens": load.generated_tokens,
         "num_retractions": load.retractions,
+        "verified_drafts": load.verified_drafts,
+        "proposed_draft_tokens": load.proposed_draft_tokens,
+        "accepted_draft_tokens": load.accepted_draft_tokens,
         "targets_set": load.targets_set,
         "targets_met": load.targets_met,
         "repaired_pages": load.repaired_pages,

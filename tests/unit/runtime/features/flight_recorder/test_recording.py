@@ -20,11 +20,13 @@ from sylvan.runtime.features.flight_recorder.recording import (
     read,
 )
 from sylvan.runtime.features.flight_recorder.replay import replay
+from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.sched.capability import Capability, Hooks, Verdict
 from sylvan.runtime.sched.limits import Limits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
-from tests.support.kv import World, alone, request
+from tests.support.drafters import ScriptedDrafter
+from tests.support.kv import VOCAB, World, alone, request
 
 
 class Moody(Capability):
@@ -52,6 +54,8 @@ def record(folder, *, policy="lpm", pages=16, capabilities=(), inflight=2, weigh
         limits=asdict(limits),
         questions=Hooks(parts.capabilities).questions,
         num_slots=world.executor.caps.max_running_reqs,
+        draft_chains=world.executor.caps.draft_chains,
+        draft_trees=world.executor.caps.draft_trees,
         makes_vectors=True,
         tenant_weights=weights or {},
     )
@@ -134,6 +138,16 @@ class Restless(Moody):
 @pytest.mark.parametrize("capability", [Moody, Restless])
 def test_replay_repeats_what_capabilities_answered(tmp_path, capability):
     record(tmp_path, capabilities=(capability(),))
+    assert replay(tmp_path).difference == ""
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_replay_repeats_guesses(tmp_path, adaptive):
+    """Which of them were right is in the results; how long steps took is nowhere."""
+    speculation = Speculation(ScriptedDrafter("half", 3), 4, VOCAB, adaptive=adaptive)
+    world = record(tmp_path, capabilities=(speculation,), inflight=1)
+
+    assert world.scheduler.load().accepted_draft_tokens > 0
     assert replay(tmp_path).difference == ""
 
 

@@ -1,0 +1,220 @@
+"""Claim: guesses make copying much faster, and cost next to nothing where they are wrong.
+
+The same requests in turn without and with speculation, medians over repeats. `copy`: prompts whose
+answers repeat them, guessed by `ngram`. The others have an oracle, which knows the answers from the
+runs without and is right about each guess with a set chance: `oracle` with adaptation, `fixed` with
+all guesses in each step and none of them right, which is what verifying costs. Answers of both runs
+must be the same.
+
+    python benchmarks/engine/bench_speculation.py [--model sapling|0.5B] [--batch 1 32]
+        [--what copy oracle fixed] [--chances 0 0.5 0.7 0.9] [--guesses 4] [--tokens 128]
+        [--repeats 5] [--dtype bfloat16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sylvan.config.sources import from_keywords, gather
+from sylvan.protocol.arrays import EMPTY_IDS, IntArray
+from sylvan.protocol.messages import TokenOutput
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.engine.build import build_scheduler
+from sylvan.runtime.engine.composition import Composition
+from sylvan.runtime.engine.text import load_tokenizer
+from sylvan.runtime.features.speculation.api import Proposal
+from sylvan.runtime.features.speculation.control import Speculation
+
+HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()) | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "torch_dtype": "bfloat16",
+}
+TEXT = (
+    "The lighthouse keeper wrote the same three lines each evening: the sea is calm, the lamp is "
+    "lit, the boats are home. "
+)
+
+
+class Oracle:
+    """Implements `Drafter` by answers that are known, each guess right with a set chance."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.answers: dict[str, list[int]] = {}
+        self.chance = 1.0
+        self._vocab_size = vocab_size
+        self._rng = random.Random(5)
+
+    def propose(self, req: Req, most: int) -> Proposal:
+        """See `Drafter.propose`."""
+        coming = self.answers[req.rid][req.num_outputs : req.num_outputs + most]
+        return Proposal(tuple(self._maybe(token) for token in coming))
+
+    def forget(self, req: Req) -> None:
+        """See `Drafter.forget`."""
+
+    def _maybe(self, token: int) -> int:
+        right = self._rng.random() < self.chance
+        return token if right else (token + 1) % self._vocab_size
+
+
+@dataclass
+class Engine:
+    """A scheduler with all its parts, and what it told."""
+
+    built: Composition
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+
+    def run(self, requests: Sequence[GenerateRequest]) -> tuple[float, dict[str, list[int]]]:
+        """Seconds from the first token of all on, and the answers."""
+        scheduler = self.built.scheduler
+        self.tokens.clear()
+        scheduler.flush_cache()
+        for request in requests:
+            scheduler.add(request)
+        while any(not req.num_outputs for req in scheduler.running) or len(scheduler.waiting):
+            scheduler.step()
+        begun = time.perf_counter()
+        while not scheduler.idle:
+            scheduler.step()
+        return time.perf_counter() - begun, dict(self.tokens)
+
+    @property
+    def speculation(self) -> Speculation:
+        """Its capability."""
+        every = self.built.scheduler._parts.capabilities
+        return next(c for c in every if isinstance(c, Speculation))
+
+
+def start(model: str, guesses: int, options: dict[str, Any], **speculative: Any) -> Engine:
+    """An engine; without `speculative` one that does not speculate."""
+    told: dict[str, list[int]] = {}
+
+    def emit(outputs: Sequence[TokenOutput]) -> None:
+        for output in outputs:
+            told.setdefault(output.rid, []).extend(output.token_ids)
+
+    keywords = {"model": model, "log_level": "warning", "overlap": "off"} | options
+    if speculative:
+        keywords |= {"speculative_num_steps": guesses, **speculative}
+    return Engine(build_scheduler(gather(from_keywords(keywords)).config, emit), told)
+
+
+def requests(prompts: Sequence[IntArray], tokens: int) -> list[GenerateRequest]:
+    sampling = SamplingParams(
+        max_new_tokens=tokens, temperature=0.0, ignore_eos=True, sampling_seed=0
+    )
+    return [
+        GenerateRequest(rid=str(i), input_ids=ids, output_ids=EMPTY_IDS, sampling=sampling)
+        for i, ids in enumerate(prompts)
+    ]
+
+
+def compare(off: Engine, on: Engine, asked: Sequence[GenerateRequest], repeats: int) -> dict:
+    """Tokens a second of both, in turn; the first pair is not counted."""
+    ratios: list[float] = []
+    rates: list[float] = []
+    on.speculation  # noqa: B018 - fails here where there is none
+    before = on.built.scheduler.load()
+    for repeat in range(repeats + 1):
+        (off_s, wanted), (on_s, found) = off.run(asked), on.run(asked)
+        assert wanted == found, "speculation changed an answer"
+        if repeat:
+            ratios.append(off_s / on_s)
+            rates.append(sum(map(len, found.values())) / on_s)
+    after = on.built.scheduler.load()
+    generated = after.generated_tokens - before.generated_tokens
+    steps = after.steps - before.steps
+    verified = after.verified_drafts - before.verified_drafts
+    accepted = after.accepted_draft_tokens - before.accepted_draft_tokens
+    ratios.sort()
+    return {
+        "speedup": round(statistics.median(ratios), 3),
+        "from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
+        "tokens_a_second": round(statistics.median(rates), 1),
+        "tokens_a_pass_and_request": round(generated / steps / len(asked), 2),
+        "accept_length": round(1 + accepted / verified, 2) if verified else None,
+        "verified_share": round(verified / steps / len(asked), 2),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="sapling")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--what", nargs="+", default=["copy", "oracle", "fixed"])
+    parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
+    parser.add_argument("--guesses", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"dtype": args.dtype} if args.dtype != "auto" else {}
+        model = args.model
+        if model == "0.5B":
+            model = folder
+            (Path(folder) / "config.json").write_text(json.dumps(HALF_BILLION))
+            options |= {"load_format": "dummy"}
+        for what in args.what:
+            measure(what, model, options, args)
+    return 0
+
+
+def measure(what: str, model: str, options: dict[str, Any], args: argparse.Namespace) -> None:
+    off = start(model, args.guesses, options)
+    guesses = 10 if what == "copy" else args.guesses
+    on = start(
+        model,
+        guesses,
+        options,
+        speculative_algorithm="NGRAM",
+        **({"speculative.adaptive": False} if what == "fixed" else {}),
+    )
+    vocab_size = int(off.built.facts["vocab_size"] or 0)
+    for batch in args.batch:
+        prompts = copying(batch) if what == "copy" else noise(batch, args.prompt, vocab_size)
+        asked = requests(prompts, args.tokens)
+        chances = {"copy": [None], "fixed": [0.0]}.get(what, args.chances)
+        for chance in chances:
+            if chance is not None:
+                oracle = Oracle(vocab_size)
+                oracle.chance, oracle.answers = chance, off.run(asked)[1]
+                on.speculation._drafter = oracle
+            found = compare(off, on, asked, args.repeats)
+            row = {"what": what, "batch": batch, "chance": chance, "guesses": guesses} | found
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+    off.built.close()
+    on.built.close()
+
+
+def copying(batch: int) -> list[IntArray]:
+    """Prompts whose answers repeat them, with the built-in model's tokens."""
+    tokenizer = load_tokenizer(gather(from_keywords({"model": "sapling"})).config)
+    texts = [f"{i}. {TEXT * 4}" for i in range(batch)]
+    return [np.array(tokenizer.encode(text), np.int32) for text in texts]
+
+
+def noise(batch: int, length: int, vocab_size: int) -> list[IntArray]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, vocab_size, length, np.int32) for _ in range(batch)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

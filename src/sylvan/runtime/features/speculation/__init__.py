@@ -1,0 +1,1 @@
+"""Speculative decoding: guess what follows, and verify several guesses by one forward pass."""

@@ -1,0 +1,72 @@
+"""How often guesses are right: measured for each request, and for all of them as a start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.runtime.features.speculation.api import GRADES
+
+FIRST_GUESS = 0.5
+"""Share of right guesses before anything is known: enough to try."""
+ALL_WINDOW, OWN_WINDOW = 512.0, 64.0
+"""Guesses of a grade that are remembered."""
+OWN_WEIGHT = 4.0
+"""What all requests tell counts as many guesses of one's own."""
+NEIGHBOUR_WEIGHT = 4.0
+"""What a grade tells of the next one counts as many guesses."""
+
+
+class Acceptance:
+    """Share of right guesses, by grade.
+
+    Args:
+        parent: What is known of all requests; None: this is that.
+    """
+
+    def __init__(self, parent: Acceptance | None = None) -> None:
+        self._parent = parent
+        self._window = ALL_WINDOW if parent is None else OWN_WINDOW
+        self._right = [0.0] * GRADES
+        self._tried = [0.0] * GRADES
+
+    def saw(self, grade: int, *, right: bool) -> None:
+        """A guess of that grade was right, or wrong."""
+        grade = min(grade, GRADES - 1)
+        if self._tried[grade] >= self._window:
+            self._right[grade] /= 2
+            self._tried[grade] /= 2
+        self._right[grade] += right
+        self._tried[grade] += 1
+        if self._parent is not None:
+            self._parent.saw(grade, right=right)
+
+    def chance(self, grade: int) -> float:
+        """That a guess of this grade is right, if those before it were."""
+        grade = min(grade, GRADES - 1)
+        if self._parent is not None:
+            start, weight = self._parent.chance(grade), OWN_WEIGHT
+        elif grade:
+            start, weight = self._of(grade - 1), NEIGHBOUR_WEIGHT
+        else:
+            start, weight = FIRST_GUESS, 1.0
+        return (self._right[grade] + weight * start) / (self._tried[grade] + weight)
+
+    def _of(self, grade: int) -> float:
+        """Of one grade alone."""
+        return (self._right[grade] + FIRST_GUESS) / (self._tried[grade] + 1.0)
+
+    def expected(self, grade: int, count: int) -> list[float]:
+        """Tokens that a step brings with the first 0, 1, ... `count` guesses from this grade on."""
+        found, chance = [1.0], 1.0
+        for guess in range(count):
+            chance *= self.chance(grade + guess)
+            found.append(found[-1] + chance)
+        return found
+
+
+def settle(acceptance: Acceptance, grade: int, guesses: Sequence[int], came: Sequence[int]) -> None:
+    """Tell which guesses were right, up to the first wrong one, by what came instead."""
+    for step, (guess, token) in enumerate(zip(guesses, came, strict=False)):
+        acceptance.saw(grade + step, right=guess == token)
+        if guess != token:
+            return

@@ -1,0 +1,69 @@
+"""What a drafter is to the rest: something that continues a text, quickly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sylvan.runtime.core.req import Req
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Guesses for the tokens that follow, one after another.
+
+    `grade` says how much the drafter knows (0: least, at most `GRADES` - 1); guesses of a grade are
+    right about equally often. Each guess that turns out to be right raises the grade by one.
+    """
+
+    tokens: tuple[int, ...] = ()
+    grade: int = 0
+
+
+GRADES = 24
+"""Grades that a drafter can tell apart."""
+
+NOTHING = Proposal()
+
+
+class Drafter(Protocol):
+    """Continues the tokens of requests; called on the scheduler's thread.
+
+    It may be wrong, return nonsense or raise: that costs speed only.
+    """
+
+    def propose(self, req: Req, most: int) -> Proposal:
+        """At most so many guesses for what follows the known tokens of `req`."""
+        ...
+
+    def forget(self, req: Req) -> None:
+        """`req` has ended."""
+        ...
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Since the start.
+
+    Attributes:
+        looks: Times that the drafter was asked.
+        drafts: Proposals that were given to a step.
+        failures: Times that the drafter raised, or returned nonsense.
+    """
+
+    looks: int = 0
+    drafts: int = 0
+    failures: int = 0
+
+
+def check(proposal: Proposal, most: int, vocab_size: int) -> None:
+    """See that a proposal can be verified.
+
+    Raises:
+        ValueError: it has too many guesses, or ids that are none.
+    """
+    tokens = proposal.tokens
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise ValueError(f"guesses must be ids in 0..{vocab_size - 1}, not {tokens}")
+    if len(tokens) > most or proposal.grade < 0:
+        raise ValueError(f"{len(tokens)} guesses of grade {proposal.grade}, at most {most} fit")

@@ -1,0 +1,31 @@
+"""From the configuration to the capability."""
+
+from __future__ import annotations
+
+from sylvan.config.tree import SpeculativeConfig
+from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.model import DraftModel
+from sylvan.runtime.features.speculation.ngram import NgramDrafter
+from sylvan.runtime.features.speculation.together import ModelSpeculation
+
+
+def build_speculation(
+    config: SpeculativeConfig, vocab_size: int, model: DraftModel | None
+) -> Speculation | ModelSpeculation:
+    """The control half of a resolved and checked section.
+
+    Args:
+        config: The section.
+        vocab_size: Of the model that is served.
+        model: That writes ahead, for algorithms that have one.
+    """
+    most = config.num_steps
+    assert isinstance(most, int), "a resolved section has no auto"
+    if model is not None:
+        return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
+    return Speculation(
+        NgramDrafter(config.min_match, config.max_match),
+        most,
+        vocab_size,
+        adaptive=config.adaptive,
+    )

@@ -1,0 +1,182 @@
+"""Control half of speculation: asks a drafter, and has as many guesses verified as are worth it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sylvan.runtime.core.req import Batch, Draft, Req, Slice
+from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
+from sylvan.runtime.features.speculation.api import (
+    NOTHING,
+    Drafter,
+    Proposal,
+    SpeculationCounts,
+    check,
+)
+from sylvan.runtime.features.speculation.cost import StepCosts
+from sylvan.runtime.features.speculation.policy import DraftPolicy, FixedLength, Throughput
+from sylvan.runtime.features.speculation.timing import StepTimer
+from sylvan.runtime.sched.capability import Capability
+from sylvan.utils.clock import Clock, monotonic
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 32
+"""Steps without a look at a request whose guesses are not worth it; a power of two."""
+LOOKS_SHARE = 0.01
+"""Of the time of steps, for looks in vain."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A request that may be drafted for.
+
+    Attributes:
+        proposal: The newest, verified or only looked at; made behind `length` tokens.
+        pause: Steps from one look to the next.
+        look_at: Number of the step of the next look.
+    """
+
+    acceptance: Acceptance
+    proposal: Proposal = NOTHING
+    length: int = 0
+    pause: int = 1
+    look_at: int = 0
+
+
+class Speculation(Capability):
+    """Guesses by one drafter, verified as chains.
+
+    A request whose guesses would cost more than they bring is looked at less and less often:
+    guesses are then compared with what comes anyway, and verified again once they are worth it.
+
+    Args:
+        drafter: Makes the guesses.
+        most: Guesses of a request in one step.
+        vocab_size: Ids are below it.
+        adaptive: Verify what pays, by measured acceptance and step times; else always `most`.
+        clock: For step times.
+    """
+
+    name: ClassVar = "speculation"
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        most: int,
+        vocab_size: int,
+        *,
+        adaptive: bool = True,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.counts = SpeculationCounts()
+        self._drafter, self._most, self._vocab_size = drafter, most, vocab_size
+        self._clock = clock
+        self._costs = StepCosts()
+        self._policy: DraftPolicy = Throughput(self._costs) if adaptive else FixedLength()
+        self._adaptive = adaptive
+        self._of_all = Acceptance()
+        self._followed: dict[Req, _Followed] = {}
+        self._step = 0
+        self._wake = 0  # number of the step in which some request is to be looked at
+        self._timer = StepTimer(self._costs, clock)
+        self._look_s = 0.0  # what a look takes
+
+    # ---- guesses
+
+    def may_draft(self) -> bool:
+        """See `Capability.may_draft`."""
+        self._step += 1
+        if self._step < self._wake:
+            return False
+        self._wake = self._step + LONGEST_PAUSE  # `draft` brings it forward
+        return True
+
+    def draft(self, req: Req, most: int) -> Draft | None:
+        """See `Capability.draft`."""
+        followed = self._followed.get(req)
+        if followed is None:
+            followed = self._followed[req] = _Followed(Acceptance(self._of_all))
+        count = 0
+        if self._step >= followed.look_at:
+            begun_s = self._clock() if self._adaptive else 0.0
+            count = self._look(req, followed, min(most, self._most))
+            if self._adaptive:
+                self._look_s += (self._clock() - begun_s - self._look_s) / 8
+                longest = self._longest_pause()
+                followed.pause = 1 if count else min(2 * followed.pause, longest)
+            followed.look_at = self._aligned(followed.pause)
+        self._wake = min(self._wake, followed.look_at)
+        if not count:
+            return None
+        self.counts.drafts += 1
+        tokens = followed.proposal.tokens[:count]
+        followed.proposal = Proposal(tokens, followed.proposal.grade)
+        return Draft(tokens, tuple(range(-1, count - 1)))
+
+    def _look(self, req: Req, followed: _Followed, most: int) -> int:
+        """Compare the last proposal with what came, make a new one; guesses worth verifying."""
+        length, last = req.tokens.length, followed.proposal
+        if last.tokens and length > followed.length:
+            came = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
+            settle(followed.acceptance, last.grade, last.tokens, came)
+        followed.proposal, followed.length = self._propose(req, most), length
+        count = len(followed.proposal.tokens)
+        if count:
+            grade = followed.proposal.grade
+            count = self._policy.count(req.rid, grade, followed.acceptance, count)
+        return count
+
+    def _longest_pause(self) -> int:
+        """Steps between looks so that those at all requests take little of the time."""
+        if not self._costs.known:
+            return 1
+        step_s = self._costs.seconds(self._timer.num_reqs)
+        wanted = self._look_s * self._timer.num_reqs / (LOOKS_SHARE * step_s)
+        pause = 1
+        while pause < min(wanted, LONGEST_PAUSE):
+            pause *= 2
+        return pause
+
+    def _propose(self, req: Req, most: int) -> Proposal:
+        """What the drafter says, if it can be used."""
+        self.counts.looks += 1
+        try:
+            found = self._drafter.propose(req, most)
+            check(found, most, self._vocab_size)
+        except Exception:  # whatever a drafter does, requests go on without its guesses
+            self.counts.failures += 1
+            if self.counts.failures == 1:
+                logger.exception("the drafter failed; further failures are only counted")
+            return NOTHING
+        return found
+
+    def _aligned(self, pause: int) -> int:
+        """Step of the next look: requests that pause as long are looked at in the same steps."""
+        return self._step // pause * pause + pause
+
+    # ---- what happened
+
+    def on_start(self, piece: Slice) -> None:
+        """See `Capability.on_start`."""
+        self._wake = 0
+
+    def on_batch(self, batch: Batch) -> None:
+        """See `Capability.on_batch`."""
+        if not self._adaptive or not self._timer.begin(batch):
+            return
+        if not batch.decodes or self._step + 1 >= self._wake:
+            self._policy.launched(
+                {p.req.rid: 1 + (len(p.draft.tokens) if p.draft else 0) for p in batch.slices}
+            )
+
+    def on_result(self, batch: Batch, report: Any) -> None:
+        """See `Capability.on_result`."""
+        self._timer.end()
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        if self._followed.pop(req, None) is not None:
+            self._drafter.forget(req)

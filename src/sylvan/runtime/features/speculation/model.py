@@ -1,0 +1,134 @@
+"""A smaller model writes ahead: what it says is guessed.
+
+It is served as any model is, by a scheduler with pages and a prefix cache of its own. So what it
+has read of a request is there when the request is drafted for again, as far as the guesses were
+right, and is evicted or shared as all prefixes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.messages import Finish, TokenOutput
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.runtime.sched.scheduler import Scheduler
+
+GIVEN_UP = Finish(type="abort", message="the drafter gave up")
+
+
+class WritingAhead(Protocol):
+    """Drafts for several requests at once; called on the scheduler's thread.
+
+    It may be wrong, return nonsense or raise: that costs speed only.
+    """
+
+    def write(self, wishes: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
+        """So many guesses for what follows the known tokens of each request, or fewer."""
+        ...
+
+
+class DraftModel:
+    """Implements `WritingAhead`. A guess is drawn as the request's own tokens are.
+
+    Random numbers are keyed by seed and position, so where the two models agree on probabilities
+    they draw the same token.
+
+    Args:
+        executor: Of the smaller model; this object's own.
+        limits: Of a step.
+        context_len: Longest text that it was made for; there are no guesses for longer ones.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        limits: Limits,
+        context_len: int,
+    ) -> None:
+        self._executor, self._context_len = executor, context_len
+        parts = Parts(
+            cache=kv_cache(executor.caps.kv_groups, "radix", "lru"),
+            executor=executor,
+            policy=schedule_policy("fcfs"),
+            emit=self._take,
+        )
+        self._scheduler = Scheduler(parts, limits)
+        self._told: dict[str, list[int]] = {}
+
+    def write(self, wishes: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
+        """See `WritingAhead.write`."""
+        self._told = {}
+        found: dict[Req, Sequence[int]] = {}
+        try:
+            for req, count in wishes.items():
+                self._add(req, count)
+            while not self._scheduler.idle:
+                self._scheduler.step()
+        finally:
+            self._scheduler.abort_all(GIVEN_UP)  # nobody is left but after an error
+        for req in wishes:
+            if tokens := self._told.get(req.rid):
+                found[req] = tokens
+        return found
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._executor.close()
+
+    def _add(self, req: Req, count: int) -> None:
+        request = req.request
+        too_long = req.tokens.length + count > self._context_len
+        if not isinstance(request, GenerateRequest) or count < 1 or too_long:
+            return
+        outputs = req.tokens.view(req.prompt_len, req.tokens.length).copy()
+        try:
+            self._scheduler.add(
+                msgspec.structs.replace(
+                    request,
+                    output_ids=outputs,
+                    sampling=_sampling(request.sampling, len(outputs) + count),
+                    eos_ids=(),
+                    logprobs=None,
+                    thinking=None,
+                    deadline_s=None,
+                    ttft_ms=None,
+                    tpot_ms=None,
+                    interval=None,
+                )
+            )
+        except (RequestError, CapacityError):
+            return  # it has no room for so long a text: no guesses
+
+    def _take(self, outputs: Sequence[TokenOutput]) -> None:
+        for output in outputs:
+            if output.finish is None or output.finish.type != "abort":
+                self._told.setdefault(output.rid, []).extend(output.token_ids)
+
+
+def _sampling(sampling: SamplingParams, most: int) -> SamplingParams:
+    """The same draws, without an end and without a grammar."""
+    return msgspec.structs.replace(
+        sampling,
+        max_new_tokens=most,
+        min_new_tokens=0,
+        ignore_eos=True,
+        stop=(),
+        stop_regex=(),
+        stop_token_ids=(),
+        json_schema=None,
+        regex=None,
+        ebnf=None,
+        structural_tag=None,
+        choice=(),
+    )

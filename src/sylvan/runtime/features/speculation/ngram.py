@@ -1,0 +1,83 @@
+"""Guesses what followed the same tokens the last time, in the prompt or in the output.
+
+There is no index to build, bound or evict: the newest token is looked for among all tokens of the
+request, and the places are narrowed to those with the same tokens before it. In numpy that is a
+pass over int32 numbers: 12 us beside 1,024 tokens, 52 us beside 131,072. A suffix automaton would
+have to take in each token of each prompt, guesses wanted or not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.features.speculation.api import GRADES, NOTHING, Proposal
+
+_FEW = 4  # places are compared one by one
+
+
+class NgramDrafter:
+    """Implements `Drafter`: repeats what came after the longest match, the newest of equals.
+
+    Args:
+        shortest: Tokens that have to match.
+        longest: Tokens that are compared at most.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        assert 0 < shortest <= longest
+        self._shortest, self._longest = shortest, longest
+
+    def propose(self, req: Req, most: int) -> Proposal:
+        """See `Drafter.propose`; the grade is the length of the match."""
+        ids = req.tokens.view(0, req.tokens.length)
+        end, matched = longest_match(ids, self._longest)
+        if matched < self._shortest:
+            return NOTHING
+        return Proposal(continuation(ids, end, most), min(matched, GRADES - 1))
+
+    def forget(self, req: Req) -> None:
+        """See `Drafter.forget`; nothing is kept."""
+
+
+def longest_match(ids: IntArray, longest: int) -> tuple[int, int]:
+    """Where most of the newest tokens came before: the index of the last of them, and how many.
+
+    At most `longest` are compared; of equal places it is the last. (-1, 0) if the newest token is
+    new.
+    """
+    newest = len(ids) - 1
+    places = np.flatnonzero(ids[:newest] == ids[newest]) if newest > 0 else np.empty(0, np.int64)
+    if not len(places):
+        return -1, 0
+    matched = 1
+    while len(places) > _FEW and matched < longest:
+        places_left = places[np.searchsorted(places, matched) :]
+        places_left = places_left[ids[places_left - matched] == ids[newest - matched]]
+        if not len(places_left):
+            return int(places[-1]), matched
+        places = places_left
+        matched += 1
+    if len(places) > _FEW:
+        return int(places[-1]), matched
+    end = ids[max(0, len(ids) - longest) :].tolist()[::-1]
+    found = [(_common(ids, place, end), place) for place in places.tolist()]
+    matched, place = max(found)
+    return place, matched
+
+
+def _common(ids: IntArray, place: int, end: list[int]) -> int:
+    """How many tokens up to `place` are those of `end`, which is in reverse order."""
+    before = ids[max(0, place + 1 - len(end)) : place + 1].tolist()[::-1]
+    pairs = zip(before, end, strict=False)
+    return next((count for count, (a, b) in enumerate(pairs) if a != b), len(before))
+
+
+def continuation(ids: IntArray, end: int, count: int) -> tuple[int, ...]:
+    """The `count` tokens that came after index `end`; where these run out they repeat."""
+    found = ids[end + 1 : end + 1 + count].tolist()
+    repeated = len(ids) - 1 - end
+    while len(found) < count:
+        found.append(found[-repeated])
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""How many guesses a request gets: as many as make the whole batch faster."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sylvan.runtime.features.speculation.acceptance import Acceptance
+from sylvan.runtime.features.speculation.cost import StepCosts
+
+LEAST_GAIN = 0.02
+"""Guesses have to promise so much more tokens a second: estimates are not exact, nor is drafting
+free."""
+
+
+class DraftPolicy(Protocol):
+    """Decides before each step, request by request."""
+
+    def count(self, rid: str, grade: int, acceptance: Acceptance, most: int) -> int:
+        """How many of at most `most` guesses are to be verified."""
+        ...
+
+    def launched(self, rows: dict[str, int]) -> None:
+        """A step computes so many rows of each request."""
+        ...
+
+
+class FixedLength:
+    """Implements `DraftPolicy`: always all."""
+
+    def count(self, rid: str, grade: int, acceptance: Acceptance, most: int) -> int:
+        """See `DraftPolicy.count`."""
+        del rid, grade, acceptance
+        return most
+
+    def launched(self, rows: dict[str, int]) -> None:
+        """See `DraftPolicy.launched`."""
+
+
+class Throughput:
+    """Implements `DraftPolicy`: most tokens a second of the step, the other requests as they are.
+
+    Since each choice raises the same number, that of the whole batch, choosing for one request
+    after the other does too.
+    """
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self._plans: dict[str, tuple[int, float]] = {}  # rows and expected tokens of each request
+        self._rows, self._tokens = 0, 0.0  # of all of them
+
+    def count(self, rid: str, grade: int, acceptance: Acceptance, most: int) -> int:
+        """See `DraftPolicy.count`."""
+        rows, tokens = self._plans.get(rid, (0, 0.0))
+        rows, tokens = self._rows - rows, self._tokens - tokens
+        expected = acceptance.expected(grade, most)
+        best = 0
+        if self._costs.known:
+            rates = [
+                (tokens + mine) / self._costs.seconds(rows + 1 + count)
+                for count, mine in enumerate(expected)
+            ]
+            best = max(range(most + 1), key=rates.__getitem__)
+            if rates[best] < rates[0] * (1 + LEAST_GAIN):
+                best = 0
+        self._plan(rid, 1 + best, expected[best])
+        return best
+
+    def launched(self, rows: dict[str, int]) -> None:
+        """See `DraftPolicy.launched`."""
+        plans = self._plans
+        self._plans = {rid: plans.get(rid, (count, 1.0)) for rid, count in rows.items()}
+        self._rows = sum(count for count, _ in self._plans.values())
+        self._tokens = sum(tokens for _, tokens in self._plans.values())
+
+    def _plan(self, rid: str, rows: int, tokens: float) -> None:
+        old = self._plans.get(rid, (0, 0.0))
+        self._plans[rid] = rows, tokens
+        self._rows += rows - old[0]
+        self._tokens += tokens - old[1]

@@ -1,0 +1,152 @@
+"""Speculation on a real server: the same answers as without, and its counts wherever they show."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import running
+from tests.support.random_model import write_random_model
+
+COPY = "Say this again: the red fox ran over the hill, and the red fox ran over the hill, and"
+PROMPTS = [COPY, "Write a poem about rain.", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2,", "Hello!"]
+WAYS = [
+    {"temperature": 0},
+    {"temperature": 0.8, "sampling_seed": 4, "top_p": 0.9},
+    {"temperature": 1.0, "sampling_seed": 9, "n": 2, "min_new_tokens": 30},
+    {"temperature": 0, "stop": [" the"], "min_new_tokens": 3},
+    {"temperature": 0, "logit_bias": {"70": 5}},
+    {"temperature": 0, "stop_token_ids": [20, 21, 22], "ignore_eos": False},
+    {"temperature": 0.7, "sampling_seed": 2, "frequency_penalty": 0.6, "presence_penalty": 0.2},
+    {"temperature": 0.7, "sampling_seed": 2, "repetition_penalty": 1.2},
+    {"temperature": 0, "regex": r"([a-z]+ ){5,30}\."},
+    {
+        "temperature": 0.9,
+        "sampling_seed": 3,
+        "json_schema": '{"type":"array","items":{"enum":[1]}}',
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def plain(sapling):
+    headers = {"authorization": "Bearer secret"}
+    with httpx.Client(base_url=sapling.url, headers=headers, timeout=120) as client:
+        yield client
+
+
+FLAGS = {
+    "ngram": ("--speculative-algorithm", "NGRAM", "--speculative-num-steps", "6"),
+    "itself": (
+        "--speculative-algorithm",
+        "STANDALONE",
+        "--speculative-draft-model-path",
+        "sapling",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=FLAGS)
+def speculating(request):
+    with (
+        running("sapling", *FLAGS[request.param], "--speculative.adaptive", "false") as server,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+    ):
+        yield client
+
+
+def bodies():
+    return [
+        {
+            "text": prompt,
+            "sampling_params": {"max_new_tokens": 60, "ignore_eos": True, **way},
+            "return_logprob": number % 2 == 0,
+        }
+        for number, (prompt, way) in enumerate((p, w) for p in PROMPTS for w in WAYS)
+    ]
+
+
+def answers(client, all_at_once):
+    def ask(body):
+        response = client.post("/generate", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    if all_at_once:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            return list(pool.map(ask, bodies()))
+    return [ask(body) for body in bodies()]
+
+
+def told(reply):
+    """What does not depend on how fast it went."""
+    if isinstance(reply, list):
+        return [told(part) for part in reply]
+    meta = reply["meta_info"]
+    names = ("finish_reason", "completion_tokens", "output_token_logprobs")
+    return reply["text"], reply["output_ids"], [meta.get(name) for name in names]
+
+
+@pytest.mark.parametrize("all_at_once", [False, True], ids=["alone", "together"])
+def test_answers_are_those_of_a_server_without(plain, speculating, all_at_once):
+    wanted, found = answers(plain, all_at_once=False), answers(speculating, all_at_once)
+
+    for body, want, got in zip(bodies(), wanted, found, strict=True):
+        assert told(got) == told(want), body
+
+
+def test_counts_are_in_replies_loads_and_metrics(speculating):
+    ask = {"max_new_tokens": 80, "temperature": 0, "ignore_eos": True}
+    reply = speculating.post("/generate", json={"text": COPY * 3, "sampling_params": ask}).json()
+    meta = reply["meta_info"]
+
+    assert meta["spec_verify_ct"] == sum(meta["spec_correct_drafts_histogram"]) > 0
+    assert 0 < meta["spec_num_correct_drafts"] <= meta["spec_num_proposed_drafts"]
+    assert meta["spec_accept_length"] > 2
+    share = meta["spec_num_correct_drafts"] / meta["spec_num_proposed_drafts"]
+    assert meta["spec_accept_rate"] == pytest.approx(share)
+    [load] = speculating.get("/v1/loads").json()["loads"]
+    assert load["speculative"]["accept_length"] > 1
+    assert 0 < load["speculative"]["accept_rate"] <= 1
+    assert "sglang:spec_accept_length" in speculating.get("/metrics").text
+    state = speculating.get("/server_info").json()["internal_states"][0]
+    assert state["avg_spec_accept_length"] > 1
+    assert state["speculation"]["drafts"] > 0
+
+
+def test_a_reply_without_guesses_says_nothing_of_them(plain):
+    ask = {"max_new_tokens": 4, "temperature": 0}
+    reply = plain.post("/generate", json={"text": "Hi", "sampling_params": ask}).json()
+
+    assert not [name for name in reply["meta_info"] if name.startswith("spec_")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("STANDALONE",), "standalone needs a smaller model"),
+        (("EAGLE3",), "speculative.algorithm=eagle3: not supported yet"),
+        (("STANDALONE", "--speculative-draft-model-path", "/nowhere"), "there is no directory"),
+        (("STANDALONE", "--speculative-draft-model-path", "STRANGER"), "its tokenizer is another"),
+    ],
+)
+def test_what_cannot_be_drafted_with_is_refused_at_the_start(tmp_path, flags, words):
+    stranger = write_random_model(tmp_path / "stranger")
+    flags = [str(stranger) if flag == "STRANGER" else flag for flag in flags]
+    code = "import sys; from sylvan.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve", "sapling", "--server.port", "0"]
+    ended = subprocess.run(
+        [*command, "--speculative-algorithm", *flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert ended.returncode != 0
+    assert words in ended.stderr

@@ -1,0 +1,74 @@
+"""Drafters that are right, wrong, half right, talk nonsense or fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.features.speculation.api import NOTHING, Proposal
+from tests.support.kv import VOCAB, alone
+
+KINDS = ("right", "half", "wrong", "nonsense", "raising", "moody")
+
+
+class ScriptedDrafter:
+    """Implements `Drafter`, as far as it wants to.
+
+    Args:
+        kind: One of `KINDS`; "moody" is any of the others from time to time.
+        seed: Of what it says.
+    """
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self._kind = kind
+        self._rng = random.Random(seed)
+        self.following: set[Req] = set()
+
+    def propose(self, req: Req, most: int) -> Proposal:
+        """See `Drafter.propose`."""
+        self.following.add(req)
+        kind = self._rng.choice(KINDS[:-1]) if self._kind == "moody" else self._kind
+        if kind == "raising":
+            raise ValueError("the drafter is broken")
+        if kind == "nonsense":
+            return self._nonsense(most)
+        share = {"right": 1.0, "half": 0.5, "wrong": 0.0}[kind]
+        coming = alone(req.request)[req.num_outputs :][: self._rng.randint(0, most)]
+        return Proposal(tuple(self._maybe(token, share) for token in coming), most % 5)
+
+    def forget(self, req: Req) -> None:
+        """See `Drafter.forget`."""
+        self.following.discard(req)
+
+    def _maybe(self, token: int, share: float) -> int:
+        if self._rng.random() < share:
+            return token
+        return (token + self._rng.randrange(1, VOCAB)) % VOCAB
+
+    def _nonsense(self, most: int) -> Any:
+        return self._rng.choice(
+            [
+                Proposal((VOCAB,)),
+                Proposal((-1, 3)),
+                Proposal((2**40,)),
+                Proposal((1,) * (most + 1)),
+                Proposal((1,), -3),
+                Proposal(("a",)),
+                None,
+                NOTHING,
+            ]
+        )
+
+
+class ScriptedModel:
+    """Implements `WritingAhead` by a `ScriptedDrafter`."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self._drafter = ScriptedDrafter(kind, seed)
+
+    def write(self, wishes: Mapping[Req, int]) -> dict[Req, Any]:
+        """See `WritingAhead.write`."""
+        found = {req: self._drafter.propose(req, count) for req, count in wishes.items()}
+        return {req: proposal.tokens for req, proposal in found.items()}

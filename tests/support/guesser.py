@@ -1,0 +1,67 @@
+"""A drafter that knows what comes, and is right as often as a test wants."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from sylvan.runtime.core.req import Draft, Req
+from sylvan.runtime.sched.capability import Capability
+
+Prompt = tuple[int, ...]
+
+
+class Guesser(Capability):
+    """Guesses along known answers.
+
+    Args:
+        answers: Prompt -> what plain decoding gives; nothing is guessed for other prompts.
+        vocab: Wrong guesses are any of so many ids.
+        right: Share of guesses that are what comes.
+        tree: Whether wrong guesses stand beside right ones, in random order.
+        count: Tokens ahead that are guessed.
+        seed: Of its errors.
+    """
+
+    def __init__(
+        self,
+        answers: Mapping[Prompt, Sequence[int]],
+        vocab: int,
+        *,
+        right: float = 1.0,
+        tree: bool = False,
+        count: int = 4,
+        seed: int = 1,
+    ) -> None:
+        self._answers, self._vocab = answers, vocab
+        self._right, self._tree, self._count = right, tree, count
+        self._rng = random.Random(seed)
+        self.guessed = 0
+
+    def draft(self, req: Req, most: int) -> Draft | None:
+        """See `Capability.draft`."""
+        answer = self._answers.get(tuple(req.request.input_ids.tolist()), ())
+        coming = answer[req.num_outputs : req.num_outputs + self._count]
+        shape: Callable[[Sequence[int]], Draft] = self._as_tree if self._tree else self._as_chain
+        draft = shape(coming[: most // 2 if self._tree else most])
+        self.guessed += len(draft.tokens)
+        return draft if draft.tokens else None
+
+    def _as_chain(self, coming: Sequence[int]) -> Draft:
+        tokens = tuple(self._maybe(token) for token in coming)
+        return Draft(tokens, tuple(range(-1, len(tokens) - 1)))
+
+    def _as_tree(self, coming: Sequence[int]) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        trunk = -1
+        for token in coming:
+            level = [self._maybe(token), self._rng.randrange(self._vocab)]
+            self._rng.shuffle(level)
+            tokens += level
+            parents += [trunk, trunk]
+            trunk = len(tokens) - 2 + (level.index(token) if token in level else 0)
+        return Draft(tuple(tokens), tuple(parents))
+
+    def _maybe(self, token: int) -> int:
+        return token if self._rng.random() < self._right else self._rng.randrange(self._vocab)

@@ -1,0 +1,57 @@
+"""The longest match of the newest tokens, against its definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.features.speculation.ngram import NgramDrafter, continuation, longest_match
+from tests.support.kv import request
+
+texts = st.one_of(
+    st.lists(st.integers(0, 2), min_size=1, max_size=60),
+    st.lists(st.integers(0, 30), min_size=1, max_size=60),
+    st.lists(st.integers(0, 9), min_size=1, max_size=6).map(lambda part: part * 7),
+)
+
+
+def slow_match(ids, longest):
+    """By trying all places."""
+    best = (0, -1)
+    for place in range(len(ids) - 1):
+        count = 0
+        while count < min(longest, place + 1) and ids[place - count] == ids[-1 - count]:
+            count += 1
+        if count:
+            best = max(best, (count, place))
+    return best[1], best[0]
+
+
+@given(texts, st.integers(1, 20))
+def test_the_longest_match_is_found_and_of_equals_the_newest(text, longest):
+    assert longest_match(np.array(text, np.int32), longest) == slow_match(text, longest)
+
+
+@given(texts, st.integers(1, 20), st.integers(0, 30))
+def test_what_came_then_is_repeated_where_it_runs_out(text, longest, count):
+    ids = np.array(text, np.int32)
+    end, matched = longest_match(ids, longest)
+    if not matched:
+        return
+    guesses = continuation(ids, end, count)
+
+    whole = [*text, *guesses]
+    assert len(guesses) == count
+    assert all(whole[len(text) + i] == whole[end + 1 + i] for i in range(count))
+
+
+@pytest.mark.parametrize(("shortest", "guesses"), [(1, (8, 9)), (2, (8, 9)), (3, ())])
+def test_short_matches_are_not_worth_a_guess(shortest, guesses):
+    req = Req(request("r", [6, 7, 8, 9, 5, 6, 7]))
+    found = NgramDrafter(shortest, 16).propose(req, 2)
+
+    assert found.tokens == guesses
+    assert found.grade == (2 if guesses else 0)
