@@ -93,6 +93,22 @@ async def test_every_generating_route_of_a_worker_is_passed_on():
     assert generating - passed == set()
 
 
+async def test_conversations_go_on_where_they_are(front, workers):
+    made = (await front.post("/v1/conversations", {})).json()
+    path = f"/v1/conversations/{made['id']}"
+    for conversation in (made["id"], {"id": made["id"]}):
+        body = {"model": "m", "input": "abc", "conversation": conversation}
+        assert (await front.post("/v1/responses", body)).status_code == 200
+    item = {"type": "message", "role": "user", "content": "more"}
+    added = await front.post(f"{path}/items", {"items": [item]})
+    items = await front.get(f"{path}/items")
+    assert (added.status_code, items.status_code) == (200, 200)
+    assert len(items.json()["data"]) == 5
+    assert sorted(served(workers)) == [0, 0, 2]
+    assert (await front.http.delete(path)).status_code == 200
+    assert (await front.get(path)).status_code == 404
+
+
 async def test_requests_spread_and_load_is_counted_down(front, workers):
     await asyncio.gather(*(front.post("/generate", {"text": f"{i}"}) for i in range(9)))
 

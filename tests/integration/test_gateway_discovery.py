@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pytest
+from kubernetes_asyncio.config import kube_config
 
-from tests.support.cluster import gateway, scripted, until
+from tests.support.cluster import gateway, scripted, served, until
 from tests.support.scripted import write_checkpoint
 
 
@@ -89,3 +92,91 @@ async def test_names_are_resolved(checkpoint):
         changes = {"discovery__dns": f"localhost:{port}", "discovery__interval_s": 0.02}
         async with gateway(wait=0, **changes) as front:
             await until(lambda: f"http://127.0.0.1:{port}" in urls(front))
+
+
+def pod(address, *, ready=True, **changes):
+    """A pod as the API server shows it."""
+    metadata = {"name": "p", "namespace": "llm"}
+    if changes.get("deleted"):
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    condition = {"type": "Ready", "status": "True" if ready else "False"}
+    status = {"phase": changes.get("phase", "Running"), "podIP": address}
+    return {"metadata": metadata, "spec": None, "status": {**status, "conditions": [condition]}}
+
+
+@dataclass
+class ApiServer:
+    """What the API server of a cluster would answer, and what it was asked."""
+
+    pods: list[dict[str, object]] = field(default_factory=list)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    status: int = 200
+
+    async def __call__(self, scope, receive, send):
+        self.asked.append((scope["path"], scope["query_string"].decode()))
+        content = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods}
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+
+
+@pytest.fixture
+async def cluster(tmp_path, monkeypatch):
+    server = ApiServer()
+    async with served(server) as url:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps(config))
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+        yield server
+
+
+def in_kubernetes(port, **changes):
+    return {
+        "discovery__kubernetes": True,
+        "discovery__selector": {"app": "sylvan", "tier": "prod"},
+        "discovery__port": port,
+        "discovery__interval_s": 0.02,
+        **changes,
+    }
+
+
+async def test_pods_that_are_ready_are_workers(checkpoint, cluster):
+    async with scripted(checkpoint) as a:
+        port = int(a.url.rpartition(":")[2])
+        cluster.pods = [
+            pod("127.0.0.2", ready=False),
+            pod("127.0.0.3", phase="Pending"),
+            pod("127.0.0.4", deleted=True),
+            pod(None),
+        ]
+        settings = in_kubernetes(port, discovery__namespace="llm")
+        async with gateway(wait=0, **settings) as front:
+            await until(lambda: len(cluster.asked) > 2)
+            assert front.runtime.jobs.open == []
+            cluster.pods = [*cluster.pods, pod("127.0.0.1")]
+            await until(lambda: urls(front) == {a.url})
+            path, query = cluster.asked[0]
+            assert path == "/api/v1/namespaces/llm/pods"
+            assert unquote(query) == "labelSelector=app=sylvan,tier=prod"
+
+            cluster.status = 500  # the API server is away: nobody is taken for gone
+            seen = len(cluster.asked)
+            await until(lambda: len(cluster.asked) > seen + 2)
+            assert urls(front) == {a.url}
+
+            cluster.status, cluster.pods = 200, [pod("127.0.0.1", deleted=True)]
+            await until(lambda: urls(front) == set())
+
+
+async def test_all_namespaces_are_looked_at_unless_one_is_named(cluster):
+    async with gateway(wait=0, **in_kubernetes(1)):
+        await until(lambda: bool(cluster.asked))
+    assert cluster.asked[0][0] == "/api/v1/pods"

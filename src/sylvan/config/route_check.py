@@ -19,15 +19,11 @@ PENDING: Mapping[str, str] = {
     "routing.decode_policy": "pairs of prefill and decode servers",
     **dict.fromkeys(
         (
-            "discovery.kubernetes",
-            "discovery.selector",
             "discovery.prefill_selector",
             "discovery.decode_selector",
-            "discovery.port",
-            "discovery.namespace",
             "discovery.bootstrap_annotation",
         ),
-        "discovery in Kubernetes (discovery.dns follows a headless service)",
+        "pairs of prefill and decode servers",
     ),
     "tokens.cache_bytes": "a cache of prefixes of texts (tokens.cache_entries keeps whole ones)",
     **dict.fromkeys(
@@ -76,6 +72,13 @@ def _pending(loaded: Loaded[RouteConfig]) -> Iterable[str]:
 
 def _idle(loaded: Loaded[RouteConfig]) -> Iterable[str]:
     """Settings of what is off."""
+    discovery = loaded.config.discovery
+    for name in ("selector", "namespace", "port"):
+        setting = loaded.given.get(f"discovery.{name}")
+        if setting is not None and not discovery.kubernetes:
+            yield f"{setting.spelled}: pods are looked for with discovery.kubernetes only"
+    if discovery.kubernetes and not discovery.selector:
+        yield "discovery.kubernetes needs discovery.selector: else every pod would be a server"
     setting = loaded.given.get("observe.trace_endpoint")
     if setting is not None and not loaded.config.observe.trace:
         yield f"{setting.spelled}: nothing is traced without observe.trace"

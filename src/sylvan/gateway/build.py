@@ -403,6 +403,14 @@ def discovery_sources(config: RouteConfig) -> list[Source]:
         sources.append(FileSource(Path(discovery.file), template))
     if discovery.dns is not None:
         sources.append(DnsSource(discovery.dns, template))
+    if discovery.kubernetes:
+        try:
+            from sylvan.gateway.discovery.kubernetes import KubernetesSource  # needs an extra
+        except ImportError as error:
+            message = f"discovery.kubernetes: {error}: pip install 'sylvan[kubernetes]'"
+            raise ConfigError(message) from error
+        namespace, port = discovery.namespace, discovery.port
+        sources.append(KubernetesSource(discovery.selector, namespace, port, template))
     return sources
 
 

@@ -99,7 +99,7 @@ def test_what_is_not_here_is_refused_by_name(words):
 @pytest.mark.parametrize(
     "words",
     [
-        "--service-discovery",
+        "--prefill-selector a=b",
         "--backend openai --history-backend memory",
         "--jwt-issuer https://i",
         "--processes 2",
@@ -118,6 +118,20 @@ def test_servers_that_speak_grpc_are_accepted():
     loaded = read("--worker-urls", "grpc://a:1", "--tokenizer-path", "x")
     check_route(loaded)
     assert loaded.config.tokens.tokenizer == "x"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--service-discovery", "needs discovery.selector"),
+        ("--selector a=b", "with discovery.kubernetes only"),
+        ("--service-discovery-port 1", "with discovery.kubernetes only"),
+    ],
+)
+def test_pods_need_a_selector_and_a_selector_pods(words, why):
+    with pytest.raises(ConfigError, match=why):
+        check_route(read(*words.split()))
+    check_route(read("--service-discovery", "--selector", "a=b"))
 
 
 def test_a_collector_without_traces_is_refused():

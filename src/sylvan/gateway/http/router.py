@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import orjson
 
@@ -197,10 +197,14 @@ class HttpRouter:
         session = asked.fields.get("session_params")
         if isinstance(session, dict) and session:
             return Pinned(self._search.keeper(caller.tenant))
+        conversation = asked.fields.get("conversation")
+        if isinstance(conversation, dict):
+            conversation = cast("dict[str, Any]", conversation).get("id")
         earlier = asked.fields.get("previous_response_id")
-        if isinstance(earlier, str) and earlier.isascii() and earlier.replace("_", "").isalnum():
-            found = await self._search.find(caller, f"/v1/responses/{earlier}")
-            return Pinned(found) if found is not None else None
+        for kind, name in (("conversations", conversation), ("responses", earlier)):
+            if isinstance(name, str) and name.isascii() and name.replace("_", "").isalnum():
+                found = await self._search.find(caller, f"/v1/{kind}/{name}")
+                return Pinned(found) if found is not None else None
         return None
 
     async def _abort(self, caller: Caller, route: Passed, raw: bytes, *, operator: bool) -> None:

@@ -91,7 +91,7 @@ _VECTORS = (
     *_short(Family.OPENAI, "/v1/embeddings", "/v1/classify", "/v1/score"),
     *(
         Passed(path=path, methods=("POST", "PUT"), prompt_of=asked.nothing)
-        for path in ("/v1/rerank", "/rerank")
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
     ),
     *(
         Passed(path=path, methods=("POST", "PUT"), family=Family.NATIVE, prompt_of=asked.nothing)
@@ -105,6 +105,7 @@ _TEXT = (
     *_short(Family.OPENAI, "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize"),
     *_short(Family.NATIVE, "/parse_function_call", "/separate_reasoning", "/vertex_generate"),
     *_short(Family.ANTHROPIC, "/v1/messages/count_tokens"),
+    *_short(Family.RESPONSES, "/v1/responses/input_tokens"),
     *_short(Family.OLLAMA, "/api/show"),
 )
 
@@ -122,11 +123,25 @@ _STORED = (
         family=Family.RESPONSES,
         spread="search",
     ),
+    Passed(path="/v1/conversations", family=Family.RESPONSES, spread="tenant"),
+    *(
+        Passed(
+            path="/v1/conversations/{conversation_id}" + path,
+            methods=methods,
+            family=Family.RESPONSES,
+            spread="search",
+        )
+        for path, methods in (
+            ("", ("GET", "POST", "DELETE")),
+            ("/items", ("GET", "POST")),
+            ("/items/{item_id}", ("GET", "DELETE")),
+        )
+    ),
     Passed(path="/v1/files", methods=("GET", "POST"), spread="tenant"),
     Passed(path="/v1/files/{id}", methods=("GET", "DELETE"), spread="search"),
     Passed(path="/v1/files/{id}/content", methods=("GET",), spread="search"),
     Passed(path="/v1/batches", methods=("GET", "POST"), spread="tenant"),
-    Passed(path="/v1/batches/{id}", methods=("GET",), spread="search"),
+    Passed(path="/v1/batches/{id}", methods=("GET", "DELETE"), spread="search"),
     Passed(path="/v1/batches/{id}/cancel", spread="search"),
     Passed(path="/open_session", methods=("GET", "POST"), family=Family.NATIVE, spread="tenant"),
     Passed(path="/close_session", methods=("GET", "POST"), family=Family.NATIVE, spread="tenant"),
