@@ -6,6 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
+from sylvan.cli import sglang_page
 from sylvan.cli.help import markdown, route_markdown
 from sylvan.runtime.server import reference
 
@@ -15,6 +16,7 @@ SETTINGS = ROOT / "docs" / "reference" / "config.md"
 ROUTE_SETTINGS = ROOT / "docs" / "reference" / "route.md"
 ROUTES = ROOT / "docs" / "reference" / "http.md"
 BEGIN, END = "<!-- packages: generated -->\n", "<!-- /packages -->\n"
+FLAGS = ROOT / "docs" / "reference" / "sglang-flags.md"
 LEVELS = 3  # sylvan, sylvan.x, sylvan.runtime.x
 
 
@@ -36,6 +38,7 @@ def main() -> int:
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     pages = {PAGE: text[:start] + packages() + text[stop:], SETTINGS: markdown()}
     pages[ROUTES] = reference.markdown()
+    pages[FLAGS] = sglang_page.markdown()
     pages[ROUTE_SETTINGS] = route_markdown()
     stale = [p for p, wanted in pages.items() if not p.exists() or p.read_text() != wanted]
     if "--check" in sys.argv:

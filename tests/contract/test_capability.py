@@ -260,3 +260,102 @@ def test_memory_is_held_until_the_capability_lets_go(model_dir):
     assert held > 0
     assert bench.serving.scheduler.load().num_used_tokens == 0
     assert bench.serving.scheduler.audit() == 0
+
+
+# ---- a capability whose worker half works while nobody runs
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """Requests whose memory the worker half is to fill from now on."""
+
+    rids: tuple[str, ...]
+
+
+class Fetching(Capability):
+    """Each request waits in the loading phase until the worker half has fetched something."""
+
+    name: ClassVar = "fetching"
+    work_type: ClassVar = Fetched
+    report_type: ClassVar = tuple[str, ...]
+
+    def __init__(self) -> None:
+        self._new: list[str] = []
+        self._waiting: set[str] = set()
+        self._port: SchedulerPort | None = None
+
+    def attach(self, port: SchedulerPort) -> None:
+        self._port = port
+
+    def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
+        return Verdict.LOAD
+
+    def on_load(self, req: Req) -> None:
+        self._new.append(req.rid)
+        self._waiting.add(req.rid)
+
+    def wants_step(self) -> bool:
+        return bool(self._waiting)
+
+    def plan_work(self, batch: Batch) -> Fetched | None:
+        if not self._waiting:
+            return None
+        new, self._new = tuple(self._new), []
+        return Fetched(new)
+
+    def on_result(self, batch: Batch, report: Sequence[str] | None) -> None:
+        assert self._port is not None
+        for rid in report or ():
+            self._waiting.discard(rid)
+            self._port.loaded(rid, 0)
+
+
+class FetchingWorker(CapabilityWorker):
+    """Takes three steps for each request, with slices or without."""
+
+    name: ClassVar = Fetching.name
+
+    def __init__(self) -> None:
+        self._left: dict[str, int] = {}
+        self.idle_steps = 0
+
+    def idle_step(self, work: Fetched) -> Report:
+        self.idle_steps += 1
+        return self._fetch(work)
+
+    def after_forward(self, step: StepContext, work: Fetched) -> Report:
+        return self._fetch(work)
+
+    def _fetch(self, work: Fetched) -> Report:
+        self._left |= dict.fromkeys(work.rids, 3)
+        self._left = {rid: left - 1 for rid, left in self._left.items()}
+        ready = tuple(rid for rid, left in self._left.items() if left <= 0)
+        for rid in ready:
+            del self._left[rid]
+        return lambda: ready
+
+
+def fetching(model_dir, **options: Any) -> tuple[Serving, FetchingWorker]:
+    worker = FetchingWorker()
+    parts = ExecutorParts((*STANDARD_WORKERS, lambda site: worker))
+    control = Fetching()
+    serving = Serving(
+        model_dir,
+        build=lambda path, local: build_executor(path, local, parts=parts),
+        capabilities=(control,),
+        **options,
+    )
+    return serving, worker
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+def test_a_worker_half_works_in_steps_without_slices(model_dir, expected, overlap):
+    serving, worker = fetching(model_dir, overlap=overlap)
+    prompts = [[*ids, *TAIL] for ids in TOKENS.values()]
+
+    assert serving.generate([*prompts, TAIL]) == list(expected.values())
+    assert worker.idle_steps >= 3
+    before = worker.idle_steps
+    assert not serving.scheduler.step()
+    assert serving.scheduler.idle
+    assert worker.idle_steps == before
+    serving.close()

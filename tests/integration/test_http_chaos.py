@@ -20,6 +20,9 @@ GOOD = {
     "/v1/chat/render": {"messages": CHAT},
     "/v1/responses": {"input": "x", "store": False},
     "/v1/responses/input_tokens": {"input": "x"},
+    "/v1/conversations": {"items": CHAT},
+    "/v1/conversations/{conversation_id}": {"metadata": {}},
+    "/v1/conversations/{conversation_id}/items": {"items": CHAT},
     "/v1/messages": {"model": "m", "max_tokens": 3, "messages": CHAT},
     "/v1/messages/count_tokens": {"model": "m", "messages": CHAT},
     "/api/chat": {"model": "m", "messages": CHAT, "stream": False},
@@ -40,6 +43,8 @@ GOOD = {
     "/close_session": {"session_id": "x"},
     "/v1/embeddings": {"input": "x"},
     "/v1/rerank": {"query": "q", "documents": ["d"]},
+    "/v2/rerank": {"query": "q", "documents": ["d"]},
+    "/rerank": {"query": "q", "texts": ["d"]},
     "/v1/classify": {"input": "x"},
     "/encode": {"text": "x"},
     "/v1/batches": {

@@ -330,24 +330,25 @@ def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> None:
     assert one == many
 
 
-async def test_a_scheduler_that_hangs_is_replaced(model: Path) -> None:
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+async def test_a_process_that_hangs_is_replaced(model: Path, role: str) -> None:
     config = tiny_config(model)
     scheduler = msgspec.structs.replace(config.scheduler, hang_timeout_s=4.0)
     runtime = await Runtime.start(msgspec.structs.replace(config, scheduler=scheduler))
     try:
         heard = asyncio.Semaphore(0)
-        params = SamplingParams(max_new_tokens=200, ignore_eos=True, sampling_seed=3)
+        params = SamplingParams(max_new_tokens=4000, ignore_eos=True, sampling_seed=3)
         inp = GenerateInput(text="a", sampling=params)
         task = asyncio.create_task(listen(runtime, inp, heard))
         await heard.acquire()
-        before = runtime.pids["scheduler"]
+        before = runtime.pids[role]
 
         os.kill(before, signal.SIGSTOP)
 
         async with asyncio.timeout(DEADLINE_S):
             [said] = await task
-        assert runtime.pids["scheduler"] != before
-        assert len(said.ids) == 200
+        assert runtime.pids[role] != before
+        assert len(said.ids) == 4000
     finally:
         await runtime.close()
 

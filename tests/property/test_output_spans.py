@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sylvan.runtime.server.output import Answer, OutputReader, OutputRules, read_whole
 from sylvan.text import tools
+from sylvan.text.output import Answer, OutputReader, OutputRules, read_whole
 from sylvan.text.spans import Span
 from tests.property import test_text_reasoning as thinking
 from tests.property import test_text_tools as calling

@@ -145,7 +145,7 @@ class Compilers:
             status = ticket.error.status if ticket.error else 400
             assert status == 400, ticket.error
             self._compiler.forget(ticket)
-        return [ticket.grammar for ticket in tickets]
+        return [ticket.grammar and ticket.grammar.grammar for ticket in tickets]
 
     def close(self) -> None:
         self._compiler.close()

@@ -144,6 +144,12 @@ class CheckingExecutor:
             result.reports["embeddings"] = vectors
         return Later(result)
 
+    def spoil(self) -> None:
+        """Nothing in memory may be read any more."""
+        for memory in self.memory:
+            memory[:] = -2
+        self.states = {0: 0} | dict.fromkeys(self.states.keys() - {0}, -2)
+
     def close(self) -> None:
         pass
 

@@ -147,6 +147,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check()
 
     @rule()
+    def forget_kv(self) -> None:
+        """As when weights are replaced: whatever is in memory is wrong from then on."""
+        self.scheduler.pause("in_place")
+        self.scheduler.forget_kv()
+        self.confirmed |= set(filter(self.unconfirmed, self.asked))  # closed, too
+        self.world.executor.spoil()
+        assert self.world.allocator.free_pages == self.world.allocator.num_pages
+        if not self.paused:
+            self.scheduler.resume()
+        self.check()
+
+    @rule()
     def tell(self) -> None:
         self.tells += 1
         self.scheduler.flush_outputs()

@@ -50,6 +50,10 @@ class OllamaBody(WireModel):
     """Sampling parameters."""
     keep_alive: Any = None
     think: bool | str | None = None
+    logprobs: bool | None = None
+    """Return log probabilities of the tokens of the text."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Most likely alternatives returned per position; needs `logprobs`."""
 
 
 class OllamaChatBody(OllamaBody):
@@ -109,6 +113,7 @@ class OllamaReply(BaseModel):
     message: dict[str, Any] | None = None
     response: str | None = None
     thinking: str | None = None
+    logprobs: list[dict[str, Any]] | None = None
     done: bool
     done_reason: str | None = None
     total_duration: int | None = None

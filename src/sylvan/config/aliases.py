@@ -1,4 +1,4 @@
-"""Other names for our fields: a few short ones, and the flags of SGLang that people type most.
+"""Other names for our fields: a few short ones, and the flags of SGLang.
 
 An alias is a name at the top level of flags, files and keywords; it maps to a path of the tree,
 converts the value, or refuses with a reason. Nothing is dropped without a word.
@@ -7,11 +7,12 @@ converts the value, or refuses with a reason. Nothing is dropped without a word.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from sylvan.config.parse import SWITCH_WORDS
+from sylvan.config.sglang_flags import NO_EFFECT, REFUSED
 
 Pairs = Iterable[tuple[str, object]]
 
@@ -27,6 +28,7 @@ class Alias:
         takes_many: On the command line it takes all words up to the next flag.
         repeats: It may stand several times; its words add up.
         note: Told to the user when it is used and has no effect.
+        lacks: What it asks for that is not there; values that do not ask for it are accepted.
     """
 
     target: str
@@ -35,11 +37,17 @@ class Alias:
     takes_many: bool = False
     repeats: bool = False
     note: str = ""
+    lacks: str = ""
 
 
 def aliases() -> Mapping[str, Alias]:
     """All aliases by name in the spelling of Python: `mem_fraction_static`."""
     return _ALL
+
+
+def own_names() -> frozenset[str]:
+    """Aliases that SGLang does not have."""
+    return frozenset({"kv_memory", "overlap", "policy", "record"})
 
 
 def _renamed(target: str) -> Alias:
@@ -51,15 +59,16 @@ def _switch(target: str, value: object) -> Alias:
     return Alias(target, lambda on: ((target, value),) if is_on(on) else (), is_switch=True)
 
 
-def _refused(feature: str, *neutral: object) -> Alias:
+def _refused(feature: str, *neutral: object, takes_many: bool = False) -> Alias:
     """A feature that does not exist yet; values that do not ask for it are accepted."""
 
     def convert(value: object) -> Pairs:
-        if plain_text(value) not in {plain_text(item) for item in (*neutral, None)}:
+        found = " ".join(map(str, _listed(value))) if takes_many else plain_text(value)
+        if found not in {plain_text(item) for item in (*neutral, None)}:
             raise ValueError(f"not supported yet: {feature}")
         return ()
 
-    return Alias("", convert)
+    return Alias("", convert, takes_many=takes_many, lacks=feature)
 
 
 def _refused_switch(feature: str) -> Alias:
@@ -68,11 +77,25 @@ def _refused_switch(feature: str) -> Alias:
             raise ValueError(f"not supported yet: {feature}")
         return ()
 
-    return Alias("", convert, is_switch=True)
+    return Alias("", convert, is_switch=True, lacks=feature)
 
 
-def _needless(reason: str, *, is_switch: bool = True) -> Alias:
-    return Alias("", lambda _: (), is_switch=is_switch, note=reason)
+def _needless(reason: str, *, is_switch: bool = True, takes_many: bool = False) -> Alias:
+    return Alias("", lambda _: (), is_switch=is_switch, takes_many=takes_many, note=reason)
+
+
+def _without_target(table: Mapping[str, str], *, refuse: bool) -> Iterator[tuple[str, Alias]]:
+    """Aliases that set nothing, from a table as in `sglang_flags`."""
+    for reason, words in table.items():
+        for word in words.split():
+            name, is_value, default = word.partition("=")
+            many, name = name.endswith("*"), name.removesuffix("*")
+            if not refuse:
+                yield name, _needless(reason, is_switch=not is_value, takes_many=many)
+            elif is_value:
+                yield name, _refused(reason, default, "[]", takes_many=many)
+            else:
+                yield name, _refused_switch(reason)
 
 
 def is_on(value: object) -> bool:
@@ -200,6 +223,8 @@ _RENAMED = {
     "max_prefill_tokens": "scheduler.max_batch_tokens",
     "priority_scheduling_preemption_threshold": "scheduler.preempt_threshold",
     "watchdog_timeout": "scheduler.hang_timeout_s",
+    "max_mamba_cache_size": "cache.max_states",
+    "file_storage_path": "server.data_dir",
     "admin_api_key": "server.admin_api_key",
     "dp_size": "server.replicas",
     "data_parallel_size": "server.replicas",
@@ -240,6 +265,7 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
     "enable_deterministic_inference": ("deterministic", True),
     "incremental_streaming_output": ("text.incremental_stream", True),
     "enable_cache_report": ("text.cache_report", True),
+    "stream_response_default_include_usage": ("text.stream_include_usage", True),
     "enable_lora": ("lora", {}),
 }
 
@@ -284,7 +310,7 @@ _REFUSED_SWITCHES = {
     "log_requests": "logging of requests",
     "enable_trace": "OpenTelemetry traces",
     "allow_auto_truncate": "cutting prompts that are too long",
-    "grpc_mode": "gRPC",
+    "grpc_mode": "gRPC instead of HTTP (--grpc-port serves both)",
 }
 
 _NEEDLESS = {
@@ -307,6 +333,8 @@ _NEEDLESS_VALUES = {
 }
 
 _ALL: Mapping[str, Alias] = {
+    **dict(_without_target(NO_EFFECT, refuse=False)),
+    **dict(_without_target(REFUSED, refuse=True)),
     **{name: _renamed(path) for name, path in (_SHORT | _RENAMED).items()},
     **{name: _switch(*args) for name, args in _SWITCHES.items()},
     **{name: _refused(str(args[0]), *args[1:]) for name, args in _REFUSED.items()},

@@ -254,11 +254,11 @@ class ProvidersConfig(Section, frozen=True):
     """Pass-through to servers of the OpenAI API. Present means on, instead of workers."""
 
     file: str | None = None
-    """YAML or JSON file of upstreams: address, key, models and fallbacks of each."""
+    """YAML or JSON file of upstreams (address, key, models of each) and fallbacks of models."""
     urls: tuple[str, ...] = ()
     """Addresses of upstreams; their models are asked for."""
-    history: Literal["memory", "none", "sqlite"] = "memory"
-    """Where responses and conversations are kept."""
+    history: Literal["memory", "none", "sqlite"] = "none"
+    """Where responses and conversations are kept, besides at the upstream."""
     history_file: str | None = None
     """File of the history `sqlite`."""
     history_entries: Count = 10_000

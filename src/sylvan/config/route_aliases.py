@@ -209,9 +209,9 @@ def _backend(value: object) -> Pairs:
 
 def _history(value: object) -> Pairs:
     match plain_text(value):
-        case "memory":
+        case "none":
             return ()
-        case "none" | "sqlite" as kind:
+        case "memory" | "sqlite" as kind:
             return (("providers.history", kind),)
         case _:
             raise ValueError(f"expected memory | none | sqlite, got {value!r}")

@@ -29,14 +29,20 @@ PENDING: Mapping[str, str] = {
         ),
         "discovery in Kubernetes (discovery.dns follows a headless service)",
     ),
-    "tokens": "servers that speak gRPC",
-    "providers": "pass-through to other providers",
+    "tokens.cache_bytes": "a cache of prefixes of texts (tokens.cache_entries keeps whole ones)",
+    **dict.fromkeys(
+        (
+            "providers.history",
+            "providers.history_file",
+            "providers.history_entries",
+            "providers.retention_days",
+        ),
+        "a history of responses and conversations",
+    ),
     "control.jwt_issuer": "JWT (control.api_keys has keys of operators)",
     "control.jwt_audience": "JWT",
     "control.jwt_jwks_uri": "JWT",
     "control.jwt_role_mapping": "JWT",
-    "observe.trace": "traces",
-    "observe.trace_endpoint": "traces",
 }
 """What does not exist yet, by field or section."""
 _THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
@@ -54,7 +60,7 @@ def check_route(loaded: Loaded[RouteConfig]) -> None:
     Raises:
         ConfigError: something was given that cannot work; one line for each.
     """
-    lines = [*_pending(loaded), *_of_other_policies(loaded), *_grpc(loaded.config)]
+    lines = [*_pending(loaded), *_of_other_policies(loaded), *_idle(loaded)]
     if lines:
         raise ConfigError("\n".join(lines))
 
@@ -68,6 +74,13 @@ def _pending(loaded: Loaded[RouteConfig]) -> Iterable[str]:
             yield f"{setting.spelled}: not supported yet: {lacks}"
 
 
+def _idle(loaded: Loaded[RouteConfig]) -> Iterable[str]:
+    """Settings of what is off."""
+    setting = loaded.given.get("observe.trace_endpoint")
+    if setting is not None and not loaded.config.observe.trace:
+        yield f"{setting.spelled}: nothing is traced without observe.trace"
+
+
 def _of_other_policies(loaded: Loaded[RouteConfig]) -> Iterable[str]:
     """A policy is not given what it does not read."""
     policy = loaded.config.routing.policy
@@ -77,9 +90,3 @@ def _of_other_policies(loaded: Loaded[RouteConfig]) -> Iterable[str]:
         if section == "routing" and name in known - set(_BY_POLICY.get(policy, ())):
             readers = " or ".join(p for p, names in _BY_POLICY.items() if name in names)
             yield f"{setting.spelled} is for routing.policy={readers}, not {policy}"
-
-
-def _grpc(config: RouteConfig) -> Iterable[str]:
-    for url in config.workers.urls:
-        if url.startswith("grpc"):
-            yield f"workers.urls: {url}: not supported yet: servers that speak gRPC"

@@ -6,7 +6,8 @@ import logging
 import secrets
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,9 +16,9 @@ from sylvan.gateway.control.api import Own
 from sylvan.gateway.control.gauges import InflightAges
 from sylvan.gateway.errors import UnauthorizedError
 from sylvan.gateway.http.caller import Caller, CallerGoneError
-from sylvan.gateway.http.router import HttpRouter
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.observe.families import HttpFamilies
+from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.security.gate import Gate
 from sylvan.gateway.table import Found, Route, Table
 from sylvan.protocol.errors import RequestError, SylvanError
@@ -36,6 +37,14 @@ _PREFIXES = (
 )
 
 
+class Serving(Protocol):
+    """Serves what is passed on."""
+
+    async def serve(self, caller: Caller, route: Passed, *, operator: bool) -> None:
+        """Serve one request; see `HttpRouter.serve`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppParts:
     """What the application works with.
@@ -48,17 +57,19 @@ class AppParts:
         ages: Of requests under way.
         clock: For durations.
         id_headers: Headers that may carry the id of a request.
+        tracing: Traces requests that are passed on.
         access_log: Log one line per call.
         audit: Log what operators do.
     """
 
     table: Table
     gate: Gate
-    router: HttpRouter
+    router: Serving
     families: HttpFamilies
     ages: InflightAges
     clock: Clock
     id_headers: Sequence[str]
+    tracing: Tracing = field(default_factory=NoTracing)
     access_log: bool = False
     audit: bool = False
 
@@ -89,6 +100,8 @@ class Gateway:
             found = self._find(caller)
             shown = found.route.path
             caller.request_id = self._request_id(caller, found.route)
+            if isinstance(found.route, Passed):
+                caller.span = parts.tracing.begin(f"{caller.method} {shown}", caller.headers)
             await self._serve(caller, found)
         except CallerGoneError:
             caller.gone = True
@@ -101,6 +114,9 @@ class Gateway:
             parts.families.connections.dec()
             parts.ages.leave(caller)
             self._count(caller, shown, parts.clock() - began)
+            status = CLIENT_GONE if caller.gone else caller.status
+            facts = {"http.route": shown, "sylvan.request_id": caller.request_id}
+            caller.span.end(status, facts)
 
     def _find(self, caller: Caller) -> Found:
         found = self._parts.table.find(caller.path, caller.method)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import importlib.util
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from sylvan.config.load import dump
-from sylvan.config.route import RouteConfig
+from sylvan.config.route import LimitsConfig, RouteConfig
 from sylvan.config.schema import ROUTE
-from sylvan.gateway.app import AppParts, Gateway
+from sylvan.gateway.app import AppParts, Gateway, Serving
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
 from sylvan.gateway.control.workers import WorkerRoutes
@@ -27,10 +28,15 @@ from sylvan.gateway.flow.admission import Admission
 from sylvan.gateway.flow.retry import RetryBudget
 from sylvan.gateway.http.exchange import ExchangeParts
 from sylvan.gateway.http.outgoing import Forwarding
-from sylvan.gateway.http.router import HttpRouter, RouterParts
+from sylvan.gateway.http.router import GrpcServing, HttpRouter, RouterParts
 from sylvan.gateway.http.routes import PASSED
 from sylvan.gateway.http.sender import Sender
 from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.spans import NoTracing, Tracing
+from sylvan.gateway.openai.catalog import Catalog
+from sylvan.gateway.openai.router import ROUTES as PROVIDED
+from sylvan.gateway.openai.router import PassParts, PassThrough
+from sylvan.gateway.openai.upstreams import Upstreams, read_upstreams
 from sylvan.gateway.placing import Placing
 from sylvan.gateway.policies.api import PolicyParts
 from sylvan.gateway.security.clients import Clients, read_key_file
@@ -43,6 +49,7 @@ from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.jobs import JobParts, Jobs
 from sylvan.gateway.workers.monitor import LoadMonitor
 from sylvan.gateway.workers.probe import HttpProbe
+from sylvan.gateway.workers.probes import GrpcAsking, Probes
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import DEFAULT_BOOTSTRAP_PORT, Kind, WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
@@ -88,9 +95,12 @@ class GatewayRuntime:
         self._draining = False
         self.registry = Registry()
         self.families = Families(config.observe.duration_buckets)
-        self._specs = initial_specs(config)
+        self._traces = traces_of(config)
+        self._upstreams = None if config.providers is None else read_upstreams(config)
+        self._specs = initial_specs(config) if self._upstreams is None else []
         self._sources = discovery_sources(config)
         self._upstream = HttpUpstream(config.workers)
+        self._grpc = grpc_side(config)
         clients = Clients(
             config.server.api_key,
             read_key_file(config.server.api_key_file) if config.server.api_key_file else [],
@@ -109,11 +119,18 @@ class GatewayRuntime:
     async def __aenter__(self) -> GatewayRuntime:
         config, stack = self._config, self._stack
         await stack.enter_async_context(self._upstream)
+        if self._traces is not None:
+            stack.push_async_callback(self._traces.close)
         probe = HttpProbe(self._upstream, config.workers, config.health)
+        grpc = self._grpc
+        if grpc is not None:
+            await stack.enter_async_context(grpc.upstream)
+            self.registry.on_remove.append(grpc.removed)
+        probes = Probes(probe, None if grpc is None else grpc.probe)
         self.jobs = Jobs(
             JobParts(
                 registry=self.registry,
-                discover=probe.discover,
+                discover=probes.discover,
                 config=config.workers,
                 breaker=config.breaker,
                 drain_s=config.server.drain_s,
@@ -122,9 +139,9 @@ class GatewayRuntime:
             )
         )
         health = self._health = HealthChecks(
-            self.registry, config.health, probe.is_healthy, self._count_check, self._placing.forget
+            self.registry, config.health, probes.is_healthy, self._count_check, self._placing.forget
         )
-        monitor = LoadMonitor(self.registry, probe.load, config.health.interval_s)
+        monitor = LoadMonitor(self.registry, probes.load, config.health.interval_s)
         stack.push_async_callback(health.close)
         stack.push_async_callback(self.jobs.close)
         monitoring = asyncio.create_task(monitor.run())
@@ -189,6 +206,7 @@ class GatewayRuntime:
                 clients=self._gate.clients,
                 limits=config.limits,
                 max_body_bytes=config.server.max_body_bytes,
+                grpc=self._grpc_router(exchange),
             )
         )
         self._stack.push_async_callback(router.close)
@@ -202,23 +220,50 @@ class GatewayRuntime:
                 shown=self._shown,
             )
         )
+        routes = [*PASSED, *information.routes, *WorkerRoutes(self.registry, self.jobs).routes]
+        serving: Serving = router
+        if self._upstreams is not None:
+            serving = passing = self._pass_through(self._upstreams, exchange.limits)
+            routes = [*PROVIDED, *passing.routes]
         ages = InflightAges(clock)
         self.families.registry.register(ages)
         self.families.registry.register(WorkerGauges(self.registry, self._placing))
-        workers = WorkerRoutes(self.registry, self.jobs)
         return Gateway(
             AppParts(
-                table=Table([*PASSED, *information.routes, *workers.routes]),
+                table=Table(routes),
                 gate=self._gate,
-                router=router,
+                router=serving,
                 families=self.families.http,
                 ages=ages,
                 clock=clock,
                 id_headers=config.server.request_id_headers,
+                tracing=self._traces or NoTracing(),
                 access_log=config.server.access_log,
                 audit=config.control.audit,
             )
         )
+
+    def _pass_through(self, upstreams: Upstreams, limits: LimitsConfig) -> PassThrough:
+        config, clients = self._config, self._gate.clients
+        catalog = Catalog(upstreams, self._upstream)
+        asking = asyncio.create_task(catalog.run())
+        self._stack.callback(asking.cancel)
+        return PassThrough(
+            PassParts(
+                catalog=catalog,
+                upstream=self._upstream,
+                admission=Admission(limits, self._clocks.monotonic),
+                clients=clients,
+                keeps_credentials=clients.open,
+                families=self.families,
+                limits=limits,
+                max_body_bytes=config.server.max_body_bytes,
+                clock=self._clocks.monotonic,
+            )
+        )
+
+    def _grpc_router(self, exchange: ExchangeParts) -> GrpcServing | None:
+        return None if self._grpc is None else self._grpc.router(exchange)
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
         origins = self._config.server.cors_origins
@@ -241,6 +286,67 @@ class GatewayRuntime:
             self.families.worker.transitions.labels(worker.url, old.value, new.value).inc()
 
         worker.breaker.on_change.append(changed)
+
+
+class ClosingTracing(Tracing, Protocol):
+    """Traces that have to be closed."""
+
+    async def close(self) -> None:
+        """Send what is left."""
+        ...
+
+
+def traces_of(config: RouteConfig) -> ClosingTracing | None:
+    """What traces requests, if that is asked for.
+
+    Raises:
+        ConfigError: A package is missing.
+    """
+    if not config.observe.trace:
+        return None
+    try:
+        from sylvan.gateway.observe.traces import Traces  # needs an extra
+    except ImportError as error:
+        raise ConfigError(f"observe.trace: {error}: pip install 'sylvan[trace]'") from error
+    return Traces(config.observe.trace_endpoint)
+
+
+class GrpcSide(Protocol):
+    """What serves workers that speak gRPC; needs the extra `grpc`."""
+
+    @property
+    def upstream(self) -> AbstractAsyncContextManager[object]:
+        """Channels; to be entered."""
+        ...
+
+    @property
+    def probe(self) -> GrpcAsking:
+        """Asks workers about themselves."""
+        ...
+
+    def removed(self, worker: Worker) -> None:
+        """A worker is gone."""
+        ...
+
+    def router(self, exchange: ExchangeParts) -> GrpcServing:
+        """Serves requests."""
+        ...
+
+
+def grpc_side(config: RouteConfig) -> GrpcSide | None:
+    """The gRPC side of a gateway, if gRPC is installed.
+
+    Raises:
+        ConfigError: A worker is given that speaks gRPC, and it is not installed.
+    """
+    if importlib.util.find_spec("grpc") is not None:
+        from sylvan.gateway.grpc.build import GrpcComponents  # needs an extra
+
+        return GrpcComponents(config)
+    for url in config.workers.urls:
+        if url.startswith("grpc"):
+            raise ConfigError(f"workers.urls: {url}: needs pip install 'sylvan[grpc]'")
+    return None
 
 
 def initial_specs(config: RouteConfig) -> list[WorkerSpec]:

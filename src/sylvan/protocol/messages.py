@@ -321,6 +321,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     load: Load
 
 
+class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
+    """Sign of life of a process that has nothing else to tell."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """A process has finished starting. `facts` describe the model and its limits."""
 

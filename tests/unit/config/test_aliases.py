@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sylvan.config.aliases import aliases
@@ -63,6 +65,9 @@ FLAGS = {
     "--reasoning-parser qwen3": ("text.reasoning_parser", "qwen3"),
     "--sampling-defaults openai": ("text.sampling_defaults", "openai"),
     "--incremental-streaming-output": ("text.incremental_stream", True),
+    "--stream-response-default-include-usage": ("text.stream_include_usage", True),
+    "--max-mamba-cache-size 40": ("cache.max_states", 40),
+    "--file-storage-path d": ("server.data_dir", "d"),
     "--stream-interval 4": ("text.stream_interval", 4),
     "--enable-cache-report": ("text.cache_report", True),
     "--preferred-sampling-params top_k=5": ("text.preferred_sampling_params", {"top_k": 5}),
@@ -181,3 +186,45 @@ def test_lora_paths_takes_tables_and_lists(value):
 def test_a_malformed_switch_is_refused():
     with pytest.raises(ConfigError, match=r"expected true \| false"):
         from_keywords({"disable_radix_cache": "maybe"})
+
+
+# names, types and defaults of SGLang 0.5.23: "b" is a switch, "[...]" takes several values
+SGLANG = [
+    line.split("\t")
+    for line in (Path(__file__).parent / "sglang_flags.tsv").read_text().splitlines()
+]
+
+
+def test_every_flag_of_sglang_is_known():
+    names = {name for name, _, _ in SGLANG}
+
+    assert len(names) > 500
+    assert names - aliases().keys() - fields().keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "default"), [row for row in SGLANG if row[0] in aliases() and row[2]]
+)
+def test_defaults_of_sglang_are_accepted_where_nothing_is_set(name, kind, default):
+    alias = aliases()[name]
+    if alias.target:
+        return
+    spelled = f"--{name.replace('_', '-')}"
+    given = parse_flags([spelled, default], CONFIG_OPTIONS).given
+
+    assert given.settings == ()
+    assert bool(given.notes) == bool(alias.note)
+
+
+@pytest.mark.parametrize(("name", "kind"), [row[:2] for row in SGLANG if row[0] in aliases()])
+def test_switches_and_lists_are_read_as_sglang_reads_them(name, kind):
+    alias = aliases()[name]
+
+    assert alias.is_switch == kind.startswith("b")
+    if kind.startswith("[") or kind == "list?":
+        assert alias.takes_many
+
+
+def test_lists_of_refused_flags_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"cuda-graph-bs-decode.*not supported yet: graphs"):
+        parse_flags(["--cuda-graph-bs-decode", "1", "2", "4"], CONFIG_OPTIONS)

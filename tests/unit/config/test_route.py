@@ -100,13 +100,11 @@ def test_what_is_not_here_is_refused_by_name(words):
     "words",
     [
         "--service-discovery",
-        "--enable-trace",
-        "--backend openai",
+        "--backend openai --history-backend memory",
         "--jwt-issuer https://i",
         "--processes 2",
         "--prefill http://p:1 --decode http://d:1",
-        "--worker-urls grpc://a:1",
-        "--tokenizer-path x",
+        "--tokens.cache-bytes 1MiB",
     ],
 )
 def test_what_does_not_exist_yet_is_refused_rather_than_ignored(words):
@@ -114,6 +112,17 @@ def test_what_does_not_exist_yet_is_refused_rather_than_ignored(words):
 
     with pytest.raises(ConfigError, match="not supported yet"):
         check_route(loaded)
+
+
+def test_servers_that_speak_grpc_are_accepted():
+    loaded = read("--worker-urls", "grpc://a:1", "--tokenizer-path", "x")
+    check_route(loaded)
+    assert loaded.config.tokens.tokenizer == "x"
+
+
+def test_a_collector_without_traces_is_refused():
+    with pytest.raises(ConfigError, match=r"without observe\.trace"):
+        check_route(read("--otlp-traces-endpoint", "http://a:1"))
 
 
 def test_a_default_that_is_spelt_out_is_no_wish():

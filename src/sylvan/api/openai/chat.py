@@ -50,6 +50,8 @@ class ChatMessage(WireModel):
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+    """Older form of `tool_calls`."""
     reasoning_content: str | None = None
 
 
@@ -82,6 +84,20 @@ class NamedChoice(WireModel):
     function: NamedFunction
 
 
+class AllowedTools(WireModel):
+    """A part of the tools, and whether one must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(WireModel):
+    """Which of the tools may or must be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class Thinking(WireModel):
     """Switch for thinking."""
 
@@ -104,7 +120,13 @@ class ChatBody(GenerationBody):
     """Most likely alternatives returned per position; needs `logprobs`."""
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     """Functions that the model may call."""
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
+    functions: Annotated[list[FunctionTool], Field(min_length=1, max_length=MAX_TOOLS)] | None = (
+        None
+    )
+    """Older form of `tools`: at most one is called, in `function_call` of the message."""
+    function_call: Literal["auto", "none"] | NamedFunction | None = None
+    """Older form of `tool_choice`."""
     parallel_tool_calls: bool | None = None
     """Whether several functions may be called at once; yes if not given."""
     reasoning_effort: str | float | None = None
@@ -158,6 +180,9 @@ def _template_message(i: int, message: ChatMessage) -> dict[str, Any]:
             if (part := _text_part(given, f"messages[{i}].content[{j}]")) is not None
         ]
         plain["content"] = parts
+    if "function_call" in plain:
+        called = {"type": "function", "function": plain.pop("function_call")}
+        plain.setdefault("tool_calls", []).append(called)
     for call in plain.get("tool_calls") or ():
         call["function"].setdefault("arguments", "{}")
     return plain
@@ -200,6 +225,7 @@ class MessageReply(BaseModel):
     content: str | None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallReply] | None = None
+    function_call: CallReply | None = None
 
 
 class ChatChoice(BaseModel):
@@ -208,7 +234,9 @@ class ChatChoice(BaseModel):
     index: int
     message: MessageReply
     logprobs: dict[str, Any] | None = None
-    finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "abort"] | None
+    finish_reason: (
+        Literal["stop", "length", "tool_calls", "function_call", "content_filter", "abort"] | None
+    )
     matched_stop: int | str | None = None
 
 

@@ -73,6 +73,12 @@ class ReasoningOptions(WireModel):
     summary: str | None = None
 
 
+class ConversationReference(WireModel):
+    """A conversation by its id."""
+
+    id: Name
+
+
 class ResponsesBody(WireModel):
     """Input to be answered, perhaps in continuation of an earlier response."""
 
@@ -88,6 +94,8 @@ class ResponsesBody(WireModel):
     parallel_tool_calls: bool | None = None
     previous_response_id: Name | None = None
     """A stored response to go on from."""
+    conversation: Name | ConversationReference | None = None
+    """A stored conversation to go on with; the input and the answer are added to it."""
     reasoning: ReasoningOptions | None = None
     store: bool | None = True
     """Keep the response, to be read or continued later."""
@@ -104,6 +112,7 @@ class ResponsesBody(WireModel):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """Most likely alternatives in the log probabilities that `include` asks for."""
     truncation: Literal["disabled", "auto"] | None = None
+    """`auto` leaves out the oldest turns of a conversation that is too long."""
     user: str | None = None
     request_id: Annotated[str, Field(pattern=r"^resp_[A-Za-z0-9_-]{1,64}$")] | None = None
     priority: Priority | None = None
@@ -179,6 +188,12 @@ def input_items(body: ResponsesBody) -> list[Item]:
     if not body.input:
         raise RequestError("input must not be empty.", param="input")
     return body.input
+
+
+def conversation_of(body: ResponsesBody) -> str | None:
+    """Id of the conversation that goes on, if any."""
+    named = body.conversation
+    return named.id if isinstance(named, ConversationReference) else named
 
 
 def chat_messages(items: Iterable[Item], instructions: str | None) -> list[Item]:

@@ -11,6 +11,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from sylvan.api.errors import Family, error_body
+from sylvan.gateway.observe.spans import NoSpan, Span
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 
 HeaderPairs = Sequence[tuple[str, str]]
@@ -35,6 +36,7 @@ class Caller:
         started: The answer has begun: its status can no longer be changed.
         status: Of the answer.
         gone: The client left.
+        span: Of the request in a trace.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,6 +52,7 @@ class Caller:
         self.started = False
         self.status = 500
         self.gone = False
+        self.span: Span = NoSpan()
         self._receive = receive
         self._send = send
 
@@ -66,6 +69,7 @@ class Caller:
         }
         other = Caller(scope, self._receive, _discard)
         other.tenant, other.request_id = self.tenant, self.request_id
+        other.span = self.span
         return other
 
     def recorded(self, send: Send) -> Caller:
@@ -78,6 +82,7 @@ class Caller:
         }
         other = Caller(scope, _stays, send)
         other.tenant, other.request_id = self.tenant, self.request_id
+        other.span = self.span
         return other
 
     async def body(self, max_bytes: int) -> bytes:

@@ -155,6 +155,7 @@ class Exchange:
 
     async def _attempt(self, placed: Placed) -> None:
         worker = self.worker = placed.worker
+        self._caller.span.event("dispatch", {"worker": worker.url})
         dispatch = worker.begin(placed.placement.new_tokens)
         relay = Relay(self._answer, dispatch, self._meter)
         success = False
@@ -165,6 +166,7 @@ class Exchange:
         except UpstreamError as error:
             if relay.progressed:
                 self._losses = 0
+            self._caller.span.event("failure", {"worker": worker.url, "kind": error.kind})
             self._blame(worker, dispatch, error)
             raise
         finally:

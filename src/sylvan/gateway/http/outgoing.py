@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sylvan.config.route import WorkersConfig
 from sylvan.gateway.http.caller import Caller, HeaderPairs, end_to_end
+from sylvan.gateway.observe.spans import TRACE_HEADERS
 from sylvan.gateway.upstream.http import Outgoing
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import (
@@ -54,7 +55,10 @@ class Forwarding:
         dropped = {*OWN_HEADERS, *_REPLACED}
         if not self.keeps_credentials:
             dropped.update(_CREDENTIALS)
-        kept = end_to_end(caller.raw_headers, dropped)
+        trace = caller.span.headers()
+        if trace is not None:
+            dropped.update(TRACE_HEADERS)
+        kept = [*end_to_end(caller.raw_headers, dropped), *(trace or ())]
         if caller.request_id:
             kept.append(("x-request-id", caller.request_id))
         return kept

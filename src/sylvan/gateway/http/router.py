@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from sylvan.config.route import LimitsConfig
-from sylvan.gateway.errors import QueueFullError, QueueTimeoutError, UnauthorizedError
+from sylvan.gateway.errors import (
+    QueueFullError,
+    QueueTimeoutError,
+    UnauthorizedError,
+    UpstreamError,
+)
 from sylvan.gateway.flow.admission import Admission, Permit
+from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.asked import Asked, nothing, read
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
@@ -23,6 +29,15 @@ from sylvan.gateway.http.search import Search
 from sylvan.gateway.observe.meter import Meter, ModelNames, Route
 from sylvan.gateway.security.clients import Clients
 from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.journal import Totals
+
+
+class GrpcServing(Protocol):
+    """Serves requests by workers that speak gRPC."""
+
+    async def serve(self, caller: Caller, route: Passed, asked: Asked, meter: Meter) -> Totals:
+        """Serve one request, or tell the client why not; returns its tokens."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +50,7 @@ class RouterParts:
         clients: Budgets of tenants.
         limits: How long anything may take.
         max_body_bytes: Bound on bodies.
+        grpc: For requests to workers that speak gRPC; None where that is not installed.
     """
 
     exchange: ExchangeParts
@@ -42,6 +58,7 @@ class RouterParts:
     clients: Clients
     limits: LimitsConfig
     max_body_bytes: int
+    grpc: GrpcServing | None = None
 
 
 class HttpRouter:
@@ -101,6 +118,9 @@ class HttpRouter:
     async def _serve_one(self, caller: Caller, route: Passed, asked: Asked) -> None:
         parts = self._parts
         parts.clients.admit(caller.tenant)
+        if parts.grpc is not None and self._only_grpc(asked):
+            await self._serve_grpc(parts.grpc, caller, route, asked)
+            return
         permit = await self._enter(caller.tenant)
         exchange = Exchange(parts.exchange, caller, route, asked, self._meter(route, asked))
         limit_s = parts.limits.request_timeout_s
@@ -118,6 +138,32 @@ class HttpRouter:
             totals = exchange.totals
             parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
 
+    async def _serve_grpc(
+        self, grpc: GrpcServing, caller: Caller, route: Passed, asked: Asked
+    ) -> None:
+        parts, totals = self._parts, Totals()
+        permit = await self._enter(caller.tenant)
+        limit_s = parts.limits.request_timeout_s
+        deadline = asyncio.timeout(limit_s)
+        meter = self._meter(route, asked, "grpc")
+        try:
+            async with deadline:
+                totals = await grpc.serve(caller, route, asked, meter)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            message = f"The request took longer than {limit_s:g} s."
+            error = UpstreamError(message, kind="timeout", status=504)
+            await Answer(caller, route.family, parts.limits.slow_client_s).fail(error)
+        finally:
+            permit.close()
+            parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
+
+    def _only_grpc(self, asked: Asked) -> bool:
+        """Whether only workers that speak gRPC serve the model."""
+        registry = self._parts.exchange.registry
+        return registry.speaks(asked.model, "grpc") and not registry.speaks(asked.model, "http")
+
     async def _enter(self, tenant: str) -> Permit:
         outcomes = self._parts.exchange.families.http.rate_limit
         try:
@@ -131,11 +177,11 @@ class HttpRouter:
         outcomes.labels("allowed").inc()
         return permit
 
-    def _meter(self, route: Passed, asked: Asked) -> Meter:
+    def _meter(self, route: Passed, asked: Asked, connection: str = "http") -> Meter:
         exchange = self._parts.exchange
         served = exchange.registry.models
         model = served[0] if len(served) == 1 else asked.model
-        way = Route("http", "regular", "http", self._models.label(model), route.path)
+        way = Route(connection, "regular", connection, self._models.label(model), route.path)
         return Meter(exchange.families, way, exchange.clock, stream=asked.stream)
 
     async def _pinned(self, caller: Caller, asked: Asked) -> Pinned | None:

@@ -151,6 +151,14 @@ class Registry:
             raise NoWorkerError(self._why_none(model, kind, group.workers))
         return _best(able)
 
+    def speaks(self, model: str | None, connection: Connection) -> bool:
+        """Whether a worker of the model is spoken to in that way, available or not.
+
+        Raises:
+            UnknownModelError: No worker serves the model, while several models are served.
+        """
+        return bool(self._group(self.known_model(model), "regular", connection).workers)
+
     def known_model(self, model: str | None) -> str | None:
         """The name under which a model is served; None if any worker will do.
 

@@ -151,6 +151,13 @@ def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+def _padded(part: torch.Tensor, width: int) -> torch.Tensor:
+    """Zeros behind the columns and rows that are missing; the matrix itself where none are."""
+    rows, cols = part.shape
+    below = _up(rows, _OUT_PAD) - rows
+    return F.pad(part, (0, width - cols, 0, below)) if below or cols < width else part
+
+
 def _blocks(words_NW: torch.Tensor, out: torch.Tensor, first: int) -> None:
     """Write int32 words of outputs first .. to their blocks. `out`: (blocks, W, 16)."""
     part = words_NW.unflatten(0, (-1, LANES)).transpose(1, 2)
@@ -172,8 +179,7 @@ def _pack_dense(
     data, view = _words(padded, words, room)
     for first in range(0, rows, _BLOCK):
         part = weight[first : first + _BLOCK].to(dtype)
-        part = F.pad(part, (0, width - cols, 0, _up(len(part), _OUT_PAD) - len(part)))
-        _blocks(part.contiguous().view(torch.int32), view, first)
+        _blocks(_padded(part, width).contiguous().view(torch.int32), view, first)
     return PackedWeight("dense", rows, cols, padded, words, data)
 
 
@@ -182,8 +188,7 @@ def _pack_int8(weight: Int8Weight, room: PackedWeight | None) -> PackedWeight:
     padded, width = _up(rows, _OUT_PAD), _up(cols, 64)
     data, view = _words(padded, width // 4, room)
     for first in range(0, rows, _BLOCK):
-        part = weight.q[first : first + _BLOCK]
-        part = F.pad(part, (0, width - cols, 0, _up(len(part), _OUT_PAD) - len(part)))
+        part = _padded(weight.q[first : first + _BLOCK], width)
         _blocks(part.contiguous().view(torch.int32), view, first)
     sums = F.pad(weight.q.sum(1, dtype=torch.int32), (0, padded - rows))
     scale = F.pad(weight.scale.float(), (0, padded - rows))

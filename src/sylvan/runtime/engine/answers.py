@@ -198,7 +198,7 @@ class NativeCall:
             text_of=self._manager.tokenizer.token_text if with_text else None,
             prompt_ids=prompt.input_ids if self._body.return_prompt_token_ids else None,
             index=index,
-            weight_version=self._manager.weight_version,
+            weight_version=self._manager.router.weight_version,
         )
 
 

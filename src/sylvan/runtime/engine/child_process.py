@@ -14,6 +14,7 @@ import msgspec
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import (
+    Alive,
     Failed,
     FromScheduler,
     Heartbeat,
@@ -27,7 +28,7 @@ from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
 
-FromChild = FromScheduler | TextBatch
+FromChild = FromScheduler | TextBatch | Alive
 """Any message of a child to its parent."""
 
 _MESSAGES_PER_TURN = 64  # before other tasks of the event loop have their turn
@@ -152,6 +153,8 @@ class ChildProcess:
                         self.ready.set_result(message)
                 case Failed():
                     self._fail(message.message)
+                case Alive():
+                    self.heartbeat_s = self._clock()
                 case Heartbeat():
                     self.heartbeat_s = self._clock()
                     self._on_message(message)

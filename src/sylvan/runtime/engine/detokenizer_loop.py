@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sylvan.protocol.messages import StopFound, TextBatch, ToDetokenizer
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
 from sylvan.transport.api import MessageError, Receiver, Sender
+from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
-
-_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,16 @@ class DetokenizerLoop:
         self._detokenizer = detokenizer
         self._ports = ports
 
-    def run(self) -> None:
-        """Serve until the process ends."""
+    def run(
+        self, on_alive: Callable[[], None], heartbeat_s: float, clock: Clock = monotonic
+    ) -> None:
+        """Serve until the process ends; calls `on_alive` every `heartbeat_s` seconds."""
+        due_s = clock()
         while True:
-            self.pump(_WAIT_S)
+            if (now := clock()) >= due_s:
+                on_alive()
+                due_s = now + heartbeat_s
+            self.pump(max(0.0, due_s - now))
 
     def pump(self, timeout_s: float = 0.0) -> bool:
         """Handle the next message, if one comes in time; returns whether it did."""

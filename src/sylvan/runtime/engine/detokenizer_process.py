@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any, cast
 
-from sylvan.protocol.messages import Ready, ToDetokenizer
+from sylvan.protocol.messages import Alive, Ready, ToDetokenizer
 from sylvan.runtime.engine.child_main import ChildMain, run_start
 from sylvan.runtime.engine.detokenizer_loop import DetokenizerLoop, TextPorts
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
 from sylvan.text.tokenizer import Tokenizer
+
+_HEARTBEAT_S = 2.0  # often enough, and next to nothing while idle
 
 
 def main() -> int:
@@ -28,7 +30,10 @@ def main() -> int:
         inbox = cast(Any, child.receiver(ToDetokenizer, "inbox"))
         ports = TextPorts(inbox, texts, cast(Any, child.sender("stops")))
         texts.send(Ready(facts={}))
-        DetokenizerLoop(DetokenizerManager(tokenizer), ports).run()
+        heartbeat_s = min(_HEARTBEAT_S, child.config.scheduler.hang_timeout_s / 4)
+        DetokenizerLoop(DetokenizerManager(tokenizer), ports).run(
+            lambda: texts.send(Alive()), heartbeat_s
+        )
     child.finish()
     return code
 

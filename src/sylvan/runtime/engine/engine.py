@@ -262,6 +262,18 @@ class Engine:
         """
         return self._wait(self._weights.from_tensors(named_tensors, _body(UpdateBody, fields)))
 
+    def begin_weight_update(self) -> None:
+        """Keep the tensors of the updates to come until `end_weight_update`."""
+        self._wait(self._runtime.manager.updates.begin())
+
+    def end_weight_update(self) -> tuple[bool, str]:
+        """Put all tensors into force that were kept, or none of them.
+
+        Raises:
+            RequestError: no update has begun, or nothing was kept.
+        """
+        return self._wait(self._weights.end())
+
     def init_weights_update_group(self, **fields: Any) -> tuple[bool, str]:
         """Enter a process group, as the body of `/init_weights_update_group` says."""
         return self._wait(self._weights.join_group(_body(GroupBody, fields)))

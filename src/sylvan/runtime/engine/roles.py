@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sylvan.config import Config
 from sylvan.config.env import for_compute
-from sylvan.protocol.messages import Ready, TextBatch
+from sylvan.protocol.messages import Alive, Ready, TextBatch
 from sylvan.protocol.shared_params import ParamsSender
 from sylvan.runtime.engine.child_process import FromChild
 from sylvan.runtime.engine.composition import Scalar
@@ -97,7 +97,7 @@ class SchedulerObserver:
 
     def on_message(self, message: FromChild) -> None:
         """See `ProcessObserver.on_message`."""
-        if not isinstance(message, TextBatch):
+        if not isinstance(message, TextBatch | Alive):
             self.replica.client.on_message(message)
 
     def on_lost(self) -> None:
@@ -150,6 +150,7 @@ DETOKENIZER = ProcessRole(
     observe=DetokenizerObserver,
     outbox="texts",
     links={"inbox": "text", "stops": "stops"},
+    heartbeat_limit_s=lambda config: config.scheduler.hang_timeout_s,
 )
 
 ROLES = (SCHEDULER, DETOKENIZER)

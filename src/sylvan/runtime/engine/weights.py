@@ -64,6 +64,10 @@ class EngineWeights:
         command = update_of(body, group_source(body), partial=True)
         return _outcome(await self._updates.update(command))
 
+    async def end(self) -> Outcome:
+        """See `Engine.end_weight_update`."""
+        return _outcome(await self._updates.end())
+
     async def join_group(self, body: GroupBody) -> Outcome:
         """See `Engine.init_weights_update_group`."""
         return _outcome(await self._updates.send(group_of(body)))

@@ -179,7 +179,7 @@ def _control(plan: ModelPlan, made: Made, states: TensorStates | None) -> Execut
     memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
-    return ExecutorControl(made.weights, memory, made.pool.groups, plan.loaded_from)
+    return ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
 
 
 def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
@@ -402,7 +402,7 @@ def _on_device(
                 capabilities=_workers(plan, parts, head),
                 custom=tuple(parts.custom),
                 weights=plan.live(model, plan.names(model)),
-                loaded_from=plan.loaded_from,
+                checkpoints=plan.checkpoints,
             )
         )
     except torch.OutOfMemoryError as error:

@@ -117,6 +117,10 @@ class CapabilityWorker:
         """The model has run, or is queued on a device."""
         return None
 
+    def idle_step(self, work: Any) -> Report | None:
+        """Instead of the three hooks around the model, in a step without slices."""
+        return None
+
     def after_sample(self, step: StepContext, work: Any, token_ids: IntArray) -> None:
         """Sampled ids (S,) have arrived on the host."""
 

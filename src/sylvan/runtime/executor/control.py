@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sylvan.kernels.api import Unsupported
@@ -39,6 +41,19 @@ Body = dict[str, Any]
 """Of a result; JSON-like."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Checkpoints of the model that is served.
+
+    Attributes:
+        loaded_from: Where the weights were read; None: they were made up.
+        check: Refuses the directory of another model, with a ConfigError.
+    """
+
+    loaded_from: DiskTensors | None = None
+    check: Callable[[Path], None] = lambda path: None
+
+
 class ExecutorControl:
     """What may be done to an executor while no step of it runs.
 
@@ -46,7 +61,7 @@ class ExecutorControl:
         weights: Of the model; or why they can neither be read nor replaced.
         memory: What can be given back, by tag.
         groups: Pages of KV.
-        loaded_from: Where the weights were read; None: they were made up.
+        checkpoints: What is known of those of the model.
         on_release: Called when memory was given back.
         on_resume: Called when all memory is there again, some of it perhaps elsewhere.
     """
@@ -56,12 +71,12 @@ class ExecutorControl:
         weights: LiveWeights | str,
         memory: Mapping[MemoryTag, Occupation],
         groups: Sequence[PageMemory],
-        loaded_from: DiskTensors | None,
+        checkpoints: Checkpoints,
         on_release: Callable[[], None] = lambda: None,
         on_resume: Callable[[], None] = lambda: None,
     ) -> None:
         self._weights, self._memory, self._groups = weights, dict(memory), groups
-        self._origin = loaded_from
+        self._origin, self._check_config = checkpoints.loaded_from, checkpoints.check
         self._on_release, self._on_resume = on_release, on_resume
         self._update_groups = UpdateGroups()
         size = memory["weights"].num_bytes if "weights" in memory else 0
@@ -135,6 +150,8 @@ class ExecutorControl:
     def _update(self, command: UpdateWeights) -> Body:
         live = self._live
         files = self._sources.open(command.source)
+        if isinstance(command.source, DiskTensors):
+            self._check_config(Path(command.source.path))
         whole = not command.partial
         names = live.update(files, partial=command.partial)
         named = isinstance(command.source, DiskTensors) and whole

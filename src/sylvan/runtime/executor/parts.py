@@ -15,6 +15,7 @@ from sylvan.kernels.native.library import Library
 from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
+from sylvan.runtime.executor.control import Checkpoints
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner
 from sylvan.runtime.layers.build import Build
@@ -25,10 +26,13 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.holders import ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
-from sylvan.runtime.models.registry import family_of
+from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.pool.states import TensorStates
+
+_OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
+"""Fields of a config by which checkpoints of one model may differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,10 +85,28 @@ class ModelPlan:
         return LiveWeights(self.skeleton, names.holders(model, copies), changed)
 
     @property
-    def loaded_from(self) -> DiskTensors | None:
-        """The checkpoint, or None if the weights were made up."""
+    def checkpoints(self) -> Checkpoints:
+        """Those of the model."""
         kind = self.options.load_format
-        return None if kind == "dummy" else DiskTensors(str(self.model_dir), kind)
+        loaded = None if kind == "dummy" else DiskTensors(str(self.model_dir), kind)
+        return Checkpoints(loaded, self._check_config)
+
+    def _check_config(self, model_dir: Path) -> None:
+        """Refuse a checkpoint whose config.json describes another model; one without is taken.
+
+        Raises:
+            ConfigError: it does; names what differs.
+        """
+        if not (model_dir / "config.json").exists():
+            return
+        other = load_config(model_dir, headless=self.options.headless)
+        for name in ModelConfig.__struct_fields__:
+            mine, its = (getattr(config, name) for config in (self.config, other))
+            if name not in _OF_NO_WEIGHT and mine != its:
+                raise ConfigError(
+                    f"config.json in {str(model_dir)!r} describes another model: {name} is "
+                    f"{its}, that of the model served is {mine}"
+                )
 
     @property
     def threads(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from datetime import timedelta
@@ -119,16 +120,11 @@ def make_group(
     Raises:
         RuntimeError: the ranks did not meet in time.
     """
-    # imported here: few servers are trained into
-    from torch.distributed import (
-        PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-        ProcessGroupGloo,
-        TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-    )
-
+    c10d: Any = importlib.import_module("torch.distributed")  # here: few servers are trained into
     timeout = timedelta(seconds=timeout_s)
-    store = TCPStore(address, port, world_size, rank == 0, timeout, wait_for_workers=False)
-    return ProcessGroupGloo(PrefixStore(name, store), rank, world_size, timeout)
+    store = c10d.TCPStore(address, port, world_size, rank == 0, timeout, wait_for_workers=False)
+    prefixed = c10d.PrefixStore(name, store)
+    return c10d.ProcessGroupGloo(prefixed, rank, world_size, timeout)
 
 
 def broadcast(group: Any, tensor: torch.Tensor) -> None:

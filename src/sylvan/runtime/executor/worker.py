@@ -74,7 +74,8 @@ class LaunchedStep:
         if self.result is not None or self.error is not None:
             return
         if self.drawing is None:
-            self.result = StepResult()
+            reports = (self.reports or {}).items()
+            self.result = StepResult(reports={name: report() for name, report in reports})
             return
         try:
             self.result = self.worker.complete(self, self.drawing)
@@ -147,6 +148,8 @@ class Worker:
         backend.update(plan)
         if not plan.num_slices:
             self._follow(plan)
+            made = ((name, self._by_name[name].idle_step(work)) for name, work in plan.work.items())
+            step.reports = {name: report for name, report in made if report is not None}
             return
         self._check_blocked()
         if plan.work:

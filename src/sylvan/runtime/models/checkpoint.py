@@ -428,11 +428,11 @@ def missing_tensors(names: Sequence[str]) -> str:
 
 
 def check_finite(name: str, tensor: torch.Tensor) -> None:
-    """A sum shows NaN and infinity in one pass; only then is each element looked at.
+    """Least and greatest show NaN and infinity in one pass, about as fast as memory is read.
 
     Raises:
         ConfigError: there is one.
     """
-    if tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all():
+    if not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
         return
     raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity) as {tensor.dtype}")

@@ -16,6 +16,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.safetensors import DTYPES
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
+_PICKLES = (b"\x80", b"PK")  # how they begin, plain ones and those of torch.save
 _NOWHERE = Path("memory")
 
 
@@ -71,7 +72,14 @@ def read_safetensors(data: NDArray[np.uint8], where: str, owner: object = None) 
     Raises:
         ConfigError: it is cut off or broken; names the tensor.
     """
-    entries, begin = read_header_of(data.data, where)
+    try:
+        entries, begin = read_header_of(data.data, where)
+    except ConfigError:
+        if not data[:2].tobytes().startswith(_PICKLES):
+            raise
+        raise ConfigError(
+            f"{where!r} is a pickle, which could run code; send a safetensors file"
+        ) from None
     found = {n: _tensor(n, entry, data[begin:], where) for n, entry in entries.items()}
     return InMemory(found, (data, owner))
 

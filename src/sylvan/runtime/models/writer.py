@@ -10,6 +10,7 @@ import json
 import shutil
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -80,18 +81,43 @@ def write_quantised(
     checkpoint = open_weights(model_dir, load_format)
     reader = WeightReader(model, checkpoint)
     job = _Job(checkpoint, _bits_by_tensor(model, reader, wanted), dtype)
-    part = out_dir.with_name(out_dir.name + ".partial")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    with _new_folder(out_dir) as part:
         _copy_others(model_dir, part)
         settings = _config(model_dir, job, wanted)
         (part / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         size = job.write(part / WEIGHTS, progress)
+    return Written(len(job.bits), checkpoint.num_bytes, size)
+
+
+def write_checkpoint(
+    model_dir: Path, out_dir: Path, weights: WeightFiles, progress: Progress | None = None
+) -> None:
+    """Write `model_dir` to the new directory `out_dir` with other weights.
+
+    Nothing is left behind when it fails.
+
+    Raises:
+        ConfigError: `out_dir` exists, or the weights are not finite.
+    """
+    if out_dir.exists():
+        raise ConfigError(f"{str(out_dir)!r} is there already; nothing is written over it")
+    with _new_folder(out_dir) as part:
+        _copy_others(model_dir, part)
+        shutil.copyfile(model_dir / "config.json", part / "config.json")
+        _Job(weights, {}, torch.float32).write(part / WEIGHTS, progress)
+
+
+@contextmanager
+def _new_folder(out_dir: Path) -> Iterator[Path]:
+    """A folder beside `out_dir` that becomes it, once it is complete."""
+    part = out_dir.with_name(out_dir.name + ".partial")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
         part.rename(out_dir)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Written(len(job.bits), checkpoint.num_bytes, size)
 
 
 def _bits_by_tensor(model: nn.Module, reader: WeightReader, wanted: Format) -> dict[str, int]:

@@ -107,6 +107,13 @@ class Capability:
         """At most so many guesses to verify in this step after the known tokens (speculation)."""
         return None
 
+    def wants_step(self) -> bool:
+        """Whether the worker half has something to do though no slice needs a step; no effects.
+
+        Then a step without slices is launched, for which `plan_work` is asked as for any other.
+        """
+        return False
+
     def plan_work(self, batch: Batch) -> Any:
         """Data for the worker half in this step; None: none. `batch` may be empty."""
         return None
@@ -147,7 +154,7 @@ class Observer(Capability):
     def on_decision(self, question: str, req: Req | None, answer: Any) -> None:
         """The capabilities together answered `question` ("gate", "admit", ...) about `req`.
 
-        None: it was about the step.
+        None: the question is about no request ("wants_step", "may_draft").
         """
 
     def on_plan(self, plan: StepPlan) -> None:
@@ -179,6 +186,7 @@ class Hooks:
         self._namespaces = overriding(capabilities, "cache_namespace")
         self._cache_limits = overriding(capabilities, "cache_limit")
         self._drafters = overriding(capabilities, "draft")
+        self._step_wanters = overriding(capabilities, "wants_step")
         self._planners = overriding(capabilities, "plan_work")
         self._batch_watchers = overriding(capabilities, "on_batch")
         self._starters = overriding(capabilities, "on_start")
@@ -192,6 +200,7 @@ class Hooks:
         self.adds_output_fields = bool(self._output_fields)
         self.gates_running = bool(self._running_gates)
         self.drafts = bool(self._drafters)
+        self.limits_cache = bool(self._cache_limits)
 
     @property
     def questions(self) -> tuple[str, ...]:
@@ -204,6 +213,7 @@ class Hooks:
             "draft": self._drafters,
             "holds": self._holders,
             "stop_loading": self._load_stoppers,
+            "wants_step": self._step_wanters,
         }
         return tuple(question for question, answering in found.items() if answering)
 
@@ -291,6 +301,19 @@ class Hooks:
         held = any(answers)
         self._observe("holds", req, held)
         return held
+
+    @property
+    def busy(self) -> bool:
+        """Whether any worker half has something to do."""
+        return any(c.wants_step() for c in self._step_wanters)
+
+    def wants_step(self) -> bool:
+        """Whether to launch a step without slices."""
+        if not self._step_wanters:
+            return False
+        wanted = self.busy
+        self._observe("wants_step", None, wanted)
+        return wanted
 
     # ---- the data halves
 

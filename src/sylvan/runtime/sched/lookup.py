@@ -41,7 +41,10 @@ class Lookup:
         key = req.key
         if key is None or len(key.tokens) != req.tokens.length:
             key = self.key(req)
-        return self._tree.peek(key, self.limit(req))
+        limit = req.tokens.length + req.pending - 1  # `limit`, for all that wait, in each step
+        if self._hooks.limits_cache:
+            limit = self._hooks.cache_limit(req, limit)
+        return self._tree.peek(key, limit)
 
     def likely_hits(self, reqs: Iterable[Req]) -> Iterator[Req]:
         """Those whose first page is cached.

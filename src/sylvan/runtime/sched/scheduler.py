@@ -148,7 +148,8 @@ class Scheduler:
             completed = self._pipeline.complete_oldest()
         batch = Batch(()) if self._paused else self._next_batch()
         self._hooks.launch(batch, self._planner.started)
-        if batch.slices or batch.ended or self._parts.executor.caps.lockstep:
+        needed = batch.slices or batch.ended or self._parts.executor.caps.lockstep
+        if needed or self._hooks.wants_step():
             self._pipeline.launch(batch)
         elif self._pipeline:
             completed = self._pipeline.complete_oldest()
@@ -208,9 +209,7 @@ class Scheduler:
         for req in tuple(self.running):
             self._planner.retract(req)
         for req in tuple(self._requests.closing.values()):
-            self._lifecycle.end(
-                req
-            )  # its client has everything; an earlier end would only save memory
+            self._lifecycle.end(req)  # its client has everything; its memory was only kept
         self._parts.cache.clear()
 
     def audit(self) -> int:
@@ -230,7 +229,7 @@ class Scheduler:
         """Whether `step` has nothing to do until a request arrives or a load completes."""
         requests = self._requests
         busy = self.running or len(self.waiting) or requests.loading
-        return not (busy or self._pipeline or self._lifecycle.has_ended)
+        return not (busy or self._pipeline or self._lifecycle.has_ended or self._hooks.busy)
 
     def cached_tokens(self, req: Req) -> int:
         """Tokens of a waiting request that the prefix cache holds now."""

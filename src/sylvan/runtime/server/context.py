@@ -48,6 +48,7 @@ class Context:
         template: Conversations to prompts.
         parsers: Output to reasoning, answer and tool calls.
         responses: Stored responses.
+        conversations: Stored conversations: items beside a reply without any.
         sessions: Past turns of `/generate`.
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
@@ -67,6 +68,7 @@ class Context:
     template: ChatTemplate
     parsers: Parsers
     responses: ResponseStore
+    conversations: ResponseStore
     sessions: SessionStore
     batches: Batches
     accounts: Accounts
@@ -104,6 +106,8 @@ def make_context(
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
     keyring = Keyring(settings.api_keys, entries, clock)
     store = BatchStore(settings.data_dir)
+    size, most = settings.response_store_size, settings.max_response_bytes
+    kept = (size, most, settings.retention_s, clock)
     template = ChatTemplate(engine.tokenizer)
     files, variables = settings.shared_system_prompts, settings.default_chat_template_kwargs
     for start in shared_starts(files, template, variables):
@@ -116,12 +120,8 @@ def make_context(
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=template,
         parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
-        responses=ResponseStore(
-            settings.response_store_size,
-            settings.max_response_bytes,
-            settings.retention_s,
-            clock,
-        ),
+        responses=ResponseStore(*kept),
+        conversations=ResponseStore(*kept),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
         updates=engine.updates,
         batches=Batches(store, BatchWorker(store, wall_clock)),

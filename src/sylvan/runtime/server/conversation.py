@@ -14,10 +14,10 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.chat_prompt import render_chat
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.output import OutputRules
 from sylvan.runtime.server.thinking import Bound, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.text.chat_template import ChatRequest, RenderedPrompt
+from sylvan.text.output import OutputRules
 from sylvan.text.reasoning import ReasoningFamily
 from sylvan.text.reasoning.tokens import ending
 from sylvan.text.tools import ToolSpec, calls_schema, strict_tags, structural_tags
@@ -231,8 +231,10 @@ def _constrained(conversation: Conversation, rules: OutputRules) -> SamplingPara
     use, sampling = conversation.tool_use, conversation.sampling
     forced = use.choice not in ("auto", "none")
     if forced and sampling.grammar is not None:
-        message = "tool_choice that forces a call excludes response_format and grammars."
-        raise RequestError(message, param="tool_choice")
+        if sampling.json_schema is None:
+            message = "tool_choice that forces a call excludes grammars of the whole output."
+            raise RequestError(message, param="tool_choice")
+        sampling = msgspec.structs.replace(sampling, json_schema=None)  # there is no text to form
     if forced and rules.tools is not None:
         tags = structural_tags(rules.tools.wrapping, rules.specs, use.choice)
         if tags is not None:  # calls as the model writes them
@@ -241,6 +243,10 @@ def _constrained(conversation: Conversation, rules: OutputRules) -> SamplingPara
         return msgspec.structs.replace(sampling, json_schema=json.dumps(schema))
     if use.choice == "auto" and any(tool.strict for tool in rules.specs):
         return _strict(rules, sampling)
+    formed = use.choice == "auto" and rules.specs and sampling.json_schema is not None
+    wrapping = rules.tools and (rules.tools.wrapping or rules.tools.tagged)
+    if formed and wrapping:  # the text has its form, and the model may call all the same
+        return _tagged(strict_tags(wrapping, rules.specs, _answer(sampling)), sampling)
     return sampling
 
 
@@ -258,7 +264,11 @@ def _strict(rules: OutputRules, sampling: SamplingParams) -> SamplingParams:
     if wrapping is None or why:
         message = f"tools[{at}] ({name}): strict cannot be honoured: {why}."
         raise RequestError(message, param=f"tools[{at}]")
-    tags = strict_tags(wrapping, rules.specs, _answer(sampling))
+    return _tagged(strict_tags(wrapping, rules.specs, _answer(sampling)), sampling)
+
+
+def _tagged(tags: Mapping[str, Any], sampling: SamplingParams) -> SamplingParams:
+    """Sampling parameters with a structural tag in place of other grammars."""
     return msgspec.structs.replace(
         sampling,
         json_schema=None,

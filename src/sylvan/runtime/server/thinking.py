@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sylvan.protocol.requests import Thinking
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.output import OutputRules
 from sylvan.runtime.server.parsers import Parsers
+from sylvan.text.output import OutputRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from sylvan.runtime.server.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.server.endpoint import Call
 from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
-from sylvan.runtime.server.output import Answer, OutputReader, Piece, ReasoningDelta, read_whole
 from sylvan.runtime.server.samples import collect, stream
 from sylvan.runtime.server.thinking import count_reasoning
 from sylvan.runtime.tokenizer.types import error_of
+from sylvan.text.output import Answer, OutputReader, Piece, ReasoningDelta, read_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,11 +196,6 @@ class TokenizerManager:
         return await self.router.control(command, timeout_s)
 
     @property
-    def weight_version(self) -> str:
-        """Label of the weights in force."""
-        return self.router.weight_version
-
-    @property
     def state(self) -> State:
         """What the processes are doing as a whole."""
         return self.router.state

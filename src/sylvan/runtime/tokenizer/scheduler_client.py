@@ -9,6 +9,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from sylvan.protocol.commands import DiskTensors, UpdateWeights
 from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.messages import (
     DEFAULT_VERSION,
@@ -81,6 +84,7 @@ class SchedulerClient:
         self._suspect: SampleState | None = None
         self._epoch = 0
         self._paused = False
+        self._checkpoint: UpdateWeights | None = None  # that the weights were read from last
         self._replies: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
 
@@ -88,14 +92,18 @@ class SchedulerClient:
         """The scheduler is ready: submit all live requests to it, and those to come.
 
         What was submitted before belongs to an earlier epoch and is ignored from now on. A pause
-        holds for the new scheduler, too.
+        holds for the new scheduler, too, and a checkpoint that has replaced the weights; tensors
+        that came otherwise are lost.
         """
         self.facts = facts
         self.weight_version = str(facts.extra.get("weight_version") or DEFAULT_VERSION)
         self._send = send
         self.heartbeat_s = self._clock()
+        if self._checkpoint is not None:
+            self._steer(send, self._checkpoint)
+            self.weight_version = self._checkpoint.version or self.weight_version
         if self._paused:
-            send(Control(id=next(self._control_ids), command=Pause(mode="in_place")))
+            self._steer(send, Pause(mode="in_place"))
         self._resume()
 
     def disconnect(self) -> None:
@@ -231,9 +239,16 @@ class SchedulerClient:
             del self._replies[number]
         if reply.ok and isinstance(command, Pause | Resume):
             self._paused = isinstance(command, Pause)
+        if reply.ok and isinstance(command, UpdateWeights):
+            whole = isinstance(command.source, DiskTensors) and not command.partial
+            self._checkpoint = msgspec.structs.replace(command, abort=False) if whole else None
         if reply.ok and reply.body and "weight_version" in reply.body:
             self.weight_version = reply.body["weight_version"]
         return reply
+
+    def _steer(self, send: Send, command: Command) -> None:
+        """Send a command whose reply nobody waits for."""
+        send(Control(id=next(self._control_ids), command=command))
 
     @property
     def _serving(self) -> bool:

@@ -66,14 +66,14 @@ class WeightUpdates:
         return reply
 
     async def begin(self) -> None:
-        """Keep the tensors of the updates to come.
+        """Keep the tensors of the updates to come; what a bracket kept that was not ended is freed.
 
         Raises:
-            RequestError: a bracket is open.
+            CapacityError: see `update`.
         """
-        if self._bracket is not None:
-            raise RequestError("an update has begun already; end it first", status=400)
-        self._bracket = _Bracket()
+        left, self._bracket = self._bracket, _Bracket()
+        if left is not None and left.kept:
+            await self.send(UnloadWeights(_NAME))
 
     async def end(self) -> ControlReply:
         """Put all into force that was kept, or nothing of it.

@@ -69,6 +69,9 @@ class Calls:
     Args:
         reader: Its text up to the current place is settled by each call event.
         tools: Functions that may be called; None allows any name.
+
+    Attributes:
+        stays_text: What was taken for a call last is text, and so are its marks.
     """
 
     def __init__(self, reader: Reader, tools: Collection[ToolSpec] | None) -> None:
@@ -79,6 +82,7 @@ class Calls:
         self._pieces: list[str] = []
         self._index = -1
         self._spans = SpanLog()
+        self.stays_text = False
 
     @property
     def count(self) -> int:
@@ -116,6 +120,7 @@ class Calls:
         if not self.knows(name):
             raise Malformed
         self._flush()
+        self.stays_text = False
         self._index += 1
         self._events.append(CallStart(self._index, name))
         self._reader.commit()

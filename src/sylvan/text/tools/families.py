@@ -182,6 +182,7 @@ def _add_named(add) -> None:  # noqa: ANN001 - the local function of `_families`
             name=re.compile(r">\s*(?:functions\.)?([^\s:]+?)(?::\d+)?\s*\Z"),
             closers=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
             numbered=True,
+            drops_strays=True,
         ),
         Wrapping(_KIMI_CALL, "<|tool_call_end|>", "<|tool_call_begin|>"),
     )

@@ -29,6 +29,7 @@ class NamedGrammar:
         listed: `ObjectGrammar` for a marker that is followed by a JSON list instead.
         whole: The JSON is `{name, arguments}` rather than the arguments.
         numbered: Instead of a name there may be a number; the arguments tell the function.
+        drops_strays: Closers without a call, and sections without calls, leave no trace.
     """
 
     bare: tuple[str, ...] = ()
@@ -41,14 +42,20 @@ class NamedGrammar:
     listed: ObjectGrammar | None = None
     whole: bool = False
     numbered: bool = False
+    drops_strays: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What to look for in the text."""
-        return (*self.wrappers, *self.opens)
+        return (*self.wrappers, *self.opens, *(self.closers if self.drops_strays else ()))
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
         """See `ObjectGrammar.read`."""
+        if self.drops_strays and (yield from self._is_stray(marker, reader)):
+            if calls.stays_text:
+                raise Malformed
+            reader.commit()
+            return
         if marker in self.wrappers:
             marker = yield from reader.expect(self.opens)
         if self.listed and (yield from reader.lookahead(("[", "{"))):
@@ -68,6 +75,11 @@ class NamedGrammar:
         else:
             yield from self._arguments(match[1], reader, calls)
         yield from reader.swallow(self.closers)
+
+    def _is_stray(self, marker: str, reader: Reader) -> Steps[bool]:
+        if marker in self.closers:
+            return True
+        return marker in self.wrappers and bool((yield from reader.lookahead(self.closers)))
 
     def _arguments(self, name: str, reader: Reader, calls: Calls) -> Steps[None]:
         following = yield from reader.lookahead(("{", *self.closers))

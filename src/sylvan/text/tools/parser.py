@@ -109,6 +109,7 @@ class ToolParser:
         except Malformed:
             self._calls.give_back()
             self._after_call = False
+            self._calls.stays_text = self._calls.count == before
             self._failed += 1
             return
         self._after_call = self._calls.count > before

@@ -113,6 +113,27 @@ def test_a_refused_update_leaves_the_old_weights_and_their_label(
         engine.update_weights_from_disk(str(new_dir), speed=2)
 
 
+def test_several_calls_are_one_update(
+    engine: Engine, new_dir: Path, answers: list[Any], tmp_path: Path
+) -> None:
+    new = list(weights_in(new_dir).items())
+    with pytest.raises(RequestError, match="no update has begun"):
+        engine.end_weight_update()
+    engine.begin_weight_update()
+    with pytest.raises(RequestError, match="has no tensors"):
+        engine.end_weight_update()
+
+    engine.begin_weight_update()
+    assert engine.update_weights_from_tensor(changed(dict(new), seed=8)) == (True, "")
+    engine.begin_weight_update()  # forgets these
+    for part in (new[:5], new[5:]):
+        assert engine.update_weights_from_tensor(part) == (True, "")
+        assert ids(engine) == answers[0]
+    assert engine.end_weight_update() == (True, "")
+
+    assert ids(engine) == answers[1]
+
+
 def test_no_shared_memory_is_left_behind(engine: Engine, new_dir: Path) -> None:
     before = set(Path("/dev/shm").glob("sylvan-update-*"))
     engine.update_weights_from_tensor(weights_in(new_dir))

@@ -15,7 +15,7 @@ from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.core.step import PageCopy
 from sylvan.runtime.executor.api import ExecutorCaps
-from sylvan.runtime.executor.control import ExecutorControl
+from sylvan.runtime.executor.control import Checkpoints, ExecutorControl
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.slots import RequestSlots
@@ -77,7 +77,7 @@ class Bench:
         backend = ImmediateBackend(self.runner, batch, sampler or Sampler(), slots)
         halves = [PromptLogprobsWorker(), *([EmbeddingsWorker(pooler)] if pooler else [])]
         caps = ExecutorCaps(max_batch_tokens=64, max_running_reqs=4)
-        control = ExecutorControl("there are no weights", {}, self.pool.groups, None)
+        control = ExecutorControl("there are none", {}, self.pool.groups, Checkpoints())
         worker = Worker(backend, slots, halves, lambda: control.blocked)
         self.executor = LocalExecutor(worker, caps, control, overlap=overlap)
         self.builder = PlanBuilder(caps.max_running_reqs)

@@ -593,3 +593,126 @@ async def test_extras_come_by_field_or_header(client, path):
     assert extras["cached_tokens_details"]["host"] == 0
     response = await client.post(path, {**body, "stream": True}, headers=headers)
     assert json.loads(response.text.split("\n\n")[-3][6:])["sglext"] == extras
+
+
+LOOK = {"name": "look", "parameters": {"type": "object"}}
+WEATHER = TOOL["function"]
+
+
+def _asked(client):
+    return client.engine.control.requests[-1].sampling
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_allowed_tools_are_the_only_ones(client, mode):
+    says(client, TWO_CALLS)
+    named = {"type": "function", "function": {"name": "look"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+    reply = await chat(client, tools=[TOOL, LOOSE], tool_choice=choice)
+
+    assert "tool_calls" not in reply["choices"][0]["message"]  # nobody may ask for the weather
+    if mode == "required":
+        structures = json.loads(_asked(client).structural_tag)["structures"]
+        assert ["look" in part["begin"] for part in structures] == [True]
+    wrong = {"type": "function", "function": {"name": "nope"}}
+    choice["allowed_tools"]["tools"].append(wrong)
+    body = {"messages": HELLO, "tools": [TOOL, LOOSE], "tool_choice": choice}
+    refused = await client.post("/v1/chat/completions", body)
+    assert refused.status_code == 400
+    assert refused.json()["param"] == "tool_choice.allowed_tools.tools[1]"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_functions_in_the_older_form_are_called_in_it(client, streamed):
+    says(client, TWO_CALLS)
+    fields = {"functions": [WEATHER, LOOK], "function_call": "auto"}
+    if streamed:
+        deltas = [c["choices"][0] for c in await stream(client, **fields) if c["choices"]]
+        parts = [d["delta"]["function_call"] for d in deltas if "function_call" in d["delta"]]
+        called = {
+            "name": "".join(part.get("name", "") for part in parts),
+            "arguments": "".join(part["arguments"] for part in parts),
+        }
+        reason = deltas[-1]["finish_reason"]
+        assert not any("tool_calls" in d["delta"] for d in deltas)
+    else:
+        [choice] = (await chat(client, **fields))["choices"]
+        called, reason = choice["message"]["function_call"], choice["finish_reason"]
+        assert "tool_calls" not in choice["message"]
+
+    assert called == {"name": "get_weather", "arguments": '{"city": "Ulm"}'}
+    assert reason == "function_call"
+
+
+async def test_messages_of_the_older_form_are_calls_and_results(client):
+    call = {"name": "get_weather", "arguments": '{"city": "Ulm"}'}
+    old = [
+        *HELLO,
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "get_weather", "content": "sunny"},
+    ]
+    new = [
+        *HELLO,
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "name": "get_weather", "content": "sunny"},
+    ]
+    texts = [
+        (await client.post("/v1/chat/render", {"messages": messages})).json()["text"]
+        for messages in (old, new)
+    ]
+
+    assert texts[0] == texts[1]
+    assert "Ulm" in texts[0]
+
+
+async def test_forced_function_of_the_older_form(client):
+    says(client, TWO_CALLS.removeprefix("Let me see."))
+    reply = await chat(client, functions=[WEATHER, LOOK], function_call={"name": "get_weather"})
+
+    assert reply["choices"][0]["message"]["function_call"]["name"] == "get_weather"
+    assert len(json.loads(_asked(client).structural_tag)["structures"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"functions": [WEATHER], "tools": [TOOL]}, "tools"),
+        ({"functions": [WEATHER], "tool_choice": "auto"}, "tool_choice"),
+        ({"functions": [WEATHER], "function_call": {"name": "x"}}, "function_call"),
+        ({"function_call": {"name": "x"}}, "function_call"),
+    ],
+)
+async def test_functions_that_make_no_sense_are_refused(client, fields, param):
+    response = await client.post("/v1/chat/completions", {"messages": HELLO, **fields})
+
+    assert (response.status_code, response.json()["param"]) == (400, param)
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+
+
+async def test_a_forced_call_needs_no_format_of_text(client):
+    says(client, TWO_CALLS.removeprefix("Let me see."))
+    reply = await chat(client, tools=[TOOL], tool_choice="required", response_format=FORMAT)
+
+    assert len(reply["choices"][0]["message"]["tool_calls"]) == 2
+    asked = _asked(client)
+    assert asked.json_schema is None
+    assert json.loads(asked.structural_tag)["at_least_one"] is True
+
+
+async def test_a_format_of_text_leaves_calls_possible(client):
+    says(client, TWO_CALLS.removeprefix("Let me see."))
+    reply = await chat(client, tools=[TOOL], response_format=FORMAT)
+
+    assert len(reply["choices"][0]["message"]["tool_calls"]) == 2
+    text, calls = _form(client)["elements"]
+    assert text == {"type": "json_schema", "json_schema": {"type": "object"}}
+    assert calls["triggers"] == ["<tool_call>"]
+
+
+async def test_a_forced_call_excludes_grammars_of_the_whole_output(client):
+    body = {"messages": HELLO, "tools": [TOOL], "tool_choice": "required", "regex": "a"}
+    response = await client.post("/v1/chat/completions", body)
+
+    assert (response.status_code, response.json()["param"]) == (400, "tool_choice")

@@ -118,3 +118,25 @@ async def test_bad_input_is_refused_in_ollamas_shape(client, path, fields):
 
     assert response.status_code == 400
     assert isinstance(response.json()["error"], str)
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+async def test_logprobs_are_of_the_tokens_of_the_text(client, path):
+    says(client, "<think>Hm.</think>Hi, you!")
+    asked = {"messages": HELLO} if path == "/api/chat" else {"prompt": "Hello"}
+    body = {"model": "m", **asked, "logprobs": True, "top_logprobs": 2}
+    whole = (await client.post(path, {**body, "stream": False})).json()["logprobs"]
+    found = await lines(client, path, body)
+
+    assert "".join(entry["token"] for entry in whole) == "Hi, you!"
+    assert {len(entry["top_logprobs"]) for entry in whole} == {2}
+    assert [entry for line in found for entry in line.get("logprobs", ())] == whole
+
+
+async def test_logprobs_that_nobody_asked_for_are_not_there(client):
+    body = {"model": "m", "messages": HELLO}
+    assert "logprobs" not in (await client.post("/api/chat", {**body, "stream": False})).json()
+    assert not [f for f in await lines(client, "/api/chat", body) if "logprobs" in f]
+    refused = await client.post("/api/chat", {**body, "top_logprobs": 2})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("top_logprobs")

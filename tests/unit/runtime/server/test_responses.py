@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -399,3 +400,53 @@ async def test_tokens_of_an_input_are_counted(client):
         "object": "response.input_tokens",
         "input_tokens": made["usage"]["input_tokens"],
     }
+
+
+def _turns(count, size):
+    for i in range(count):
+        yield {"role": "user", "content": f"question {i} " + "x" * size}
+        yield {"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": "{}"}
+        yield {"type": "function_call_output", "call_id": f"c{i}", "output": f"result {i}"}
+        yield {"role": "assistant", "content": f"answer {i}"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_truncation_leaves_out_the_oldest_turns(client, streamed):
+    length = client.engine.manager.facts.context_len
+    items = [*_turns(12, length // 8), {"role": "user", "content": "last"}]
+    body = {"input": items, "instructions": "Be brief", "max_output_tokens": 16}
+    refused = await client.post("/v1/responses", body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    if streamed:
+        events = await client.post("/v1/responses", {**body, "truncation": "auto", "stream": True})
+        assert "response.failed" not in events.text
+    else:
+        assert (await create(client, **body, truncation="auto"))["truncation"] == "auto"
+    prompt = prompt_of(client)
+    used = len(client.engine.control.requests[-1].input_ids)
+
+    kept = [i for i in range(12) if f"question {i} " in prompt]
+    assert kept == list(range(kept[0], 12))
+    assert [int(found) for found in re.findall(r"result (\d+)", prompt)] == kept
+    assert "Be brief" in prompt
+    assert "last" in prompt
+    room = length - 16
+    assert used <= room < used + length // 8 + 200  # one turn more does not fit
+
+
+async def test_truncation_changes_nothing_that_fits(client):
+    await create(client, input=list(_turns(2, 3)), truncation="auto")
+    short = prompt_of(client)
+    await create(client, input=list(_turns(2, 3)))
+
+    assert prompt_of(client) == short
+
+
+async def test_a_last_turn_that_is_too_long_is_refused_with_truncation_too(client):
+    text = "x" * (2 * client.engine.manager.facts.context_len)
+    items = [*_turns(1, 5), {"role": "user", "content": text}]
+    response = await client.post("/v1/responses", {"input": items, "truncation": "auto"})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"

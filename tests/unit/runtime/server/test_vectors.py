@@ -245,6 +245,62 @@ async def test_one_label_ranks_documents_by_its_probability(checkpoint):
     assert ranked[0]["meta_info"]["prompt_tokens"] == 1 + len(ranked[0]["document"])
 
 
+async def test_rankings_have_the_forms_of_other_apis(checkpoint):
+    async with serving(checkpoint, task="classify", vector_size=1) as client:
+        documents = ["one", "two", "three"]
+        body = {"query": "q", "documents": documents}
+        ours = (await client.post("/v1/rerank", body)).json()
+        cohere = (await client.post("/v2/rerank", {**body, "top_n": 2})).json()
+        jina = (await client.post("/rerank", {**body, "model": "m"})).json()
+        objects = {**body, "documents": [{"text": text} for text in documents]}
+        same = (await client.post("/rerank", {**objects, "return_documents": False})).json()
+        tei = (await client.post("/rerank", {"query": "q", "texts": documents})).json()
+        texts = {"query": "q", "texts": documents, "return_text": True}
+        with_text = (await client.post("/rerank", texts)).json()
+
+    places = [(one["index"], one["score"]) for one in ours]
+    scored = [{"index": index, "relevance_score": score} for index, score in places]
+    assert cohere["results"] == scored[:2]
+    assert cohere["meta"]["tokens"]["input_tokens"] > 0
+    assert jina["results"] == [
+        {**one, "document": {"text": documents[one["index"]]}} for one in scored
+    ]
+    assert jina["model"] == "m"
+    assert jina["usage"]["total_tokens"] == sum(one["meta_info"]["prompt_tokens"] for one in ours)
+    assert same["results"] == scored
+    assert tei == [{"index": index, "score": score} for index, score in places]
+    assert with_text == [{**one, "text": documents[one["index"]]} for one in tei]
+
+
+async def test_long_documents_are_cut_where_that_is_asked_for(checkpoint):
+    async with serving(checkpoint, task="classify", vector_size=1) as client:
+        length = client.engine.manager.facts.context_len
+        long = "x" * (2 * length)
+        whole = await client.post("/rerank", {"query": "q", "texts": [long]})
+        cut = await client.post("/rerank", {"query": "q", "documents": [long], "truncate": True})
+        body = {"query": "q", "documents": [long], "max_tokens_per_doc": 5}
+        few = (await client.post("/v2/rerank", body)).json()
+
+    assert (whole.status_code, cut.status_code) == (400, 200)
+    assert length - 20 < cut.json()["usage"]["total_tokens"] <= length
+    assert few["meta"]["tokens"]["input_tokens"] == 1 + 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "documents"),
+        ({"texts": ["a"], "documents": ["a"]}, "documents"),
+        ({"texts": ["a"], "raw_scores": True}, "raw_scores"),
+        ({"texts": ["a"], "truncation_direction": "left"}, "truncation_direction"),
+    ],
+)
+async def test_rankings_that_cannot_be_had_are_refused(embedder, fields, param):
+    response = await embedder.post("/rerank", {"query": "q", **fields})
+
+    assert (response.status_code, response.json()["param"]) == (400, param)
+
+
 async def test_an_embedder_ranks_by_cosine(embedder):
     body = {"query": "ab", "documents": ["x", "ab"], "return_documents": False}
     ranked = (await embedder.post("/v1/rerank", body)).json()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from sylvan.protocol.commands import DiskTensors, MemoryTag
+from sylvan.protocol.commands import MemoryTag
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.control import ExecutorControl
+from sylvan.runtime.executor.control import Checkpoints, ExecutorControl
 from sylvan.runtime.executor.device.backend import DeviceBackend
 from sylvan.runtime.executor.device.memory import (
     GRAPH_BYTES,
@@ -66,7 +66,7 @@ class DevicePlan:
         capabilities: Worker halves.
         custom: Logits processors.
         weights: Of the model; or why they can neither be read nor replaced.
-        loaded_from: Where they were read.
+        checkpoints: Those of the model.
     """
 
     platform: Platform
@@ -84,7 +84,7 @@ class DevicePlan:
     capabilities: tuple[CapabilityWorker, ...] = ()
     custom: tuple[LogitsProcessor, ...] = ()
     weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
-    loaded_from: DiskTensors | None = None
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     most_pages: int | None = None
 
 
@@ -157,7 +157,12 @@ def _control(
     if isinstance(plan.weights, LiveWeights):
         memory["weights"] = TensorMemory(plan.weights.memory)
     return ExecutorControl(
-        plan.weights, memory, pool.groups, plan.loaded_from, plan.platform.trim, graphs.resume
+        plan.weights,
+        memory,
+        pool.groups,
+        plan.checkpoints,
+        on_release=plan.platform.trim,
+        on_resume=graphs.resume,
     )
 
 

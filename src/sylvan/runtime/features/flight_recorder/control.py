@@ -53,7 +53,7 @@ class FlightRecorder(Observer):
             answer = answer.name
         elif isinstance(answer, Draft):
             answer = answer.tokens, answer.parents
-        rid = "" if req is None else req.rid
+        rid = req.rid if req is not None else ""
         self._recorder.write(Answered(question, rid, answer, refusal))  # pyright: ignore[reportArgumentType]
 
     def on_plan(self, plan: StepPlan) -> None:

@@ -72,6 +72,7 @@ class Called(msgspec.Struct, frozen=True, tag="call"):
         "pause",
         "resume",
         "flush_cache",
+        "forget_kv",
         "audit",
         "loaded",
         "load_failed",
@@ -103,8 +104,8 @@ class Answered(msgspec.Struct, frozen=True, tag="answer"):
     that one of them refused the request.
     """
 
-    question: Literal["gate", "admit", "may_draft", "draft", "holds", "stop_loading"]
-    rid: str
+    question: Literal["gate", "admit", "may_draft", "draft", "holds", "stop_loading", "wants_step"]
+    rid: str  # empty: about no request
     answer: bool | str | tuple[tuple[int, ...], tuple[int, ...]] | None = None
     refusal: str | None = None
 

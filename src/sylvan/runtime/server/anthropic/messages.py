@@ -29,10 +29,10 @@ from sylvan.runtime.server.conversation import (
     thinking_variables,
 )
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
-from sylvan.runtime.server.output import CallStart, CallText, Piece, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import named_event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Outcome, Turn
+from sylvan.text.output import CallStart, CallText, Piece, ReasoningDelta, TextDelta
 
 Ids = Callable[[int], str]
 _STOPS = {"length": "max_tokens", "stop": "end_turn", "abort": "end_turn"}

@@ -42,7 +42,7 @@ async def upload(call: Call[None]) -> Response:
         int(context.wall()),
         len(part.content),
     )
-    await call_in_thread(store.add_file, file, part.content)
+    await call_in_thread(store.files.add, file, part.content)
     return json_response(_file_reply(file))
 
 
@@ -50,7 +50,7 @@ async def list_files(call: Call[None]) -> Response:
     """The files that are stored, the latest first."""
     query: ListQuery = call.query
     store = await _store(call)
-    files = await call_in_thread(store.files, call.tenant.name, query.purpose)
+    files = await call_in_thread(store.files.list, call.tenant.name, query.purpose)
     return json_response(_page([_file_reply(file) for file in files], query))
 
 
@@ -62,7 +62,7 @@ async def retrieve_file(call: Call[None]) -> Response:
 async def file_content(call: Call[None]) -> Response:
     """What a file holds."""
     file = await _file(call)
-    content = await call_in_thread(call.context.batches.store.content, file.id)
+    content = await call_in_thread(call.context.batches.store.files.content, file.id)
     headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment"}
     return Response(content, 200, headers, "application/octet-stream")
 
@@ -70,19 +70,19 @@ async def file_content(call: Call[None]) -> Response:
 async def delete_file(call: Call[None]) -> Response:
     """Forget a file."""
     file = await _file(call)
-    await call_in_thread(call.context.batches.store.delete_file, file.id)
+    await call_in_thread(call.context.batches.store.files.delete, file.id)
     return json_response({"id": file.id, "object": "file", "deleted": True})
 
 
 async def create(call: Call[BatchBody]) -> Response:
     """Have a file of requests worked off."""
     body, tenant, store = call.body, call.tenant.name, await _store(call)
-    file = await call_in_thread(store.file, body.input_file_id, tenant)
+    file = await call_in_thread(store.files.get, body.input_file_id, tenant)
     if file is None:
         message = f"There is no file {body.input_file_id[:80]!r}."
         raise RequestError(message, param="input_file_id")
     await _check_room(call, store, file.num_bytes, "input_file_id")
-    content = await call_in_thread(store.content, file.id)
+    content = await call_in_thread(store.files.content, file.id)
     items, errors = await call_in_thread(read_lines, content, body.endpoint)
     now = int(call.context.wall())
     status = "failed" if errors else "in_progress"
@@ -165,7 +165,7 @@ async def _check_room(call: Call[Any], store: BatchStore, num_bytes: int, field:
 async def _file(call: Call[Any]) -> StoredFile:
     name = call.request.path_params["file_id"]
     store = await _store(call)
-    found = await call_in_thread(store.file, name, call.tenant.name)
+    found = await call_in_thread(store.files.get, name, call.tenant.name)
     if found is None:
         raise NotFoundError(f"There is no file {name[:80]!r}.", code="file_not_found")
     return found

@@ -91,6 +91,8 @@ def sampling_of(message: pb.SamplingParams) -> SamplingParams:
     values["logit_bias"] = dict(message.logit_bias)
     if message.HasField("stream_interval"):
         values["stream_interval"] = message.stream_interval
+    if message.HasField("sampling_seed"):
+        values["sampling_seed"] = message.sampling_seed
     grammar = message.WhichOneof("constraint")
     if grammar is not None:
         values[_GRAMMARS[grammar]] = getattr(message, grammar)

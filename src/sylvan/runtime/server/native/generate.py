@@ -174,7 +174,7 @@ class Job:
             text_of=self._context.engine.tokenizer.token_text if with_text else None,
             prompt_ids=prompt_ids[i] if prompt_ids else None,
             index=index,
-            weight_version=self._context.engine.weight_version,
+            weight_version=self._context.engine.router.weight_version,
         )
 
     def _counter(self, inp: GenerateInput) -> ReasoningCounter:

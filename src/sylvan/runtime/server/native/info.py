@@ -31,7 +31,7 @@ async def model_info(call: Call[None]) -> Response:
             "tokenizer_path": facts.model_path,
             "is_generation": facts.is_generation,
             "preferred_sampling_params": dict(settings.preferred_sampling_params) or None,
-            "weight_version": call.context.engine.weight_version,
+            "weight_version": call.context.engine.router.weight_version,
             "load_format": settings.shown.get("load_format", "auto"),
             "reasoning_parser": call.context.parsers.reasoning_name,
             "tool_call_parser": call.context.parsers.tool_name,

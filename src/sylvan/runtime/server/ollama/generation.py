@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -22,6 +22,7 @@ from sylvan.api.ollama import (
 from sylvan.api.sampling import OBJECT_SCHEMA, read_sampling
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.conversation import (
     Conversation,
@@ -32,11 +33,11 @@ from sylvan.runtime.server.conversation import (
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.ollama.models import timestamp
 from sylvan.runtime.server.ollama.options import OPTIONS, check_options
-from sylvan.runtime.server.output import Answer, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import line
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
 from sylvan.text.infill import NOT_MADE, Infill
+from sylvan.text.output import Answer, ReasoningDelta, TextDelta
 from sylvan.utils.threads import call_in_thread
 
 
@@ -128,8 +129,15 @@ def _conversation(
             rid=secrets.token_hex(16),
             stream=body.stream is not False,
             tenant=call.tenant.name,
+            logprobs=_logprobs(body),
         ),
     )
+
+
+def _logprobs(body: OllamaBody) -> LogprobOptions | None:
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    return LogprobOptions(top=body.top_logprobs or 0) if body.logprobs else None
 
 
 def _sampling(call: Call[Any]) -> SamplingParams:
@@ -157,27 +165,30 @@ async def _answer(call: Call[Any], form: _Form, conversation: Conversation) -> R
         chunks = await primed(call.request, _lines(form, turn), _error_line)
         return EventStream(chunks, "application/x-ndjson")
     outcome = await unless_gone(call.request, turn.whole())
-    content = form.content(outcome.answer)
+    content = form.content(outcome.answer, outcome.logprobs)
     return json_response({**content, **form.end(outcome.usage, outcome.finish)})
 
 
 async def _lines(form: _Form, turn: Turn) -> AsyncGenerator[bytes, None]:
     calls = Answer()
+    fresh: list[dict[str, Any]] = []
     async with aclosing(turn.steps()) as steps:
         async for step in steps:
             chunk = b""
+            fresh += step.logprobs  # some are told later, with the text that is held back
             for piece in step.pieces:
                 new = Answer()
                 if isinstance(piece, TextDelta | ReasoningDelta):
                     new.add([piece])
-                    chunk += line({**form.head(), **form.content(new), "done": False})
+                    told, fresh = (fresh, []) if isinstance(piece, TextDelta) else ([], fresh)
+                    chunk += line({**form.head(), **form.content(new, told), "done": False})
                 else:
                     calls.add([piece])
             if step.finish is not None:
                 if calls.calls:
                     chunk += line({**form.head(), **form.content(calls), "done": False})
                 end = form.end(step.usage, step.finish)
-                chunk += line({**form.content(Answer()), **end})
+                chunk += line({**form.content(Answer(), fresh), **end})
             if chunk:
                 yield chunk
 
@@ -195,10 +206,11 @@ class _Form:
         """What every line begins with."""
         return {"model": self._model, "created_at": timestamp(self._context.wall())}
 
-    def content(self, answer: Answer) -> dict[str, Any]:
-        """Text, thinking and calls."""
+    def content(self, answer: Answer, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Text, thinking and calls, and log probabilities of the text."""
+        told = {"logprobs": list(logprobs)} if logprobs else {}
         if not self._chat:
-            content: dict[str, Any] = {"response": answer.text}
+            content: dict[str, Any] = {"response": answer.text, **told}
             return {**content, "thinking": answer.reasoning} if answer.reasoning else content
         message: dict[str, Any] = {"role": "assistant", "content": answer.text}
         if answer.reasoning:
@@ -208,7 +220,7 @@ class _Form:
                 {"function": {"name": c.name, "arguments": _object(c.arguments)}}
                 for c in answer.calls
             ]
-        return {"message": message}
+        return {"message": message, **told}
 
     def end(self, usage: Usage, finish: Finish) -> dict[str, Any]:
         """What the last line adds: counts, and durations in nanoseconds."""

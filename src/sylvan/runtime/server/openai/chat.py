@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
+from sylvan.api.openai.chat import ChatBody, template_messages
 from sylvan.api.openai.common import (
     adapter_fields,
     adapter_of,
@@ -24,7 +24,6 @@ from sylvan.runtime.server.conversation import (
     Conversation,
     Prepared,
     RequestFacts,
-    ToolUse,
     prepare,
     render,
     thinking_variables,
@@ -33,11 +32,17 @@ from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
 from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
+from sylvan.runtime.server.openai.chat_tools import tool_use
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
-from sylvan.runtime.server.output import (
+from sylvan.runtime.server.samples import Sample, collect, stream
+from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.thinking import count_reasoning
+from sylvan.runtime.tokenizer.types import SampleDelta, error_of
+from sylvan.text.output import (
     CallStart,
     OutputReader,
     Piece,
@@ -45,11 +50,6 @@ from sylvan.runtime.server.output import (
     TextDelta,
     read_whole,
 )
-from sylvan.runtime.server.samples import Sample, collect, stream
-from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import count_reasoning
-from sylvan.runtime.tokenizer.types import SampleDelta, error_of
 from sylvan.text.reasoning.tokens import ReasoningCounter
 
 
@@ -93,7 +93,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
     return Conversation(
         messages=template_messages(body.messages),
         sampling=_sampling(body, context),
-        tool_use=_tool_use(body),
+        tool_use=tool_use(body),
         variables={
             **thinking_variables(effort=body.reasoning_effort, enabled=switch),
             **(body.chat_template_kwargs or {}),
@@ -141,21 +141,6 @@ def _logprobs(body: ChatBody, context: Context) -> LogprobOptions | None:
     if top and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return LogprobOptions(top=top) if body.logprobs else None
-
-
-def _tool_use(body: ChatBody) -> ToolUse:
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    for tool in tools:
-        tool.setdefault("type", "function")
-    choice = body.tool_choice or "auto"
-    if isinstance(choice, NamedChoice):
-        choice = choice.function.name
-        if not any(tool["function"]["name"] == choice for tool in tools):
-            message = f"tool_choice names {choice[:80]!r}, which is not one of the tools."
-            raise RequestError(message, param="tool_choice")
-    elif choice == "required" and not tools:
-        raise RequestError("tool_choice 'required' needs tools.", param="tool_choice")
-    return ToolUse(tools=tools, choice=choice, parallel=body.parallel_tool_calls is not False)
 
 
 class _Job:
@@ -210,7 +195,10 @@ class _Job:
             "content": answer.text if answer.text or not answer.calls else None,
             "reasoning_content": answer.reasoning or None,
         }
-        if answer.calls:
+        if answer.calls and self.is_legacy:
+            [called] = answer.calls
+            message["function_call"] = {"name": called.name, "arguments": called.arguments or "{}"}
+        elif answer.calls:
             message["tool_calls"] = tool_calls(self._context, answer)
         log = self.log(prepared)
         choice = {
@@ -218,7 +206,9 @@ class _Job:
             "message": message,
             "logprobs": log
             and log.reply(sample.token_ids, sample.logprobs, sample.text, answer.spans),
-            "finish_reason": finish_name(sample.finish, calls=bool(answer.calls)),
+            "finish_reason": finish_name(
+                sample.finish, calls=bool(answer.calls), is_legacy=self.is_legacy
+            ),
             "matched_stop": sample.finish.matched if sample.finish else None,
         }
         if self._body.return_prompt_token_ids:
@@ -288,6 +278,11 @@ class _Job:
         self._meter.think(index, tokens)
 
     @property
+    def is_legacy(self) -> bool:
+        """Whether calls have the form before there were tools."""
+        return self._body.functions is not None
+
+    @property
     def context(self) -> Context:
         """The server's parts."""
         return self._context
@@ -338,7 +333,9 @@ class _Writer:
             yield job.chunk(index, content, usage=usage, logprobs=logprobs)
             logprobs = None
         if delta.finish is not None:
-            reason = finish_name(delta.finish, calls=self._reader.has_calls)
+            reason = finish_name(
+                delta.finish, calls=self._reader.has_calls, is_legacy=job.is_legacy
+            )
             matched = delta.finish.matched
             last = {"reasoning_content": None}  # clients read it of every delta
             end = job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
@@ -370,13 +367,16 @@ class _Writer:
         self._answers = True
         if isinstance(piece, TextDelta):
             return _text_delta(piece.text)
+        starts = isinstance(piece, CallStart)
+        name = {"name": piece.name} if starts else {}
+        called = {**name, "arguments": "" if starts else piece.fragment}
+        if self._job.is_legacy:
+            return {"content": None, "reasoning_content": None, "function_call": called}
         call: dict[str, Any] = {"index": piece.index}
-        if isinstance(piece, CallStart):
+        if starts:
             call["id"] = call_id(self._job.context, piece.name, piece.index)
             call["type"] = "function"
-            call["function"] = {"name": piece.name, "arguments": ""}
-        else:
-            call["function"] = {"arguments": piece.fragment}
+        call["function"] = called
         return {"content": None, "reasoning_content": None, "tool_calls": [call]}
 
 

@@ -6,14 +6,15 @@ from typing import Any
 
 from sylvan.protocol.messages import Finish
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.output import Answer
+from sylvan.text.output import Answer
 
 
-def finish_name(finish: Finish | None, *, calls: bool) -> str | None:
-    """`finish_reason` of a chat choice."""
+def finish_name(finish: Finish | None, *, calls: bool, is_legacy: bool = False) -> str | None:
+    """`finish_reason` of a chat choice; `is_legacy`: of one with functions rather than tools."""
     if finish is None:
         return None
-    return "tool_calls" if calls and finish.type == "stop" else finish.type
+    called = "function_call" if is_legacy else "tool_calls"
+    return called if calls and finish.type == "stop" else finish.type
 
 
 def call_id(context: Context, name: str, index: int) -> str:

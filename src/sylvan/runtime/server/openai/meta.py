@@ -32,7 +32,7 @@ def meta_info(
         logprobs=logprobs is not None,
         top=logprobs is not None and logprobs.top > 0,
         text_of=context.engine.tokenizer.token_text,
-        weight_version=context.engine.weight_version,
+        weight_version=context.engine.router.weight_version,
     )
     state = ReplyState(options, reasoning_tokens=reasoning_tokens)
     state.weight_versions = sample.weight_versions
@@ -45,5 +45,7 @@ def meta_info(
 
 def weight_metadata(context: Context, versions: Sequence[str]) -> dict[str, Any]:
     """`metadata` of an answer that weights with these labels made, in order."""
-    metadata: dict[str, Any] = {"weight_version": [context.engine.weight_version, *versions][-1]}
+    metadata: dict[str, Any] = {
+        "weight_version": [context.engine.router.weight_version, *versions][-1]
+    }
     return metadata | ({"weight_versions": list(versions)} if len(versions) > 1 else {})

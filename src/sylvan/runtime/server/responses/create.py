@@ -17,6 +17,7 @@ from sylvan.api.openai.responses import (
     AllowedTools,
     ResponsesBody,
     chat_messages,
+    conversation_of,
     input_items,
     text_fields,
     text_schema,
@@ -42,10 +43,13 @@ from sylvan.runtime.server.endpoint import (
 )
 from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.output import TextDelta
+from sylvan.runtime.server.responses import conversations
 from sylvan.runtime.server.responses.items import ItemEvents, ItemStyle, Numbered, output_items
+from sylvan.runtime.server.responses.truncation import fitted
 from sylvan.runtime.server.stores.responses import Stored
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.server.turn import Turn
+from sylvan.text.output import TextDelta
 from sylvan.utils.tasks import settled
 
 log = logging.getLogger(__name__)
@@ -132,6 +136,12 @@ class Job:
         if body.previous_response_id:
             earlier = find_stored(call, body.previous_response_id, "previous_response_id")
             items = [*earlier.items, *earlier.reply["output"]]
+        self._spoken = conversation_of(body)
+        if self._spoken is not None:
+            if body.previous_response_id:
+                message = "conversation: it excludes previous_response_id."
+                raise RequestError(message, param="conversation")
+            items = conversations.find(call, self._spoken, "conversation").items
         self._items = [*items, *input_items(body)]
         store = call.context.responses
         self._keep = body.store is not False and store.enabled
@@ -147,6 +157,12 @@ class Job:
         self._logprobs = self._wanted_logprobs()
         self.conversation = self._conversation()
         self._turn = Turn(call, self.conversation)
+
+    async def _fit(self) -> None:
+        """Leave out the oldest turns, if the client wants that rather than an error."""
+        if self._body.truncation == "auto":
+            self.conversation = await fitted(self._context, self.conversation)
+            self._turn = Turn(self._call, self.conversation)
 
     def start(self) -> dict[str, Any]:
         """Make the response in the background."""
@@ -167,13 +183,13 @@ class Job:
 
     async def run(self) -> dict[str, Any]:
         """The response, when it is complete."""
+        await self._fit()
         outcome = await self._turn.whole()
         status = _status(outcome.finish)
         items = output_items(outcome.answer, status, self._style, outcome.logprobs)
         usage = _usage(outcome.usage, outcome.reasoning_tokens)
         reply = self._reply(status, items, usage)
-        if not self._body.background:
-            self._put(reply)
+        self._put(reply)
         return reply
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -181,6 +197,7 @@ class Job:
         numbered = self._numbered = Numbered()
         items = ItemEvents(numbered, self._style, self._context.ids)
         started = False
+        await self._fit()
         async with aclosing(self._turn.steps()) as steps:
             async for step in steps:
                 chunks: list[bytes] = []
@@ -227,7 +244,10 @@ class Job:
         return LogprobOptions(top=top) if wanted or top else None
 
     def _put(self, reply: dict[str, Any]) -> None:
-        if self._keep:
+        if self._spoken is not None:
+            said = [*input_items(self._body), *reply["output"]]
+            conversations.extend(self._call, self._spoken, said)
+        if self._keep and not self._body.background:
             self._context.responses.put(self._call.tenant.name, reply, self._items)
 
     def _conversation(self) -> Conversation:
@@ -286,6 +306,7 @@ class Job:
             "id": self._id,
             "object": "response",
             "created_at": self._created,
+            "conversation": {"id": self._spoken} if self._spoken else None,
             "status": status,
             "background": bool(body.background),
             "error": None,

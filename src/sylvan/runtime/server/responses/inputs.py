@@ -7,10 +7,10 @@ from typing import Any
 from starlette.responses import Response
 
 from sylvan.api.openai.responses import InputItemsQuery, ResponsesBody
-from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.conversation import render
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.responses.create import Job, find_stored
+from sylvan.runtime.server.responses.pages import page
 
 
 async def input_items(call: Call[None]) -> Response:
@@ -18,23 +18,7 @@ async def input_items(call: Call[None]) -> Response:
     query: InputItemsQuery = call.query
     stored = find_stored(call, call.request.path_params["response_id"], None)
     items = [_named(i, item, stored.reply["id"]) for i, item in enumerate(stored.items)]
-    if query.order == "desc":
-        items.reverse()
-    if query.after is not None:
-        names = [item["id"] for item in items]
-        if query.after not in names:
-            raise RequestError(f"after: there is no item {query.after!r}.", param="after")
-        items = items[names.index(query.after) + 1 :]
-    page = items[: query.limit]
-    return json_response(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(page) < len(items),
-        }
-    )
+    return json_response(page(items, query))
 
 
 async def input_tokens(call: Call[ResponsesBody]) -> Response:

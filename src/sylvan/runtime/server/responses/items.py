@@ -11,8 +11,8 @@ from typing import Any
 
 from sylvan.api.openai.response_state import pack
 from sylvan.api.openai.response_tools import INPUT, Origin
-from sylvan.runtime.server.output import Answer, CallStart, Piece, ReasoningDelta, TextDelta
 from sylvan.runtime.server.sse import named_event
+from sylvan.text.output import Answer, CallStart, Piece, ReasoningDelta, TextDelta
 
 Item = dict[str, Any]
 

@@ -18,7 +18,7 @@ from sylvan.runtime.server.security import Level
 POST = ("POST",)
 
 _SENDING = "A server sends its weights to no other; start that one with the same checkpoint."
-_LORA = "There are no LoRA adapters; serve a checkpoint into which the adapter was merged."
+_LORA = "LoRA adapters are not served beside a model; `sylvan lora merge` puts one into it."
 _PROFILE = "There is no profiler inside the server; use py-spy or perf from outside."
 _TRACES = "Requests are not traced; /metrics has how long they take."
 _SLOWER = "There is no way to slow the server down on purpose."

@@ -13,6 +13,13 @@ from sylvan.api.openai.batches import (
 )
 from sylvan.api.openai.chat import ChatBody, ChatReply, RenderReply
 from sylvan.api.openai.completions import CompletionBody, CompletionReply
+from sylvan.api.openai.conversations import (
+    ConversationBody,
+    ConversationChange,
+    ConversationDeleted,
+    ConversationReply,
+    ItemsBody,
+)
 from sylvan.api.openai.models import ModelCard, ModelList
 from sylvan.api.openai.responses import (
     InputItemsQuery,
@@ -30,11 +37,12 @@ from sylvan.api.openai.vectors import (
     ScoreBody,
     ScoreReply,
 )
+from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
 from sylvan.runtime.server.batches import routes as batches
 from sylvan.runtime.server.fields import TOOL_SCHEMA
-from sylvan.runtime.server.openai import chat, completions, models, vectors
+from sylvan.runtime.server.openai import chat, completions, models, rerank, vectors
+from sylvan.runtime.server.responses import conversations, inputs
 from sylvan.runtime.server.responses import create as responses
-from sylvan.runtime.server.responses import inputs
 from sylvan.runtime.server.routes.build import GET, SSE, openai
 
 _SPELLING = {
@@ -104,6 +112,75 @@ _RESPONSES = (
         handler=responses.cancel,
         family=Family.RESPONSES,
         reply=ResponsesReply,
+        statuses=(400, 404),
+    ),
+)
+
+_CONVERSATIONS = (
+    openai(
+        "/v1/conversations",
+        handler=conversations.create,
+        family=Family.RESPONSES,
+        body=ConversationBody,
+        body_optional=True,
+        reply=ConversationReply,
+        budgeted=True,
+    ),
+    openai(
+        "/v1/conversations/{conversation_id}",
+        handler=conversations.retrieve,
+        family=Family.RESPONSES,
+        methods=GET,
+        reply=ConversationReply,
+        statuses=(400, 404),
+    ),
+    openai(
+        "/v1/conversations/{conversation_id}",
+        handler=conversations.change,
+        family=Family.RESPONSES,
+        body=ConversationChange,
+        reply=ConversationReply,
+        statuses=(404,),
+    ),
+    openai(
+        "/v1/conversations/{conversation_id}",
+        handler=conversations.delete,
+        family=Family.RESPONSES,
+        methods=("DELETE",),
+        reply=ConversationDeleted,
+        statuses=(400, 404),
+    ),
+    openai(
+        "/v1/conversations/{conversation_id}/items",
+        handler=conversations.list_items,
+        family=Family.RESPONSES,
+        methods=GET,
+        query=InputItemsQuery,
+        reply=InputItemsReply,
+        statuses=(400, 404),
+    ),
+    openai(
+        "/v1/conversations/{conversation_id}/items",
+        handler=conversations.add_items,
+        family=Family.RESPONSES,
+        body=ItemsBody,
+        reply=InputItemsReply,
+        statuses=(404,),
+        budgeted=True,
+    ),
+    openai(
+        "/v1/conversations/{conversation_id}/items/{item_id}",
+        handler=conversations.retrieve_item,
+        family=Family.RESPONSES,
+        methods=GET,
+        statuses=(400, 404),
+    ),
+    openai(
+        "/v1/conversations/{conversation_id}/items/{item_id}",
+        handler=conversations.delete_item,
+        family=Family.RESPONSES,
+        methods=("DELETE",),
+        reply=ConversationReply,
         statuses=(400, 404),
     ),
 )
@@ -189,6 +266,7 @@ OPENAI = (
         spelling=_PROMPT_SPELLING,
     ),
     *_RESPONSES,
+    *_CONVERSATIONS,
     openai("/v1/models", handler=models.models, methods=GET, reply=ModelList),
     openai(
         "/v1/models/{model:path}",
@@ -230,6 +308,14 @@ OPENAI = (
         body=RerankBody,
         budgeted=True,
     ),
+    openai(
+        "/v2/rerank",
+        handler=rerank.cohere,
+        body=CohereRerankBody,
+        reply=CohereRerankReply,
+        budgeted=True,
+    ),
+    openai("/rerank", handler=rerank.plain, body=PlainRerankBody, budgeted=True),
     *_FILES,
     *_BATCHES,
     # SageMaker

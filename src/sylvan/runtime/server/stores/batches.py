@@ -60,6 +60,48 @@ class ItemAnswer:
     response: str
 
 
+class FileStore:
+    """Files; see `BatchStore`.
+
+    Args:
+        database: Where they lie.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, file: StoredFile, content: bytes) -> None:
+        """Store a file."""
+        self._database.run(lambda db: _insert_file(db, file, content))
+
+    def get(self, name: str, tenant: str) -> StoredFile | None:
+        """A file of the tenant."""
+        found = self._files("id = ? AND tenant = ?", (name, tenant))
+        return found[0] if found else None
+
+    def list(self, tenant: str, purpose: str | None) -> Sequence[StoredFile]:
+        """The files of the tenant, the latest first."""
+        if purpose is None:
+            return self._files("tenant = ?", (tenant,))
+        return self._files("tenant = ? AND purpose = ?", (tenant, purpose))
+
+    def content(self, name: str) -> bytes:
+        """The content of a file; empty if it is gone."""
+        query = "SELECT content FROM files WHERE id = ?"
+        row = self._database.run(lambda db: db.execute(query, (name,)).fetchone())
+        return row[0] if row else b""
+
+    def delete(self, name: str) -> None:
+        """Forget a file."""
+        query = "DELETE FROM files WHERE id = ?"
+        self._database.run(lambda db: db.execute(query, (name,)), frees=True)
+
+    def _files(self, condition: str, values: tuple[str, ...]) -> Sequence[StoredFile]:
+        query = f"SELECT id, tenant, filename, purpose, created_at, LENGTH(content) FROM files WHERE {condition} ORDER BY created_at DESC, id DESC"  # noqa: E501
+        rows = self._database.run(lambda db: db.execute(query, values).fetchall())
+        return [StoredFile(*row) for row in rows]
+
+
 class BatchStore:
     """Files, batches and their requests; may be called from any thread.
 
@@ -71,37 +113,20 @@ class BatchStore:
     Args:
         folder: Where the database lies; None keeps it in memory, until the process ends.
 
+    Attributes:
+        files: The files.
+
     Raises:
         ConfigError: The folder cannot be used.
     """
 
     def __init__(self, folder: str | None) -> None:
         self._database = Database(folder, "batches.sqlite", _SCHEMA)
+        self.files = FileStore(self._database)
 
     def close(self) -> None:
         """Close the database."""
         self._database.close()
-
-    def add_file(self, file: StoredFile, content: bytes) -> None:
-        """Store a file."""
-        self._database.run(lambda db: _insert_file(db, file, content))
-
-    def file(self, name: str, tenant: str) -> StoredFile | None:
-        """A file of the tenant."""
-        found = self._files("id = ? AND tenant = ?", (name, tenant))
-        return found[0] if found else None
-
-    def files(self, tenant: str, purpose: str | None) -> list[StoredFile]:
-        """The files of the tenant, the latest first."""
-        if purpose is None:
-            return self._files("tenant = ?", (tenant,))
-        return self._files("tenant = ? AND purpose = ?", (tenant, purpose))
-
-    def content(self, name: str) -> bytes:
-        """The content of a file; empty if it is gone."""
-        query = "SELECT content FROM files WHERE id = ?"
-        row = self._database.run(lambda db: db.execute(query, (name,)).fetchone())
-        return row[0] if row else b""
 
     def bytes_of(self, tenant: str) -> int:
         """How much the tenant has stored: files, and batches with the requests they still hold."""
@@ -115,11 +140,6 @@ class BatchStore:
         return self._database.run(
             lambda db: sum(db.execute(query, (tenant,)).fetchone()[0] for query in queries)
         )
-
-    def delete_file(self, name: str) -> None:
-        """Forget a file."""
-        query = "DELETE FROM files WHERE id = ?"
-        self._database.run(lambda db: db.execute(query, (name,)), frees=True)
 
     def add_batch(self, tenant: str, state: dict[str, Any], items: Sequence[Item] = ()) -> None:
         """Store a new batch and its requests."""
@@ -224,11 +244,6 @@ class BatchStore:
         query = "UPDATE items SET status = ?, response = ? WHERE batch = ? AND line = ?"
         rows = [(found.status, found.response, found.batch, found.line) for found in answers]
         self._database.run(lambda db: db.executemany(query, rows))
-
-    def _files(self, condition: str, values: tuple[str, ...]) -> list[StoredFile]:
-        query = f"SELECT id, tenant, filename, purpose, created_at, LENGTH(content) FROM files WHERE {condition} ORDER BY created_at DESC, id DESC"  # noqa: E501
-        rows = self._database.run(lambda db: db.execute(query, values).fetchall())
-        return [StoredFile(*row) for row in rows]
 
 
 def _insert_file(db: sqlite3.Connection, file: StoredFile, content: bytes) -> None:

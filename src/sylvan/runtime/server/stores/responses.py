@@ -50,6 +50,10 @@ class Stored:
         """Whether it is not older than responses become."""
         return now < self._until
 
+    def change_items(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the input."""
+        self._items = orjson.dumps(items)
+
     def change(self, changes: Mapping[str, Any]) -> None:
         """Replace fields of the reply."""
         self._reply = orjson.dumps({**self.reply, **changes})
@@ -108,6 +112,11 @@ class ResponseStore:
     def change(self, stored: Stored, changes: Mapping[str, Any]) -> None:
         """Replace fields of a reply."""
         stored.change(changes)
+        self._shrink()
+
+    def change_items(self, stored: Stored, items: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the input of a response, or the items of a conversation."""
+        stored.change_items(items)
         self._shrink()
 
     def get(self, name: str, tenant: str) -> Stored | None:

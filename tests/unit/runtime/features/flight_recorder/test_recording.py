@@ -89,6 +89,10 @@ def record(folder, *, policy="lpm", pages=16, capabilities=(), inflight=2, weigh
         if number == 20:
             world.scheduler.pause("retract")
             world.scheduler.resume()
+        if number == 25:
+            world.scheduler.pause("in_place")
+            world.scheduler.forget_kv()
+            world.scheduler.resume()
     world.run()
     flight.close()
     for req in todo:
@@ -117,8 +121,23 @@ def test_replay_decides_the_same(tmp_path, policy, inflight):
     assert outcome.tokens == sum(len(t) for t in world.tokens.values())
 
 
-def test_replay_repeats_what_capabilities_answered(tmp_path):
-    record(tmp_path, capabilities=(Moody(),))
+class Restless(Moody):
+    """Wants steps without slices now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._polls = 0
+
+    def poll(self) -> None:
+        self._polls += 1
+
+    def wants_step(self) -> bool:
+        return 3 < self._polls % 20 < 9 and self._polls < 300
+
+
+@pytest.mark.parametrize("capability", [Moody, Restless])
+def test_replay_repeats_what_capabilities_answered(tmp_path, capability):
+    record(tmp_path, capabilities=(capability(),))
     assert replay(tmp_path).difference == ""
 
 

@@ -21,7 +21,7 @@ def stored(name: str, num_bytes: int) -> StoredFile:
 def test_nobody_else_can_read_what_is_stored(tmp_path):
     (tmp_path / "batches.sqlite").touch(0o644)
     store = BatchStore(str(tmp_path))
-    store.add_file(stored("a", 1), b"x")
+    store.files.add(stored("a", 1), b"x")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     store.close()
 
@@ -75,7 +75,7 @@ def test_deleting_makes_room_on_a_full_disk(small_disk):
     store = BatchStore(str(small_disk))
     contents = {f"f{i}": os.urandom(400_000) for i in range(4)}
     for name, content in contents.items():
-        store.add_file(stored(name, len(content)), content)
+        store.files.add(stored(name, len(content)), content)
     state = {"id": "b", "status": "in_progress", "created_at": 0}
     store.add_batch("acme", state)
     with (small_disk / "other").open("wb", buffering=0) as other:  # of another program
@@ -85,20 +85,20 @@ def test_deleting_makes_room_on_a_full_disk(small_disk):
         except OSError:
             pass
     with pytest.raises(CapacityError, match="no room") as refused:
-        store.add_file(stored("late", 600_000), bytes(600_000))
+        store.files.add(stored("late", 600_000), bytes(600_000))
     assert refused.value.status == 507
     store.save_batch("acme", {**state, "status": "cancelling"})
-    store.delete_file("f1")
-    store.delete_file("f2")
+    store.files.delete("f1")
+    store.files.delete("f2")
     late = os.urandom(600_000)
-    store.add_file(stored("late", len(late)), late)  # where others were
+    store.files.add(stored("late", len(late)), late)  # where others were
 
-    assert {file.id for file in store.files("acme", None)} == {"f0", "f3", "late"}
-    assert store.content("late") == late
-    assert store.content("f0") == contents["f0"]
-    assert store.content("f3") == contents["f3"]
+    assert {file.id for file in store.files.list("acme", None)} == {"f0", "f3", "late"}
+    assert store.files.content("late") == late
+    assert store.files.content("f0") == contents["f0"]
+    assert store.files.content("f3") == contents["f3"]
     assert [state["status"] for _, state in store.unfinished()] == ["cancelling"]
     store.close()
     again = BatchStore(str(small_disk))  # as after a restart, still without room
-    assert again.content("late") == late
+    assert again.files.content("late") == late
     again.close()

@@ -44,7 +44,9 @@ async def ended(store: BatchStore) -> dict:
 
 def lines_of(store: BatchStore, name: str | None) -> dict[str, dict]:
     assert name is not None
-    return {line["custom_id"]: line for line in map(json.loads, store.content(name).splitlines())}
+    return {
+        line["custom_id"]: line for line in map(json.loads, store.files.content(name).splitlines())
+    }
 
 
 async def good(tenant, endpoint, body):
@@ -149,7 +151,7 @@ async def test_what_was_answered_leaves_the_store_when_its_batch_ends(store):
 
     assert state["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
     assert store.items("batch") == []
-    output = len(store.content(state["output_file_id"]))
+    output = len(store.files.content(state["output_file_id"]))
     assert before < store.bytes_of("acme") == output + len(json.dumps(state))
 
 

@@ -1,0 +1,131 @@
+"""Claim: replacing all weights costs little more than copying them.
+
+Seconds of an update from shared memory over those of a copy of the same file into memory that is
+resident already, in turn, so that both see the same weather: checks of all numbers, packing and
+rounding included. Weights are random, in the shape of a model of 0.5 B parameters.
+
+    python benchmarks/engine/bench_update.py [--formats bf16 w8a8 w4a8] [--layers 24] [--pairs 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from sylvan.protocol.commands import SharedTensors, UpdateWeights
+from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.checkpoint import slots
+from sylvan.runtime.models.registry import family_of, load_config
+
+HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
+FORMATS = {"bf16": None, "w8a8": "w8a8", "w4a8": "w4a8"}
+SHARED = Path("/dev/shm")
+
+
+def write_config(folder: Path, layers: int) -> Path:
+    raw = HALF_BILLION | {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": layers,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def write_tensors(model_dir: Path, file: Path) -> int:
+    """A whole set of random weights as a trainer would leave it; returns its bytes."""
+    config = load_config(model_dir)
+    build = Build(dtype=torch.bfloat16, length=64, device=torch.device("meta"))
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+    for slot in slots(family_of(config).model(config, build)):
+        parts = getattr(slot.module, "parts", None) or (slot.shape[0],)
+        rows = parts if len(parts) == len(slot.sources) else (slot.shape[0],)
+        for source, count in zip(slot.sources, rows, strict=True):
+            shape = (count, *slot.shape[1:])
+            values = torch.randn(shape, generator=generator) * 0.02
+            tensors[source] = values.to(torch.bfloat16)
+    save_file(tensors, file)
+    return file.stat().st_size
+
+
+def update(executor: Executor, file: Path, size: int) -> float:
+    """Seconds of one."""
+    begun = time.perf_counter()
+    result = executor.control(UpdateWeights(SharedTensors(file.name, size), partial=False)).wait()
+    seconds = time.perf_counter() - begun
+    assert not result.error, result.error
+    return seconds
+
+
+def copy(target: torch.Tensor, file: Path) -> float:
+    """Seconds of one, by PyTorch's threads as packing is."""
+    begun = time.perf_counter()
+    target.copy_(torch.from_numpy(np.memmap(file, np.uint8, "c")))
+    return time.perf_counter() - begun
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        model_dir = write_config(Path(folder), args.layers)
+        file = SHARED / f"sylvan-bench-{os.getpid()}"
+        try:
+            size = write_tensors(model_dir, file)
+            options = LocalOptions(
+                page_size=16,
+                num_pages=64,
+                max_batch_tokens=64,
+                max_running_reqs=4,
+                context_len=64,
+                load_format="dummy",
+                quantization=FORMATS[name],
+            )
+            executor, facts = build_executor(model_dir, options)
+            target = torch.ones(size, dtype=torch.uint8)
+            update(executor, file, size), copy(target, file)
+            updates: list[float] = []
+            copies: list[float] = []
+            for _ in range(args.pairs):
+                updates.append(update(executor, file, size))
+                copies.append(copy(target, file))
+            executor.close()
+        finally:
+            file.unlink(missing_ok=True)
+    ratios = sorted(u / c for u, c in zip(updates, copies, strict=True))
+    return {
+        "format": name,
+        "runner": facts.runner,
+        "gigabytes": round(size / 1e9, 3),
+        "update_s": round(statistics.median(updates), 3),
+        "copy_s": round(statistics.median(copies), 3),
+        "ratio": round(statistics.median(ratios), 2),
+        "ratio_spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--formats", nargs="*", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--layers", type=int, default=HALF_BILLION["num_hidden_layers"])
+    parser.add_argument("--pairs", type=int, default=5)
+    args = parser.parse_args()
+    for name in args.formats:
+        print(json.dumps(measure(name, args)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

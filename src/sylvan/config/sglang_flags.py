@@ -1,0 +1,297 @@
+"""Flags of SGLang that set nothing here: what their use is answered with.
+
+`name` is a switch, `name=value` takes a value, with SGLang's default, and `name*=` any number of
+values. Defaults are accepted: who spells them out asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NO_EFFECT: Mapping[str, str] = {
+    "fixed forms of grammars bound white space anyway": "constrained_json_max_whitespace_cnt=",
+    "nothing is cached on disk there": "disable_outlines_disk_cache",
+    "texts are tokenised and detokenised together wherever that gains": (
+        "enable_tokenizer_batch_encode disable_tokenizer_batch_decode "
+        "enable_dynamic_batch_tokenizer dynamic_batch_tokenizer_batch_size=32 "
+        "dynamic_batch_tokenizer_batch_timeout=0.002 batch_notify_size=16"
+    ),
+    "sessions may always stream, and never need the cache": (
+        "enable_streaming_session enable_session_radix_cache"
+    ),
+    "budgets of thinking always count": "enable_strict_thinking",
+    "items are scored one by one, with the same scores": "enable_mis",
+    "the server is ready without a warm-up": (
+        "warmups= disable_flashinfer_autotune flashinfer_autotune_skip_ops= pre_warm_nccl"
+    ),
+    "the garbage collector runs only while the server is at rest": (
+        "gc_threshold= gc_warning_threshold_secs=0.0 enable_cudagraph_gc"
+    ),
+    "there are no ranks that talk to each other": (
+        "nccl_port= dist_timeout= gated_launch_port= disable_attn_tp_gather "
+        "enable_dp_attention_local_control_broadcast disable_aiter_allreduce_fusion_in_decode "
+        "disable_aiter_allreduce_fusion_in_prefill enforce_disable_flashinfer_allreduce_fusion "
+        "disable_flashinfer_cutlass_moe_fp4_allgather engine_info_bootstrap_port=6789"
+    ),
+    "the scheduler reads what came before each step": "scheduler_recv_interval=1",
+    "metrics are those of the one scheduler": "enable_metrics_for_all_schedulers",
+    "times of requests are in their meta_info and in metrics": (
+        "show_time_cost enable_request_time_stats_logging"
+    ),
+    "logs of the HTTP server are chosen by server.access_log": "log_level_http=",
+    "requests are not logged": "log_requests_format=text log_requests_target*=",
+    "shared experts are computed apart, with the same result": (
+        "disable_shared_experts_fusion enforce_shared_experts_fusion"
+    ),
+    "a prefix of a chunk is always shared": "disable_chunked_prefix_cache",
+    "memory of layers with a window is shared out anyway": (
+        "swa_full_tokens_ratio= disable_hybrid_swa_memory swa_prefix_tails="
+    ),
+    "states are counted by cache.max_states": "mamba_full_memory_ratio=",
+    "weights are mapped and read ahead as the file system allows": (
+        "weight_loader_prefetch_checkpoints weight_loader_prefetch_num_threads=4"
+    ),
+    "thinking that a template leaves out is not in the prompt, so not in its cache": (
+        "strip_thinking_cache"
+    ),
+    "ids come for requests that ask (return_prompt_token_ids, return_token_ids)": (
+        "return_input_ids return_output_ids"
+    ),
+    "attention adds up in float32": "triton_attention_reduce_in_fp32",
+    "there are no images": (
+        "disable_fast_image_processor image_processor_backend=auto trust_mm_content_hashes "
+        "mm_processor_worker_num=0 mm_io_worker_num=0 mm_preprocess_cache_size_mb= "
+        "media_url_max_file_size_mb=64"
+    ),
+}
+"""Why flags change nothing, and which; they are accepted with any value."""
+
+REFUSED: Mapping[str, str] = {
+    "gRPC instead of HTTP (--grpc-port serves both)": (
+        "smg_grpc_mode grpc_response_timeout_secs=300 smg_http_sidecar_port= sidecar= sidecar_args="
+    ),
+    "HTTP/2": (
+        "enable_http2 http2_max_concurrent_streams=200 http2_initial_connection_window_size=1048576"
+    ),
+    "several processes on one port": "enable_http_worker_reuseport",
+    "certificates of clients, and new ones without a restart": ("ssl_ca_certs= enable_ssl_refresh"),
+    "leaving paths out of the access log": "uvicorn_access_log_exclude_prefixes=[]",
+    "chat templates in requests": "trust_request_chat_template",
+    "choosing one of several chat templates at the start (requests do: chat_template)": (
+        "hf_chat_template_name="
+    ),
+    "templates for completions (models that fill in are known)": "completion_template=",
+    "tools that the server runs": "tool_server=",
+    "speech": "asr_max_buffer_seconds=60 asr_max_concurrent_sessions=32",
+    "other tokenizer libraries": "tokenizer_backend=huggingface",
+    "other white space in JSON": (
+        "constrained_json_whitespace_pattern= constrained_json_disable_any_whitespace"
+    ),
+    "priorities of another order (larger is more urgent)": (
+        "schedule_low_priority_values_first default_priority_value= abort_on_priority_when_disabled"
+    ),
+    "who loses memory first, other than by priority and age": "retraction_policy=length",
+    "other bounds on steps than max_batch_tokens and chunk_tokens": (
+        "prefill_max_requests= prefill_decode_interval= prefill_decode_interval_min_bs=0 "
+        "enable_dynamic_chunking enable_prefill_delayer prefill_delayer_max_delay_passes=30 "
+        "prefill_delayer_token_usage_low_watermark= prefill_delayer_forward_passes_buckets= "
+        "prefill_delayer_wait_seconds_buckets= prefill_delayer_queue_min_ratio= "
+        "prefill_delayer_max_delay_ms= min_free_slots_delay="
+    ),
+    "settings of eviction policies": "radix_eviction_policy_config=",
+    "other prefix caches": (
+        "radix_cache_backend= enable_lmcache lmcache_config_file= enable_flexkv "
+        "flexkv_config_file= enable_unified_cache_external_linker "
+        "unified_cache_external_linker_backend=mooncake unified_cache_external_linker_config= "
+        "enable_linker_mla_dedup"
+    ),
+    "other layouts of the KV cache": (
+        "enable_page_major_kv_layout enable_unified_memory c128_page_size=16 "
+        "prefill_only_disable_kv_cache prefill_kv_cache_dequant_dtype=auto enable_hisparse "
+        "hisparse_config="
+    ),
+    "a cache tier in host memory or storage": (
+        "hicache_host_memory_fraction=0.8 hicache_host_memory_mode=cache "
+        "hicache_io_backend=kernel hicache_mem_layout=page_first "
+        "hicache_storage_backend_extra_config= hicache_storage_prefetch_policy=timeout "
+        "hicache_storage_prefetch_retry_max_attempts=8 "
+        "hicache_storage_prefetch_retry_poll_interval=8 hicache_write_policy=write_through"
+    ),
+    "giving memory back while serving": (
+        "enable_weights_cpu_backup enable_draft_weights_cpu_backup"
+    ),
+    "weights in host memory": (
+        "offload_group_size=-1 offload_num_in_group=1 offload_prefetch_step=1 offload_mode=cpu "
+        "ple_offload_embedding= ple_offload_backend=pinned ple_offload_dir="
+    ),
+    "experts in host memory": (
+        "enable_paged_experts paged_experts_num_resident= kt_weight_path= kt_method=AMXINT4 "
+        "kt_cpuinfer= kt_threadpool_count=2 kt_num_gpu_experts= "
+        "kt_max_deferred_experts_per_token="
+    ),
+    "tensor, context and attention parallelism": (
+        "attn_cp_size=1 attn_dp_size=1 dcp_size=1 dcp_comm_backend= dcp_replicate_q_proj= "
+        "cp_strategy= enable_prefill_cp enable_cp_decode_attn_tp enable_dsa_cache_layer_split "
+        "enable_kv_cache_sharding enable_dp_lm_head enable_tp_lm_head_all_to_all= "
+        "enable_attn_tp_input_scattered enable_shared_experts_attn_tp shared_experts_tp_size= "
+        "enable_dense_mlp_attn_tp enable_layernorm_sp enable_megamoe_for_layernorm_sp "
+        "moe_dense_tp_size= moe_dp_size=1 dwdp_size=1 boundary_reduction=auto"
+    ),
+    "pipeline parallelism": "pp_async_batch_depth=0 pp_max_micro_batch_size=",
+    "several replicas": (
+        "load_balance_method=auto load_publish_endpoint= load_snapshot_publish_interval=15"
+    ),
+    "Ray": "use_ray",
+    "several machines": "nccl_init_addr=",
+    "expert parallelism": (
+        "moe_a2a_backend=none deepep_mode=auto deepep_v2_mode=direct deepep_config= "
+        "deepep_dispatcher_output_dtype=auto flashinfer_a2a_dispatch_type= fuseep_mode=2 "
+        "ep_num_redundant_experts=0 ep_dispatch_algorithm= init_expert_location=trivial "
+        "enable_eplb eplb_algorithm=auto eplb_rebalance_num_iterations=1000 "
+        "eplb_rebalance_layers_per_chunk= eplb_min_rebalancing_utilization_threshold=1.0 "
+        "expert_distribution_recorder_mode= expert_distribution_recorder_buffer_size= "
+        "expert_balancedness_report_mode=off elastic_ep_backend= enable_elastic_expert_backup "
+        "mooncake_ib_device= enable_waterfill ep_join_mode= ep_join_rank_offset=0 "
+        "elastic_ep_initial_size= elastic_ep_scale_timeout=600 max_ep_size="
+    ),
+    "overlap of half batches": (
+        "enable_two_batch_overlap enable_single_batch_overlap tbo_token_distribution_threshold=0.48"
+    ),
+    "collectives of GPUs": (
+        "enable_nccl_nvls enable_symm_mem enable_mscclpp enable_torch_symm_mem "
+        "enable_quant_communications flashinfer_allreduce_fusion_backend= "
+        "enable_aiter_allreduce_fusion enable_fused_moe_sum_all_reduce"
+    ),
+    "choosing kernels of experts": (
+        "moe_runner_backend=auto enable_w4a4_mxfp4_megamoe flashinfer_mxfp4_moe_precision=default"
+    ),
+    "choosing kernels of matrices": (
+        "fp8_gemm_runner_backend=auto fp8_gemm_backend=auto fp4_gemm_runner_backend=auto "
+        "fp4_gemm_backend=auto bf16_gemm_backend=auto enable_tf32_matmul="
+    ),
+    "attention kernels by kind of step": (
+        "prefill_attention_backend= decode_attention_backend= triton_attention_num_kv_splits=8 "
+        "triton_attention_split_tile_size= flashinfer_mla_disable_ragged enable_lean_attention="
+    ),
+    "sparse attention of DeepSeek": (
+        "dsa_prefill_backend= dsa_decode_backend= dsa_triton_union=0 "
+        "dsa_paged_mqa_logits_backend=auto dsa_topk_backend=sgl-kernel dsv4_attn_backend=auto "
+        "dsv4_prefill_backend=auto enable_deepseek_v4_fp4_indexer enable_dsa_fused_indexer= "
+        "enable_return_indexer_topk qsa_indexer_dtype=auto"
+    ),
+    "other fused kernels": (
+        "enable_fused_qk_norm_rope= enable_nvidia_megakernel enable_amd_monokernel "
+        "enable_scattered_sconv"
+    ),
+    "a head that multiplies in float32": "enable_fp32_lm_head",
+    "graphs other than by runner": (
+        "cuda_graph_config= cuda_graph_backend_decode= cuda_graph_backend_prefill= "
+        "cuda_graph_max_bs_decode= cuda_graph_max_bs_prefill= cuda_graph_bs_decode*= "
+        "cuda_graph_bs_prefill= cuda_graph_max_seq_len_prefill= cuda_graph_prefill_max_context= "
+        "disable_decode_cuda_graph disable_prefill_cuda_graph debug_cuda_graph "
+        "enable_profile_cuda_graph enable_torch_compile_debug_mode torch_compile_max_bs=32"
+    ),
+    "choosing kernels and forms of recurrent states": (
+        "mamba_backend=triton mamba_ssm_dtype= mamba_max_states_per_path=-1 "
+        "enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds=0 "
+        "mamba_radix_cache_strategy=auto mamba_track_interval=256 enable_int8_mamba_checkpoint "
+        "int8_mamba_ckpt_size= linear_attn_backend=triton linear_attn_decode_backend= "
+        "linear_attn_prefill_backend= linear_attn_verify_backend= enable_linear_replayssm "
+        "linear_replayssm_cache_len=16 enable_linear_replayssm_spec"
+    ),
+    "diffusion language models": "dllm_algorithm= dllm_algorithm_config= dllm_fdfo=true",
+    "speculative decoding of this kind": (
+        "speculative_accept_threshold_acc=1.0 speculative_accept_threshold_single=1.0 "
+        "speculative_adaptive speculative_adaptive_config= speculative_attention_mode=prefill "
+        "speculative_dflash_block_size= speculative_domino_candidate_pool_size=2048 "
+        "speculative_draft_attention_backend= speculative_draft_kv_cache_dtype= "
+        "speculative_draft_load_format= speculative_draft_model_quantization= "
+        "speculative_draft_model_revision= speculative_draft_sink_size= "
+        "speculative_draft_window_size= speculative_dsa_topk_backend=sgl-kernel "
+        "speculative_dspark_align_verify_tokens_to_graph_tier speculative_dspark_block_size= "
+        "speculative_dspark_confidence_sts_path= speculative_dspark_sps_table_path= "
+        "speculative_enable_w4a4_mxfp4_megamoe= speculative_moe_a2a_backend= "
+        "speculative_moe_runner_backend= speculative_ngram_capacity=10000000 "
+        "speculative_ngram_external_corpus_max_tokens=10000000 "
+        "speculative_ngram_external_corpus_path= speculative_ngram_external_sam_budget=0 "
+        "speculative_ngram_match_type=BFS speculative_ngram_max_bfs_breadth=10 "
+        "speculative_ngram_max_trie_depth=18 speculative_ngram_min_bfs_breadth=1 "
+        "speculative_token_map= speculative_use_block_verification "
+        "speculative_use_rejection_sampling enable_multi_layer_eagle uno_lora_path= "
+        "spec_trace_dir= decoupled_spec_bind_endpoint= decoupled_spec_connect_endpoints= "
+        "decoupled_spec_rank= decoupled_spec_role=null"
+    ),
+    "LoRA of this kind": (
+        "lora_backend=csgmv lora_drain_wait_threshold=0.0 lora_strict_loading "
+        "lora_target_modules*= lora_use_virtual_experts max_lora_chunk_size=16 "
+        "enable_lora_overlap_loading experts_shared_outer_loras="
+    ),
+    "prefill and decode on different servers": (
+        "disaggregation_decode_allocation_policy=early "
+        "disaggregation_decode_enable_offload_kvcache disaggregation_decode_enable_radix_cache "
+        "disaggregation_decode_extra_slots= disaggregation_decode_host_receive_threshold=1.0 "
+        "disaggregation_decode_polling_interval=1 disaggregation_decode_retraction_backup= "
+        "disaggregation_enable_kv_checksum disaggregation_ib_device= "
+        "num_reserved_decode_tokens=512 optimistic_prefill_attempts=0 enable_pd_role_switch "
+        "enable_pdmux pdmux_config_path= sm_group_num=8"
+    ),
+    "images, audio and video": (
+        "encoder_only language_only language_model_only encoder_urls*=[] "
+        "encoder_transfer_backend=auto encoder_bootstrap_port=8997 encoder_register_urls=[] "
+        "enable_adaptive_dispatch_to_encoder enable_encoder_swa_bounded_replay "
+        "enable_decoder_swa_bounded_replay= limit_mm_data_per_request= mm_process_config= "
+        "allowed_media_domains*=[] mm_enable_dp_encoder mm_attention_backend= "
+        "enable_broadcast_mm_inputs_process enable_prefix_mm_cache enable_mm_global_cache "
+        "mm_global_cache_backend=mooncake mm_feature_transport= "
+        "enable_precise_embedding_interpolation"
+    ),
+    "other readers of checkpoints": (
+        "model_loader_extra_config={} model_config_parser=auto custom_weight_loader= "
+        "startup_weight_load_mode=serial weight_loader_disable_mmap "
+        "weight_loader_drop_cache_after_load delete_ckpt_after_loading model_checksum= "
+        "decrypted_config_file= decrypted_draft_config_file= modelexpress_config= "
+        "checkpoint_engine_wait_weights_before_ready weight_cache_mode=off weight_cache_socket= "
+        "weight_cache_timeout=1800"
+    ),
+    "weights from a running server": (
+        "remote_instance_weight_loader_backend=nccl "
+        "remote_instance_weight_loader_seed_instance_ip= "
+        "remote_instance_weight_loader_seed_instance_service_port= "
+        "remote_instance_weight_loader_send_weights_group_ports= "
+        "remote_instance_weight_loader_start_seed_via_transfer_engine"
+    ),
+    "other ways to quantise (--quantization, sylvan quantize)": (
+        "quantization_param_path= quantize_and_serve rl_quant_profile= modelopt_quant= "
+        "modelopt_checkpoint_restore_path= modelopt_checkpoint_save_path= modelopt_export_path="
+    ),
+    "training that follows the sampler's bits": "rl_on_policy_target=",
+    "returning hidden states and routed experts": (
+        "return_hidden_states_mode= enable_return_aux_hidden_states "
+        "return_aux_hidden_state_layer_ids= enable_return_routed_experts"
+    ),
+    "watermarks": "enable_watermark watermark_config=",
+    "returning sampling masks": "sampling_mask_max_tokens=4096",
+    "choosing GPUs, nodes of memory and signals": (
+        "gpu_id_step=1 numa_node= custom_sigquit_handler= soft_watchdog_timeout= "
+        "mlx_enable_sampling"
+    ),
+    "dumps of requests and tensors": (
+        "crash_dump_folder= debug_tensor_dump_output_folder= debug_tensor_dump_layers= "
+        "debug_tensor_dump_input_file= forward_hooks= msprobe_dump_config= kv_canary=none "
+        "kv_canary_real_data=none kv_canary_sweep_interval=0"
+    ),
+    "other metrics than those of /metrics": (
+        "bucket_time_to_first_token*= bucket_inter_token_latency= bucket_e2e_request_latency= "
+        "prompt_tokens_buckets*= generation_tokens_buckets= "
+        "tokenizer_metrics_allowed_custom_labels*= "
+        "tokenizer_metrics_custom_labels_header=x-custom-labels extra_metric_labels= "
+        "export_metrics_to_file export_metrics_to_file_dir= enable_mfu_metrics "
+        "enable_forward_pass_metrics forward_pass_metrics_worker_id= "
+        "forward_pass_metrics_ipc_name= stat_loggers="
+    ),
+    "OpenTelemetry traces": (
+        "otlp_traces_endpoint=localhost:4317 otlp_service_name= trace_modules=request "
+        "enable_layerwise_nvtx_marker"
+    ),
+}
+"""What flags ask for that is not there, and which."""

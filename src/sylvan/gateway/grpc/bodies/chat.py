@@ -1,0 +1,260 @@
+"""`/v1/chat/completions` over gRPC."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
+from sylvan.api.openai.common import openai_sampling, usage_reply
+from sylvan.api.sampling import SamplingDefaults
+from sylvan.api.validation import parse
+from sylvan.gateway.grpc.bodies.common import (
+    DONE,
+    Frame,
+    check_passed,
+    collected,
+    detokenizer_options,
+    event,
+    usage_of,
+    with_markers,
+)
+from sylvan.gateway.grpc.context import Prepared, RequestInput, SampleDelta
+from sylvan.gateway.text.model import ModelText
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import Finish
+from sylvan.text.chat_template import ChatRequest
+from sylvan.text.output import Answer, OutputReader, OutputRules, Piece, ReasoningDelta
+from sylvan.text.tools import CallStart, TextDelta, ToolFamily, ToolSpec
+from sylvan.utils.threads import call_in_thread
+
+PASSED = frozenset(
+    {
+        *("model", "messages", "max_tokens", "max_completion_tokens", "min_tokens", "n", "user"),
+        *("stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty", "stop_token_ids"),
+        *("ignore_eos", "no_stop_trim", "skip_special_tokens", "logit_bias", "stream_interval"),
+        *("custom_params", "regex", "ebnf", "json_schema", "structural_tag", "response_format"),
+        *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "metadata"),
+        *("separate_reasoning", "stream_reasoning", "continue_final_message"),
+        *("add_generation_prompt", "reasoning_effort", "enable_thinking", "store"),
+    }
+)
+_NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0)
+
+
+async def prepare(
+    given: RequestInput, text: ModelText, model: str | None, frame: Frame
+) -> Prepared:
+    """Read a body, and render its messages.
+
+    Raises:
+        RequestError: Names the field, and what is wrong with it.
+    """
+    body = parse(ChatBody, given.asked.fields)
+    check_passed(body, PASSED, _NEUTRAL)
+    tools = _tools(body)
+    request = _template_request(body, tools)
+    prompt = await call_in_thread(text.template.render, request)
+    variables = request.kwargs or {}
+    thinks = (
+        text.reasoning is not None
+        and not request.continue_final_message
+        and text.reasoning.starts_in_reasoning(prompt.text, variables)
+    )
+    rules = _rules(body, text, tools, starts=thinks)
+    shown = text.shows_markers and (rules.reasoning is not None or rules.tools is not None)
+    sampling = with_markers(_sampling(body), shown=shown)
+    if sampling.grammar is not None and (thinks or rules.tools is not None):
+        message = "A grammar beside thinking or tools is not passed on to workers that speak gRPC."
+        raise RequestError(message, param="response_format", status=501)
+    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    maker = ChatFormat(given.caller.request_id, frame, sampling.n, rules, usage=usage)
+    return Prepared(
+        model=model,
+        text=text,
+        input_ids=prompt.input_ids,
+        sampling=sampling,
+        detokenizer=detokenizer_options(sampling),
+        rules=rules,
+        format=maker,
+        namespace=given.asked.namespace,
+    )
+
+
+def _tools(body: ChatBody) -> list[dict[str, Any]]:
+    choice = body.tool_choice or "auto"
+    if isinstance(choice, NamedChoice) or choice == "required":
+        message = "tool_choice: workers that speak gRPC cannot be made to call."
+        raise RequestError(message, param="tool_choice", status=501)
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    for tool in tools:
+        tool.setdefault("type", "function")
+    return [] if choice == "none" else tools
+
+
+def _template_request(body: ChatBody, tools: list[dict[str, Any]]) -> ChatRequest:
+    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.enable_thinking is not None:
+        variables.setdefault("enable_thinking", body.enable_thinking)
+        variables.setdefault("thinking", body.enable_thinking)
+    going_on = bool(body.continue_final_message)
+    start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+    return ChatRequest(
+        messages=template_messages(body.messages),
+        tools=tools or None,
+        add_generation_prompt=start,
+        continue_final_message=going_on,
+        kwargs=variables,
+    )
+
+
+def _rules(
+    body: ChatBody, text: ModelText, tools: list[dict[str, Any]], *, starts: bool
+) -> OutputRules:
+    calling = text.tools if tools else None
+    thinking = text.reasoning if body.separate_reasoning is not False else None
+    if thinking is not None:  # only what begins a call of this request ends thinking
+        markers = calling.grammar.markers if calling is not None else ()
+        kept = tuple(mark for mark in thinking.interrupts if mark in markers)
+        thinking = replace(thinking, interrupts=kept)
+    specs = ToolSpec.from_openai(tools)
+    strict = next((spec.name for spec in specs if spec.strict), None)
+    if strict is not None:
+        message = f"tools ({strict}): strict is not passed on to workers that speak gRPC."
+        raise RequestError(message, param="tools", status=501)
+    return OutputRules(
+        reasoning=thinking,
+        starts_in_reasoning=starts,
+        stream_reasoning=body.stream_reasoning is not False,
+        tools=calling,
+        specs=specs,
+        parallel=body.parallel_tool_calls is not False,
+    )
+
+
+def _sampling(body: ChatBody) -> Any:
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return openai_sampling(body, SamplingDefaults(), limit, name)
+
+
+class ChatFormat:
+    """The answer of `/v1/chat/completions`."""
+
+    def __init__(self, name: str, frame: Frame, n: int, rules: OutputRules, *, usage: bool) -> None:
+        self._frame: dict[str, Any] = {"id": name, "created": frame.created, "model": frame.model}
+        self._samples = collected(n)
+        self._readers = [OutputReader(rules) for _ in range(n)]
+        self._answers = [Answer() for _ in range(n)]
+        self._begun = [False] * n
+        self._family = rules.tools
+        self._usage = usage
+
+    def events(self, delta: SampleDelta) -> bytes:
+        """See `ReplyFormat.events`."""
+        self._samples[delta.index].add(delta)
+        reader = self._readers[delta.index]
+        pieces = reader.feed(delta.text)
+        if delta.finish is not None:
+            pieces += reader.finish()
+        self._answers[delta.index].add(pieces)
+        return b"".join(event(chunk) for chunk in self._chunks(delta, pieces))
+
+    def end(self) -> bytes:
+        """See `ReplyFormat.end`."""
+        last: dict[str, Any] = {**self._chunk_frame, "choices": [], "usage": self._counts()}
+        return (event(last) if self._usage else b"") + DONE
+
+    def whole(self) -> Any:
+        """See `ReplyFormat.whole`."""
+        choices = [self._choice(index) for index in range(len(self._samples))]
+        frame = {**self._frame, "object": "chat.completion"}
+        return {**frame, "choices": choices, "usage": self._counts()}
+
+    @property
+    def _chunk_frame(self) -> dict[str, Any]:
+        return {**self._frame, "object": "chat.completion.chunk"}
+
+    def _chunks(self, delta: SampleDelta, pieces: list[Piece]) -> Iterator[dict[str, Any]]:
+        index = delta.index
+        if not self._begun[index]:
+            self._begun[index] = True
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+        for piece in pieces:
+            yield self._chunk(index, self._delta(piece))
+        if delta.finish is not None:
+            calls = self._readers[index].has_calls
+            reason, matched = finish_name(delta.finish, calls=calls), delta.finish.matched
+            yield self._chunk(index, {}, finish_reason=reason, matched_stop=matched)
+
+    def _chunk(self, index: int, content: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": {"content": None, "reasoning_content": None, **content},
+            "logprobs": None,
+            "finish_reason": None,
+            "matched_stop": None,
+            **fields,
+        }
+        return {**self._chunk_frame, "choices": [choice]}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, ReasoningDelta):
+            return {"reasoning_content": piece.text}
+        if isinstance(piece, TextDelta):
+            return {"content": piece.text}
+        call: dict[str, Any] = {"index": piece.index}
+        if isinstance(piece, CallStart):
+            call["id"] = call_id(self._family, piece.name, piece.index)
+            call["type"] = "function"
+            call["function"] = {"name": piece.name, "arguments": ""}
+        else:
+            call["function"] = {"arguments": piece.fragment}
+        return {"tool_calls": [call]}
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        answer, finish = self._answers[index], self._samples[index].finish
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text if answer.text or not answer.calls else None,
+            "reasoning_content": answer.reasoning or None,
+        }
+        if answer.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call_id(self._family, call.name, i),
+                    "type": "function",
+                    "index": i,
+                    "function": {"name": call.name, "arguments": call.arguments or "{}"},
+                }
+                for i, call in enumerate(answer.calls)
+            ]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": finish_name(finish, calls=bool(answer.calls)),
+            "matched_stop": finish.matched if finish else None,
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        return usage_reply(usage_of(self._samples), len(self._samples), cached=True)
+
+
+def finish_name(finish: Finish | None, *, calls: bool) -> str | None:
+    """`finish_reason` of a chat choice."""
+    if finish is None:
+        return None
+    return "tool_calls" if calls and finish.type == "stop" else finish.type
+
+
+def call_id(family: ToolFamily | None, name: str, index: int) -> str:
+    """A new id for a call; some families want a form of their own."""
+    if family is not None and family.call_id is not None:
+        return family.call_id.format(name=name, index=index)
+    return f"call_{secrets.token_hex(12)}"

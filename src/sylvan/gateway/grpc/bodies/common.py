@@ -1,0 +1,105 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import orjson
+from pydantic import BaseModel
+
+from sylvan.gateway.grpc.context import SampleDelta
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.text.detokenizer import DetokenizerOptions
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What every event of an answer has: the model's name, and the time in seconds since 1970."""
+
+    model: str
+    created: int
+
+
+def check_passed(body: BaseModel, passed: Collection[str], neutral: Sequence[object]) -> None:
+    """Refuse what would be ignored otherwise.
+
+    Args:
+        body: What came.
+        passed: Fields that are honoured.
+        neutral: Values of others that ask for nothing.
+
+    Raises:
+        RequestError: Names the first field that is not honoured (501).
+    """
+    given = {name: getattr(body, name) for name in body.model_fields_set}
+    given |= body.model_extra or {}
+    for name, value in given.items():
+        if name not in passed and value not in neutral:
+            message = f"{name} is not passed on to workers that speak gRPC."
+            raise RequestError(message, param=name, status=501)
+
+
+def detokenizer_options(sampling: SamplingParams) -> DetokenizerOptions:
+    """How the ids of a request become text."""
+    return DetokenizerOptions(
+        skip_special_tokens=sampling.skip_special_tokens,
+        spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        stop=sampling.stop,
+        no_stop_trim=sampling.no_stop_trim,
+    )
+
+
+def single_prompt(prompts: Sequence[Any], field_name: str) -> Any:
+    """The one prompt of a body.
+
+    Raises:
+        RequestError: There are several.
+    """
+    if len(prompts) != 1:
+        message = f"{field_name}: workers that speak gRPC take one prompt a request."
+        raise RequestError(message, param=field_name, status=501)
+    return prompts[0]
+
+
+def event(content: Any) -> bytes:
+    """One event of a stream."""
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+@dataclass(slots=True)
+class Collected:
+    """All of one sample so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    usage: Usage = field(default_factory=Usage)
+    finish: Finish | None = None
+
+    def add(self, delta: SampleDelta) -> None:
+        """Append what is new."""
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        self.usage = delta.usage
+        self.finish = delta.finish or self.finish
+
+
+def collected(n: int) -> list[Collected]:
+    """Room for so many samples."""
+    return [Collected() for _ in range(n)]
+
+
+def usage_of(samples: Sequence[Collected]) -> list[Usage]:
+    """Counts of all samples, in order."""
+    return [sample.usage for sample in samples]
+
+
+def with_markers(sampling: SamplingParams, *, shown: bool) -> SamplingParams:
+    """The same, with special tokens in the text if these are what it is read by."""
+    return msgspec.structs.replace(sampling, skip_special_tokens=False) if shown else sampling

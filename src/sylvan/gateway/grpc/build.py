@@ -1,0 +1,55 @@
+"""Wires the gRPC router."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sylvan.config.route import RouteConfig
+from sylvan.gateway.grpc.router import GrpcParts, GrpcRouter
+from sylvan.gateway.http.exchange import ExchangeParts
+from sylvan.gateway.text.library import TextLibrary
+from sylvan.gateway.upstream.grpc import GrpcUpstream
+from sylvan.gateway.workers.grpc_probe import GrpcProbe
+from sylvan.gateway.workers.worker import Worker
+
+
+class GrpcComponents:
+    """Channels, probe, text and router of workers that speak gRPC.
+
+    Attributes:
+        upstream: Channels; to be entered.
+        probe: Asks workers about themselves.
+    """
+
+    def __init__(self, config: RouteConfig) -> None:
+        self.upstream = GrpcUpstream(config.workers)
+        self.probe = GrpcProbe(self.upstream, config.workers)
+        self._library = TextLibrary(config.tokens, self.probe.tokenizer)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def removed(self, worker: Worker) -> None:
+        """A worker is gone."""
+        if worker.connection != "grpc":
+            return
+        task = asyncio.get_running_loop().create_task(self.upstream.forget(worker.spec.url))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def router(self, exchange: ExchangeParts) -> GrpcRouter:
+        """Serves requests, with what it shares with the HTTP router."""
+        return GrpcRouter(
+            GrpcParts(
+                registry=exchange.registry,
+                placing=exchange.placing,
+                library=self._library,
+                upstream=self.upstream,
+                probe=self.probe,
+                health=exchange.health,
+                families=exchange.families,
+                budget=exchange.budget,
+                retry=exchange.retry,
+                limits=exchange.limits,
+                clock=exchange.clock,
+                wall=exchange.wall,
+            )
+        )

@@ -1,0 +1,176 @@
+"""What a request carries from stage to stage."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sylvan.gateway.errors import UpstreamError
+from sylvan.gateway.http.answer import Answer
+from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.observe.meter import Meter
+from sylvan.gateway.placing import Placed
+from sylvan.gateway.text.model import ModelText
+from sylvan.gateway.upstream.grpc import GrpcUpstream, Metadata
+from sylvan.gateway.workers.worker import Dispatch
+from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.rpc import scheduler_pb2 as pb
+from sylvan.text.detokenizer import DetokenizerOptions
+from sylvan.text.output import OutputRules
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInput:
+    """What came, and where the answer goes.
+
+    Attributes:
+        caller: Who asks.
+        route: For what.
+        asked: The body.
+        answer: To the client.
+        meter: Measures the request.
+    """
+
+    caller: Caller
+    route: Passed
+    asked: Asked
+    answer: Answer
+    meter: Meter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleDelta:
+    """What is new of one sample, as text.
+
+    Attributes:
+        index: Which of the samples.
+        text: New text.
+        token_ids: New ids.
+        usage: Counts so far.
+        finish: Why it ended, with the last delta.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    usage: Usage
+    finish: Finish | None = None
+
+
+class ReplyFormat(Protocol):
+    """Makes the answer of one route."""
+
+    def events(self, delta: SampleDelta) -> bytes:
+        """What a stream sends for a delta; empty if nothing is due."""
+        ...
+
+    def end(self) -> bytes:
+        """The end of a stream."""
+        ...
+
+    def whole(self) -> Any:
+        """The answer without a stream, once every sample has ended; JSON."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A request as token ids.
+
+    Attributes:
+        model: Name by which workers are looked for.
+        text: Of the model.
+        input_ids: The prompt.
+        sampling: How to continue it.
+        detokenizer: How ids become text.
+        rules: How text becomes an answer.
+        format: Makes the answer.
+        namespace: Prompts of different namespaces share nothing in a cache.
+    """
+
+    model: str | None
+    text: ModelText
+    input_ids: Sequence[int]
+    sampling: SamplingParams
+    detokenizer: DetokenizerOptions
+    rules: OutputRules
+    format: ReplyFormat
+    namespace: str = ""
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the stages have found so far; those of an attempt are replaced by the next one.
+
+    Attributes:
+        prepared: By preparation.
+        placed: By worker selection.
+        dispatch: Counts the request against its worker, until it is closed.
+        client: By client acquisition.
+        message: By request building.
+        metadata: By dispatch metadata.
+        replies: By request execution; the first one has been read.
+        totals: Tokens of each sample so far.
+        avoid: Ids of workers that have failed.
+    """
+
+    prepared: Prepared | None = None
+    placed: Placed | None = None
+    dispatch: Dispatch | None = None
+    client: GrpcUpstream | None = None
+    message: pb.GenerateRequest | None = None
+    metadata: Metadata = ()
+    replies: AsyncGenerator[pb.GenerateResponse, None] | None = None
+    totals: dict[int, Usage] = field(default_factory=dict[int, Usage])
+    avoid: set[str] = field(default_factory=set[str])
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request on its way through the stages."""
+
+    input: RequestInput
+    state: RequestState = field(default_factory=RequestState)
+
+    @property
+    def prepared(self) -> Prepared:
+        """What preparation found."""
+        assert self.state.prepared is not None, "preparation comes first"
+        return self.state.prepared
+
+    @property
+    def placed(self) -> Placed:
+        """What worker selection found."""
+        assert self.state.placed is not None, "worker selection comes first"
+        return self.state.placed
+
+    @property
+    def message(self) -> pb.GenerateRequest:
+        """What request building made."""
+        assert self.state.message is not None, "request building comes first"
+        return self.state.message
+
+
+class Stage(Protocol):
+    """One step; `name` is its label in metrics."""
+
+    name: str
+
+    async def run(self, context: RequestContext) -> None:
+        """Do it.
+
+        Raises:
+            RequestError: The request cannot be served.
+            CapacityError: Not now.
+            UpstreamError: The worker failed; another may not.
+        """
+        ...
+
+
+def garbage(why: str) -> UpstreamError:
+    """A worker sent something that it must not send."""
+    return UpstreamError(f"The worker sent garbage: {why}", kind="protocol")

@@ -1,0 +1,1 @@
+"""The stages of the gRPC router, one file each, in the order of their numbers."""

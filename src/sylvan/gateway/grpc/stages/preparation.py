@@ -1,0 +1,48 @@
+"""Stage 1: the body becomes token ids, sampling parameters, and a way to read the answer."""
+
+from __future__ import annotations
+
+from sylvan.gateway.grpc.bodies import chat, completion, native
+from sylvan.gateway.grpc.bodies.common import Frame
+from sylvan.gateway.grpc.context import RequestContext
+from sylvan.gateway.text.library import TextLibrary
+from sylvan.gateway.workers.registry import Registry
+from sylvan.protocol.errors import RequestError
+from sylvan.utils.clock import Clock
+
+READERS = {
+    "/v1/chat/completions": chat.prepare,
+    "/v1/completions": completion.prepare,
+    "/generate": native.prepare,
+}
+
+
+class Preparation:
+    """Renders, tokenises, and settles how the answer is read.
+
+    Args:
+        registry: All workers.
+        library: Text of their models.
+        wall: Seconds since 1970.
+    """
+
+    name = "preparation"
+
+    def __init__(self, registry: Registry, library: TextLibrary, wall: Clock) -> None:
+        self._registry = registry
+        self._library = library
+        self._wall = wall
+
+    async def run(self, context: RequestContext) -> None:
+        """See `Stage.run`."""
+        given = context.input
+        read = READERS.get(given.route.path)
+        if read is None:
+            served = ", ".join(READERS)
+            message = f"{given.route.path} is not served by workers that speak gRPC; {served} are."
+            raise RequestError(message, status=501)
+        model = self._registry.known_model(given.asked.model)
+        worker = self._registry.candidates(given.asked.model, connection="grpc")[0]
+        text = await self._library.of(worker)
+        shown = given.asked.model or (worker.models[0] if worker.models else "default")
+        context.state.prepared = await read(given, text, model, Frame(shown, int(self._wall())))

@@ -1,0 +1,61 @@
+"""Stage 4: the message to the worker."""
+
+from __future__ import annotations
+
+from google.protobuf.struct_pb2 import Struct
+
+from sylvan.gateway.grpc.context import RequestContext
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.rpc import scheduler_pb2 as pb
+
+_SAME_NAME = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "n", "min_new_tokens", "ignore_eos", "no_stop_trim"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "max_new_tokens", "stop"),
+    *("stop_token_ids", "logit_bias", "stream_interval", "sampling_seed"),
+)
+_GRAMMARS = {
+    "regex": "regex",
+    "json_schema": "json_schema",
+    "ebnf": "ebnf_grammar",
+    "structural_tag": "structural_tag",
+}
+
+
+class RequestBuilding:
+    """Makes the `GenerateRequest`; a stream is asked for, whatever the client wants."""
+
+    name = "request_building"
+
+    async def run(self, context: RequestContext) -> None:
+        """See `Stage.run`."""
+        prepared = context.prepared
+        context.state.message = pb.GenerateRequest(
+            request_id=context.input.caller.request_id,
+            tokenized=pb.TokenizedInput(input_ids=prepared.input_ids),
+            sampling_params=sampling_message(prepared.sampling),
+            logprob_start_len=-1,
+            stream=True,
+        )
+
+
+def sampling_message(sampling: SamplingParams) -> pb.SamplingParams:
+    """Sampling parameters as a message.
+
+    Raises:
+        RequestError: One of them has no field there.
+    """
+    for name in ("stop_regex", "choice"):
+        if getattr(sampling, name):
+            message = f"{name} is not passed on to workers that speak gRPC."
+            raise RequestError(message, param=name, status=501)
+    made = pb.SamplingParams(**{name: getattr(sampling, name) for name in _SAME_NAME})
+    for ours, theirs in _GRAMMARS.items():
+        if text := getattr(sampling, ours):
+            setattr(made, theirs, text)
+    if sampling.custom_params:
+        custom = Struct()
+        custom.update(sampling.custom_params)
+        made.custom_params.CopyFrom(custom)
+    return made

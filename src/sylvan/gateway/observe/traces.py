@@ -1,0 +1,75 @@
+"""Traces over OTLP; needs the extra `trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from sylvan.api.version import VERSION
+from sylvan.gateway.observe.spans import TRACE_HEADERS
+from sylvan.utils.threads import call_in_thread
+
+EXPORT_S = 5
+"""Longest time for one batch of spans to reach the collector."""
+
+
+class Traces:
+    """Sends a span for each request to a collector, in batches, from a thread.
+
+    A collector that cannot be reached costs spans, not requests.
+
+    Args:
+        endpoint: Of the collector: `http://HOST:PORT`, or `https://` for TLS.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        exporter = OTLPSpanExporter(
+            endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_S
+        )
+        resource = Resource.create({"service.name": "sylvan-gateway", "service.version": VERSION})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("sylvan.gateway", VERSION)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, name: str, headers: Mapping[str, str]) -> RequestSpan:
+        """See `Tracing.begin`."""
+        carrier = {key: value for key in TRACE_HEADERS if (value := headers.get(key))}
+        parent = self._propagator.extract(carrier)
+        span = self._tracer.start_span(name, context=parent, kind=trace.SpanKind.SERVER)
+        return RequestSpan(span, self._propagator)
+
+    async def close(self) -> None:
+        """Send what is left."""
+        await call_in_thread(self._provider.shutdown)
+
+
+class RequestSpan:
+    """The span of one request; see `Span`."""
+
+    def __init__(self, span: trace.Span, propagator: TraceContextTextMapPropagator) -> None:
+        self._span = span
+        self._propagator = propagator
+
+    def headers(self) -> Sequence[tuple[str, str]] | None:
+        """See `Span.headers`."""
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, context=trace.set_span_in_context(self._span))
+        return list(carrier.items())
+
+    def event(self, name: str, facts: Mapping[str, str | int | float]) -> None:
+        """See `Span.event`."""
+        self._span.add_event(name, dict(facts))
+
+    def end(self, status: int, facts: Mapping[str, str | int | float]) -> None:
+        """See `Span.end`."""
+        self._span.set_attributes({"http.response.status_code": status, **facts})
+        if status >= 500:
+            self._span.set_status(trace.StatusCode.ERROR)
+        self._span.end()

@@ -1,0 +1,200 @@
+"""Passes requests on to the server that has the model, or to one that stands in for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from sylvan.api.errors import Family
+from sylvan.config.route import LimitsConfig
+from sylvan.gateway.control.api import TEXT, Own, Params
+from sylvan.gateway.errors import UpstreamError
+from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.flow.retry import RETRYABLE
+from sylvan.gateway.http.answer import Answer
+from sylvan.gateway.http.asked import Asked, nothing, read
+from sylvan.gateway.http.caller import Caller, Refusal, end_to_end
+from sylvan.gateway.http.outgoing import OWN_HEADERS
+from sylvan.gateway.http.relay import RefusedError
+from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.meter import Meter, ModelNames, Route
+from sylvan.gateway.openai.catalog import Catalog, Target
+from sylvan.gateway.security.clients import Clients
+from sylvan.gateway.upstream.http import HttpUpstream, Incoming, Outgoing
+from sylvan.protocol.errors import RequestError
+from sylvan.utils.clock import Clock
+
+MAX_REFUSAL_BYTES = 1 << 20
+_DROPPED = ("host", "content-length", "expect", "x-request-id", "authorization", "x-api-key")
+_PATHS: Mapping[str, Family] = {
+    "/v1/chat/completions": Family.OPENAI,
+    "/v1/completions": Family.OPENAI,
+    "/v1/embeddings": Family.OPENAI,
+    "/v1/responses": Family.RESPONSES,
+}
+ROUTES = tuple(
+    Passed(path=path, family=family, prompt_of=nothing, prefix="req-")
+    for path, family in _PATHS.items()
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassParts:
+    """What the router works with.
+
+    Attributes:
+        catalog: Who has which model.
+        upstream: Sends requests.
+        admission: Lets requests in.
+        clients: Budgets of tenants.
+        keeps_credentials: Clients' keys are passed on to servers that have none.
+        families: Metrics.
+        limits: How long anything may take.
+        max_body_bytes: Bound on bodies.
+        clock: For durations.
+    """
+
+    catalog: Catalog
+    upstream: HttpUpstream
+    admission: Admission
+    clients: Clients
+    keeps_credentials: bool
+    families: Families
+    limits: LimitsConfig
+    max_body_bytes: int
+    clock: Clock
+
+
+class PassThrough:
+    """Serves the routes of the OpenAI API by other servers of it.
+
+    Answers are passed on as they come. Until the first byte has gone to the client, the next
+    server is tried when one cannot be reached, is overloaded or fails.
+    """
+
+    def __init__(self, parts: PassParts) -> None:
+        self._parts = parts
+        self._models = ModelNames()
+
+    @property
+    def routes(self) -> tuple[Own, ...]:
+        """What is answered here."""
+        ready = ("/readiness", "/ready")
+        live = ("/liveness", "/live", "/health")
+        return (
+            Own(path="/v1/models", handler=self.models, family=Family.OPENAI),
+            *(Own(path=path, handler=self.live, level="open") for path in live),
+            *(Own(path=path, handler=self.ready, level="open") for path in ready),
+        )
+
+    async def models(self, caller: Caller, params: Params) -> None:
+        """All models, each once."""
+        cards = [{"id": name, "object": "model"} for name in self._parts.catalog.models]
+        await caller.reply_json({"object": "list", "data": cards})
+
+    async def live(self, caller: Caller, params: Params) -> None:
+        """200 while the event loop answers."""
+        await caller.reply(200, TEXT, b"OK")
+
+    async def ready(self, caller: Caller, params: Params) -> None:
+        """200 once a model is known."""
+        known = len(self._parts.catalog.models)
+        status = "ready" if known else "not ready"
+        await caller.reply_json({"status": status, "models": known}, 200 if known else 503)
+
+    async def serve(self, caller: Caller, route: Passed, *, operator: bool) -> None:
+        """Serve one request.
+
+        Raises:
+            RequestError: It cannot be served.
+            CapacityError: Not now.
+            CallerGoneError: The client left.
+        """
+        parts = self._parts
+        asked = read(await caller.body(parts.max_body_bytes), nothing)
+        if asked.model is None:
+            raise RequestError("model must be given.", param="model")
+        targets = parts.catalog.targets(asked.model)
+        parts.clients.admit(caller.tenant)
+        permit = await parts.admission.enter(caller.tenant)
+        try:
+            await caller.until_gone(self._serve(caller, route, asked, targets))
+        finally:
+            permit.close()
+
+    async def close(self) -> None:
+        """Nothing goes on without a client."""
+
+    async def _serve(
+        self, caller: Caller, route: Passed, asked: Asked, targets: Sequence[Target]
+    ) -> None:
+        limits = self._parts.limits
+        answer = Answer(caller, route.family, limits.slow_client_s)
+        way = Route("openai", "external", "http", self._models.label(asked.model), route.path)
+        meter = Meter(self._parts.families, way, self._parts.clock, stream=asked.stream)
+        failure: UpstreamError | None = None
+        deadline = asyncio.timeout(limits.request_timeout_s)
+        try:
+            async with deadline:
+                for target in targets:
+                    try:
+                        request = self._request(caller, route, asked, target)
+                        await self._send(request, answer, meter)
+                    except UpstreamError as error:
+                        failure = error
+                        if answer.started:
+                            break
+                    else:
+                        meter.done(answer.totals())
+                        return
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            message = f"The request took longer than {limits.request_timeout_s:g} s."
+            failure = UpstreamError(message, kind="timeout", status=504)
+        assert failure is not None, "there is a target"
+        meter.failed(failure)
+        if isinstance(failure, RefusedError) and not answer.started:
+            await answer.refuse(failure.refusal)
+        else:
+            await answer.fail(failure)
+
+    async def _send(self, request: Outgoing, answer: Answer, meter: Meter) -> None:
+        async with self._parts.upstream.send(request) as incoming:
+            meter.answered(incoming.status)
+            if incoming.status in RETRYABLE:
+                raise RefusedError(await _refusal(incoming))
+            await answer.head(incoming.status, incoming.headers)
+            async for chunk in incoming.chunks():
+                meter.first_byte()
+                await answer.data(chunk)
+        await answer.end()
+
+    def _request(self, caller: Caller, route: Passed, asked: Asked, target: Target) -> Outgoing:
+        dropped = {*OWN_HEADERS, *_DROPPED}
+        key = target.upstream.api_key
+        given = caller.headers.get("authorization")
+        headers = end_to_end(caller.raw_headers, dropped)
+        if key is not None:
+            headers.append(("authorization", f"Bearer {key}"))
+        elif given and self._parts.keeps_credentials:
+            headers.append(("authorization", given))
+        headers.append(("x-request-id", caller.request_id))
+        body = asked.raw
+        if target.model != asked.model:
+            body = orjson.dumps({**asked.fields, "model": target.model})
+        return Outgoing(
+            method="POST",
+            url=target.upstream.url,
+            target=route.path.removeprefix("/v1"),
+            headers=headers,
+            body=body,
+        )
+
+
+async def _refusal(incoming: Incoming) -> Refusal:
+    return Refusal(incoming.status, incoming.headers, await incoming.read(MAX_REFUSAL_BYTES))

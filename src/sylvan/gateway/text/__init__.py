@@ -1,0 +1,1 @@
+"""Tokenizers, templates and parsers of the models behind the gateway."""

@@ -1,0 +1,115 @@
+"""Asks workers that speak gRPC what they serve and how they are."""
+
+from __future__ import annotations
+
+from sylvan.config.route import WorkersConfig
+from sylvan.gateway.errors import UpstreamError
+from sylvan.gateway.upstream.grpc import GrpcUpstream, Metadata
+from sylvan.gateway.workers.probe import Reported
+from sylvan.gateway.workers.spec import WorkerSpec
+from sylvan.gateway.workers.worker import Discovered, Worker
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.journal import KEY_HEADER
+from sylvan.rpc import scheduler_pb2 as pb
+
+
+class GrpcProbe:
+    """As `HttpProbe`, over gRPC."""
+
+    def __init__(self, upstream: GrpcUpstream, workers: WorkersConfig) -> None:
+        self._upstream = upstream
+        self._workers = workers
+
+    def metadata(self, spec: WorkerSpec) -> Metadata:
+        """By which a worker knows us."""
+        key = self._workers.gateway_key
+        pairs = [] if key is None else [(KEY_HEADER, key.reveal())]
+        if spec.api_key is not None:
+            pairs.append(("authorization", f"Bearer {spec.api_key}"))
+        return pairs
+
+    async def is_healthy(self, worker: Worker, timeout_s: float) -> bool:
+        """Whether a worker says that it is well."""
+        try:
+            reply = await self._upstream.call(
+                worker.spec.url,
+                "HealthCheck",
+                pb.HealthCheckRequest(),
+                pb.HealthCheckResponse,
+                self.metadata(worker.spec),
+                timeout_s,
+            )
+        except (UpstreamError, RequestError):
+            return False
+        return reply.healthy
+
+    async def discover(self, spec: WorkerSpec, timeout_s: float) -> Discovered:
+        """What a worker says about itself.
+
+        Raises:
+            UpstreamError: It does not answer, or not that it is well.
+        """
+        metadata, upstream = self.metadata(spec), self._upstream
+        try:
+            health = await upstream.call(
+                spec.url,
+                "HealthCheck",
+                pb.HealthCheckRequest(),
+                pb.HealthCheckResponse,
+                metadata,
+                timeout_s,
+            )
+            if not health.healthy:
+                raise UpstreamError(f"It is not well: {health.message[:200]}", kind="status")
+            model = await upstream.call(
+                spec.url,
+                "GetModelInfo",
+                pb.GetModelInfoRequest(),
+                pb.GetModelInfoResponse,
+                metadata,
+                timeout_s,
+            )
+            loads = await self._loads(spec, timeout_s)
+        except RequestError as error:
+            raise UpstreamError(str(error), kind="status") from error
+        name = model.served_model_name or model.model_path
+        return Discovered(
+            models=(name,) if name else (),
+            capacity_tokens=sum(row.max_total_num_tokens for row in loads.loads),
+            version=loads.version,
+            details={
+                "model_path": model.model_path,
+                "is_generation": model.is_generation,
+                "max_model_len": model.max_context_length,
+                "model_type": model.model_type,
+                "served_model_name": model.served_model_name,
+            },
+        )
+
+    async def load(self, worker: Worker, timeout_s: float) -> Reported | None:
+        """How busy a worker is; None if it does not tell."""
+        try:
+            loads = await self._loads(worker.spec, timeout_s)
+        except (UpstreamError, RequestError):
+            return None
+        rows = loads.loads
+        if not rows:
+            return None
+        return Reported(
+            sum(row.num_total_reqs for row in rows), sum(row.max_total_num_tokens for row in rows)
+        )
+
+    async def tokenizer(self, worker: Worker, timeout_s: float = 60.0) -> tuple[bytes, str]:
+        """The worker's tokenizer; see `GrpcUpstream.tokenizer`."""
+        metadata = self.metadata(worker.spec)
+        return await self._upstream.tokenizer(worker.spec.url, metadata, timeout_s)
+
+    async def _loads(self, spec: WorkerSpec, timeout_s: float) -> pb.GetLoadsResponse:
+        return await self._upstream.call(
+            spec.url,
+            "GetLoads",
+            pb.GetLoadsRequest(),
+            pb.GetLoadsResponse,
+            self.metadata(spec),
+            timeout_s,
+        )

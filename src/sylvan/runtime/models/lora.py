@@ -1,0 +1,269 @@
+"""Low-rank adapters (LoRA) in PEFT's format: read, checked, and merged into a checkpoint.
+
+An adapter is `adapter_config.json` beside `adapter_model.safetensors`. A module N has
+`N.lora_A.weight` (r, inputs) and `N.lora_B.weight` (outputs, r), an embedding `lora_embedding_A`
+(r, ids) and `lora_embedding_B` (columns, r); DoRA adds `lora_magnitude_vector` (outputs,). Tensors
+that were trained whole (`modules_to_save`) have their own names, and `N.base_layer.weight` is what
+the matrix was, where that was saved. Arithmetic is in float32.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.checkpoint import check_finite
+from sylvan.runtime.models.in_memory import read_safetensors
+from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.runtime.models.stored import StoredTensor, WeightFiles
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PART = re.compile(
+    r"(.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)"
+    r"(\.weight)?"
+)
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `adapter_config.json` that decide what an adapter means."""
+
+    r: int
+    lora_alpha: float
+    peft_type: str = "LORA"
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    bias: str = "none"
+    lora_bias: bool = False
+    target_modules: list[str] | str | None = None
+    alpha_pattern: dict[str, float] | None = None
+    modules_to_save: list[str] | None = None
+    target_parameters: list[str] | None = None
+    layer_replication: list[Any] | None = None
+
+    def scale(self, module: str, rank: int) -> float:
+        """What the product of a module's matrices is multiplied by."""
+        patterns = self.alpha_pattern or {}
+        found = (a for key, a in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
+        alpha = next(found, self.lora_alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+@dataclass(slots=True)
+class LowRank:
+    """What an adapter does to one matrix: W + scale * B A, and perhaps new lengths of its rows."""
+
+    parts: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether the matrix is a table of rows by id."""
+        return "lora_embedding_A" in self.parts
+
+    def product(self) -> torch.Tensor:
+        """B A, float32 (outputs, inputs); of an embedding (ids, columns)."""
+        if self.is_embedding:
+            down, up = self.parts["lora_embedding_A"], self.parts["lora_embedding_B"]
+            return (up.float() @ down.float()).T
+        return self.parts["lora_B"].float() @ self.parts["lora_A"].float()
+
+    @property
+    def rank(self) -> int:
+        """Rows of A."""
+        name = "lora_embedding_A" if self.is_embedding else "lora_A"
+        return self.parts[name].shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A whole adapter; `whole` are tensors that replace those of the same names."""
+
+    config: AdapterConfig
+    modules: Mapping[str, LowRank]
+    whole: Mapping[str, torch.Tensor]
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of any module."""
+        return max((module.rank for module in self.modules.values()), default=0)
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapter in a directory.
+
+    Raises:
+        ConfigError: it is not there, of another kind, or has tensors that are not understood or not
+            finite; names the field or tensor.
+    """
+    config = _config(folder / CONFIG)
+    path = folder / WEIGHTS
+    if not path.exists():
+        raise ConfigError(
+            f"{str(folder)!r} has no {WEIGHTS}; pickles (adapter_model.bin) are not read"
+        )
+    files = read_safetensors(_bytes(path), str(path))
+    modules: dict[str, LowRank] = {}
+    whole: dict[str, torch.Tensor] = {}
+    for name in files.tensors:
+        tensor = files.tensor(name)
+        check_finite(name, tensor)
+        plain = name.removeprefix(_PREFIX)
+        if (found := _PART.fullmatch(plain)) is not None:
+            modules.setdefault(found[1], LowRank()).parts[found[2]] = tensor
+        elif "lora_" in plain:
+            raise ConfigError(f"{str(path)!r}: the tensor {name!r} is not understood")
+        else:
+            whole[plain] = tensor
+    for name, module in modules.items():
+        _check_module(config, name, module)
+    if whole and not config.modules_to_save:
+        raise ConfigError(f"{str(path)!r}: the tensor {next(iter(whole))!r} is not understood")
+    if not modules and not whole:
+        raise ConfigError(f"{str(path)!r} has no tensors")
+    return Adapter(config, modules, whole)
+
+
+class MergedWeights:
+    """Implements `WeightFiles`: the tensors of a checkpoint with an adapter in them."""
+
+    def __init__(self, base: WeightFiles, adapter: Adapter) -> None:
+        """Find the matrix of each module.
+
+        Raises:
+            ConfigError: the adapter was made for another model; names the module.
+        """
+        self._base, self._adapter = base, adapter
+        self._modules = {_matrix_of(base, name): name for name in adapter.modules}
+        self._whole = {_tensor_of(base, name): name for name in adapter.whole}
+        for tensor, module in self._modules.items():
+            self._check_shape(tensor, module)
+        for tensor, name in self._whole.items():
+            wanted, found = base.tensors[tensor].shape, tuple(adapter.whole[name].shape)
+            if wanted != found:
+                raise ConfigError(f"the adapter's {name!r} is {found}, the model's is {wanted}")
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """As those of the checkpoint."""
+        return self._base.tensors
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors."""
+        return self._base.num_bytes
+
+    @property
+    def num_changed(self) -> int:
+        """Tensors that differ from those of the checkpoint."""
+        return len(self._modules) + len(self._whole)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One of them, in the type of the checkpoint."""
+        found = self._base.tensor(name)
+        if name in self._whole:
+            return self._adapter.whole[self._whole[name]].to(found.dtype)
+        if name not in self._modules:
+            return found
+        module = self._adapter.modules[self._modules[name]]
+        plain = module.parts.get("base_layer", found).float()
+        scale = self._adapter.config.scale(self._modules[name], module.rank)
+        delta = module.product() * scale
+        turned = self._adapter.config.fan_in_fan_out and not module.is_embedding
+        merged = plain + (delta.T if turned else delta)
+        if (length := module.parts.get("lora_magnitude_vector")) is not None:
+            rows = merged.T if turned else merged
+            rows = rows * (length.float() / rows.norm(dim=1))[:, None]
+            merged = rows.T if turned else rows
+        return merged.to(found.dtype).contiguous()
+
+    def _check_shape(self, tensor: str, module: str) -> None:
+        stored = self._base.tensors[tensor]
+        delta = self._adapter.modules[module].product().shape
+        base = self._adapter.modules[module].parts.get("base_layer")
+        turned = self._adapter.config.fan_in_fan_out
+        shape = stored.shape[::-1] if turned else stored.shape
+        if not stored.dtype.is_floating_point:
+            raise ConfigError(f"{tensor!r} is quantised; merge into the plain checkpoint")
+        same = base is None or tuple(base.shape) == stored.shape
+        if tuple(delta) not in (shape, stored.shape) or not same:
+            raise ConfigError(
+                f"the adapter changes {module!r} as a matrix of {list(delta)}, but the model's is "
+                f"{list(stored.shape)}: it was made for another model"
+            )
+
+
+def open_merged(model_dir: Path, adapter_dir: Path) -> tuple[Adapter, MergedWeights]:
+    """An adapter, and the checkpoint with it.
+
+    Raises:
+        ConfigError: see `read_adapter` and `MergedWeights`.
+    """
+    adapter = read_adapter(adapter_dir)
+    return adapter, MergedWeights(Checkpoint(model_dir), adapter)
+
+
+def _config(path: Path) -> AdapterConfig:
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=AdapterConfig)
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{str(path)!r} is no configuration of an adapter: {error}") from None
+    lacking = ""
+    if config.peft_type != "LORA":
+        lacking = f"peft_type {config.peft_type}"
+    elif config.bias != "none" or config.lora_bias:
+        lacking = "biases that were trained (bias, lora_bias)"
+    elif config.target_parameters or config.layer_replication:
+        lacking = "target_parameters and layer_replication"
+    if lacking:
+        raise ConfigError(f"{str(path)!r}: adapters with {lacking} cannot be used")
+    if config.r < 1:
+        raise ConfigError(f"{str(path)!r}: r must be 1 or more, not {config.r}")
+    return config
+
+
+def _check_module(config: AdapterConfig, name: str, module: LowRank) -> None:
+    pair = ("lora_embedding_A", "lora_embedding_B") if module.is_embedding else ("lora_A", "lora_B")
+    lacking = [part for part in pair if part not in module.parts]
+    if config.use_dora and not module.is_embedding:
+        lacking += ["lora_magnitude_vector"] if "lora_magnitude_vector" not in module.parts else []
+    if lacking:
+        raise ConfigError(f"the adapter lacks {name}.{lacking[0]}")
+    down, up = (module.parts[part] for part in pair)
+    if down.dim() != 2 or up.dim() != 2 or down.shape[0] != up.shape[1]:
+        raise ConfigError(
+            f"the adapter's matrices of {name!r} are {list(down.shape)} and {list(up.shape)}"
+        )
+
+
+def _matrix_of(base: WeightFiles, module: str) -> str:
+    return _tensor_of(base, f"{module}.weight")
+
+
+def _tensor_of(base: WeightFiles, name: str) -> str:
+    if name in base.tensors:
+        return name
+    short = name.removeprefix("model.")
+    for candidate in (short, f"model.{name}"):
+        if candidate in base.tensors:
+            return candidate
+    raise ConfigError(
+        f"the adapter changes {name!r}, which the model does not have: it was made for another "
+        "model, or the matrix is tied to another one"
+    )
+
+
+def _bytes(path: Path) -> NDArray[np.uint8]:
+    return np.fromfile(path, np.uint8)

@@ -1,0 +1,88 @@
+"""`/v2/rerank` and `/rerank`: rankings in the forms of Cohere, Jina and TEI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from starlette.responses import Response
+
+from sylvan.api.openai.vectors import RerankBody
+from sylvan.api.rerank import CohereRerankBody, PlainRerankBody, TextDocument
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.engine import ranking
+from sylvan.runtime.engine.labels import read_labels
+from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.server.openai.vectors import caller_of
+from sylvan.runtime.server.streaming import unless_gone
+
+_MARKS = 16  # tokens that stand around a query and a text, at most
+
+
+async def cohere(call: Call[CohereRerankBody]) -> Response:
+    """Documents in the order of their relevance, as Cohere has it."""
+    body = call.body
+    texts = _texts(body.documents)
+    if body.max_tokens_per_doc is not None:
+        texts = [await _cut(call, text, body.max_tokens_per_doc) for text in texts]
+    found = await _ranked(call, texts)
+    results = [
+        {"index": one["index"], "relevance_score": one["score"]} for one in found[: body.top_n]
+    ]
+    meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": _tokens(found)}}
+    return json_response({"id": str(uuid4()), "results": results, "meta": meta})
+
+
+async def plain(call: Call[PlainRerankBody]) -> Response:
+    """Documents in the order of their relevance, as Jina has it, or TEI if they are `texts`."""
+    body = call.body
+    if (body.documents is None) == (body.texts is None):
+        given = "neither" if body.texts is None else "both"
+        message = f"documents: one of documents and texts is needed, not {given}."
+        raise RequestError(message, param="documents")
+    if body.raw_scores:
+        message = "raw_scores: scores are what /v1/rerank gives; there are no raw ones."
+        raise RequestError(message, param="raw_scores")
+    is_tei = body.texts is not None
+    texts = body.texts or _texts(body.documents or ())
+    if body.truncate:
+        query = await call.context.engine.tokenize(body.query, trusted=False)
+        room = max(1, call.context.engine.facts.context_len - len(query) - _MARKS)
+        texts = [await _cut(call, text, room) for text in texts]
+    found = await _ranked(call, texts)
+    total, found = _tokens(found), found[: body.top_n]
+    if is_tei:
+        told = [{"index": one["index"], "score": one["score"]} for one in found]
+        if body.return_text:
+            told = [{**one, "text": texts[one["index"]]} for one in told]
+        return json_response(told)
+    results = [{"index": one["index"], "relevance_score": one["score"]} for one in found]
+    if body.return_documents is not False:
+        results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
+    name = body.model or call.context.settings.served_model_name
+    usage = {"total_tokens": total, "prompt_tokens": total}
+    return json_response({"model": name, "usage": usage, "results": results})
+
+
+def _texts(documents: Sequence[str | TextDocument]) -> list[str]:
+    return [one if isinstance(one, str) else one.text for one in documents]
+
+
+async def _cut(call: Call[Any], text: str, most: int) -> str:
+    """The text of its first tokens; all of it if it has no more."""
+    engine = call.context.engine
+    ids = await engine.tokenize(text, add_special_tokens=False, trusted=False)
+    return text if len(ids) <= most else await engine.detokenize(ids[:most])
+
+
+async def _ranked(call: Call[Any], texts: list[str]) -> list[dict[str, Any]]:
+    body = RerankBody(query=call.body.query, documents=texts, return_documents=False)
+    labels = read_labels(call.context.engine.facts.model_path)
+    work = ranking.rerank(caller_of(call), body, labels, call.context.template)
+    return await unless_gone(call.request, work)
+
+
+def _tokens(found: Sequence[dict[str, Any]]) -> int:
+    """Tokens of all queries and texts."""
+    return sum(one["meta_info"]["prompt_tokens"] for one in found)

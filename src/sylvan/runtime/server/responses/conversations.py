@@ -1,0 +1,150 @@
+"""`/v1/conversations`: what was said so far, kept for later responses to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.responses import Response
+
+from sylvan.api.openai.conversations import ConversationBody, ConversationChange, ItemsBody
+from sylvan.api.openai.responses import chat_messages
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+from sylvan.runtime.server.responses.pages import page
+from sylvan.runtime.server.stores.responses import Stored
+
+Item = dict[str, Any]
+
+
+async def create(call: Call[ConversationBody]) -> Response:
+    """Keep a conversation."""
+    body, store = call.body, call.context.conversations
+    if not store.enabled:
+        message = "Conversations are not kept here (server.response_store_size is 0)."
+        raise RequestError(message)
+    reply = {
+        "id": f"conv_{call.context.ids(16)}",
+        "object": "conversation",
+        "created_at": int(call.context.wall()),
+        "metadata": body.metadata or {},
+    }
+    store.put(call.tenant.name, reply, _checked(call, body.items or ()))
+    return json_response(reply)
+
+
+async def retrieve(call: Call[None]) -> Response:
+    """A conversation."""
+    return json_response(_found(call).reply)
+
+
+async def change(call: Call[ConversationChange]) -> Response:
+    """Replace the metadata of a conversation."""
+    found = _found(call)
+    call.context.conversations.change(found, {"metadata": call.body.metadata})
+    return json_response(found.reply)
+
+
+async def delete(call: Call[None]) -> Response:
+    """Forget a conversation; responses that were made in it stay."""
+    found = _found(call)
+    call.context.conversations.drop(found)
+    reply = {"id": found.name, "object": "conversation.deleted", "deleted": True}
+    return json_response(reply)
+
+
+async def list_items(call: Call[None]) -> Response:
+    """The items of a conversation, the latest first."""
+    return json_response(page(_found(call).items, call.query))
+
+
+async def add_items(call: Call[ItemsBody]) -> Response:
+    """Add items to a conversation."""
+    found = _found(call)
+    added = _checked(call, call.body.items)
+    call.context.conversations.change_items(found, [*found.items, *added])
+    return json_response(
+        {
+            "object": "list",
+            "data": added,
+            "first_id": added[0]["id"],
+            "last_id": added[-1]["id"],
+            "has_more": False,
+        }
+    )
+
+
+async def retrieve_item(call: Call[None]) -> Response:
+    """An item of a conversation."""
+    return json_response(_item(call, _found(call)))
+
+
+async def delete_item(call: Call[None]) -> Response:
+    """Forget an item; the answer is the conversation."""
+    found = _found(call)
+    gone = _item(call, found)
+    left = [item for item in found.items if item["id"] != gone["id"]]
+    call.context.conversations.change_items(found, left)
+    return json_response(found.reply)
+
+
+def find(call: Call[Any], name: str, param: str) -> Stored:
+    """The conversation of that name.
+
+    Raises:
+        RequestError: It is no id of a conversation, or the tenant has none of that id.
+    """
+    if not name.startswith("conv_"):
+        message = f"{param}: {name[:80]!r} is no id of a conversation (conv_...)."
+        raise RequestError(message, param=param)
+    found = call.context.conversations.get(name, call.tenant.name)
+    if found is None:
+        message = f"{param}: there is no conversation {name[:80]!r}."
+        raise NotFoundError(message, param=param, code="conversation_not_found")
+    return found
+
+
+def extend(call: Call[Any], name: str, items: Iterable[Item]) -> None:
+    """Add what a response was made from, and what it said; nothing if the conversation is gone."""
+    found = call.context.conversations.get(name, call.tenant.name)
+    if found is not None:
+        added = [_named(call, item) for item in items]
+        call.context.conversations.change_items(found, [*found.items, *added])
+
+
+def _found(call: Call[Any]) -> Stored:
+    return find(call, call.request.path_params["conversation_id"], "conversation_id")
+
+
+def _item(call: Call[Any], found: Stored) -> Item:
+    name = call.request.path_params["item_id"]
+    for item in found.items:
+        if item["id"] == name:
+            return item
+    message = f"item_id: there is no item {name[:80]!r}."
+    raise NotFoundError(message, param="item_id", code="item_not_found")
+
+
+def _checked(call: Call[Any], items: Iterable[Item]) -> list[Item]:
+    """Items as they are kept.
+
+    Raises:
+        RequestError: One cannot be part of a conversation.
+    """
+    given = list(items)
+    try:
+        chat_messages(given, None)
+    except RequestError as error:
+        field = (error.param or "").replace("input", "items", 1)
+        message = str(error).replace("input", "items", 1)
+        raise RequestError(message, param=field) from error
+    return [_named(call, item) for item in given]
+
+
+def _named(call: Call[Any], item: Item) -> Item:
+    """An item with a type and an id of its own."""
+    kind = item.get("type", "message")
+    name = item.get("id")
+    if not isinstance(name, str):
+        name = f"{'msg' if kind == 'message' else 'item'}_{call.context.ids(16)}"
+    return {**item, "type": kind, "id": name}

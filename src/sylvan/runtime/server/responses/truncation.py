@@ -1,0 +1,51 @@
+"""`truncation: auto`: a conversation that is too long loses its oldest turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sylvan.protocol.errors import ContextLengthError
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.conversation import Conversation, render
+
+Message = Mapping[str, Any]
+
+
+async def fitted(context: Context, conversation: Conversation) -> Conversation:
+    """The conversation with as many of its latest turns as fit beside the answer.
+
+    What the system says stays, and so does the last turn: where they are too long by themselves,
+    the request is refused as without truncation.
+    """
+    wanted = conversation.sampling.max_new_tokens or 1
+    room = context.engine.facts.max_request_tokens - wanted
+    choices = [conversation, *_shortened(conversation)]
+    low, high = 0, len(choices) - 1
+    while low < high:  # the first that fits; each is shorter than those before it
+        middle = (low + high) // 2
+        if await _length(context, choices[middle]) <= room:
+            high = middle
+        else:
+            low = middle + 1
+    return choices[low]
+
+
+async def _length(context: Context, conversation: Conversation) -> float:
+    try:
+        return len((await render(context, conversation)).input_ids)
+    except ContextLengthError:  # too long to be rendered at all
+        return float("inf")
+
+
+def _shortened(conversation: Conversation) -> list[Conversation]:
+    messages = conversation.messages
+    kept = [message for message in messages if message["role"] == "system"]
+    rest = [message for message in messages if message["role"] != "system"]
+    return [replace(conversation, messages=[*kept, *rest[at:]]) for at in _turns(rest)]
+
+
+def _turns(messages: Sequence[Message]) -> list[int]:
+    """Where turns begin, but for the first: at each message of the user."""
+    return [i for i, message in enumerate(messages) if i and message["role"] == "user"]
