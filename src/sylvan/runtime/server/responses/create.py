@@ -42,7 +42,6 @@ from sylvan.runtime.server.endpoint import (
     json_response,
 )
 from sylvan.runtime.server.fields import respelt
-from sylvan.runtime.server.output import TextDelta
 from sylvan.runtime.server.responses import conversations
 from sylvan.runtime.server.responses.items import ItemEvents, ItemStyle, Numbered, output_items
 from sylvan.runtime.server.responses.truncation import fitted
