@@ -53,7 +53,7 @@ class FlightRecorder(Observer):
             answer = answer.name
         elif isinstance(answer, Draft):
             answer = answer.tokens, answer.parents
-        rid = req.rid if req is not None else ""
+        rid = "" if req is None else req.rid
         self._recorder.write(Answered(question, rid, answer, refusal))  # pyright: ignore[reportArgumentType]
 
     def on_plan(self, plan: StepPlan) -> None:

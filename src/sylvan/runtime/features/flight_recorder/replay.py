@@ -208,8 +208,8 @@ class _Tape:
             raise ExhaustedError("the clock is asked more often than it was")
         return self._times.popleft()
 
-    def answer(self, question: str, req: Req | None) -> Any:
-        rid = req.rid if req is not None else ""
+    def answer(self, question: str, req: Req | None = None) -> Any:
+        rid = "" if req is None else req.rid
         asked = f"{question} of {rid!r}"
         if not self._answers:
             raise ExhaustedError(f"{asked} is asked, but was not")
@@ -286,7 +286,7 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
     hooks: dict[str, Any] = {
         "gate": lambda self, req: verdict("gate", req),
         "admit": lambda self, req, admitted: verdict("admit", req),
-        "may_draft": lambda self: tape.answer("may_draft", None),
+        "may_draft": lambda self: tape.answer("may_draft"),
         "draft": lambda self, req, most: draft(req, most),
         "holds": lambda self, req: tape.answer("holds", req),
         "stop_loading": lambda self, req: tape.answer("stop_loading", req),
