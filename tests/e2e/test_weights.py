@@ -330,6 +330,11 @@ def test_keep_pause_waits_for_the_trainer(caller, new_dir, want):
     assert waiting == [want[1]]
 
 
+def test_a_refused_update_keeps_no_pause(caller, want):
+    caller.refused("/update_weights_from_disk", model_path="/no/such", keep_pause=True)
+    assert caller.ids() == want[0]
+
+
 def long_stream(caller: Caller, seen: threading.Event) -> dict:
     body = {
         "input_ids": PROMPT,

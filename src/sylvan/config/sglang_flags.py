@@ -202,7 +202,7 @@ REFUSED: Mapping[str, str] = {
     "diffusion language models": "dllm_algorithm= dllm_algorithm_config= dllm_fdfo=true",
     "speculative decoding of this kind": (
         "speculative_accept_threshold_acc=1.0 speculative_accept_threshold_single=1.0 "
-        "speculative_adaptive speculative_adaptive_config= speculative_attention_mode=prefill "
+        "speculative_adaptive_config= speculative_attention_mode=prefill "
         "speculative_dflash_block_size= speculative_domino_candidate_pool_size=2048 "
         "speculative_draft_attention_backend= speculative_draft_kv_cache_dtype= "
         "speculative_draft_load_format= speculative_draft_model_quantization= "
@@ -215,7 +215,7 @@ REFUSED: Mapping[str, str] = {
         "speculative_ngram_external_corpus_max_tokens=10000000 "
         "speculative_ngram_external_corpus_path= speculative_ngram_external_sam_budget=0 "
         "speculative_ngram_match_type=BFS speculative_ngram_max_bfs_breadth=10 "
-        "speculative_ngram_max_trie_depth=18 speculative_ngram_min_bfs_breadth=1 "
+        "speculative_ngram_min_bfs_breadth=1 "
         "speculative_token_map= speculative_use_block_verification "
         "speculative_use_rejection_sampling enable_multi_layer_eagle uno_lora_path= "
         "spec_trace_dir= decoupled_spec_bind_endpoint= decoupled_spec_connect_endpoints= "

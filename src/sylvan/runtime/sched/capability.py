@@ -154,7 +154,7 @@ class Observer(Capability):
     def on_decision(self, question: str, req: Req | None, answer: Any) -> None:
         """The capabilities together answered `question` ("gate", "admit", ...) about `req`.
 
-        None: it was about the step.
+        None: the question is about no request ("wants_step", "may_draft").
         """
 
     def on_plan(self, plan: StepPlan) -> None:

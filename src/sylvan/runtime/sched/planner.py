@@ -7,8 +7,7 @@ speculation all follow from that one rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
@@ -20,9 +19,9 @@ from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.lookup import Lookup
 from sylvan.runtime.sched.pacing import paced_tokens
 from sylvan.runtime.sched.phases import RequestTable
+from sylvan.runtime.sched.preemption import Preemption
 from sylvan.runtime.sched.shortage import StepSize
 
-_priority: Callable[[Req], int] = attrgetter("priority")
 MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
 
 
@@ -40,6 +39,7 @@ class Planner:
         self._parts, self._limits, self._cache = parts, limits, parts.cache
         self._requests, self._lookup, self._hooks = requests, lookup, hooks
         self._waiting, self._running = requests.waiting, requests.running
+        self._preemption = Preemption(self._running, limits.preemption_threshold)
         self.started: list[Slice] = []  # by the step being planned: of requests that waited
         self._loaded: set[Req] = set()  # run, but their first slice is still to come
         self.planned_tokens = 0
@@ -161,7 +161,7 @@ class Planner:
         size = self._slice_size(req)
         draft, start = self._draft(req, size), req.computed
         while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
-            victim = self._victim()
+            victim = self._preemption.victim(self._slices)
             if victim is req and len(self._running) == 1:
                 return  # memory is held elsewhere for a moment
             self.admission.on_retract(self._running)
@@ -199,12 +199,6 @@ class Planner:
         stop = req.computed + size + len(draft.tokens)
         fits = verifiable and self._cache.extend(req.kv, stop, computed=req.computed)
         return draft if fits else None
-
-    def _victim(self) -> Req:
-        """Who is retracted: least urgent, then fewest outputs, then longest prompt, then newest."""
-        busy = {piece.req.order for piece in self._slices}
-        free = [r for r in self._running if r.order not in busy]
-        return min(free, key=lambda r: (r.request.priority, r.num_outputs, -r.prompt_len, -r.order))
 
     # ---- waiting requests
 
@@ -246,9 +240,9 @@ class Planner:
 
     def _preempt_for_urgent(self) -> None:
         """Retract for the most urgent request that waits, before anybody gets a slice."""
-        if not len(self._waiting) or not self._running or self._chunk <= 0:
+        if not len(self._waiting) or self._chunk <= 0:
             return
-        if not self._may_preempt(self._waiting.highest_priority):
+        if not self._preemption.is_possible(self._waiting.highest_priority):
             return
         urgent = max(self._waiting, key=lambda r: (r.request.priority, -r.order))
         if not urgent.pending and self._may_run(urgent, running=False):
@@ -258,15 +252,9 @@ class Planner:
         """Whether `req` fits beside those running, retracting less urgent ones if need be."""
         need = req.num_tokens + self.admission.expected_outputs(req) + self._cache.page_size
         while not self._fits(req, need, reserved):
-            if not self._running or not self._may_preempt(req.priority):
+            victim = self._preemption.victim_of(req, self._slices)
+            if victim is None:
                 return False
-            busy = {piece.req.order for piece in self._slices}
-            less_urgent = [
-                r for r in self._running if self._preemptible_by(r, req) and r.order not in busy
-            ]
-            if not less_urgent:
-                return False
-            victim = min(less_urgent, key=lambda r: (r.request.priority, -r.order))
             reserved -= self.admission.expected_outputs(victim)
             self.retract(victim)
         return True
@@ -282,16 +270,6 @@ class Planner:
             return False
         free = self._cache.available_tokens - reserved
         return need <= free or need - self._lookup.cached_tokens(req) <= free
-
-    def _preemptible_by(self, running: Req, urgent: Req) -> bool:
-        threshold = self._limits.preemption_threshold
-        difference = urgent.request.priority - running.request.priority
-        return threshold is not None and difference >= threshold
-
-    def _may_preempt(self, priority: int) -> bool:
-        """Whether a request of that priority may preempt any running one."""
-        threshold = self._limits.preemption_threshold
-        return threshold is not None and priority - min(map(_priority, self._running)) >= threshold
 
     def _waits_for_shared_prefix(self, req: Req, leaders: Sequence[Req]) -> bool:
         """Whether a running prompt is computing a start that `req` shares and does not have yet."""

@@ -25,6 +25,18 @@ GRADES = 24
 
 NOTHING = Proposal()
 
+FAILURES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a drafter may raise, or make by nonsense: requests go on without its guesses."""
+
 
 class Drafter(Protocol):
     """Continues the tokens of requests; called on the scheduler's thread.

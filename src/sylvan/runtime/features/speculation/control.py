@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
 from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
 from sylvan.runtime.features.speculation.api import (
+    FAILURES,
     NOTHING,
     Drafter,
     Proposal,
@@ -146,7 +147,7 @@ class Speculation(Capability):
         try:
             found = self._drafter.propose(req, most)
             check(found, most, self._vocab_size)
-        except Exception:  # whatever a drafter does, requests go on without its guesses
+        except FAILURES:
             self.counts.failures += 1
             if self.counts.failures == 1:
                 logger.exception("the drafter failed; further failures are only counted")

@@ -12,7 +12,12 @@ from typing import Any, ClassVar
 
 from sylvan.runtime.core.req import Batch, Draft, Phase, Req, Slice
 from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
-from sylvan.runtime.features.speculation.api import Proposal, SpeculationCounts, check
+from sylvan.runtime.features.speculation.api import (
+    FAILURES,
+    Proposal,
+    SpeculationCounts,
+    check,
+)
 from sylvan.runtime.features.speculation.cost import RECENT, StepCosts
 from sylvan.runtime.features.speculation.model import WritingAhead
 from sylvan.runtime.features.speculation.policy import LEAST_GAIN
@@ -103,7 +108,7 @@ class ModelSpeculation(Capability):
                 proposal = Proposal(tuple(tokens))
                 check(proposal, wishes[req], self._vocab_size)
                 self._proposals[req] = proposal, req.tokens.length
-        except Exception:  # whatever a drafter does, requests go on without its guesses
+        except FAILURES:
             self._proposals.clear()
             self.counts.failures += 1
             if self.counts.failures == 1:

@@ -31,18 +31,22 @@ from sylvan.api.weights import (
 )
 from sylvan.protocol.commands import LeaveGroup, ReleaseMemory, ResumeMemory
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.messages import ControlReply, Pause, SetWeightVersion
+from sylvan.protocol.messages import ControlReply, Pause, Resume, SetWeightVersion
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, json_response
 
 
 async def from_disk(call: Call[DiskBody]) -> Response:
     """Replace all weights by those of a checkpoint; 400 and the old ones if it does not fit."""
-    body = call.body
-    if body.keep_pause:
-        await call.context.engine.control(Pause(mode="in_place"))
+    body, engine = call.body, call.context.engine
+    pauses = body.keep_pause and not engine.load().paused
+    if pauses:
+        await engine.control(Pause(mode="in_place"))
     command = update_of(body, disk_source(body), partial=False)
-    return _updated(await call.context.updates.update(command))
+    reply = await call.context.updates.update(command)
+    if pauses and not reply.ok:
+        await engine.control(Resume())
+    return _updated(reply)
 
 
 async def from_tensor(call: Call[TensorBody]) -> Response:
