@@ -204,7 +204,7 @@ def _turned(scene: Scene, qkv: torch.Tensor, how: Rotary) -> torch.Tensor:
     """By the definition; keys and values are stored."""
     batch, norms = scene.batch, (how.q_norm, how.k_norm)
     q, k, v = reference.split_heads(qkv, scene.spec, batch.positions_T, how.rope, norms)
-    scene.pool.store(0, batch.out_slots_T, k, v)
+    scene.pool.store(0, batch.slots_of(0), k, v)
     return q
 
 
@@ -214,5 +214,5 @@ def _fused(scene: Scene, qkv: torch.Tensor, how: Rotary) -> Callable[[], torch.T
         return lambda: _turned(scene, qkv, how)
     store_heads = importlib.import_module("sylvan.kernels.paged.triton_heads").store_heads
     keys, values = scene.pool.layer(0)
-    cache = Cache(keys=keys, values=values, slots_T=scene.batch.out_slots_T)
+    cache = Cache(keys=keys, values=values, slots_T=scene.batch.slots_of(0))
     return lambda: store_heads(qkv, scene.spec, scene.batch.positions_T, how, cache)

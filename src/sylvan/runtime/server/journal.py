@@ -18,7 +18,7 @@ import msgspec
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.journal import RESUME_HEADER, Resume, Ticket, Totals
-from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
+from sylvan.protocol.messages import DraftCounts, Finish, Timing, TokenLogprobs, Usage
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
 from sylvan.transport.api import MessageError
 from sylvan.transport.codec import Decoder, Encoder
@@ -36,11 +36,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     index: int
     text: str
     token_ids: tuple[int, ...]
-    usage: tuple[int, int, int, int]
+    usage: tuple[int, int, int, int, DraftCounts | None]
     finish: Finish | None = None
     timing: Timing | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    weight_versions: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, prompt: int, delta: SampleDelta) -> Entry:
@@ -55,11 +56,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             timing=delta.timing,
             logprobs=delta.logprobs,
             prompt_logprobs=delta.prompt_logprobs,
+            weight_versions=delta.weight_versions,
         )
 
     def delta(self) -> SampleDelta:
         """What was written down; its rid is yet to be set."""
-        prompt, completion, cached, retractions = self.usage
+        prompt, completion, cached, retractions, drafts = self.usage
         return SampleDelta(
             rid="",
             index=self.index,
@@ -72,9 +74,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
                 completion_tokens=completion,
                 cached_tokens=cached,
                 retractions=retractions,
+                drafts=drafts,
             ),
             finish=self.finish,
             timing=self.timing,
+            weight_versions=self.weight_versions,
         )
 
 

@@ -132,7 +132,10 @@ def _failures(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:
     for status in sorted(statuses):
         plain = status in (401, 403) and endpoint.family is not Family.ANTHROPIC
         model = PlainError if plain else ERROR_MODELS[endpoint.family]
-        content = {"application/json": {"schema": _ref(model)}}
+        schema: dict[str, Any] = _ref(model)
+        if endpoint.tells_failure and endpoint.reply is not None and status not in (401, 403):
+            schema = {"anyOf": [schema, _ref(endpoint.reply)]}
+        content = {"application/json": {"schema": schema}}
         if status in endpoint.plain_statuses:
             kind = endpoint.media_type
             content = {kind: {"schema": {"type": "string"}}} if kind else {}

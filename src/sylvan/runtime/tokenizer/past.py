@@ -26,6 +26,7 @@ def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab
         check_ids(delta.token_ids, vocab_size, "past")
         sample.output_ids.extend(delta.token_ids)
         sample.usage = delta.usage
+        sample.weight_versions = list(delta.weight_versions)
         sample.finish, sample.timing = delta.finish, delta.timing
         sample.finish_delivered = delta.finish is not None
         sample.first_delivered = True

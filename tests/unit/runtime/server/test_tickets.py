@@ -101,7 +101,7 @@ async def frames(client, path, body, ticket=TICKET, resume=None, **headers):
         headers[RESUME_HEADER] = str(len(blob))
         data = blob + data
     response = await client.http.post(path, content=data, headers=headers)
-    assert response.status_code == 200
+    assert response.status_code == 200, response.text
     assert response.headers["content-type"] == MEDIA_TYPE
     reader = FrameReader()
     found = list(reader.feed(response.content))

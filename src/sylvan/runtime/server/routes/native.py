@@ -224,7 +224,15 @@ _CONTROL = (
 
 _WEIGHTS = (
     *(
-        admin(path, handler=handler, body=body, reply=UpdateReply, statuses=(503,), tag="Weights")
+        admin(
+            path,
+            handler=handler,
+            body=body,
+            reply=UpdateReply,
+            tells_failure=True,
+            statuses=(503,),
+            tag="Weights",
+        )
         for path, handler, body in (
             ("/update_weights_from_disk", weights.from_disk, DiskBody),
             ("/update_weights_from_tensor", weights.from_tensor, TensorBody),
@@ -241,6 +249,7 @@ _WEIGHTS = (
             body=body,
             body_optional=True,
             reply=UpdateReply,
+            tells_failure=True,
             statuses=(503,),
             tag="Weights",
         )
@@ -258,6 +267,7 @@ _WEIGHTS = (
             body=body,
             body_optional=True,
             reply=reply,
+            tells_failure=True,
             statuses=(503,),
             tag="Weights",
         )
