@@ -71,7 +71,7 @@ class Engine:
         self.built = build_scheduler(config, self._emit)
         self.scheduler = self.built.scheduler
         self._forward_s = 0.0
-        program = self.built.scheduler._parts.executor._worker._step._program
+        program = self.built.scheduler._parts.executor._worker._backend._fused._program
         program.run = self._timed(program.run)
         garbage.settle()  # as a scheduler process does when it starts
 
