@@ -111,8 +111,16 @@ def test_parts_of_joined_matrices_are_replaced_alone(old_dir, new_dir, tmp_path,
     assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "falcon-40b", "gemma", "phi3", "bloom"])
-@pytest.mark.parametrize("runner", ["auto", "eager"])
+@pytest.mark.parametrize(
+    ("family", "runner"),
+    [
+        ("gpt2", "auto"),
+        ("falcon-40b", "eager"),
+        ("gemma", "auto"),
+        ("phi3", "auto"),
+        ("bloom", "eager"),
+    ],
+)
 def test_families_that_store_weights_in_their_own_way(family, runner, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     write(DENSE[family](), 1, one)
@@ -126,8 +134,9 @@ def test_families_that_store_weights_in_their_own_way(family, runner, tmp_path):
     assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek-v3", "gpt-oss"])
-@pytest.mark.parametrize("quantization", [None, "w8a8"])
+@pytest.mark.parametrize(
+    ("family", "quantization"), [("mixtral", "w8a8"), ("deepseek-v3", None), ("gpt-oss", "w8a8")]
+)
 def test_experts_and_latent_attention(family, quantization, tmp_path):
     config = EXPERT[family]()
     one, two = tmp_path / "one", tmp_path / "two"
