@@ -335,10 +335,14 @@ def test_a_refused_update_keeps_no_pause(caller, want):
     assert caller.ids() == want[0]
 
 
+LONG = 1900
+"""Tokens, nearly all that fit: an update comes amid them, however fast they are made."""
+
+
 def long_stream(caller: Caller, seen: threading.Event) -> dict:
     body = {
         "input_ids": PROMPT,
-        "sampling_params": {**SAMPLING, "max_new_tokens": 600},
+        "sampling_params": {**SAMPLING, "max_new_tokens": LONG},
         "stream": True,
     }
     last = {}
@@ -385,7 +389,7 @@ def test_a_stream_under_an_update_names_both_labels(caller, new_dir):
     stream.join()
 
     meta = results[0]["meta_info"]
-    assert len(results[0]["output_ids"]) == 600
+    assert len(results[0]["output_ids"]) == LONG
     assert meta["weight_versions"] == ["v0", "late"]
     assert meta["weight_version"] == "late"
 
