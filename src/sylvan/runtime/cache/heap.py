@@ -49,7 +49,7 @@ class EvictionHeap:
 
     def push(self, node: Node) -> None:
         """`node` may be evicted from now on, unless it is locked or no leaf."""
-        if node.locks or (node.children and not self._is_leaf(node)):
+        if node.locks or (node.children and not (self._tiered and _is_leaf(node))):
             return
         self._pushes += 1
         node.pushes = self._pushes
@@ -84,16 +84,12 @@ class EvictionHeap:
                 self._void -= 1
                 continue
             node.queued = 0
-            if node.locks or (node.children and not self._is_leaf(node)):
+            if node.locks or (node.children and not (self._tiered and _is_leaf(node))):
                 continue
             if number == node.pushes:
                 return node
             self._insert(node, self._policy(node))
         return None
-
-    def _is_leaf(self, node: Node) -> bool:
-        """Of a node with children, whether its pages may go before them."""
-        return self._tiered and node.parts is not None and not node.parts.on_device
 
     def _insert(self, node: Node, rank: tuple[int, ...]) -> None:
         node.rank, node.queued = rank, node.pushes
@@ -156,3 +152,8 @@ class StagedHeap:
     def _unstage(self, node: Node) -> None:
         pages = self._written.pop(node, None) or self._unwritten.pop(node, None)
         self.staged_pages -= pages or 0
+
+
+def _is_leaf(node: Node) -> bool:
+    """Of a node with children in a tree with tiers, whether its pages may go before them."""
+    return node.parts is not None and not node.parts.on_device

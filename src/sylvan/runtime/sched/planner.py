@@ -295,6 +295,8 @@ class Planner:
         if not enough or not self._cache.extend(kv, req.computed + size, computed=req.computed):
             self._cache.release(kv, 0, req.tokens.view(0, 0), step=self.step)
             req.kv, req.computed = None, 0
+            if loads and not self._running and not self._requests.loading:
+                req.may_load = False  # room for all its tokens at once there will never be
             return False
         if not req.started_s:
             req.started_s = self._parts.clock()

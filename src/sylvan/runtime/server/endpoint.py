@@ -117,7 +117,7 @@ class Endpoint:
         summary: One line for the documentation.
         form: The body is a form with a file, which the handler reads.
         plain_statuses: Errors of these statuses have the media type of the answer.
-        tells_failure: What fails behind a sound call is told by `reply`, too.
+        reply_on_failure: Failures of valid requests have the shape of `reply` too.
         spelling: Names of fields, as the engine spells them, to names that clients know.
         budgeted: Counts against the budgets of a tenant.
         lacks: What the server lacks for it; it answers with status 501.
@@ -142,7 +142,7 @@ class Endpoint:
     budgeted: bool = False
     form: bool = False
     plain_statuses: tuple[int, ...] = ()
-    tells_failure: bool = False
+    reply_on_failure: bool = False
     lacks: str = ""
 
 

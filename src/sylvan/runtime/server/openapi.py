@@ -133,7 +133,7 @@ def _failures(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:
         plain = status in (401, 403) and endpoint.family is not Family.ANTHROPIC
         model = PlainError if plain else ERROR_MODELS[endpoint.family]
         schema: dict[str, Any] = _ref(model)
-        if endpoint.tells_failure and endpoint.reply is not None and status not in (401, 403):
+        if endpoint.reply_on_failure and endpoint.reply is not None and status not in (401, 403):
             schema = {"anyOf": [schema, _ref(endpoint.reply)]}
         content = {"application/json": {"schema": schema}}
         if status in endpoint.plain_statuses:

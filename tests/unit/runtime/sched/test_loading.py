@@ -100,6 +100,18 @@ def test_what_was_loaded_is_not_computed(inflight, count):
     world.check_empty()
 
 
+def test_what_does_not_fit_at_once_is_computed():
+    """Loading takes a page of each KV group for every token; a window may have fewer."""
+    world, arrivals = loading_world(windows=[(8, 7)])
+    asked = request("load", range(100), new=4)
+    world.scheduler.add(asked)
+    world.run()
+
+    assert world.tokens["load"] == alone(asked)
+    assert not arrivals.loading
+    world.check_empty()
+
+
 def test_others_run_meanwhile_and_a_loaded_prompt_is_shared():
     world, arrivals = loading_world()
     world.scheduler.add(request("load", PROMPT, new=4))

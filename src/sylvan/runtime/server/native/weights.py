@@ -71,7 +71,7 @@ async def begin(call: Call[BracketBody]) -> Response:
     """Keep the tensors of the updates to come until they end together."""
     check_selector(call.body.selector)
     await call.context.updates.begin()
-    return _told("The update has begun.")
+    return _succeeded("The update has begun.")
 
 
 async def end(call: Call[BracketBody]) -> Response:
@@ -119,13 +119,13 @@ async def check(call: Call[CheckerBody]) -> Response:
 async def release_memory(call: Call[MemoryBody]) -> Response:
     """Give memory back to the system; nothing is computed before it is resumed."""
     found = await _body(call.context, ReleaseMemory(tags_of(call.body)))
-    return _told("The memory was given back.", **found)
+    return _succeeded("The memory was given back.", **found)
 
 
 async def resume_memory(call: Call[MemoryBody]) -> Response:
     """Take memory again, and go on."""
     found = await _body(call.context, ResumeMemory(tags_of(call.body)))
-    return _told("The memory is there again.", **found)
+    return _succeeded("The memory is there again.", **found)
 
 
 async def _body(context: Context, command: Any) -> dict[str, Any]:
@@ -149,10 +149,10 @@ def _updated(reply: ControlReply) -> Response:
 
 def _done(reply: ControlReply, message: str, **fields: Any) -> Response:
     if reply.ok:
-        return _told(message, **fields)
+        return _succeeded(message, **fields)
     content = {"success": False, "message": reply.message}
     return json_response(content, status=reply.status)
 
 
-def _told(message: str, **fields: Any) -> Response:
+def _succeeded(message: str, **fields: Any) -> Response:
     return json_response({"success": True, "message": message, **fields})

@@ -229,7 +229,7 @@ _WEIGHTS = (
             handler=handler,
             body=body,
             reply=UpdateReply,
-            tells_failure=True,
+            reply_on_failure=True,
             statuses=(503,),
             tag="Weights",
         )
@@ -249,7 +249,7 @@ _WEIGHTS = (
             body=body,
             body_optional=True,
             reply=UpdateReply,
-            tells_failure=True,
+            reply_on_failure=True,
             statuses=(503,),
             tag="Weights",
         )
@@ -267,7 +267,7 @@ _WEIGHTS = (
             body=body,
             body_optional=True,
             reply=reply,
-            tells_failure=True,
+            reply_on_failure=True,
             statuses=(503,),
             tag="Weights",
         )
