@@ -1,11 +1,13 @@
 """Compile the native kernels: one library per instruction set, chosen at run time.
 
-Standard library only: the package's build hook runs this file before anything is installed. By
-hand: `python -m sylvan.kernels.build`. Needs g++ 11 or later.
+The C++ structs of ops are made from `native/opset.py` first. Standard library only: the package's
+build hook runs this file before anything is installed. By hand: `python -m sylvan.kernels.build`.
+Needs g++ 11 or later.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parent
 LIB = ROOT / "lib"
@@ -64,6 +67,7 @@ def build(out: Path = LIB, variants: Mapping[str, str] = VARIANTS) -> Built:
     if cxx is None:
         return Built({}, dict.fromkeys(variants, "no C++ compiler (g++) found"))
     out.mkdir(parents=True, exist_ok=True)
+    write_header(out)
     running = {
         name: (path, _start(cxx, name, flags, path))
         for name, flags in variants.items()
@@ -80,6 +84,28 @@ def build(out: Path = LIB, variants: Mapping[str, str] = VARIANTS) -> Built:
     return Built(libraries, failures)
 
 
+def write_header(folder: Path) -> Path:
+    """Write `ops.h`, the C++ side of the ops, which all sources include."""
+    modules = {name: _native(name) for name in ("schema", "opset", "codegen")}
+    path = folder / "ops.h"
+    temporary = path.with_suffix(".h.tmp")
+    temporary.write_text(modules["codegen"].header(modules["opset"].OPS))
+    temporary.replace(path)
+    return path
+
+
+def _native(name: str) -> ModuleType:
+    """A module of `native` under its own name, also where the package is not installed."""
+    full = f"sylvan.kernels.native.{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, ROOT / "native" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[full] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[full]
+
+
 def _temporary(path: Path) -> Path:
     return path.with_suffix(".tmp")
 
@@ -87,7 +113,7 @@ def _temporary(path: Path) -> Path:
 def _start(cxx: str, name: str, flags: str, path: Path) -> subprocess.Popen[str]:
     one_unit = "".join(f'#include "{source}"\n' for source in sources() if _belongs(source, name))
     command = [cxx, *_FLAGS.split(), *flags.split(), f'-DSYLVAN_VARIANT="{name}"', "-shared"]
-    command += ["-x", "c++", "-", "-o", str(_temporary(path))]
+    command += ["-I", str(path.parent), "-x", "c++", "-", "-o", str(_temporary(path))]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
