@@ -7,13 +7,14 @@ Needs g++ 11 or later.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
 import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -86,24 +87,32 @@ def build(out: Path = LIB, variants: Mapping[str, str] = VARIANTS) -> Built:
 
 def write_header(folder: Path) -> Path:
     """Write `ops.h`, the C++ side of the ops, which all sources include."""
-    modules = {name: _native(name) for name in ("schema", "opset", "codegen")}
+    with _bare_packages():
+        codegen = importlib.import_module("sylvan.kernels.native.codegen")
+        text = codegen.header(importlib.import_module("sylvan.kernels.native.opset").OPS)
     path = folder / "ops.h"
     temporary = path.with_suffix(".h.tmp")
-    temporary.write_text(modules["codegen"].header(modules["opset"].OPS))
+    temporary.write_text(text)
     temporary.replace(path)
     return path
 
 
-def _native(name: str) -> ModuleType:
-    """A module of `native` under its own name, also where the package is not installed."""
-    full = f"sylvan.kernels.native.{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, ROOT / "native" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[full] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[full]
+@contextlib.contextmanager
+def _bare_packages() -> Iterator[None]:
+    """Modules of `native` can be imported, also where the packages above lack what they import."""
+    names = ("sylvan", "sylvan.kernels", "sylvan.kernels.native")
+    if names[-1] in sys.modules:
+        yield
+        return
+    folders = (ROOT.parent, ROOT, ROOT / "native")
+    for name, folder in zip(names, folders, strict=True):
+        module = sys.modules[name] = ModuleType(name)
+        module.__path__ = [str(folder)]
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "sylvan"]:
+            del sys.modules[name]
 
 
 def _temporary(path: Path) -> Path:

@@ -70,6 +70,16 @@ def test_a_field_that_structs_cannot_hold_is_refused():
         fields_of(Bad)
 
 
+def test_a_class_that_was_not_decorated_is_refused():
+    class Bare(Op):
+        """Lacks the decorator."""
+
+        cols: int
+
+    with pytest.raises(TypeError, match="Bare is not decorated"):
+        fields_of(Bare)
+
+
 def test_a_struct_has_typed_members():
     text = header((Twice,))
 

@@ -12,7 +12,7 @@ _embedding = Choice(reference.embedding, "sylvan.kernels.embed.triton_embed")
 def embedding(ids: X, weight: LinearWeight, scale: float = 1.0) -> X:
     """Row `ids[t]` of `weight` (V, D) times `scale`. Shape: (T, D) float32.
 
-    With tied weights the head is the table: a quantised head gives dequantised rows. When recorded,
+    With tied weights the head is the table: a quantised head gives dequantised rows. When traced,
     an id beyond the table reads its last row.
     """
     if isinstance(ids, TracedTensor):

@@ -8,15 +8,17 @@ anything is installed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
 
 BufferRef = int | None
 """A constant (negative: ~its index), a virtual buffer (>= 0), or None where it is absent."""
 
+FieldKind = Literal["buffer", "int", "bool", "float", "enum"]
 Access = Literal["read", "write", "update"]
 Element = Literal["row", "packed", "f32", "i32", "i64", "u8"]
 Rows = Literal["tokens", "outputs"]
@@ -72,6 +74,7 @@ class Op(Operands):
 
 
 _C = TypeVar("_C", bound=type)
+_NUMBERS: Mapping[type, FieldKind] = MappingProxyType({int: "int", bool: "bool", float: "float"})
 _HEADER = {part.name for part in fields(Op)}
 
 
@@ -86,7 +89,7 @@ class Field:
     """A number that the library reads, at its place in the struct."""
 
     path: tuple[str, ...]
-    kind: Literal["buffer", "int", "bool", "float", "enum"]
+    kind: FieldKind
     type: Any  # of the field; of a buffer its `Buffer`
     optional: bool = False
 
@@ -105,7 +108,13 @@ class Field:
 
 @cache
 def members_of(cls: type[Operands]) -> tuple[tuple[str, Any], ...]:
-    """Its own fields and their types; a group of operands is one field."""
+    """Its own fields and their types; a group of operands is one field.
+
+    Raises:
+        TypeError: a class without the decorator `operands`.
+    """
+    if "__dataclass_fields__" not in vars(cls):
+        raise TypeError(f"{cls.__name__} is not decorated with @operands")
     hints = get_type_hints(cls, include_extras=True)
     own = [part.name for part in fields(cls) if not (part.name in _HEADER and issubclass(cls, Op))]
     return tuple((name, hints[name]) for name in own)
@@ -137,8 +146,8 @@ def _field(cls: type[Operands], name: str, hint: Any) -> Field:
     about = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Buffer)]
     if about:
         return Field((name,), "buffer", about[0], type(None) in get_args(get_args(hint)[0]))
-    if hint in (int, bool, float):
-        return Field((name,), hint.__name__, hint)
+    if hint in _NUMBERS:
+        return Field((name,), _NUMBERS[hint], hint)
     if isinstance(hint, type) and issubclass(hint, IntEnum):
         return Field((name,), "enum", hint)
     raise TypeError(f"{cls.__name__}.{name}: {hint} is no buffer, number or group of operands")

@@ -40,7 +40,7 @@ def layer_norm(
 ) -> tuple[X, X]:
     """Return (h, residual) as `rms_norm` does, with mean and variance removed.
 
-    `weight` None means ones; then h has the model's dtype (that of x, or bf16 if recorded so).
+    `weight` None means ones; then h has the model's dtype (that of x, or of the program).
     """
     if isinstance(x, TracedTensor):
         return x.tracer.layer_norm(x, weight, bias, eps, residual)

@@ -18,7 +18,7 @@ _softcap = Choice(reference.softcap, _MODULE)
 def take_rows(x: X, rows: X) -> X:
     """The rows whose logits are wanted. Shape: (T, D) to (R, D).
 
-    When recorded, `x` must not be used afterwards: the op that made it may make only these rows.
+    When traced, `x` must not be used afterwards: the op that made it may make only these rows.
     """
     if isinstance(x, TracedTensor):
         assert isinstance(rows, TracedTensor)

@@ -20,13 +20,13 @@ from sylvan.kernels.native.layout import plan_memory
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.opset import DeltaScan, ShortConv, SpaceScan, StateSlots
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.schema import Op
+from sylvan.kernels.native.schema import Op, RowType
 from sylvan.kernels.scan.delta import EPS, DeltaInputs
 from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.spans import Spans
 
 _MOST_TAPS, _MOST_STATES = 64, 1024  # of a channel: a block of states fits into scratch memory
-_DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+_DTYPES: Mapping[torch.dtype, RowType] = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ class NativeScans:
             slots=graph.buffer(0), first_saves=graph.buffer(0), saves=graph.buffer(0)
         )
         graph.inputs = list(range(len(graph.sizes)))
-        operands: dict[str, Any] = {**refs, **sizes, "dtype": _DTYPES[self._dtype]}
-        graph.ops.append(op(**operands, slots=slots))
+        operands: dict[str, Any] = {**refs, **sizes, "slots": slots}
+        graph.ops.append(op(**operands, dtype=_DTYPES[self._dtype]))
         return Program(self._library, plan_memory(graph))
 
 

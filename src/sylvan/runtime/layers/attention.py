@@ -20,7 +20,7 @@ from sylvan.runtime.layers.norm import RMSNorm
 
 
 class PagedAttention(nn.Module):
-    """Head norms, rotary positions, KV store and attention: one op when recorded."""
+    """Head norms, rotary positions, KV store and attention: one op when traced."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Native matrix products inside a model that computes everything else through PyTorch.
 
-A model of transformers cannot be recorded: its forward is anybody's Python. But most of its time
+A model of transformers cannot be traced: its forward is anybody's Python. But most of its time
 goes into `nn.Linear`, and each of these is a program of one op. So is a norm; a gated product of
 three matrices is one of three ops, and experts of which each row visits some are one of six, where
 trying them shows that they are just that. An embedding that shares the weight of a matrix reads the
