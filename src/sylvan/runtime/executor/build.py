@@ -146,7 +146,7 @@ def _in_memory(
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
     control = _control(plan, made, states)
-    worker = Worker(backend, slots, workers, lambda: control.blocked)
+    worker = Worker(backend, slots, workers, control.gate)
     shape = pages_shape(config, plan.kv_shape, options)
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
