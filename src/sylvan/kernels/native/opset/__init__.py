@@ -47,6 +47,7 @@ from sylvan.kernels.native.opset.rows import (
     Source,
     TakeRows,
     WeightFormat,
+    Xielu,
 )
 from sylvan.kernels.native.opset.scans import DeltaScan, ShortConv, SpaceScan, StateSlots
 from sylvan.kernels.native.schema import Op
@@ -92,6 +93,7 @@ __all__ = [
     "TakeRows",
     "ToStack",
     "WeightFormat",
+    "Xielu",
 ]
 
 OPS: tuple[type[Op], ...] = (
@@ -104,6 +106,7 @@ OPS: tuple[type[Op], ...] = (
     LinearInt4,
     Glu,
     Activation,
+    Xielu,
     RopeStore,
     Attention,
     AttentionMerge,
