@@ -12,6 +12,8 @@ from typing import Literal, Protocol, TypeVar
 
 import torch
 
+from sylvan.kernels.adapters import LoraLayer
+
 Dtype = Literal["f32", "bf16", "i32"]
 Rows = Literal["tokens", "outputs"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"]
@@ -198,6 +200,10 @@ class Recorder(Protocol):
         self, x: Value, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
     ) -> Value:
         """See `ops.linear`."""
+        ...
+
+    def lora(self, x: Value, y: Value, layer: LoraLayer) -> Value:
+        """See `ops.lora`."""
         ...
 
     def glu(self, gate_up: Value, kind: ActivationKind) -> Value:

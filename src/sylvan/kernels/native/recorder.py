@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import (
     ActivationKind,
     AttentionLayer,
@@ -155,6 +156,10 @@ class NativeRecorder:
         """See `Recorder.linear`."""
         shift = None if bias is None else self._sheet.vector(bias)
         return self._sheet.multiply(x, self._sheet.weight(weight), shift, out_f32=out_f32)
+
+    def lora(self, x: Value, y: Value, layer: LoraLayer) -> Value:
+        """See `Recorder.lora`."""
+        raise Unsupported("low-rank adapters")
 
     def glu(self, gate_up: Value, kind: ActivationKind) -> Value:
         """See `Recorder.glu`."""
