@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import torch
+from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 
 from sylvan.config.tree import LoraConfig
@@ -71,3 +74,27 @@ class AdapterServing(Serving):
     def ask(self, prompt: list[int], adapter: str | None = None, **fields: Any) -> str:
         """Add a request with an adapter, by its name."""
         return self.add(prompt, lora=self.ids[adapter], **fields)
+
+
+def write_random_adapter(folder: Path, model_dir: Path, seed: int, **fields: Any) -> Path:
+    """An adapter for every linear layer of a checkpoint in Llama's shape, without transformers."""
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": "all-linear",
+        "base_model_name_or_path": str(model_dir),
+    } | fields
+    rng, rank = np.random.default_rng(seed), config["r"]
+    tensors: dict[str, np.ndarray] = {}
+    for name, tensor in load_file(model_dir / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if ".layers." in name and tensor.ndim == 2:
+            outputs, inputs = tensor.shape
+            for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+                numbers = rng.normal(0, 0.2, shape).astype(np.float32)
+                tensors[f"base_model.model.{module}.{part}.weight"] = numbers
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder

@@ -124,7 +124,7 @@ class LoraLayer:
         self.packed = False
         self._dtype, self._device = dtype, device
         none: tuple[Prepared | None, ...] = (None,) * len(self.outputs)
-        self._slots = [none] * rows.num_slots
+        self._slots: list[tuple[Prepared | None, ...]] = [none] * rows.num_slots
         self.memory = allocate(rows.num_slots * len(self.outputs) * _ENTRY.itemsize)
         self._table = self.memory.view(_ENTRY).reshape(rows.num_slots, len(self.outputs))
 

@@ -138,7 +138,7 @@ def read_adapter(folder: Path) -> Adapter:
     if not modules and not whole:
         raise ConfigError(f"{str(path)!r} has no tensors")
     digest = hashlib.sha256((folder / CONFIG).read_bytes() + b"\0")
-    digest.update(data)
+    digest.update(data.data)
     return Adapter(config, modules, whole, digest.hexdigest())
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.features.lora.copies import Adapter, HostCopies
+from sylvan.runtime.features.lora.copies import Adapter, Copy, HostCopies
 from sylvan.runtime.features.lora.slots import AdapterSlots, Eviction
 from sylvan.runtime.features.lora.turns import Turns
 from sylvan.runtime.features.lora.work import LoraReport, LoraWork, Rows
@@ -102,6 +102,11 @@ class Lora(Capability):
         self._pinned.discard(adapter)
         known.requests |= {req.rid for req in live if _adapter_of(req) == adapter}
         return tuple(known.requests)
+
+    def is_resident(self, adapter: str) -> bool:
+        """Whether there is a host copy."""
+        known = self._copies.get(adapter)
+        return known is not None and known.copy is Copy.RESIDENT
 
     @property
     def load(self) -> LoraLoad:
