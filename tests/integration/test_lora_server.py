@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from sylvan.config.check import check
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import LoraConfig
+from sylvan.config.tree import LoraConfig, ServerConfig
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.server.app import app_of
@@ -77,10 +77,19 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    model_dir: Path, lora: LoraConfig | None, processes: str = "one", **settings: Any
+    model_dir: Path,
+    lora: LoraConfig | None,
+    processes: str = "one",
+    kept: ServerConfig | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     config = tiny_config(
-        model_dir, load_format="auto", processes=processes, lora=lora, served_model_name="base"
+        model_dir,
+        load_format="auto",
+        processes=processes,
+        lora=lora,
+        served_model_name="base",
+        server=kept or ServerConfig(),
     )
     facts = gather_facts(config)
     result = resolve(config, facts)
@@ -304,9 +313,9 @@ async def test_a_tenant_sees_its_own_adapters_only(model_dir, folders, tmp_path)
                 assert reply.status_code == (200 if name in names else 400)
 
 
-@pytest.mark.parametrize("unload", ["finish", "abort"])
-async def test_a_stream_whose_adapter_is_unloaded(model_dir, folders, unload):
-    lora = LoraConfig(adapters={"first": str(folders["first"])}, unload=unload)
+@pytest.mark.parametrize("abort", [False, True])
+async def test_a_stream_whose_adapter_is_unloaded(model_dir, folders, abort):
+    lora = LoraConfig(adapters={"first": str(folders["first"])})
     async with served(model_dir, lora) as server:
         sampling = {"temperature": 0, "max_new_tokens": 600, "ignore_eos": True}
         whole = await server.text("first", sampling_params=sampling)
@@ -314,9 +323,10 @@ async def test_a_stream_whose_adapter_is_unloaded(model_dir, folders, unload):
         await server.runs(0)
         task = asyncio.create_task(server.post("/generate", body))
         await server.runs(1)
-        await server.post("/unload_lora_adapter", {"lora_name": "first"})
+        gone = {"lora_name": "first", "abort_requests": abort}
+        await server.post("/unload_lora_adapter", gone)
         reply = await task
-        if unload == "finish":
+        if not abort:
             assert reply.json()["text"] == whole
         else:
             assert reply.status_code == 503
@@ -326,8 +336,8 @@ async def test_a_stream_whose_adapter_is_unloaded(model_dir, folders, unload):
 async def test_adapters_are_back_after_the_scheduler_was_killed(model_dir, folders, tmp_path):
     """Those of the configuration, those loaded since, but not those unloaded; then a new start."""
     given = {name: str(folders[name]) for name in ("first", "second")}
-    lora = LoraConfig(adapters=given, state_file=str(tmp_path / "state" / "adapters.json"))
-    async with served(model_dir, lora, "many") as server:
+    lora, kept = LoraConfig(adapters=given), ServerConfig(data_dir=str(tmp_path / "data"))
+    async with served(model_dir, lora, "many", kept) as server:
         assert (await server.load("third", folders["third"])).status_code == 200
         await server.post("/unload_lora_adapter", {"lora_name": "first"})
         want = {name: await server.text(name) for name in ("second", "third")}
@@ -345,7 +355,7 @@ async def test_adapters_are_back_after_the_scheduler_was_killed(model_dir, folde
         gone = await server.post("/generate", {"text": "x", "lora_path": "first"})
         assert gone.status_code == 400
 
-    async with served(model_dir, lora) as server:
+    async with served(model_dir, lora, "one", kept) as server:
         cards = (await server.http.get("/v1/models")).json()["data"]
         assert [card["id"] for card in cards] == ["base", "second", "third"]
         assert {name: await server.text(name) for name in want} == want

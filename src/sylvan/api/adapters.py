@@ -47,6 +47,8 @@ class UnloadAdapterBody(WireModel):
 
     lora_name: Name
     """Its name."""
+    abort_requests: bool = False
+    """End its requests with an error; else those that have come finish."""
 
 
 class AdapterReply(BaseModel):

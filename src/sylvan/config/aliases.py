@@ -167,10 +167,6 @@ def _adapter(item: object) -> tuple[str, str, bool]:
     return (name, path, False) if sign else (name.rstrip("/").rpartition("/")[2], name, False)
 
 
-def _modules(value: object) -> Pairs:
-    yield "lora.target_modules", tuple(str(name) for name in _listed(value))
-
-
 def _role(value: object) -> Pairs:
     if plain_text(value) not in ("null", "none"):
         yield "disagg.role", value
@@ -352,7 +348,6 @@ _ALL: Mapping[str, Alias] = {
     "mem_fraction_static": Alias("cache.memory", _fraction),
     "kv_cache_dtype": Alias("cache.dtype", _kv_dtype),
     "lora_paths": Alias("lora.adapters", _adapters, takes_many=True),
-    "lora_target_modules": Alias("lora.target_modules", _modules, takes_many=True),
     "disaggregation_mode": Alias("disagg.role", _role),
     "kv_events_config": Alias("kv_events", _kv_events),
     "speculative_algorithm": Alias("speculative.algorithm", _algorithm),

@@ -247,9 +247,6 @@ class LoraConfig(Section, frozen=True):
     """Adapters to load at start: `name=DIR`, separated by commas."""
     pinned: tuple[str, ...] = ()
     """Names of those that keep their place in host memory and on the device."""
-    target_modules: tuple[str, ...] = ()
-    """Last parts of the names of modules that adapters may change, such as `q_proj`; default: all
-    linear layers between embedding and head."""
     max_per_batch: Count = 8
     """Different adapters in one batch: slots on the device. Requests without one need none."""
     max_rank: Count | Auto = "auto"
@@ -267,12 +264,6 @@ class LoraConfig(Section, frozen=True):
     slot is freed for it."""
     allowed_dirs: tuple[str, ...] = ()
     """Directories from which adapters may be loaded while serving; default: any."""
-    unload: Literal["finish", "abort"] = "finish"
-    """What happens to the requests of an adapter that is unloaded: they finish, or end with an
-    error."""
-    state_file: str | None = None
-    """File that remembers which adapters were loaded and unloaded while serving, for the next
-    start."""
 
 
 class SpeculativeConfig(Section, frozen=True):

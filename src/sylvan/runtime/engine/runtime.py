@@ -169,12 +169,12 @@ def _replicas(config: Config, tokenizer: Tokenizer, router: ReplicaRouter) -> li
 def _adapter_settings(config: Config) -> AdapterSettings:
     if (lora := config.lora) is None:
         return AdapterSettings()
+    data_dir = config.server.data_dir
     return AdapterSettings(
         enabled=True,
         base=config.served_model_name or Path(config.model).name,
         allowed_dirs=lora.allowed_dirs,
-        abort=lora.unload == "abort",
-        state_file=lora.state_file,
+        state_file=str(Path(data_dir) / "adapters.json") if data_dir else None,
     )
 
 

@@ -5,7 +5,7 @@ Shapes: L rank, K inputs of a layer, N outputs of a part of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +47,6 @@ class AdapterTargets:
         model: One of our families.
         skeleton: The same without contents, for names and shapes.
         place: Makes the place for adapters of a layer, by its inputs and the outputs of each part.
-        only: Last parts of the names of modules that adapters may change; empty: any.
 
     Attributes:
         layers: All of them.
@@ -58,13 +57,11 @@ class AdapterTargets:
         model: nn.Module,
         skeleton: nn.Module,
         place: Callable[[int, Sequence[int]], LoraLayer],
-        only: Collection[str] = (),
     ) -> None:
         self._rename: Callable[[str], str] = getattr(model, "rename", canonical)
         self._convert: Callable[[str, torch.Tensor], torch.Tensor] = getattr(
             model, "convert", _as_stored
         )
-        self._only = frozenset(only) - {"all", "all-linear"}
         self._found: dict[str, Target] = {}
         self._others: set[str] = set()
         self._experts: set[str] = set()
@@ -83,15 +80,12 @@ class AdapterTargets:
         self, slot: Slot, linear: Linear, place: Callable[[int, Sequence[int]], LoraLayer]
     ) -> None:
         sources = slot.sources
-        if self._only and not any(_stem(source) in self._only for source in sources):
-            return
         parts = [source_rows(slot, number) for number in range(len(sources))]
         sizes = [part.stop - part.start for part in parts]
         linear.lora = layer = place(slot.shape[1], sizes)
         self.layers.append(layer)
         for number, source in enumerate(sources):
-            if not self._only or _stem(source) in self._only:
-                self._found[source] = Target(layer, linear, number, source)
+            self._found[source] = Target(layer, linear, number, source)
 
     def prepare(self, adapter: Adapter, max_rank: int) -> Content:
         """What an adapter changes, checked, in the form in which it is kept beside the model.
@@ -134,9 +128,10 @@ class AdapterTargets:
         if (target := self._found.get(source)) is not None:
             return target
         if source in self._others:
-            reason = "which is not one of lora.target_modules" if self._only else "which adapters "
-            reason += "" if self._only else f"beside the model cannot change; {_MERGE}"
-            raise ConfigError(f"the adapter changes {name!r}, {reason}")
+            raise ConfigError(
+                f"the adapter changes {name!r}, which adapters beside the model cannot change; "
+                f"{_MERGE}"
+            )
         raise ConfigError(
             f"the adapter changes {name!r}, which the model does not have: it was made for another "
             "model"
@@ -179,11 +174,6 @@ def _check_kind(adapter: Adapter) -> None:
         lacking = f"it brings {next(iter(adapter.whole))!r} as a whole (modules_to_save)"
     if lacking:
         raise ConfigError(f"the adapter cannot be served beside the model: {lacking}; {_MERGE}")
-
-
-def _stem(source: str) -> str:
-    """`q_proj` of `layers.0.self_attn.q_proj.weight`."""
-    return source.removesuffix(".weight").rpartition(".")[2]
 
 
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -39,14 +39,12 @@ class AdapterSettings:
         enabled: Adapters can be served at all.
         base: Name of the model, which no adapter may take.
         allowed_dirs: Where adapters may be loaded from; empty: anywhere.
-        abort: Requests of an adapter that is unloaded end; else they finish.
         state_file: Remembers what was loaded and unloaded, for the next start.
     """
 
     enabled: bool = False
     base: str = ""
     allowed_dirs: tuple[str, ...] = ()
-    abort: bool = False
     state_file: str | None = None
 
 
@@ -153,8 +151,8 @@ class Adapters:
                 await call_in_thread(shutil.rmtree, folder, ignore_errors=True)
                 raise
 
-    async def unload(self, name: str) -> AdapterInfo:
-        """Serve no new requests with an adapter.
+    async def unload(self, name: str, *, abort: bool = False) -> AdapterInfo:
+        """Serve no new requests with an adapter; those under way finish, or end with `abort`.
 
         Raises:
             RequestError: there is none of that name.
@@ -169,7 +167,7 @@ class Adapters:
                 )
             del known.adapters[name]
             try:
-                await self._router.control(UnloadAdapter(id=info.id, abort=self._settings.abort))
+                await self._router.control(UnloadAdapter(id=info.id, abort=abort))
             except BaseException:
                 known.adapters[name] = info
                 raise

@@ -46,7 +46,6 @@ class LoraServing:
             slots=settings.max_per_batch,
             max_rank=_number(settings.max_rank),
             most_bytes=room,
-            only=settings.target_modules,
         )
 
     def worker(self, site: ModelSite) -> LoraWorker:

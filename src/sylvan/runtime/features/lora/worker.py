@@ -29,13 +29,11 @@ class LoraRoom:
         slots: Adapters in one step.
         max_rank: Largest rank of a module.
         most_bytes: Of a host copy.
-        only: Last parts of the names of modules that adapters may change; empty: any.
     """
 
     slots: int
     max_rank: int
     most_bytes: int
-    only: tuple[str, ...] = ()
 
 
 class LoraWorker(CapabilityWorker):
@@ -62,12 +60,10 @@ class LoraWorker(CapabilityWorker):
                 "lora: this model runs through transformers, beside which adapters cannot be "
                 "served; `sylvan lora merge` puts one into its checkpoint"
             )
-        only = self._room.only
         place = partial(LoraLayer, self._rows, dtype=site.dtype, device=site.device)
-        targets = AdapterTargets(model, site.skeleton(), place, only)
+        targets = AdapterTargets(model, site.skeleton(), place)
         if not targets.layers:
-            names = ", ".join(only) or "linear layers"
-            raise ConfigError(f"lora: this model has no {names} that adapters could change")
+            raise ConfigError("lora: this model has no linear layers that adapters could change")
         if self._made is not None:
             self._made.close()
         self._made, self._layers = AdapterStore(targets, self._room.max_rank), targets.layers

@@ -38,7 +38,9 @@ async def load_sent(call: Call[SentAdapterBody]) -> Response:
 
 async def unload(call: Call[UnloadAdapterBody]) -> Response:
     """Unload an adapter."""
-    return await _answer(call.context, call.context.engine.adapters.unload(call.body.lora_name))
+    body, adapters = call.body, call.context.engine.adapters
+    work = adapters.unload(body.lora_name, abort=body.abort_requests)
+    return await _answer(call.context, work)
 
 
 async def _answer(context: Context, work: Awaitable[object]) -> Response:
