@@ -19,7 +19,7 @@ LANES = 16
 MAX_PARTS = 8
 _WORD = 4  # bytes
 _TILE_BYTES = 1024  # a matrix tile may read so far behind the last block
-_ENTRY = np.dtype([("down", "u8"), ("up", "u8"), ("rank", "i4"), ("scale", "f4")])
+ENTRY = np.dtype([("down", "u8"), ("up", "u8"), ("rank", "i4"), ("scale", "f4")])
 """Of a part of a layer in a slot, as kernels read it; rank 0 where it is unchanged."""
 
 
@@ -125,8 +125,8 @@ class LoraLayer:
         self._dtype, self._device = dtype, device
         none: tuple[Prepared | None, ...] = (None,) * len(self.outputs)
         self._slots: list[tuple[Prepared | None, ...]] = [none] * rows.num_slots
-        self.memory = allocate(rows.num_slots * len(self.outputs) * _ENTRY.itemsize)
-        self._table = self.memory.view(_ENTRY).reshape(rows.num_slots, len(self.outputs))
+        self.memory = allocate(rows.num_slots * len(self.outputs) * ENTRY.itemsize)
+        self._table = self.memory.view(ENTRY).reshape(rows.num_slots, len(self.outputs))
 
     def prepare(self, factors: Factors) -> Prepared:
         """Matrices of one part as they are to be kept beside the model."""
@@ -137,8 +137,9 @@ class LoraLayer:
             return Factors(down, up, factors.scale)
         down, up = (m.to(self._dtype) for m in (factors.down, factors.up))
         whole = -(-self.inputs // 32) * 32  # as rows are padded
-        even = -(-factors.rank // 2) * 2
-        return PackedFactors(_packed(down, whole), _packed(up, even), factors.rank, factors.scale)
+        per_word = _WORD // self._dtype.itemsize
+        words = -(-factors.rank // per_word) * per_word
+        return PackedFactors(_packed(down, whole), _packed(up, words), factors.rank, factors.scale)
 
     def load(self, slot: int, parts: Sequence[Prepared | None]) -> None:
         """Put an adapter into a slot; a part is None where it changes nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.adapters import LoraLayer
-from sylvan.kernels.api import Value, X
+from sylvan.kernels.api import TracedTensor, X
 from sylvan.kernels.lora import reference
 
 
@@ -18,9 +18,9 @@ def lora(x: X, y: X, layer: LoraLayer) -> X:
     Shape: x (T, K), y (T, N).
     Returns: y.
     """
-    if isinstance(x, Value):
-        assert isinstance(y, Value)
-        return x.recorder.lora(x, y, layer)
+    if isinstance(x, TracedTensor):
+        assert isinstance(y, TracedTensor)
+        return x.tracer.lora(x, y, layer)
     assert isinstance(x, torch.Tensor)
     assert isinstance(y, torch.Tensor)
     return reference.lora(x, y, layer)

@@ -1,71 +1,68 @@
-// Low-rank adapters: rows of some requests are also multiplied by two small matrices of their adapter. Shrink makes t = A x of
-// these rows, expand adds scale * B t to y. Matrices are packed [outputs / 16][words of inputs][16].
-// buf: 0 x (shrink), y (expand; updated), 1 t, 2 groups of rows, 3 factors of each slot and part
-// n: 0 bytes of a row of x (shrink), elements of a row of y (expand), 1 parts, 2 columns of a part of t, 3 most groups,
-// 4 whether y is float32 beside rows of the type; from 8: columns of y of each part
+// Low-rank adapters: rows of some requests are also multiplied by two small matrices of their adapter. Shrink makes the inner
+// rows, A x, expand adds scale * B (A x) to y. Matrices are packed [outputs / 16][words of inputs][16].
 #include "../native/amx.h"
 #include "../native/kernel.h"
 
-namespace {
+namespace lora {
 
-struct Factors {  // of one part of a layer in one slot
+struct Factors {  // of one part of a layer's outputs, in one slot
     const uint32_t *down, *up;
     int32_t rank;  // 0: the adapter does not change this part
     float scale;
 };
 
-struct Groups {  // rows by adapter
+struct SlotRows {  // rows by slot
     const int32_t* table;
-    int most;
+    const LoraTables& tables;
 
-    Groups(const Op& op, const Step& s) : table(at<int32_t>(op, s, 2)), most(op.n[3]) {}
+    SlotRows(const LoraTables& tables, const Step& s) : table(at(tables.slot_rows, s)), tables(tables) {}
     int count() const { return table[0]; }
     int slot(int g) const { return table[1 + 3 * g]; }
     int first(int g) const { return table[2 + 3 * g]; }
     int rows(int g) const { return table[3 + 3 * g]; }
-    const int32_t* listed(int i) const { return table + 1 + 3 * most + i; }
+    const int32_t* listed(int i) const { return table + 1 + 3 * tables.slots + i; }
 };
 
-struct Part {  // entries first .. first + count of the list of rows, and what they are multiplied by
-    int first, count, number, column;
-    const Factors* factors;
+struct Block {  // entries first .. first + count of the list of rows
+    int first, count;
     const int32_t* rows;
+    const Factors* factors;  // of their slot, by part
 };
 
 constexpr int WIDTH = 512;        // columns of y in a tile
 constexpr int EXPAND_ROWS = 128;  // rows of it
 
-int shrink_rows(const Op& op) { return std::clamp(SCRATCH_BYTES / op.n[0] / 16 * 16, 16, 64); }
-int across(const Op& op, int part) { return ceil_div(op.n[8 + part], WIDTH); }
-int shrink_tiles_of(const Op& op) { return op.n[1]; }
-int expand_tiles_of(const Op& op) {
+int shrink_rows(const LoraShrink& op) { return std::clamp(SCRATCH_BYTES / op.x_bytes / 16 * 16, 16, 64); }
+
+// Rows of a slot are cut into blocks of `high`, and each block into `each` tiles.
+int block_tiles(const LoraTables& tables, const Step& s, int high, int each) {
+    SlotRows by_slot(tables, s);
     int tiles = 0;
-    for (int p = 0; p < op.n[1]; p++) tiles += across(op, p);
+    for (int g = 0; g < by_slot.count(); g++) tiles += ceil_div(by_slot.rows(g), high) * each;
+    return tiles;
+}
+Block block(const LoraTables& tables, const Step& s, int b, int high) {
+    SlotRows by_slot(tables, s);
+    int g = 0;
+    for (int blocks; b >= (blocks = ceil_div(by_slot.rows(g), high)); g++) b -= blocks;
+    int first = by_slot.first(g) + b * high;
+    const auto* factors = reinterpret_cast<const Factors*>(at(tables.factors, s)) + int64_t(by_slot.slot(g)) * tables.parts;
+    return {first, std::min(high, by_slot.rows(g) - b * high), by_slot.listed(first), factors};
+}
+
+int across(const LoraExpand& op, const Step& s) {  // tiles of all parts
+    int tiles = 0;
+    for (int p = 0; p < op.tables.parts; p++) tiles += ceil_div(at(op.part_cols, s)[p], WIDTH);
     return tiles;
 }
 
-int count_tiles(const Op& op, const Step& s, int high, int each) {
-    Groups groups(op, s);
-    int tiles = 0;
-    for (int g = 0; g < groups.count(); g++) tiles += ceil_div(groups.rows(g), high) * each;
-    return tiles;
-}
-int shrink_tiles(const Op& op, const Step& s) { return count_tiles(op, s, shrink_rows(op), shrink_tiles_of(op)); }
-int expand_tiles(const Op& op, const Step& s) { return count_tiles(op, s, EXPAND_ROWS, expand_tiles_of(op)); }
-
-Part part_of(const Op& op, const Step& s, int t, int high, int each) {
-    Groups groups(op, s);
-    int g = 0, rest = t % each;
-    for (t /= each; t >= ceil_div(groups.rows(g), high); g++) t -= ceil_div(groups.rows(g), high);
-    int first = groups.first(g) + t * high, number = 0;
-    if (each == op.n[1]) number = rest, rest = 0;  // one tile a part
-    else while (rest >= across(op, number)) rest -= across(op, number++);
-    const Factors* factors = at<const Factors>(op, s, 3) + int64_t(groups.slot(g)) * op.n[1] + number;
-    return {first, std::min(high, groups.rows(g) - t * high), number, rest * WIDTH, factors, groups.listed(first)};
+int shrink_tiles(const LoraShrink& op, const Step& s) { return block_tiles(op.tables, s, shrink_rows(op), op.tables.parts); }
+int expand_tiles(const LoraExpand& op, const Step& s) {
+    return at(op.tables.slot_rows, s)[0] ? block_tiles(op.tables, s, EXPAND_ROWS, across(op, s)) : 0;
 }
 
-// Calls f(row, block, sums) for the products of rows of x, one behind the other, with blocks of 16 outputs. On machines with
-// matrix tiles, rows up to the next multiple of 16 are read: whatever lies there is computed, and dropped.
+// Calls f(row, block, sums) for the products of rows of x, `stride` bytes apart, with blocks of 16 outputs, `step` words apart.
+// Matrix tiles also read the rows up to the next multiple of 16: whatever lies there is computed, and dropped.
 template <class E, class F>
 void products(const char* x, int64_t stride, int count, const uint32_t* w, int64_t step, int blocks, int words, F&& f) {
 #if defined(__AMX_BF16__)
@@ -89,19 +86,21 @@ void products(const char* x, int64_t stride, int count, const uint32_t* w, int64
             });
 }
 
-template <class E> void shrink(const Op& op, const Step& s, int t, void* scratch) {
+template <class E> void shrink(const LoraShrink& op, const Step& s, int t, void* scratch) {
     using T = typename E::row;
-    Part part = part_of(op, s, t, shrink_rows(op), shrink_tiles_of(op));
-    int rank = part.factors->rank, words = op.n[0] / 4, width = op.n[2];
-    if (!rank) return;
+    const int parts = op.tables.parts, width = op.tables.width, words = op.x_bytes / 4;
+    const Block b = block(op.tables, s, t / parts, shrink_rows(op));
+    const Factors& factors = b.factors[t % parts];
+    if (!factors.rank) return;
     char* x = static_cast<char*>(scratch);
-    for (int i = 0; i < part.count; i++) memcpy(x + int64_t(i) * op.n[0], at<char>(op, s, 0) + int64_t(part.rows[i]) * op.n[0], op.n[0]);
-    T* out = at<T>(op, s, 1) + int64_t(part.first) * op.n[1] * width + part.number * width;
-    int blocks = ceil_div(rank, LANES);
-    products<E>(x, op.n[0], part.count, part.factors->down, int64_t(words) * LANES, blocks, words,
-                [&](int m, int n, vf v) { put(out + int64_t(m) * op.n[1] * width + n * LANES, v); });
+    for (int i = 0; i < b.count; i++) memcpy(x + int64_t(i) * op.x_bytes, at<char>(op.x, s) + int64_t(b.rows[i]) * op.x_bytes, op.x_bytes);
+    const int64_t step = int64_t(parts) * width;
+    T* out = at<T>(op.inner, s) + b.first * step + t % parts * width;
+    const int blocks = ceil_div(factors.rank, LANES);
+    products<E>(x, op.x_bytes, b.count, factors.down, int64_t(words) * LANES, blocks, words,
+                [&](int m, int n, vf v) { put(out + m * step + n * LANES, v); });
     if (blocks % 2)  // expand reads whole steps of matrix tiles
-        for (int m = 0; m < part.count; m++) put(out + int64_t(m) * op.n[1] * width + blocks * LANES, vf{});
+        for (int m = 0; m < b.count; m++) put(out + m * step + blocks * LANES, vf{});
 }
 
 template <class T> void add(T* y, vf v, int n) {  // to the first n of 16
@@ -112,25 +111,29 @@ template <class T> void add(T* y, vf v, int n) {  // to the first n of 16
     memcpy(y, all, n * sizeof(T));
 }
 
-template <class E> void expand(const Op& op, const Step& s, int t, void*) {
+template <class E> void expand(const LoraExpand& op, const Step& s, int t, void*) {
     using T = typename E::row;
-    Part part = part_of(op, s, t, EXPAND_ROWS, expand_tiles_of(op));
-    int rank = part.factors->rank, words = ceil_div(rank, E::ELEMENTS), width = op.n[2], before = 0;
-    if (!rank) return;
-    for (int p = 0; p < part.number; p++) before += op.n[8 + p];
-    int cols = std::min(WIDTH, op.n[8 + part.number] - part.column);
-    const T* inner = at<T>(op, s, 1) + int64_t(part.first) * op.n[1] * width + part.number * width;
-    const uint32_t* up = part.factors->up + int64_t(part.column / LANES) * words * LANES;
-    float scale = part.factors->scale;
-    products<E>(reinterpret_cast<const char*>(inner), int64_t(op.n[1]) * width * sizeof(T), part.count, up, int64_t(words) * LANES,
-                ceil_div(cols, LANES), words, [&](int m, int n, vf v) {
-        int64_t to = int64_t(part.rows[m]) * op.n[0] + before + part.column + n * LANES;
-        if (op.n[4]) add(at<float>(op, s, 0) + to, v * scale, cols - n * LANES);
-        else add(at<T>(op, s, 0) + to, v * scale, cols - n * LANES);
+    const int parts = op.tables.parts, width = op.tables.width, each = across(op, s);
+    const int32_t* cols = at(op.part_cols, s);
+    int part = 0, rest = t % each, first = 0;  // columns of y before the part
+    for (; rest >= ceil_div(cols[part], WIDTH); part++) rest -= ceil_div(cols[part], WIDTH), first += cols[part];
+    const Block b = block(op.tables, s, t / each, EXPAND_ROWS);
+    const Factors& factors = b.factors[part];
+    if (!factors.rank) return;
+    const int words = ceil_div(factors.rank, E::ELEMENTS), count = std::min(WIDTH, cols[part] - rest * WIDTH);
+    const int64_t step = int64_t(parts) * width;
+    const T* inner = at<T>(op.inner, s) + b.first * step + part * width;
+    const uint32_t* up = factors.up + int64_t(rest) * WIDTH * words;
+    first += rest * WIDTH;
+    products<E>(reinterpret_cast<const char*>(inner), step * sizeof(T), b.count, up, int64_t(words) * LANES, ceil_div(count, LANES), words,
+                [&](int m, int n, vf v) {
+        const int64_t to = int64_t(b.rows[m]) * op.y_stride + first + n * LANES;
+        if (op.f32) add(at<float>(op.y, s) + to, v * factors.scale, count - n * LANES);
+        else add(at<T>(op.y, s) + to, v * factors.scale, count - n * LANES);
     });
 }
 
-}  // namespace
+}  // namespace lora
 
-const Kernel lora_shrink_kernel[2] = {{shrink_tiles, shrink<Bf16>}, {shrink_tiles, shrink<F32>}};
-const Kernel lora_expand_kernel[2] = {{expand_tiles, expand<Bf16>}, {expand_tiles, expand<F32>}};
+const Kernel lora_shrink_kernel[2] = {tiled<lora::shrink_tiles, lora::shrink<Bf16>>, tiled<lora::shrink_tiles, lora::shrink<F32>>};
+const Kernel lora_expand_kernel[2] = {tiled<lora::expand_tiles, lora::expand<Bf16>>, tiled<lora::expand_tiles, lora::expand<F32>>};

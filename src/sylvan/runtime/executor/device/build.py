@@ -144,7 +144,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)
     control.extend(plan.capabilities)
-    worker = Worker(backend, slots, plan.capabilities, lambda: control.blocked)
+    worker = Worker(backend, slots, plan.capabilities, control.gate)
     return DeviceExecutor(worker, caps, control), report
 
 
