@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import json
 import os
 import pickle
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,14 @@ from safetensors.numpy import load_file, save_file
 from sylvan.config.check import check
 from sylvan.config.resolve import resolve
 from sylvan.config.tree import LoraConfig, ServerConfig
+from sylvan.protocol.errors import CapacityError
+from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.context import make_context
 from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.tokenizer.types import GenerateInput, error_of
 from tests.support.adapters import write_random_adapter
 from tests.support.random_model import write_random_model
 from tests.support.tiny import tiny_config
@@ -37,7 +39,7 @@ PROMPT = "the old tree"
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_model(tmp_path_factory.mktemp("base"))
+    return write_random_model(tmp_path_factory.mktemp("base"), context_len=16384)
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +66,25 @@ class Served:
         assert response.status_code == 200, response.text
         return response.json()["text"]
 
-    async def runs(self, count: int) -> None:
-        """Wait until so many requests run, by the last heartbeat."""
-        async with asyncio.timeout(60):
-            while self.runtime.manager.load().num_running_reqs != count:
-                await asyncio.sleep(0.01)
+    async def long_text(
+        self, adapter: str, count: int, meanwhile: Callable[[], Awaitable[None]] | None = None
+    ) -> str:
+        """What is generated; `meanwhile` happens once the first token is there."""
+        inp = GenerateInput(
+            text=PROMPT,
+            sampling=SamplingParams(temperature=0, max_new_tokens=count, ignore_eos=True),
+            lora=adapter,
+        )
+        text = ""
+        async with aclosing(self.runtime.manager.generate(inp)) as deltas:
+            async for delta in deltas:
+                text += delta.text
+                if meanwhile is not None:
+                    await meanwhile()
+                    meanwhile = None
+                if (error := error_of(delta.finish)) is not None:
+                    raise error
+        return text
 
     async def load(self, name: str, folder: Path, **fields: Any) -> httpx.Response:
         body = {"lora_name": name, "lora_path": str(folder)} | fields
@@ -317,20 +333,20 @@ async def test_a_tenant_sees_its_own_adapters_only(model_dir, folders, tmp_path)
 async def test_a_stream_whose_adapter_is_unloaded(model_dir, folders, abort):
     lora = LoraConfig(adapters={"first": str(folders["first"])})
     async with served(model_dir, lora) as server:
-        sampling = {"temperature": 0, "max_new_tokens": 600, "ignore_eos": True}
-        whole = await server.text("first", sampling_params=sampling)
-        body = {"text": PROMPT, "sampling_params": sampling, "lora_path": "first", "rid": "s"}
-        await server.runs(0)
-        task = asyncio.create_task(server.post("/generate", body))
-        await server.runs(1)
-        gone = {"lora_name": "first", "abort_requests": abort}
-        await server.post("/unload_lora_adapter", gone)
-        reply = await task
+        count = 12_000 if abort else 1500
+        whole = "" if abort else await server.long_text("first", count)
+
+        async def unload() -> None:
+            gone = {"lora_name": "first", "abort_requests": abort}
+            assert (await server.post("/unload_lora_adapter", gone)).status_code == 200
+
         if not abort:
-            assert reply.json()["text"] == whole
+            assert await server.long_text("first", count, unload) == whole
         else:
-            assert reply.status_code == 503
-            assert "unloaded" in reply.text
+            with pytest.raises(CapacityError, match="unloaded"):
+                await server.long_text("first", count, unload)
+        late = await server.post("/generate", {"text": "x", "lora_path": "first"})
+        assert late.status_code == 400
 
 
 async def test_adapters_are_back_after_the_scheduler_was_killed(model_dir, folders, tmp_path):
@@ -341,16 +357,13 @@ async def test_adapters_are_back_after_the_scheduler_was_killed(model_dir, folde
         assert (await server.load("third", folders["third"])).status_code == 200
         await server.post("/unload_lora_adapter", {"lora_name": "first"})
         want = {name: await server.text(name) for name in ("second", "third")}
-        sampling = {"temperature": 0, "max_new_tokens": 600, "ignore_eos": True}
-        whole = await server.text("third", sampling_params=sampling)
-        await server.runs(0)
-        stream = asyncio.create_task(server.text("third", sampling_params=sampling))
-        await server.runs(1)
+        whole = await server.long_text("third", 4000)
 
-        [pid] = [p for name, p in server.runtime.pids.items() if "scheduler" in name]
-        os.kill(pid, signal.SIGKILL)
+        async def kill() -> None:
+            [pid] = [p for name, p in server.runtime.pids.items() if "scheduler" in name]
+            os.kill(pid, signal.SIGKILL)
 
-        assert await stream == whole  # continued by the next one
+        assert await server.long_text("third", 4000, kill) == whole  # the next one continues it
         assert {name: await server.text(name) for name in want} == want
         gone = await server.post("/generate", {"text": "x", "lora_path": "first"})
         assert gone.status_code == 400

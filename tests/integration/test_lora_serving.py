@@ -41,9 +41,9 @@ def prompts():
 @pytest.fixture(scope="module")
 def alone(model_dir, folders, prompts):
     """By adapter: the answers to the prompts, asked one by one, each of a server of its own."""
-    found = {None: Serving(model_dir).generate(prompts, max_new_tokens=NEW)}
+    found = {None: Serving(model_dir, runner="auto").generate(prompts, max_new_tokens=NEW)}
     for name, folder in folders.items():
-        serving = AdapterServing(model_dir, {name: folder})
+        serving = AdapterServing(model_dir, {name: folder}, runner="eager")
         rids = []
         for prompt in prompts:
             rids.append(serving.ask(prompt, name, max_new_tokens=NEW))

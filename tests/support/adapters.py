@@ -47,6 +47,7 @@ class AdapterServing(Serving):
         settings: dict[str, Any] | None = None,
         **fields: Any,
     ) -> None:
+        fields.setdefault("runner", "auto")
         given = {"memory": MEMORY, "max_rank": 64} | (settings or {})
         self.lora = lora = LoraServing(LoraConfig(**given))
         super().__init__(
