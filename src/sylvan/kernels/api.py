@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
+from sylvan.kernels.adapters import LoraLayer
+
 Dtype = Literal["f32", "bf16", "i32"]
 Rows = Literal["tokens", "outputs"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"]
@@ -241,6 +243,10 @@ class Tracer(Protocol):
         self, x: TracedTensor, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
     ) -> TracedTensor:
         """See `ops.linear`."""
+        ...
+
+    def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
+        """See `ops.lora`."""
         ...
 
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import (
     ActivationKind,
     AttentionLayer,
@@ -31,6 +32,7 @@ from sylvan.kernels.native.builder import ProgramBuilder, function_of, padded
 from sylvan.kernels.native.experts import trace_chosen, trace_experts
 from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
 from sylvan.kernels.native.latent import trace_latent
+from sylvan.kernels.native.lora import trace_lora
 from sylvan.kernels.native.opset import (
     Activation,
     Add,
@@ -67,7 +69,8 @@ _SOURCES: Mapping[int, Source] = {
 class NativeTracer:
     """See `kernels.api.Tracer`. The model is left as it is; `compile_graph` packs its weights.
 
-    `pages` are the layers' KV pages by attention index.
+    `pages` are the layers' KV pages by attention index. Unless a program computes `whole_steps`,
+    nothing in it depends on the number of a row.
     """
 
     def __init__(
@@ -76,7 +79,10 @@ class NativeTracer:
         limits: ProgramLimits,
         pages: Mapping[int, LayerPages],
         constants: Constants,
+        *,
+        whole_steps: bool = True,
     ) -> None:
+        self._whole_steps = whole_steps
         self._builder = ProgramBuilder(self, dtype, limits, constants)
         # Inputs of every step: ids, positions, types of its tokens; rows whose logits are wanted.
         self.input_ids = TracedTensor(self, _IDS, 1, "i32")
@@ -188,6 +194,12 @@ class NativeTracer:
         """See `Tracer.linear`."""
         shift = None if bias is None else self._builder.vector(bias)
         return self._builder.linear(x, weight, shift, out_f32=out_f32)
+
+    def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
+        """See `Tracer.lora`."""
+        if not self._whole_steps:
+            raise Unsupported("adapters of rows that are not those of a step")
+        return trace_lora(self._builder, x, y, layer)
 
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
         """See `Tracer.glu`."""

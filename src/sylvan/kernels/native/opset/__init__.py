@@ -26,6 +26,7 @@ from sylvan.kernels.native.opset.experts import (
     Route,
     Scores,
 )
+from sylvan.kernels.native.opset.lora import LoraExpand, LoraShrink, LoraTables
 from sylvan.kernels.native.opset.rows import (
     Activation,
     Add,
@@ -74,6 +75,9 @@ __all__ = [
     "Linear",
     "LinearInt4",
     "LinearInt8",
+    "LoraExpand",
+    "LoraShrink",
+    "LoraTables",
     "MoeAlign",
     "PageFormat",
     "Quantise",
@@ -128,5 +132,7 @@ OPS: tuple[type[Op], ...] = (
     ShortConv,
     SpaceScan,
     DeltaScan,
+    LoraShrink,
+    LoraExpand,
 )
 """Every op; its place is its number in the library."""

@@ -22,6 +22,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.graphs.layers import use_native_layers
 from sylvan.runtime.layers.attention import PagedAttention, SpecialAttention
 from sylvan.runtime.layers.latent import LatentAttention
+from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.checkpoint import load_deferred
 from sylvan.runtime.models.registry import Model
@@ -113,6 +114,9 @@ def finish_host_modules(
     Returns: what these keep of the weights.
     """
     inner = nn.ModuleList(modules)
+    for part in inner.modules():
+        if isinstance(part, Linear) and part.lora is not None:
+            part.lora.packed = False  # as it was before the module was traced for a trial
     native = use_native_layers(inner, dtype, threads)
     load_deferred(inner)
     return [] if native is None else list(native.copies)
