@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ from sylvan.protocol.errors import RequestError
 
 T = TypeVar("T")
 
+Changed = Callable[[str, WorkerSpec | None], None]
+
 MAX_BODY_BYTES = 1 << 20
 
 
@@ -28,10 +31,13 @@ class WorkerRoutes:
     Attributes:
         registry: All workers.
         jobs: Does what takes time.
+        changed: Told of the address of each worker that an operator changes, and of what it is now;
+            None: it is removed.
     """
 
     registry: Registry
     jobs: Jobs
+    changed: Changed
 
     @property
     def routes(self) -> tuple[Own, ...]:
@@ -60,6 +66,7 @@ class WorkerRoutes:
         """Have a worker added."""
         spec = checked(_decoded(await caller.body(MAX_BODY_BYTES), WorkerSpec))
         worker_id = self.jobs.add(spec)
+        self.changed(spec.url, spec)
         content = {
             "status": "accepted",
             "worker_id": worker_id,
@@ -91,15 +98,20 @@ class WorkerRoutes:
         except msgspec.ValidationError as error:
             raise _malformed(error) from error
         self.jobs.update(worker, spec)
+        self.changed(spec.url, spec)
         content = {"status": "accepted", "worker_id": worker.id, "message": "It is being changed."}
         await caller.reply_json(content, 202)
 
     async def remove(self, caller: Caller, params: Params) -> None:
         """Have a worker removed once it has finished what it has."""
         worker = self._find(params["id"])
+        job = self.jobs.get(params["id"])
         if worker is not None:
             self.jobs.remove(worker)
-        elif not self.jobs.cancel(params["id"]):
+            self.changed(worker.spec.url, None)
+        elif job is not None and self.jobs.cancel(params["id"]):
+            self.changed(job.url, None)
+        else:
             raise _unknown(params["id"])
         content = {"status": "accepted", "worker_id": params["id"], "message": "It is removed."}
         await caller.reply_json(content, 202)

@@ -23,7 +23,8 @@ class GrpcComponents:
 
     def __init__(self, config: RouteConfig) -> None:
         self.upstream = GrpcUpstream(config.workers)
-        self.probe = GrpcProbe(self.upstream, config.workers)
+        follows = config.routing.cache_events
+        self.probe = GrpcProbe(self.upstream, config.workers, settings=follows)
         self._library = TextLibrary(config.tokens, self.probe.tokenizer)
         self._closing: set[asyncio.Task[None]] = set()
 
