@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -123,3 +124,17 @@ async def test_prompts_go_where_they_are_although_the_gateway_never_sent_them_th
 def held(front, url, ids):
     worker = front.runtime.registry.by_url(url)
     return front.runtime._blocks.matched(array("i", ids).tobytes()).get(worker.id, -1)
+
+
+async def test_texts_are_tokenised_where_the_tokenizer_is_known(servers, model):
+    text = json.dumps([f"a text that is long enough {number}" for number in range(8)])
+    async with httpx.AsyncClient() as http:
+        body = {"text": text, "sampling_params": PARAMS}
+        reply = await http.post(f"{servers[1]}/generate", json=body, timeout=60)
+        assert reply.status_code == 200
+    changes = {"routing__cache_events": True, "tokens__tokenizer": str(model)}
+    async with gateway(*servers, **changes) as front:
+        for url in servers:
+            await known(front, url)
+        again = await front.post("/generate", {"text": text + "!", "sampling_params": PARAMS})
+    assert again.json()["meta_info"]["cached_tokens"] >= 144

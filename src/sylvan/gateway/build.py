@@ -20,6 +20,7 @@ from sylvan.config.schema import ROUTE
 from sylvan.gateway.app import AppParts, Gateway, Serving
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
+from sylvan.gateway.control.texts import TextRoutes
 from sylvan.gateway.control.workers import Changed, WorkerRoutes
 from sylvan.gateway.discovery.api import Source
 from sylvan.gateway.discovery.dns import DnsSource
@@ -48,6 +49,8 @@ from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.security.gate import Gate, Tokens
 from sylvan.gateway.security.operators import Operators
 from sylvan.gateway.table import Table
+from sylvan.gateway.text.library import TextLibrary
+from sylvan.gateway.text.prompts import PromptIds
 from sylvan.gateway.upstream.http import HttpUpstream
 from sylvan.gateway.workers.breaker import State
 from sylvan.gateway.workers.health import HealthChecks
@@ -133,6 +136,8 @@ class GatewayRuntime:
         self._sources = discovery_sources(config)
         self._upstream = HttpUpstream(config.workers)
         self._grpc = grpc_side(config)
+        fetch = None if self._grpc is None else self._grpc.tokenizer
+        self._library = TextLibrary(config.tokens, fetch)
         clients = Clients(
             config.server.api_key,
             read_key_file(config.server.api_key_file) if config.server.api_key_file else [],
@@ -286,7 +291,8 @@ class GatewayRuntime:
                 limits=config.limits,
                 max_body_bytes=config.server.max_body_bytes,
                 has_peers=self._peers is not None,
-                grpc=self._grpc_router(exchange),
+                grpc=None if self._grpc is None else self._grpc.router(exchange, self._library),
+                prompts=PromptIds(self.registry, self._library) if self._tokenises else None,
             )
         )
         self._stack.push_async_callback(router.close)
@@ -301,7 +307,8 @@ class GatewayRuntime:
             )
         )
         workers = WorkerRoutes(self.registry, self.jobs, self._worker_changed)
-        routes = [*PASSED, *information.routes, *workers.routes]
+        texts = TextRoutes(self._library)
+        routes = [*PASSED, *information.routes, *workers.routes, *texts.routes]
         serving: Serving = router
         if self._upstreams is not None:
             serving = passing = self._pass_through(self._upstreams, exchange.limits)
@@ -343,8 +350,10 @@ class GatewayRuntime:
             )
         )
 
-    def _grpc_router(self, exchange: ExchangeParts) -> GrpcServing | None:
-        return None if self._grpc is None else self._grpc.router(exchange)
+    @property
+    def _tokenises(self) -> bool:
+        """Whether prompts to workers that take text are tokenised to know where they are."""
+        return self._blocks is not None and self._config.tokens.tokenizer is not None
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
         origins = self._config.server.cors_origins
@@ -428,7 +437,11 @@ class GrpcSide(Protocol):
         """A worker is gone."""
         ...
 
-    def router(self, exchange: ExchangeParts) -> GrpcServing:
+    async def tokenizer(self, worker: Worker) -> tuple[bytes, str]:
+        """See `Fetch`."""
+        ...
+
+    def router(self, exchange: ExchangeParts, library: TextLibrary) -> GrpcServing:
         """Serves requests."""
         ...
 

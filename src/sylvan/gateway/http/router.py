@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import orjson
@@ -41,6 +42,14 @@ class GrpcServing(Protocol):
         ...
 
 
+class Tokenising(Protocol):
+    """Knows token ids of prompts that are given as text."""
+
+    async def of(self, path: str, asked: Asked) -> Sequence[int] | None:
+        """Ids of the prompt of a request; None if they are not known."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterParts:
     """What the router works with.
@@ -53,6 +62,7 @@ class RouterParts:
         max_body_bytes: Bound on bodies.
         has_peers: Other processes of this gateway serve requests, too.
         grpc: For requests to workers that speak gRPC; None where that is not installed.
+        prompts: Tokenises prompts for policies that know ids; None: they are estimated.
     """
 
     exchange: ExchangeParts
@@ -62,6 +72,7 @@ class RouterParts:
     max_body_bytes: int
     has_peers: bool = False
     grpc: GrpcServing | None = None
+    prompts: Tokenising | None = None
 
 
 class HttpRouter:
@@ -125,6 +136,9 @@ class HttpRouter:
         if parts.grpc is not None and self._only_grpc(asked):
             await self._serve_grpc(parts.grpc, caller, route, asked)
             return
+        if parts.prompts is not None and asked.token_ids is None:
+            ids = await parts.prompts.of(route.path, asked)
+            asked = replace(asked, token_ids=ids)
         registry = parts.exchange.registry
         paired = route.pairs and registry.paired(asked.model, "http")
         permit = await self._enter(caller.tenant)

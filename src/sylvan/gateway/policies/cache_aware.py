@@ -36,9 +36,12 @@ class CacheAware(RoutingPolicy):
     """Sends a request where it costs least; keeps an approximate tree of what each worker holds.
 
     The cost of a worker is, in tokens: those of prompts that it has yet to compute, those of this
-    prompt that it would have to, and `RUNNING_TOKENS` for each request that it runs. Since every
-    choice is of least cost, the costs of two workers differ by less than one prompt and one
-    request, whatever the trace; a cached prefix attracts what it saves and no more.
+    prompt that it would have to, and `RUNNING_TOKENS` for each request that it runs. Waiting delays
+    one request, computing what another worker holds delays whoever comes next as well: tokens that
+    wait count the less, down to half, the more workers are busy. Otherwise a prompt that is being
+    computed drives those that share its prefix to workers that compute it again. Since every choice
+    is of least cost, the costs of two workers differ by less than one prompt and one request,
+    whatever the trace; a cached prefix attracts what it saves and no more.
 
     With any of the three thresholds given, SGLang's rule decides instead: the least loaded worker
     if loads differ too much; else the one that holds most of the prompt, if that is enough; else
@@ -113,10 +116,11 @@ class CacheAware(RoutingPolicy):
         least = math.inf
         ties: list[Worker] = []
         missing_of, matched = prompt.missing_of, prompt.matched
+        patience = 1.0 + sum(worker.load > 0 for worker in workers) / len(workers)
         for worker in workers:
             missing = missing_of(matched.get(worker.id, 0))
             load = worker.num_running + worker.peer_running + worker.foreign_load
-            waiting = worker.queued_tokens + worker.peer_tokens
+            waiting = (worker.queued_tokens + worker.peer_tokens) / patience
             cost = (waiting + missing + RUNNING_TOKENS * load) * worker.cost
             if cost < least:
                 least, ties = cost, [worker]

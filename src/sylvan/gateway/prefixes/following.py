@@ -14,7 +14,7 @@ import zmq.asyncio
 
 from sylvan.gateway.prefixes.blocks import BlockIndex
 from sylvan.gateway.prefixes.events import AllBlocksCleared, EventBatch, read_batch
-from sylvan.gateway.workers.events import EventSource
+from sylvan.gateway.workers.events import EventSource, event_source
 from sylvan.gateway.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class CacheFollowing:
 
     def follow(self, worker: Worker) -> None:
         """Follow a worker from its beginning, if it publishes events."""
-        source = worker.events
+        source = event_source(worker.found.settings, worker.spec.url, worker.dp_rank)
         if source is None:
             return
         self.leave(worker)
@@ -96,24 +96,38 @@ class _Follower:
         self._source = source
         self._next: int | None = None
         self._stamp_s = 0.0
+        self._lock = asyncio.Lock()
 
     async def run(self) -> None:
         """Follow, until cancelled."""
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
         socket.setsockopt(zmq.LINGER, 0)
+        connected = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
+        watching = asyncio.create_task(self._watch(connected))
         try:
             socket.connect(self._source.endpoint)
             socket.setsockopt(zmq.SUBSCRIBE, self._source.topic.encode())
-            await self._catch_up(0)
             while True:
                 message = _message(await socket.recv_multipart())
                 if message is not None:
-                    await self._take(message)
+                    async with self._lock:
+                        await self._take(message)
         except zmq.ZMQError as error:
             logger.warning("cache events of %s: %s", self._worker.url, error)
         finally:
+            watching.cancel()
+            socket.disable_monitor()
+            connected.close(linger=0)
             socket.close(linger=0)
+
+    async def _watch(self, connected: zmq.asyncio.Socket) -> None:
+        """Begin anew with each connection: whoever publishes now may be another process."""
+        while True:
+            await connected.recv_multipart()
+            async with self._lock:
+                self._forget()
+                await self._catch_up(0)
 
     async def _take(self, message: _Message) -> None:
         expected = self._next

@@ -83,6 +83,7 @@ class GrpcProbe:
             raise UpstreamError(str(error), kind="status") from error
         name = model.served_model_name or model.model_path
         return Discovered(
+            journals=model.continues_requests,
             models=(name,) if name else (),
             capacity_tokens=sum(row.max_total_num_tokens for row in loads.loads),
             version=loads.version,

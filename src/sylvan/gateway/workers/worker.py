@@ -9,7 +9,6 @@ from uuid import NAMESPACE_URL, uuid5
 
 from sylvan.config.route import BreakerConfig, HealthConfig
 from sylvan.gateway.workers.breaker import CircuitBreaker
-from sylvan.gateway.workers.events import EventSource, event_source
 from sylvan.gateway.workers.spec import Connection, Kind, WorkerSpec
 from sylvan.utils.clock import Clock
 
@@ -138,11 +137,6 @@ class Worker:
         return (self.spec.model_id,) if self.spec.model_id else self.found.models
 
     @property
-    def events(self) -> EventSource | None:
-        """Where it publishes what its cache holds."""
-        return event_source(self.found.settings, self.spec.url, self.dp_rank)
-
-    @property
     def load(self) -> int:
         """Requests that it is busy with, this gateway's and others'."""
         return self.num_running + self.peer_running + self.foreign_load
@@ -169,7 +163,11 @@ class Worker:
 
     def see_health(self, ok: bool, config: HealthConfig) -> bool:
         """Take in a check; returns whether the worker's health changed."""
-        changed = self.health.see(ok, self.clock(), self.thresholds(config))
+        thresholds = (
+            self.spec.health_success_threshold or config.successes,
+            self.spec.health_failure_threshold or config.failures,
+        )
+        changed = self.health.see(ok, self.clock(), thresholds)
         if changed:
             self.changed()
         return changed
@@ -196,13 +194,6 @@ class Worker:
         """Tell whoever wants to know that its availability may have changed."""
         for listener in self.on_change:
             listener(self)
-
-    def thresholds(self, config: HealthConfig) -> tuple[int, int]:
-        """Good and bad checks in a row that change its health."""
-        return (
-            self.spec.health_success_threshold or config.successes,
-            self.spec.health_failure_threshold or config.failures,
-        )
 
     def begin(self, new_tokens: int = 0) -> Dispatch:
         """Count one request from now on until the dispatch is closed.
