@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from sylvan.config.keys import read_key_file
+from sylvan.config.keys import KeyEntry, read_key_file
 from sylvan.config.load import dump
 from sylvan.config.route import ControlConfig, LimitsConfig, RouteConfig
 from sylvan.config.schema import ROUTE
@@ -140,7 +140,7 @@ class GatewayRuntime:
         self._library = TextLibrary(config.tokens, fetch)
         clients = Clients(
             config.server.api_key,
-            read_key_file(config.server.api_key_file) if config.server.api_key_file else [],
+            client_keys(config.server.api_key_file),
             self._clocks.monotonic,
         )
         tokens = identity_tokens(config.control, self._upstream, self._clocks.monotonic)
@@ -460,6 +460,20 @@ def grpc_side(config: RouteConfig) -> GrpcSide | None:
         if url.startswith("grpc"):
             raise ConfigError(f"workers.urls: {url}: needs pip install 'sylvan[grpc]'")
     return None
+
+
+def client_keys(path: str | None) -> list[KeyEntry]:
+    """Keys of clients besides the one of the gateway.
+
+    Raises:
+        ConfigError: The file cannot be used, or says what only servers can check.
+    """
+    entries = read_key_file(path) if path else []
+    for entry in entries:
+        if entry.adapters is not None:
+            message = f"server.api_key_file: {path}: adapters of {entry.tenant!r} are checked by"
+            raise ConfigError(f"{message} servers: give them in the key files of servers")
+    return entries
 
 
 def initial_specs(config: RouteConfig) -> list[WorkerSpec]:

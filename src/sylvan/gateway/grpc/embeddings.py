@@ -144,7 +144,9 @@ class Embeddings:
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(cast("list[Any]", value)[0], int)
+    """Whether an input is the ids of one text."""
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return bool(items) and isinstance(items[0], int)
 
 
 def _written(reply: pb.EmbedResponse, body: EmbeddingsBody) -> list[float] | str:

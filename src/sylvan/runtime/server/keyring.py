@@ -36,6 +36,15 @@ class Keyring:
         """Whether no key is configured."""
         return not self._entries
 
+    @property
+    def adapters(self) -> dict[str, set[str]]:
+        """The adapters that tenants may use, of those that may not use all."""
+        found: dict[str, set[str]] = {}
+        for entry in self._entries:
+            if entry.adapters is not None:
+                found.setdefault(entry.tenant, set()).update(entry.adapters)
+        return found
+
     def find(self, key: str) -> Tenant | None:
         """The tenant of `key`; every entry is compared, so that time tells nothing."""
         digest = key_digest(key)
