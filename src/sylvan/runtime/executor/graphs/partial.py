@@ -16,6 +16,7 @@ from torch import nn
 from sylvan.config.env import threads_are_calm
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.core.forward import ForwardBatch
@@ -133,6 +134,15 @@ def check_host_modules(modules: list[nn.Module]) -> None:
             f"PyTorch computes {names_of(modules)}, and its threads would spin between parts of a "
             "program; set OMP_WAIT_POLICY=PASSIVE before Python starts"
         )
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Of its weights, those that are not read yet as if they were of the type of the others."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    deferred = [value for value in held if isinstance(value, DeferredWeight)]
+    found = list(module.parameters())
+    size = found[0].element_size() if found else torch.get_default_dtype().itemsize
+    return sum(p.nbytes for p in found) + sum(w.shape.numel() * size for w in deferred)
 
 
 def names_of(modules: list[nn.Module]) -> str:
