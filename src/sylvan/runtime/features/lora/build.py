@@ -88,6 +88,17 @@ class LoraServing:
             return CommandResult(error=str(error), status=error.status, blocked=result.blocked)
         return result
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How full slots and host memory are, as fields of `protocol.messages.Load`."""
+        load = self.control.load
+        return {
+            "lora_slots_used": load.slots_used,
+            "lora_slots_total": load.slots_total,
+            "lora_adapters": load.loaded,
+            "lora_copies": load.copies,
+        }
+
     def execute(
         self, command: RegisterAdapter | UnloadAdapter, scheduler: Scheduler
     ) -> Mapping[str, Any]:
