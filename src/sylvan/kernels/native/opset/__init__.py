@@ -48,6 +48,7 @@ from sylvan.kernels.native.opset.rows import (
     Source,
     TakeRows,
     WeightFormat,
+    Xielu,
 )
 from sylvan.kernels.native.opset.scans import DeltaScan, ShortConv, SpaceScan, StateSlots
 from sylvan.kernels.native.schema import Op
@@ -96,6 +97,7 @@ __all__ = [
     "TakeRows",
     "ToStack",
     "WeightFormat",
+    "Xielu",
 ]
 
 OPS: tuple[type[Op], ...] = (
@@ -108,6 +110,7 @@ OPS: tuple[type[Op], ...] = (
     LinearInt4,
     Glu,
     Activation,
+    Xielu,
     RopeStore,
     Attention,
     AttentionMerge,
