@@ -314,6 +314,45 @@ class KVEventsConfig(Section, frozen=True):
     """Messages queued for the publisher's thread before more are dropped."""
 
 
+class TiersConfig(Section, frozen=True):
+    """A store of KV below the device's memory, which outlives the server. Present means on."""
+
+    storage: str | None = None
+    """Directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`, or what another
+    package offers; default: none, until one is attached while serving."""
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
+        "write_through"
+    )
+    """What goes there: all that no request uses any more, what a second request has used, or what
+    is next to be evicted."""
+    prefetch: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+    """How long a request waits for what the store has of its prompt: not at all, until all is
+    there, or for a time. With `best_effort` a server also starts when the store cannot be
+    reached."""
+    prefetch_min_tokens: Count = 256
+    """Fewer tokens are computed, not fetched."""
+    prefetch_timeout_s: Seconds = 1.0
+    """Of `timeout`, for any number of tokens."""
+    prefetch_timeout_per_ki_token_s: Seconds = 0.25
+    """Of `timeout`, in addition for each 1024 tokens."""
+    staging: Bytes = 256 << 20
+    """Host memory for what is read for requests that wait, and as much again for what is on its way
+    to the store."""
+    max_bytes: Bytes | None = None
+    """Size of the store; what was not used for longest goes first. For directories."""
+    namespace_bytes: Bytes | None = None
+    """The same for each tenant or salt by itself."""
+    ttl_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """A page that was not used for so long is forgotten. For directories and Redis."""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
+    """After which a call to Redis fails."""
+    key_file: str | None = None
+    """File with the operator's key, of 32 bytes at least. Tenants find their own KV again after a
+    restart only with it."""
+    encrypt: bool = False
+    """Encrypt pages in the store with a key derived from `tiers.key_file` (AES-256-GCM)."""
+
+
 class ObserveConfig(Section, frozen=True):
     """Logging."""
 
@@ -387,4 +426,5 @@ class Config(Section, frozen=True):
     speculative: SpeculativeConfig | None = None
     disagg: DisaggConfig | None = None
     kv_events: KVEventsConfig | None = None
+    tiers: TiersConfig | None = None
     observe: ObserveConfig = ObserveConfig()

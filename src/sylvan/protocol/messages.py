@@ -19,6 +19,7 @@ import numpy as np
 from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.protocol.tiers import TierCommand
 
 DEFAULT_VERSION = "default"
 """Label of weights that nobody has labelled."""
@@ -248,6 +249,7 @@ Command = (
     | Pause
     | Resume
     | SetWeightVersion
+    | TierCommand
     | Shutdown
     | ExecutorCommand
 )

@@ -118,12 +118,12 @@ class RadixCache:
         return page_name(key, 0, len(key.tokens), self.page_size)
 
     def match(
-        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: bool = False
+        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = 0
     ) -> Match:
         """Find the longest cached prefix of `key`, at most `limit` tokens, and mark it used.
 
-        A tail inside a page is offered only if an earlier step than `step` computed it. With `load`
-        prefixes in lower tiers are found too, if they are enough longer.
+        A tail inside a page is offered only if an earlier step than `step` computed it. Prefixes in
+        lower tiers of at most `load` tokens are found too, if they are enough longer.
         """
         tokens = key.tokens[:limit]
         node, length = self._descend(key, tokens, priority)
@@ -159,6 +159,24 @@ class RadixCache:
             for used in reversed([*path_to(whole)] if whole is not None else []):
                 used.use(next(self._clock), 0)
         return node
+
+    def on_device(self, key: CacheKey, limit: int) -> int:
+        """Tokens in whole pages of `key`, at most `limit`, that are on the device; no changes."""
+        found = 0
+        root = self._roots.get(key.namespace)
+        for node, count in walk(root, key, limit, self.page_size).path:
+            if not len(node.pages):
+                break
+            found += count * self.page_size
+        return found
+
+    def reach(self, key: CacheKey, length: int) -> tuple[Node, int]:
+        """The deepest node on the way of the first `length` tokens, split there, and its end.
+
+        `length` is in whole pages. The node is a root that is not in the tree yet if nothing of the
+        namespace is there.
+        """
+        return self._descend(key, key.tokens[:length], 0)
 
     def pages(self, node: Node) -> IntArray:
         """Device pages of the whole prefix ending at `node`, in token order."""

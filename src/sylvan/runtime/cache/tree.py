@@ -60,7 +60,7 @@ class NodeTree:
         self.dropped: list[tuple[Place, Locator]] = []  # what tiers may reuse; `Residency` takes it
         self.writing: dict[int, list[Node]] = {}  # nodes that a write to a tier copies, by number
         self._ordered = page_size > 1  # keep children sorted, to find hits inside a page
-        self._num_windows = num_windows
+        self.num_windows = num_windows
         self._events: deque[TreeEvent] | None = None
 
     # ---- structure
@@ -72,9 +72,9 @@ class NodeTree:
         if parent.parent is None:
             self.roots[parent.namespace] = parent
         parent.adopt(name, leaf, ordered=self._ordered)
-        if self._num_windows or self.tiered:
+        if self.num_windows or self.tiered:
             count = len(leaf.pages)
-            leaf.parts = NodeParts([np.zeros(count, np.int32) for _ in range(self._num_windows)])
+            leaf.parts = NodeParts([np.zeros(count, np.int32) for _ in range(self.num_windows)])
         if self.tiered:
             self._count_child(parent, 1)
         if not leaf.locks:
@@ -205,6 +205,20 @@ class NodeTree:
 
     # ---- lower tiers
 
+    def attach_lower(self, parent: Node, leaf: Node, place: Place, locator: Locator) -> None:
+        """Add a new leaf whose KV lies in that place only."""
+        name = node_name(leaf, self.page_size)
+        assert self.tiered
+        assert name not in parent.children
+        assert not len(leaf.pages)
+        if parent.parent is None:
+            self.roots[parent.namespace] = parent
+        parent.adopt(name, leaf, ordered=self._ordered)
+        count = len(locator.pages)
+        windows = [np.zeros(count, np.int32) for _ in range(self.num_windows)]
+        leaf.parts = NodeParts(windows, lower={place: locator})
+        self.num_nodes += 1
+
     def fill(self, node: Node, pages: IntArray, step: int | None = None) -> None:
         """Give device pages to a node that has none; `step` computes them, or they were loaded."""
         node.pages = pages.copy()
@@ -246,13 +260,17 @@ class NodeTree:
         if not node.places:
             self.remove(node)
 
-    def forget_all_lower(self) -> None:
-        """Forget what lower tiers have of all nodes, except what loads in progress read."""
+    def forget_all_lower(self, only: Place | None = None) -> None:
+        """Forget what lower tiers have of all nodes, except what loads in progress read.
+
+        `only`: what lies in that place.
+        """
         nodes = sorted(below(self.roots.values()), key=attrgetter("start"), reverse=True)
         for node in nodes:
             places = node.parts.lower if node.parts is not None and not node.parts.readers else ()
             for place in tuple(places):
-                self.forget_lower(node, place)
+                if node.parent is not None and only in (None, place):
+                    self.forget_lower(node, place)
 
     # ---- followers
 
@@ -299,7 +317,7 @@ class NodeTree:
                 self.num_nodes -= 1
 
     def _split_parts(self, upper: Node, node: Node, parts: NodeParts, pages: int) -> None:
-        if not (self._num_windows or self.tiered):  # recurrent states only
+        if not (self.num_windows or self.tiered):  # recurrent states only
             return
         upper.parts = own = NodeParts(readers=parts.readers)
         own.on_device = int(len(node.pages) > 0)

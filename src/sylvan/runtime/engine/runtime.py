@@ -19,6 +19,8 @@ from sylvan.runtime.engine.roles import Replica, Topology
 from sylvan.runtime.engine.served import served_facts
 from sylvan.runtime.engine.supervisor import DuringStart, Supervisor
 from sylvan.runtime.engine.text import load_tokenizer, read_chat_template
+from sylvan.runtime.storage.cipher import tenants_secret
+from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.router import ReplicaRouter
 from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
@@ -99,6 +101,8 @@ class Runtime:
                     await engine.start()
                     backends.append(engine)
             manager = TokenizerManager(tokenizer, _limits(config, topology), router=router)
+            if (secret := tenants_secret(config.tiers)) is not None:
+                manager.isolation = CacheIsolation(secret)
             stack.pop_all()
         return cls(manager, backends)
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish
@@ -65,6 +67,8 @@ class ModelSite:
         labels: Whether the model's head gives numbers of labels.
         has_states: Whether some layers keep a recurrent state.
         head: The model's head on vectors that are no rows of a step.
+        memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
+            the executor is built.
     """
 
     vocab_size: int
@@ -72,6 +76,7 @@ class ModelSite:
     labels: bool
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
+    memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,12 @@ class Pipeline:
         self._lifecycle, self._statistics = lifecycle, statistics
         self._builder = PlanBuilder(parts.executor.caps.max_running_reqs)
         self._inflight: deque[tuple[Batch, Pending]] = deque()
+        self._steps: deque[int] = deque()  # the planner's numbers of those in flight
+
+    @property
+    def completed_step(self) -> int:
+        """The planner's last step whose results are known, or that had nothing to compute."""
+        return self._steps[0] - 1 if self._steps else self._planner.step
 
     def __len__(self) -> int:
         """Steps in flight."""
@@ -50,10 +56,12 @@ class Pipeline:
         plan = self._builder.build(batch, self._hooks.plan_work(batch))
         self._hooks.on_plan(plan)
         self._inflight.append((batch, self._executor.launch(plan)))
+        self._steps.append(self._planner.step)
 
     def complete_oldest(self) -> bool:
         """Take in the result of the oldest step in flight; whether it computed anything."""
         batch, pending = self._inflight.popleft()
+        self._steps.popleft()
         try:
             result = pending.wait()
         except ExecutorError as error:
@@ -65,7 +73,7 @@ class Pipeline:
         self._hooks.on_result(batch, result)
         self._accept_all(batch.slices, result, now)
         self._planner.step_size.on_step()
-        return bool(batch.slices)
+        return bool(batch.slices) or any(report is not None for report in result.reports.values())
 
     # ---- inside
 

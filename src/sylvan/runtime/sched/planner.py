@@ -284,7 +284,7 @@ class Planner:
             self._lookup.limit(req),
             step=self.step if self._limits.share_in_batch else 0,
             priority=req.request.priority,
-            load=req.may_load,
+            load=self._hooks.load_limit(req, NEVER) if req.may_load else 0,
         )
         req.kv, req.computed = kv, kv.cached
         loads = kv.loading is not None or (verdict is Verdict.LOAD and req.may_load)

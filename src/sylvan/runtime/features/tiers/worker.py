@@ -1,0 +1,63 @@
+"""Worker half: holds the store and moves pages, beside the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
+from sylvan.runtime.features.tiers.control import KVTiers
+from sylvan.runtime.features.tiers.data import StoreSpec, TiersWork
+from sylvan.runtime.features.tiers.mover import Mover
+
+Memory = Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
+
+
+class KVTiersWorker(CapabilityWorker):
+    """Begins what the control half plans before the model runs; reports what has ended meanwhile.
+
+    Args:
+        memory: Groups of the model and their bytes; asked once they are there.
+        max_staged_bytes: Host memory for what was read for requests that wait.
+    """
+
+    name: ClassVar = KVTiers.name
+
+    def __init__(self, memory: Memory, max_staged_bytes: int) -> None:
+        self.memory, self._max_staged_bytes = memory, max_staged_bytes
+        self._made: Mover | None = None
+
+    def open(self, spec: StoreSpec) -> None:
+        """Use a store from the first step on.
+
+        Raises:
+            ConfigError: it holds pages of another model, or it cannot be opened this way.
+            StoreError: it cannot be reached.
+        """
+        self._mover.open(spec)
+
+    def prepare(self, work: TiersWork) -> None:
+        """See `CapabilityWorker.prepare`."""
+        self._mover.begin(work)
+
+    def after_forward(self, step: StepContext, work: TiersWork) -> Report:
+        """See `CapabilityWorker.after_forward`."""
+        return self._mover.events
+
+    def idle_step(self, work: TiersWork) -> Report:
+        """See `CapabilityWorker.idle_step`."""
+        return self._mover.events
+
+    def close(self) -> None:
+        """See `CapabilityWorker.close`."""
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def _mover(self) -> Mover:
+        if self._made is None:
+            groups, memory = self.memory()
+            self._made = Mover(memory, groups, self._max_staged_bytes)
+        return self._made
