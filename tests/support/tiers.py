@@ -47,6 +47,9 @@ class ScriptedTier:
     def free_pages(self) -> int:
         return self.room - len(self.held)
 
+    def wants(self, node: Node) -> bool:
+        return True
+
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
         count = -(-len(node.tokens) // self.device.groups[0].shape[1])
         if self.refuses or count > self.free_pages:

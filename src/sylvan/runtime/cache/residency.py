@@ -51,8 +51,12 @@ class Tier(Protocol):
         """Pages that it can take now."""
         ...
 
+    def wants(self, node: Node) -> bool:
+        """Whether it would ever take this node, however much room there is."""
+        ...
+
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
-        """Begin to write the KV of a node, as write `number`; None if the tier does not want it.
+        """Begin to write the KV of a node, as write `number`; None if that cannot be now.
 
         The tier reads from `source`: from `Node.pages`, `NodeParts.windows` and `NodeParts.state`
         if that is the device, else from `NodeParts.lower[source]`. It reads after all steps that
@@ -146,6 +150,12 @@ class Residency:
         """Of the tiers, nearest first."""
         return self._tiers.keys()
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether `poll` might begin writes."""
+        heap = self._heap
+        return heap.num_unstaged > 0 and heap.staged_pages < self.write_ahead_pages
+
     def poll(self, completed: int) -> None:
         """Take in writes that ended, and begin new ones.
 
@@ -167,7 +177,7 @@ class Residency:
         """
         for each in [*path_to(node)][::-1]:
             parts = parts_of(each)
-            if parts.lower or parts.writing or len(each.tokens) < self._nodes.page_size:
+            if parts.lower or parts.writing or not self._is_wanted(each):
                 continue
             if each.computed_at > completed or not self._write_anywhere(each):
                 return False
@@ -221,17 +231,20 @@ class Residency:
             parts = parts_of(node)
             if parts.lower or parts.writing:
                 heap.stage(node, written=bool(parts.lower))
-            elif len(node.tokens) < self._nodes.page_size:
-                heap.stage(node, written=True)  # nobody would find it in a tier
             elif node.computed_at > completed:
                 later.append(node)
             elif self._stage(node, completed):
-                heap.stage(node, written=False)
+                heap.stage(node, written=not parts.writing)
             else:
                 later.append(node)
                 break
         for node in later:
             heap.push(node)
+
+    def _is_wanted(self, node: Node) -> bool:
+        """Whether any tier would take a node. Nobody would find less than a page in one."""
+        whole = len(node.tokens) >= self._nodes.page_size
+        return whole and any(tier.wants(node) for tier in self._tiers.values())
 
     def _write_anywhere(self, node: Node) -> bool:
         """Offer a node to tiers, nearest first, until one takes it."""
@@ -241,7 +254,7 @@ class Residency:
         """Write a node before it is evicted, and what it is of no use without."""
         if any(tier.whole_prefixes for tier in self._tiers.values()):
             return self.back_up(node, completed)
-        return self._write_anywhere(node)
+        return not self._is_wanted(node) or self._write_anywhere(node)
 
     def _learn_node(self, node: Node, place: Place, stored: Stored) -> None:
         """A node lies in a tier too, or more of it than was known."""

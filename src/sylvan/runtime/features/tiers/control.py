@@ -111,7 +111,9 @@ class KVTiers(Capability):
     def wants_step(self) -> bool:
         """See `Capability.wants_step`."""
         waits = self._fetching or self._loading or self._tier.is_writing or self._stores.waits
-        return bool(waits) or self._outbox.full or bool(self._tier.exports or self._tier.commits)
+        if waits or self._outbox.full or self._tier.exports or self._tier.commits:
+            return True
+        return self._tier.is_open and self._loads.residency.has_unwritten
 
     def plan_work(self, batch: Batch) -> TiersWork | None:
         """See `Capability.plan_work`; as long as a report is awaited, work is empty at least."""

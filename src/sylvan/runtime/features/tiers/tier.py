@@ -93,12 +93,16 @@ class StorageTier:
         """See `Tier.free_pages`."""
         return self.max_known - len(self._names) if self._naming is not None else 0
 
+    def wants(self, node: Node) -> bool:
+        """See `Tier.wants`."""
+        return may_be_stored(node.namespace)
+
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
         """See `Tier.offer`."""
         assert source is Place.DEVICE
         assert node.parts is not None
         naming, count = self._naming, len(node.tokens) // self.layout.page_size
-        if naming is None or not may_be_stored(node.namespace) or count > self.free_pages:
+        if naming is None or count > self.free_pages:
             return None
         names = self._names_of_node(node, naming, count)
         wanted = self._wanted(node, names)
