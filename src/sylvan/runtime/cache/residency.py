@@ -175,13 +175,14 @@ class Residency:
             node: A node on the device.
             completed: See `poll`.
         """
-        for each in [*path_to(node)][::-1]:
-            parts = parts_of(each)
-            if parts.lower or parts.writing or not self._is_wanted(each):
-                continue
-            if each.computed_at > completed or not self._write_anywhere(each):
-                return False
-        return True
+        path = [*path_to(node)][::-1]
+        for each in path:
+            parts_of(each).readers += 1  # room is not made at the cost of this very prefix
+        try:
+            return all(self._back_up_node(each, completed) for each in path)
+        finally:
+            for each in path:
+                parts_of(each).readers -= 1
 
     def learn(self, tree: PrefixTree, key: CacheKey, place: Place, stored: Stored) -> bool:
         """A tier has pages of a prefix that it was not known to have: from now on they are found.
@@ -240,6 +241,12 @@ class Residency:
                 break
         for node in later:
             heap.push(node)
+
+    def _back_up_node(self, node: Node, completed: int) -> bool:
+        parts = parts_of(node)
+        if parts.lower or parts.writing or not self._is_wanted(node):
+            return True
+        return node.computed_at <= completed and self._write_anywhere(node)
 
     def _is_wanted(self, node: Node) -> bool:
         """Whether any tier would take a node. Nobody would find less than a page in one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sylvan.utils.clock import Clock
 
 FAILURES = 3  # in a row
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 300.0
 
 
 class Breaker:

@@ -355,7 +355,8 @@ class KVTiers(Capability):
         counts.fetch_seconds += event.seconds
         counts.on_faults(event.faults)
         self.cost.fetched(event.num_bytes, event.seconds)
-        self._judge(event.error)
+        if event.error or not event.stopped:
+            self._judge(event.error)
 
     def _on_loaded(self, event: Loaded) -> None:
         assert self._port is not None

@@ -123,6 +123,7 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
         found: Pages of the longest prefix that a request could use; 0: none.
         arrived: The same, of what is in host memory.
         windows: For each window group, from which page on the store has all up to the last found.
+        stopped: It was over before the store had answered everything.
         state: Whether there is a recurrent state after the last page found.
         num_bytes: Read so far.
         seconds: Since the fetch began.
@@ -140,6 +141,7 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     seconds: float = 0.0
     faults: dict[Fault, int] = {}
     error: str = ""
+    stopped: bool = False
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):

@@ -10,7 +10,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.features.tiers.data import Fetch, Fetched
 from sylvan.runtime.features.tiers.lookup import Found, look_up
 from sylvan.runtime.features.tiers.opened import OpenedStore
-from sylvan.runtime.features.tiers.threads import DaemonThreads
+from sylvan.runtime.features.tiers.threads import Threads
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 from sylvan.utils.clock import Clock, monotonic
@@ -32,6 +32,7 @@ class _Job:
     faults: dict[Fault, int] = field(default_factory=dict[Fault, int])
     error: str = ""
     over: bool = False
+    stopped: bool = False
     changed: bool = False
 
 
@@ -49,7 +50,7 @@ class Fetches:
         self,
         groups: Sequence[KVGroup],
         page_bytes: Sequence[int],
-        threads: DaemonThreads,
+        threads: Threads,
         max_bytes: int,
         clock: Clock = monotonic,
     ) -> None:
@@ -74,8 +75,8 @@ class Fetches:
     def stop(self, number: int) -> None:
         """Read no more for a fetch; what has arrived stays."""
         with self._lock:
-            if (job := self._jobs.get(number)) is not None and not job.over:
-                self._end(job)
+            if (job := self._jobs.get(number)) is not None:
+                self._stop(job)
 
     def release(self, number: int) -> None:
         """Nobody will use what a fetch has brought."""
@@ -83,8 +84,7 @@ class Fetches:
             job = self._jobs.pop(number, None)
             if job is None:
                 return
-            if not job.over:
-                self._end(job)
+            self._stop(job)
             if job.changed:
                 self._ended.append(job)
             self._reserved -= job.reserved
@@ -94,8 +94,7 @@ class Fetches:
         """The store goes."""
         with self._lock:
             for job in self._jobs.values():
-                if not job.over:
-                    self._end(job)
+                self._stop(job)
 
     def payload(self, name: str) -> memoryview | None:
         """The bytes of a page that some fetch has brought."""
@@ -197,6 +196,12 @@ class Fetches:
         if job.leading == job.ends_at:
             self._end(job)
 
+    def _stop(self, job: _Job) -> None:
+        """With the lock."""
+        if not job.over:
+            job.stopped = True
+            self._end(job)
+
     def _end(self, job: _Job, error: str = "") -> None:
         """With the lock."""
         job.over = job.changed = True
@@ -219,4 +224,5 @@ class Fetches:
             self._clock() - job.began_s,
             dict(job.faults),
             job.error,
+            job.stopped,
         )

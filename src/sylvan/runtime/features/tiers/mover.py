@@ -30,7 +30,7 @@ from sylvan.runtime.features.tiers.data import (
 )
 from sylvan.runtime.features.tiers.fetches import Fetches
 from sylvan.runtime.features.tiers.opened import OpenedStore, open_spec
-from sylvan.runtime.features.tiers.threads import DaemonThreads
+from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 
@@ -79,6 +79,7 @@ class Mover:
         memory: Of each group, in the order of `groups`.
         groups: Of the model.
         max_staged_bytes: Host memory for what was read for requests that wait.
+        threads: Makes those that wait for the store: so many, of that name.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class Mover:
         memory: Sequence[PageMemory],
         groups: Sequence[KVGroup],
         max_staged_bytes: int,
+        threads: MakeThreads = DaemonThreads,
     ) -> None:
         self._memory = tuple(memory)
-        self._readers = DaemonThreads(READERS, "sylvan-kv-read")
-        self._writers = DaemonThreads(WRITERS, "sylvan-kv-write")
+        self._readers = threads(READERS, "sylvan-kv-read")
+        self._writers = threads(WRITERS, "sylvan-kv-write")
         sizes = [each.page_bytes for each in memory]
         self._fetches = Fetches(groups, sizes, self._readers, max_staged_bytes)
         self._store: OpenedStore | None = None

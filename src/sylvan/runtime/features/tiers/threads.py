@@ -11,10 +11,27 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
 Call = Callable[[], None]
+
+
+class Threads(Protocol):
+    """Carries out calls beside the steps."""
+
+    def submit(self, call: Call) -> None:
+        """Have something done."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait for what was submitted; False if it is not done by then."""
+        ...
+
+
+MakeThreads = Callable[[int, str], Threads]
+"""Makes so many threads of that name."""
 
 
 class DaemonThreads:

@@ -95,7 +95,8 @@ class StorageTier:
 
     def wants(self, node: Node) -> bool:
         """See `Tier.wants`."""
-        return may_be_stored(node.namespace)
+        prefix = node.stop // self.layout.page_size * len(self.layout.groups)
+        return may_be_stored(node.namespace) and prefix <= self.max_known
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
         """See `Tier.offer`."""

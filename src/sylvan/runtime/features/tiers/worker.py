@@ -11,6 +11,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepCon
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.data import StoreSpec, TiersWork
 from sylvan.runtime.features.tiers.mover import Mover
+from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 
 Memory = Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
 
@@ -21,12 +22,16 @@ class KVTiersWorker(CapabilityWorker):
     Args:
         memory: Groups of the model and their bytes; asked once they are there.
         max_staged_bytes: Host memory for what was read for requests that wait.
+        threads: Makes those that wait for the store.
     """
 
     name: ClassVar = KVTiers.name
 
-    def __init__(self, memory: Memory, max_staged_bytes: int) -> None:
+    def __init__(
+        self, memory: Memory, max_staged_bytes: int, threads: MakeThreads = DaemonThreads
+    ) -> None:
         self.memory, self._max_staged_bytes = memory, max_staged_bytes
+        self._threads = threads
         self._made: Mover | None = None
 
     def open(self, spec: StoreSpec) -> None:
@@ -59,5 +64,5 @@ class KVTiersWorker(CapabilityWorker):
     def _mover(self) -> Mover:
         if self._made is None:
             groups, memory = self.memory()
-            self._made = Mover(memory, groups, self._max_staged_bytes)
+            self._made = Mover(memory, groups, self._max_staged_bytes, self._threads)
         return self._made
