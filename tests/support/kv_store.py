@@ -181,7 +181,7 @@ class StoreBelow:
             len(rows),
             page_bytes,
             lambda page: rows[page].copy(),
-            lambda page, row: rows.__setitem__(page, row),
+            rows.__setitem__,
         )
 
     # ---- the script

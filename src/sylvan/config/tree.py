@@ -319,7 +319,10 @@ class TiersConfig(Section, frozen=True):
 
     storage: str | None = None
     """Directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`, or what another
-    package offers; default: none, until one is attached while serving."""
+    package offers; `file` is `tiers.directory`. Default: none, until one is attached while
+    serving."""
+    directory: str | None = None
+    """What `tiers.storage=file` stands for; default: a folder in the user's cache."""
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
         "write_through"
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sylvan
+from sylvan.config.env import cache_dir
 from sylvan.config.tree import Config, TiersConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
@@ -71,13 +72,14 @@ class TiersParts:
         settings = self.settings
         manifest = _manifest(config, model, model_dir, layout)
         spec = StoreSpec(
-            url=settings.storage or "",
+            url=url_of(settings.storage or "", settings.directory),
             manifest=manifest.encode(),
             max_bytes=settings.max_bytes,
             space_bytes=settings.namespace_bytes,
             ttl_s=settings.ttl_s,
             timeout_s=settings.timeout_s,
             key_file=settings.key_file if settings.encrypt else None,
+            default_url=url_of("file", settings.directory),
         )
         if settings.key_file is not None:
             read_key(Path(settings.key_file))
@@ -138,6 +140,11 @@ class TiersParts:
             logger.warning("%s; serving without it until it is attached", message)
         else:
             stores.opened(spec)
+
+
+def url_of(storage: str, directory: str | None = None) -> str:
+    """The URL or directory of a store; `file` stands for `directory`."""
+    return (directory or str(cache_dir() / "kv")) if storage == "file" else storage
 
 
 def _manifest(config: Config, model: ModelFacts, model_dir: Path, layout: Layout) -> Manifest:

@@ -23,6 +23,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
         epoch: Makes pages unlike all others; empty unless weights were replaced in place.
         max_bytes, space_bytes, ttl_s, timeout_s: As `StoreLimits`.
         key_file: The operator's key, if pages are encrypted.
+        default_url: What `file` stands for.
     """
 
     url: str
@@ -33,6 +34,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float | None = None
     timeout_s: float = 5.0
     key_file: str | None = None
+    default_url: str = ""
 
 
 class Page(msgspec.Struct, frozen=True, array_like=True):

@@ -174,7 +174,8 @@ def spec_for(command: AttachStore, before: StoreSpec) -> StoreSpec:
         "ttl_s": command.ttl_s,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    return msgspec.structs.replace(before, url=command.url, **changes)
+    url = before.default_url if command.url == "file" else command.url
+    return msgspec.structs.replace(before, url=url, **changes)
 
 
 def limits_of(spec: StoreSpec) -> StoreLimits:
