@@ -19,7 +19,7 @@ import numpy as np
 from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.protocol.tiers import TierCommand
+from sylvan.protocol.tiers import TierCommand, TierLoad
 
 DEFAULT_VERSION = "default"
 """Label of weights that nobody has labelled."""
@@ -78,6 +78,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
+    loaded_tokens: int = 0  # of these, those that a store of KV brought
     retractions: int = 0
     drafts: DraftCounts | None = None  # None: no guess of it was verified
 
@@ -303,6 +304,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     last_gen_throughput: float = 0.0  # the same, of the last heartbeat by which there were any
     num_grammar_reqs: int = 0  # of those that wait, whose grammar is being compiled
     paused: bool = False  # nothing is computed before a Resume
+    tiers: TierLoad | None = None  # None: there are none
 
     @property
     def accept_length(self) -> float:

@@ -48,4 +48,46 @@ class DescribeTiers(msgspec.Struct, frozen=True, kw_only=True, tag="describe_tie
     """Which store there is, how it is used, and what was counted."""
 
 
+class TierLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How much went to the store and came from it since the start.
+
+    Attributes:
+        found_tokens: That the store had for requests.
+        fetched_tokens, fetched_bytes, fetch_seconds: Read into host memory.
+        unfulfilled_tokens: Found, but not there when the request began.
+        skipped_fetches: Not begun, because computing was expected to be faster.
+        loaded_tokens, loaded_bytes, load_seconds: Filled on the device.
+        failed_loads: Of requests, which computed instead.
+        saved_seconds: By loading instead of computing, as far as speeds were measured.
+        stored_tokens, stored_bytes, store_seconds: Written.
+        refused_tokens: Not written, because too much was on its way.
+        lost_pages: That could not be written.
+        wrong_pages: Torn, foreign or stale: not used.
+        errors: Calls of the store that failed.
+        known_pages: That the prefix tree knows to be there, now.
+        pending_bytes: On their way there, now.
+    """
+
+    found_tokens: int = 0
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    unfulfilled_tokens: int = 0
+    skipped_fetches: int = 0
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    failed_loads: int = 0
+    saved_seconds: float = 0.0
+    stored_tokens: int = 0
+    stored_bytes: int = 0
+    store_seconds: float = 0.0
+    refused_tokens: int = 0
+    lost_pages: int = 0
+    wrong_pages: int = 0
+    errors: int = 0
+    known_pages: int = 0
+    pending_bytes: int = 0
+
+
 TierCommand = AttachStore | DetachStore | ClearStore | DescribeTiers

@@ -167,6 +167,7 @@ class SchedulerLoop:
             load,
             num_grammar_reqs=self._built.num_grammar_reqs(),
             paused=self._paused or bool(self._commands.blocked),
+            tiers=self._built.stores.load() if self._built.stores is not None else None,
         )
         self._ports.replies.send(Heartbeat(load=load))
 

@@ -109,6 +109,8 @@ class Planner:
     def run_loaded(self, req: Req, num_computed: int) -> None:
         """The memory of a loading request is filled: it runs from the next step on."""
         req.computed = min(num_computed, req.num_tokens - 1)
+        if req.kv is not None and not req.retractions:
+            req.loaded_tokens = min(req.kv.loaded, req.cached_tokens)
         self._loaded.add(req)
         self._requests.move(req, Phase.RUNNING)
 

@@ -65,4 +65,6 @@ class Port:
         """Nothing that was loaded counts, and it is not loaded again."""
         req.computed = req.kv.cached if req.kv else 0
         req.may_load = False
+        if not req.retractions:  # it has not begun
+            req.started_s, req.cached_tokens = 0.0, 0
         self._planner.retract(req)

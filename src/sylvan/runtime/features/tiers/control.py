@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.protocol.tiers import AttachStore, WritePolicy
+from sylvan.protocol.tiers import AttachStore, TierLoad, WritePolicy
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Load, Place
@@ -91,7 +91,7 @@ class KVTiers(Capability):
         self._loading: dict[int, tuple[str, int]] = {}  # rid and pages, by job of a load
         self._outbox = _Outbox()
         self._launched_s: dict[int, float] = {}  # of batches in flight, by id
-        stores.describe, stores.configure = self.describe, self.configure
+        stores.describe, stores.configure, stores.load = self.describe, self.configure, self.load
 
     # ---- steps
 
@@ -215,6 +215,22 @@ class KVTiers(Capability):
         }
         changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
         self.prefetch = replace(self.prefetch, **changes)
+
+    def load(self) -> TierLoad:
+        """What was counted, for heartbeats."""
+        counts, tier = self.counts, self._tier
+        shared = {
+            name: getattr(counts, name)
+            for name in TierLoad.__struct_fields__
+            if hasattr(TierCounts, name)
+        }
+        return TierLoad(
+            **shared,
+            stored_tokens=counts.stored_pages * tier.layout.page_size,
+            wrong_pages=sum(counts.faults.values()),
+            known_pages=tier.num_known,
+            pending_bytes=tier.pending_bytes,
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """Which store there is, how it is used, and what was counted; JSON-like."""

@@ -12,7 +12,14 @@ import msgspec
 
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.protocol.messages import ControlReply
-from sylvan.protocol.tiers import AttachStore, ClearStore, DescribeTiers, DetachStore, TierCommand
+from sylvan.protocol.tiers import (
+    AttachStore,
+    ClearStore,
+    DescribeTiers,
+    DetachStore,
+    TierCommand,
+    TierLoad,
+)
 from sylvan.runtime.features.tiers.data import Attached, Cleared, Event, StoreSpec
 from sylvan.runtime.features.tiers.keys import PageNames
 from sylvan.runtime.features.tiers.tier import StorageTier
@@ -40,6 +47,7 @@ class Stores:
         self._closing = self._detach = self._clear = False
         self._attach: StoreSpec | None = None
         self.describe: Describe = dict
+        self.load: Callable[[], TierLoad] = TierLoad
         self.configure: Callable[[AttachStore], None] = lambda command: None
 
     @property
