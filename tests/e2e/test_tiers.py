@@ -90,7 +90,7 @@ def test_tenants_find_their_own_again_and_nothing_of_others(model, tmp_path):
             "--server.api-key-file",
             str(keys),
         ),
-        *("--tiers.key-file", str(key_file), "--tiers.encrypt", "--server.admin-api-key", "root"),
+        *("--tiers.key-file", str(key_file), "--server.admin-api-key", "root"),
     )
     with running(model, *flags) as server:
         wanted, _ = Asker(server.url, "key-a").ask()

@@ -12,8 +12,6 @@ from sylvan.config.hicache import extra_settings, storage_of
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.tiers import AttachStore, PrefetchWait, WritePolicy
 
-_NOT_AT_RUN_TIME = ("timeout_s", "key_file", "encrypt")
-
 
 class StoreBody(ClosedModel):
     """Body of `PUT /hicache/storage-backend`."""
@@ -58,9 +56,8 @@ def attach_of(body: StoreBody) -> AttachStore:
 
 
 def _check(settings: dict[str, Any]) -> None:
-    for name in _NOT_AT_RUN_TIME:
-        if name in settings:
-            raise ValueError(f"{name} is set when the server starts")
+    if "key_file" in settings:
+        raise ValueError("key_file is given when the server starts")
     for name, value in settings.items():
         if name == "directory":
             continue

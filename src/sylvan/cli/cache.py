@@ -21,10 +21,10 @@ from sylvan.utils.clock import since_1970
 
 SPEC = Spec(
     usage="cache ls|verify|prune STORE | cache export|import STORE FILE",
-    doc="Work on a store of KV: a directory, or a URL as of --tiers.storage. `ls` says what it has, "
-    "`verify` reads and checks every page, `prune` removes what is not used and what servers that "
-    "died left. `export` writes its pages to a tar file, which `import` takes into another store. "
-    "Servers may use it meanwhile.",
+    doc="Work on a store of KV: a directory, or a URL as of --tiers.storage. `ls` tells what it "
+    "has, `verify` reads and checks every page, `prune` removes what is not used and what servers "
+    "that died left. `export` writes its pages to a tar file, which `import` takes into another "
+    "store. Servers may use it meanwhile.",
     options=(
         Option("remove", "verify: also remove the pages that are wrong."),
         Option("all", "prune: remove everything, and what model it is for."),

@@ -253,16 +253,6 @@ RULES = (
         "observe.record out",
     ),
     Rule(
-        "encryption without a key",
-        ("tiers.encrypt", "tiers.key_file"),
-        lambda c: (
-            c.config.tiers is not None
-            and c.config.tiers.encrypt
-            and c.config.tiers.key_file is None
-        ),
-        "{tiers.encrypt} needs tiers.key_file; make a key with `openssl rand -hex 32`",
-    ),
-    Rule(
         "task not of this model",
         ("task",),
         lambda c: c.config.task not in c.facts.model.tasks,

@@ -24,7 +24,7 @@ _NAMES: Mapping[str, str] = {
     "file_storage_path": "directory",
     "max_size": "max_bytes",
 }
-_OURS = frozenset({"max_bytes", "namespace_bytes", "ttl_s", "timeout_s", "key_file", "encrypt"})
+_OURS = frozenset({"max_bytes", "namespace_bytes", "ttl_s", "key_file"})
 _NO_EFFECT = frozenset({"hicache_storage_pass_prefix_keys"})  # prefixes are part of our names
 
 

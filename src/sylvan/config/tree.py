@@ -338,22 +338,15 @@ class TiersConfig(Section, frozen=True):
     """Of `timeout`, for any number of tokens."""
     prefetch_timeout_per_ki_token_s: Seconds = 0.25
     """Of `timeout`, in addition for each 1024 tokens."""
-    staging: Bytes = 256 << 20
-    """Host memory for what is read for requests that wait, and as much again for what is on its way
-    to the store."""
     max_bytes: Bytes | None = None
     """Size of the store; what was not used for longest goes first. For directories."""
     namespace_bytes: Bytes | None = None
     """The same for each tenant or salt by itself."""
     ttl_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """A page that was not used for so long is forgotten. For directories and Redis."""
-    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
-    """After which a call to Redis fails."""
     key_file: str | None = None
-    """File with the operator's key, of 32 bytes at least. Tenants find their own KV again after a
-    restart only with it."""
-    encrypt: bool = False
-    """Encrypt pages in the store with a key derived from `tiers.key_file` (AES-256-GCM)."""
+    """File with the operator's key, of 32 bytes at least: pages are encrypted (AES-256-GCM), and
+    tenants find their own KV again after a restart, which they do with a key only."""
 
 
 class ObserveConfig(Section, frozen=True):

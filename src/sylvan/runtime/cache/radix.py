@@ -162,24 +162,6 @@ class RadixCache:
                 used.use(next(self._clock), 0)
         return node
 
-    def on_device(self, key: CacheKey, limit: int) -> int:
-        """Tokens in whole pages of `key`, at most `limit`, that are on the device; no changes."""
-        found = 0
-        root = self._roots.get(key.namespace)
-        for node, count in walk(root, key, limit, self.page_size).path:
-            if not len(node.pages):
-                break
-            found += count * self.page_size
-        return found
-
-    def reach(self, key: CacheKey, length: int) -> tuple[Node, int]:
-        """The deepest node on the way of the first `length` tokens, split there, and its end.
-
-        `length` is in whole pages. The node is a root that is not in the tree yet if nothing of the
-        namespace is there.
-        """
-        return self._descend(key, key.tokens[:length], 0)
-
     def pages(self, node: Node) -> IntArray:
         """Device pages of the whole prefix ending at `node`, in token order."""
         parts = [n.pages for n in path_to(node)]

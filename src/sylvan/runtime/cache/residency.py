@@ -19,7 +19,7 @@ import numpy as np
 from sylvan.protocol.arrays import EMPTY_IDS
 from sylvan.runtime.cache.eviction import EvictionPolicy
 from sylvan.runtime.cache.heap import StagedHeap
-from sylvan.runtime.cache.matching import path_to
+from sylvan.runtime.cache.matching import path_to, walk
 from sylvan.runtime.cache.tree import NodeTree
 from sylvan.runtime.cache.types import (
     ABSENT,
@@ -118,14 +118,6 @@ class TierPolicy:
     min_load_tokens: int = 16
 
 
-class PrefixTree(Protocol):
-    """What `Residency.learn` needs of the prefix cache."""
-
-    def reach(self, key: CacheKey, length: int) -> tuple[Node, int]:
-        """The deepest node on the way of the first `length` tokens, and its end."""
-        ...
-
-
 class Residency:
     """Keeps tiers filled, nearest first, and tells them what nobody needs any more."""
 
@@ -184,19 +176,29 @@ class Residency:
             for each in path:
                 parts_of(each).readers -= 1
 
-    def learn(self, tree: PrefixTree, key: CacheKey, place: Place, stored: Stored) -> bool:
+    def on_device(self, key: CacheKey, limit: int) -> int:
+        """Tokens in whole pages of `key`, at most `limit`, that are on the device; no changes."""
+        found, nodes = 0, self._nodes
+        root = nodes.roots.get(key.namespace)
+        for node, count in walk(root, key, limit, nodes.page_size).path:
+            if not len(node.pages):
+                break
+            found += count * nodes.page_size
+        return found
+
+    def learn(self, key: CacheKey, place: Place, stored: Stored) -> bool:
         """A tier has pages of a prefix that it was not known to have: from now on they are found.
 
         False, changing nothing, if what is before them is not cached any more.
         """
         size, tier = self._nodes.page_size, self._tiers[place]
-        node, reached = tree.reach(key, stored.stop * size)
+        node, reached = self._reach(key, stored.stop * size)
         if reached < stored.first * size:
             return False
         lacking = stored.stop - stored.first - tier.free_pages
         if lacking > 0:
             self._shed(place, lacking)
-            node, reached = tree.reach(key, stored.stop * size)
+            node, reached = self._reach(key, stored.stop * size)
             if reached < stored.first * size or tier.free_pages < stored.stop - stored.first:
                 return False
         for known in [*path_to(node)][::-1]:
@@ -208,7 +210,7 @@ class Residency:
             leaf = Node(tokens, EMPTY_IDS, node, reached, key.namespace, media=media)
             leaf.last_used = leaf.created = node.last_used
             locator = self._locate(reached // size, stored.stop, stored)
-            self._nodes.attach_lower(node, leaf, place, locator)
+            self._nodes.attach(node, leaf, {place: locator})
             self._shelves[place].push(leaf)
         return True
 
@@ -225,6 +227,17 @@ class Residency:
             self._tiers[place].drop(locator)
 
     # ---- inside
+
+    def _reach(self, key: CacheKey, length: int) -> tuple[Node, int]:
+        """The deepest node on the way of the first `length` tokens, split there, and its end."""
+        nodes = self._nodes
+        root = nodes.roots.get(key.namespace) or Node(
+            EMPTY_IDS, EMPTY_IDS, None, namespace=key.namespace
+        )
+        found = walk(root, key, length, nodes.page_size)
+        return nodes.node_at(
+            found.path[-1].node, found.length
+        ) if found.path else root, found.length
 
     def _write_ahead(self, completed: int) -> None:
         heap, later = self._heap, list[Node]()

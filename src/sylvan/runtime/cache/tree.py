@@ -65,24 +65,30 @@ class NodeTree:
 
     # ---- structure
 
-    def attach(self, parent: Node, leaf: Node) -> None:
-        """Add a new leaf, whose pages are the tree's from now on."""
+    def attach(
+        self, parent: Node, leaf: Node, lower: Mapping[Place, Locator] | None = None
+    ) -> None:
+        """Add a new leaf, whose pages are the tree's from now on.
+
+        `lower`: where its KV lies otherwise.
+        """
         name = node_name(leaf, self.page_size)
         assert name not in parent.children
         if parent.parent is None:
             self.roots[parent.namespace] = parent
         parent.adopt(name, leaf, ordered=self._ordered)
         if self.num_windows or self.tiered:
-            count = len(leaf.pages)
+            count = -(-len(leaf.tokens) // self.page_size)
             leaf.parts = NodeParts([np.zeros(count, np.int32) for _ in range(self.num_windows)])
-        if self.tiered:
+            leaf.parts.lower.update(lower or ())
+        if self.tiered and len(leaf.pages):
             self._count_child(parent, 1)
         if not leaf.locks:
             self.evictable_pages += len(leaf.pages)
             self.heap.push(leaf)
         self.total_pages += len(leaf.pages)
         self.num_nodes += 1
-        if self._events is not None:
+        if self._events is not None and len(leaf.pages):
             self._note("insert", leaf, leaf.tokens)
 
     def split(self, node: Node, at: int) -> Node:
@@ -204,20 +210,6 @@ class NodeTree:
         return wrong
 
     # ---- lower tiers
-
-    def attach_lower(self, parent: Node, leaf: Node, place: Place, locator: Locator) -> None:
-        """Add a new leaf whose KV lies in that place only."""
-        name = node_name(leaf, self.page_size)
-        assert self.tiered
-        assert name not in parent.children
-        assert not len(leaf.pages)
-        if parent.parent is None:
-            self.roots[parent.namespace] = parent
-        parent.adopt(name, leaf, ordered=self._ordered)
-        count = len(locator.pages)
-        windows = [np.zeros(count, np.int32) for _ in range(self.num_windows)]
-        leaf.parts = NodeParts(windows, lower={place: locator})
-        self.num_nodes += 1
 
     def fill(self, node: Node, pages: IntArray, step: int | None = None) -> None:
         """Give device pages to a node that has none; `step` computes them, or they were loaded."""

@@ -30,7 +30,7 @@ class StoreLimits:
             first.
         space_bytes: Of one namespace.
         ttl_s: A page that was not used for so long is forgotten.
-        timeout_s: After which a call that waits for another machine fails.
+        timeout_s: After which a call that waits for another machine fails, unless the URL says so.
     """
 
     max_bytes: int | None = None

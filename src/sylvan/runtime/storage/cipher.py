@@ -30,7 +30,7 @@ class Cipher:
             self._invalid = importlib.import_module("cryptography.exceptions").InvalidTag
         except ImportError:
             raise ConfigError(
-                "tiers.encrypt needs another package: pip install 'sylvan[encrypt]'"
+                "tiers.key_file needs another package: pip install 'sylvan[encrypt]'"
             ) from None
         self._aead: Any = ciphers.AESGCM(derived(key, "pages"))
 

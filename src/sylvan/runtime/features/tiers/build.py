@@ -24,9 +24,8 @@ from sylvan.runtime.features.tiers.identity import tokenizer_digest, weights_dig
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores, limits_of
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier, write_ahead_pages
-from sylvan.runtime.features.tiers.worker import KVTiersWorker
+from sylvan.runtime.features.tiers.worker import KVTiersWorker, staged_bytes
 from sylvan.runtime.storage.api import StoreError
-from sylvan.runtime.storage.cipher import read_key
 from sylvan.runtime.storage.find import check_url, shown
 from sylvan.runtime.storage.manifest import GroupLayout, Manifest
 
@@ -52,7 +51,7 @@ class TiersParts:
 
     def worker(self, site: ModelSite) -> CapabilityWorker:
         """The worker half."""
-        self._worker = KVTiersWorker(site.memory, self.settings.staging)
+        self._worker = KVTiersWorker(site.memory)
         return self._worker
 
     def open(self, config: Config, model: ModelFacts, model_dir: Path) -> None:
@@ -77,16 +76,13 @@ class TiersParts:
             max_bytes=settings.max_bytes,
             space_bytes=settings.namespace_bytes,
             ttl_s=settings.ttl_s,
-            timeout_s=settings.timeout_s,
-            key_file=settings.key_file if settings.encrypt else None,
+            key_file=settings.key_file,
             default_url=url_of("file", settings.directory),
         )
-        if settings.key_file is not None:
-            read_key(Path(settings.key_file))
         self._tier = StorageTier(
             layout=layout,
             max_known=KNOWN_PER_PAGE * sum(group.num_pages for group in groups),
-            max_pending_bytes=settings.staging,
+            max_pending_bytes=staged_bytes(memory),
             counts=TierCounts(),
         )
         self._stores = Stores(self._tier, spec)

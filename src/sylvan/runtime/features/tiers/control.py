@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.protocol.tiers import AttachStore, TierLoad, WritePolicy
+from sylvan.protocol.tiers import AttachStore, WritePolicy
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Load, Place
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.tiers.breaker import Breaker
@@ -29,10 +27,10 @@ from sylvan.runtime.features.tiers.data import (
     TiersWork,
 )
 from sylvan.runtime.features.tiers.prefetch import ArrivedPages, Prefetch, PrefetchPolicy
+from sylvan.runtime.features.tiers.status import Status, describe, load_of
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.features.tiers.tier import StorageTier, may_be_stored, write_ahead_pages
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
-from sylvan.runtime.storage.find import shown
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
@@ -68,8 +66,7 @@ class KVTiers(Capability):
         clock: Clock = monotonic,
     ) -> None:
         assert cache.loads is not None
-        assert isinstance(cache.tree, RadixCache)
-        self._tree, self._loads = cache.tree, cache.loads
+        self._loads = cache.loads
         self._tier, self._stores, self._clock = tier, stores, clock
         self._write_policy: WritePolicy = write_policy
         self.prefetch = prefetch or PrefetchPolicy()
@@ -91,7 +88,9 @@ class KVTiers(Capability):
         self._loading: dict[int, tuple[str, int]] = {}  # rid and pages, by job of a load
         self._outbox = _Outbox()
         self._launched_s: dict[int, float] = {}  # of batches in flight, by id
-        stores.describe, stores.configure, stores.load = self.describe, self.configure, self.load
+        stores.configure = self.configure
+        stores.describe = lambda: describe(stores.url, self._status, tier)
+        stores.load = lambda: load_of(tier)
 
     # ---- steps
 
@@ -216,50 +215,13 @@ class KVTiers(Capability):
         changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
         self.prefetch = replace(self.prefetch, **changes)
 
-    def load(self) -> TierLoad:
-        """What was counted, for heartbeats."""
-        counts, tier = self.counts, self._tier
-        shared = {
-            name: getattr(counts, name)
-            for name in TierLoad.__struct_fields__
-            if hasattr(TierCounts, name)
-        }
-        return TierLoad(
-            **shared,
-            stored_tokens=counts.stored_pages * tier.layout.page_size,
-            wrong_pages=sum(counts.faults.values()),
-            known_pages=tier.num_known,
-            pending_bytes=tier.pending_bytes,
-        )
-
-    def describe(self) -> Mapping[str, Any]:
-        """Which store there is, how it is used, and what was counted; JSON-like."""
-        tier, cost = self._tier, self.cost
-        return {
-            "storage": shown(self._stores.url) if self._stores.url else None,
-            "attached": tier.is_open,
-            "write_policy": self._write_policy,
-            "prefetch": asdict(self.prefetch),
-            "suspended": self.breaker.is_open,
-            "last_error": self.breaker.last_error or None,
-            "known_pages": tier.num_known,
-            "max_known_pages": tier.max_known,
-            "pending_bytes": tier.pending_bytes,
-            "waiting_requests": len(self._prefetches),
-            "measured": {
-                "compute_tokens_per_s": round(cost.tokens_per_s, 1),
-                "fetch_bytes_per_s": round(cost.bytes_per_s),
-                "fetch_latency_s": round(cost.latency_s, 6),
-            },
-            "counts": asdict(self.counts),
-            "layout": [
-                {"name": group.name, "kind": group.kind, "page_bytes": size}
-                for group, size in zip(tier.layout.groups, tier.layout.page_bytes, strict=True)
-            ],
-            "page_size": tier.layout.page_size,
-        }
-
     # ---- inside
+
+    @property
+    def _status(self) -> Status:
+        return Status(
+            self._write_policy, self.prefetch, self.breaker, self.cost, len(self._prefetches)
+        )
 
     def _begin(self, req: Req, restarts: int = 0) -> Prefetch:
         """Look what the store has of a prompt, if that may pay."""
@@ -269,7 +231,7 @@ class KVTiers(Capability):
         if key is None or not self._may_fetch(req) or not may_be_stored(key.namespace):
             return found
         stop = (len(key.tokens) - 1) // size
-        found.known = known = self._tree.on_device(key, stop * size) // size
+        found.known = known = self._loads.residency.on_device(key, stop * size) // size
         num_tokens = (stop - known) * size
         if num_tokens < max(1, self.prefetch.min_tokens):
             return found
@@ -300,7 +262,7 @@ class KVTiers(Capability):
         if not found.known or found.restarts >= MAX_RESTARTS or not self._may_fetch(req):
             return False
         tokens = found.known * self._tier.layout.page_size
-        return req.key is not None and self._tree.on_device(req.key, tokens) < tokens
+        return req.key is not None and self._loads.residency.on_device(req.key, tokens) < tokens
 
     def _may_fetch(self, req: Req) -> bool:
         generates = isinstance(req.request, GenerateRequest)
@@ -312,7 +274,7 @@ class KVTiers(Capability):
         if progress is None or req.key is None or found.arrived <= max(found.learnt, found.known):
             return
         stored = ArrivedPages(self._tier, found, progress)
-        if self._loads.residency.learn(self._tree, req.key, Place.STORAGE, stored):
+        if self._loads.residency.learn(req.key, Place.STORAGE, stored):
             found.learnt = found.arrived
 
     def _stop(self, found: Prefetch) -> None:

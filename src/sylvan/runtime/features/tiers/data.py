@@ -21,7 +21,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
         url: Of the store.
         manifest: Encoded `Manifest` that it has to be bound to.
         epoch: Makes pages unlike all others; empty unless weights were replaced in place.
-        max_bytes, space_bytes, ttl_s, timeout_s: As `StoreLimits`.
+        max_bytes, space_bytes, ttl_s: As `StoreLimits`.
         key_file: The operator's key, if pages are encrypted.
         default_url: What `file` stands for.
     """
@@ -32,7 +32,6 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
     space_bytes: int | None = None
     ttl_s: float | None = None
-    timeout_s: float = 5.0
     key_file: str | None = None
     default_url: str = ""
 

@@ -188,12 +188,7 @@ def spec_for(command: AttachStore, before: StoreSpec) -> StoreSpec:
 
 def limits_of(spec: StoreSpec) -> StoreLimits:
     """How much a store may keep."""
-    return StoreLimits(
-        max_bytes=spec.max_bytes,
-        space_bytes=spec.space_bytes,
-        ttl_s=spec.ttl_s,
-        timeout_s=spec.timeout_s,
-    )
+    return StoreLimits(max_bytes=spec.max_bytes, space_bytes=spec.space_bytes, ttl_s=spec.ttl_s)
 
 
 def identity_of(spec: StoreSpec) -> bytes:

@@ -13,6 +13,10 @@ from sylvan.runtime.features.tiers.data import StoreSpec, TiersWork
 from sylvan.runtime.features.tiers.mover import Mover
 from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 
+STAGED_SHARE = 4
+"""Of the device's pages, one of so many fits into the host memory for either direction."""
+_LEAST_STAGED = 32 << 20
+
 Memory = Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
 
 
@@ -21,14 +25,18 @@ class KVTiersWorker(CapabilityWorker):
 
     Args:
         memory: Groups of the model and their bytes; asked once they are there.
-        max_staged_bytes: Host memory for what was read for requests that wait.
+        max_staged_bytes: Host memory for what was read for requests that wait; None: a share of
+            the device's pages.
         threads: Makes those that wait for the store.
     """
 
     name: ClassVar = KVTiers.name
 
     def __init__(
-        self, memory: Memory, max_staged_bytes: int, threads: MakeThreads = DaemonThreads
+        self,
+        memory: Memory,
+        max_staged_bytes: int | None = None,
+        threads: MakeThreads = DaemonThreads,
     ) -> None:
         self.memory, self._max_staged_bytes = memory, max_staged_bytes
         self._threads = threads
@@ -64,5 +72,14 @@ class KVTiersWorker(CapabilityWorker):
     def _mover(self) -> Mover:
         if self._made is None:
             groups, memory = self.memory()
-            self._made = Mover(memory, groups, self._max_staged_bytes, self._threads)
+            most = self._max_staged_bytes
+            most = staged_bytes(memory) if most is None else most
+            self._made = Mover(memory, groups, most, self._threads)
         return self._made
+
+
+def staged_bytes(memory: Sequence[PageMemory]) -> int:
+    """Host memory for what is on its way in one direction."""
+    return max(
+        _LEAST_STAGED, sum(each.num_pages * each.page_bytes for each in memory) // STAGED_SHARE
+    )

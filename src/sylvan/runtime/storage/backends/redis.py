@@ -115,10 +115,10 @@ def _open(url: str, limits: StoreLimits) -> RedisStore:
     query = parse_qs(parts.query)
     prefix = query.pop("prefix", [DEFAULT_PREFIX])[-1]
     address = urlunsplit(parts._replace(query=urlencode(query, doseq=True)))
+    times = ("socket_timeout", "socket_connect_timeout")
+    waits = {name: limits.timeout_s for name in times if name not in query}
     try:
-        client = redis.Redis.from_url(
-            address, socket_timeout=limits.timeout_s, socket_connect_timeout=limits.timeout_s
-        )
+        client = redis.Redis.from_url(address, **waits)
     except (ValueError, redis.RedisError) as error:
         raise ConfigError(f"tiers.storage: {error}") from None
     with _named():

@@ -151,7 +151,6 @@ def test_a_place_that_cannot_be_used_is_refused_unless_best_effort(model, tmp_pa
 
 
 def test_settings_that_make_no_sense_are_refused(model, tmp_path):
-    assert "needs tiers.key_file" in refused(model, None, tiers={"encrypt": True})
     told = refused(model, tmp_path / "kv", tiers={"key_file": str(tmp_path / "none")})
     assert "cannot be read" in told
     told = refused(model, "redis://127.0.0.1/0", tiers={"max_bytes": 4096})
@@ -163,12 +162,12 @@ def test_an_encrypted_store_is_read_with_its_key_only(model, tmp_path):
     for number, path in enumerate(keys):
         path.write_text(f"{number:064}")
         path.chmod(0o600)
-    sealed = {"encrypt": True, "key_file": str(keys[0])}
+    sealed = {"key_file": str(keys[0])}
     with Served(model, tmp_path / "kv", tiers=sealed) as first:
         wanted, _ = first.ask()
     with Served(model, tmp_path / "kv", tiers=sealed) as again:
         assert again.ask() == (wanted, 192)
-    for other in ({}, {"encrypt": True, "key_file": str(keys[1])}):
+    for other in ({}, {"key_file": str(keys[1])}):
         with Served(model, tmp_path / "kv", tiers=other) as served:
             assert served.ask() == (wanted, 0)
             assert served.counts["faults"]["sealed"] >= 1

@@ -261,7 +261,7 @@ def test_a_store_that_fails_is_left_alone_for_a_while():
     for turn in range(8):
         serve(world, below, f"r{turn}", cache_salt=f"{turn}/")
     assert below.control.breaker.is_open
-    assert below.control.describe()["last_error"] == "broken"
+    assert below.stores.describe()["last_error"] == "broken"
     assert below.control.counts.lost_pages > 0
     before = len(calls)
     serve(world, below, "last", cache_salt="z/")
@@ -323,7 +323,7 @@ def test_a_store_is_attached_described_cleared_and_detached_while_serving():
     assert [*below.store.pages()]
     assert below.command(world, ClearStore()).ok
     assert not [*below.store.pages()]
-    assert below.control.describe()["attached"]
+    assert below.stores.describe()["attached"]
     serve(world, below, "c", [7, *PROMPT])
     assert [*below.store.pages()]
 
