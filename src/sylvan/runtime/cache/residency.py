@@ -235,9 +235,8 @@ class Residency:
             EMPTY_IDS, EMPTY_IDS, None, namespace=key.namespace
         )
         found = walk(root, key, length, nodes.page_size)
-        return nodes.node_at(
-            found.path[-1].node, found.length
-        ) if found.path else root, found.length
+        end = nodes.node_at(found.path[-1].node, found.length) if found.path else root
+        return end, found.length
 
     def _write_ahead(self, completed: int) -> None:
         heap, later = self._heap, list[Node]()
