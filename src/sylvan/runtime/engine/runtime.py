@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from sylvan.config import Config
@@ -20,6 +21,7 @@ from sylvan.runtime.engine.served import served_facts
 from sylvan.runtime.engine.supervisor import DuringStart, Supervisor
 from sylvan.runtime.engine.text import load_tokenizer, read_chat_template
 from sylvan.runtime.storage.cipher import tenants_secret
+from sylvan.runtime.tokenizer.adapters import Adapters, AdapterSettings
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.router import ReplicaRouter
@@ -83,6 +85,7 @@ class Runtime:
         topology = topology or Topology()
         async with AsyncExitStack() as stack:
             router = ReplicaRouter(topology.num_replicas)
+            adapters = Adapters(router, _adapter_settings(config))
             if config.processes == "many":
                 supervisor = Supervisor(config, topology, progress=progress, prewarmed=prewarmed)
                 stack.push_async_callback(supervisor.close)
@@ -100,7 +103,9 @@ class Runtime:
                     stack.push_async_callback(engine.close)
                     await engine.start()
                     backends.append(engine)
-            manager = TokenizerManager(tokenizer, _limits(config, topology), router=router)
+            manager = TokenizerManager(
+                tokenizer, _limits(config, topology), router=router, adapters=adapters
+            )
             if (secret := tenants_secret(config.tiers)) is not None:
                 manager.isolation = CacheIsolation(secret)
             stack.pop_all()
@@ -163,6 +168,18 @@ def _replicas(config: Config, tokenizer: Tokenizer, router: ReplicaRouter) -> li
         return served_facts(config, facts, tokenizer, path)
 
     return [Replica(client, facts_of) for client in router.clients]
+
+
+def _adapter_settings(config: Config) -> AdapterSettings:
+    if (lora := config.lora) is None:
+        return AdapterSettings()
+    data_dir = config.server.data_dir
+    return AdapterSettings(
+        enabled=True,
+        base=config.served_model_name or Path(config.model).name,
+        allowed_dirs=lora.allowed_dirs,
+        state_file=str(Path(data_dir) / "adapters.json") if data_dir else None,
+    )
 
 
 def _limits(config: Config, topology: Topology) -> EdgeLimits:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.memory import PageMemory
@@ -69,6 +70,10 @@ class ModelSite:
         head: The model's head on vectors that are no rows of a step.
         memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
             the executor is built.
+        skeleton: Makes the model without contents; None: it is not of layers of ours.
+        dtype: Of its rows.
+        device: Where it computes.
+        max_tokens: Rows of the largest step.
     """
 
     vocab_size: int
@@ -77,6 +82,10 @@ class ModelSite:
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
     memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
+    skeleton: Callable[[], nn.Module] | None
+    dtype: torch.dtype
+    device: torch.device
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
