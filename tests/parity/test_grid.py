@@ -135,19 +135,21 @@ def warm(serving, prompts, prefix) -> None:
         serving.generate([part], max_new_tokens=1, lora=lora)
 
 
-def noise(serving, count, **changes) -> None:
+def noise(serving, count, **changes) -> str:
     """Another request, whose answer nobody looks at."""
     prompt = np.random.default_rng(count).integers(4, VOCAB, count).tolist()
-    serving.add(prompt, **SAMPLING | {"sampling_seed": count} | changes)
+    return serving.add(prompt, **SAMPLING | {"sampling_seed": count} | changes)
 
 
 def run(serving, *, preempted) -> None:
     """To the end; an urgent request comes when others answer, until it took the place of one."""
+    urgent = None
     for step in range(20_000):
         running = serving.scheduler.running
         answer = running and all(req.num_outputs > 1 for req in running)
         if preempted and answer and not serving.scheduler.load().retractions:
-            noise(serving, URGENT + step % 200, priority=100)
+            if urgent is None or urgent in serving.finish:
+                urgent = noise(serving, URGENT + step % 200, priority=100)
         if serving.scheduler.step():
             continue
         if serving.scheduler.idle:
