@@ -148,7 +148,8 @@ def test_a_store_is_operated_over_http(model, tmp_path):
         assert asker.status()["storage"] is None
         assert asker.ask()[0] == wanted
 
-    with running(model, *FLAGS) as server:
-        reply = httpx.get(f"{server.url}/hicache/storage-backend")
-        assert reply.status_code == 400
-        assert "--enable-hierarchical-cache" in reply.text
+
+def test_a_server_without_tiers_says_how_to_have_them(server):
+    reply = Asker(server.url, "secret").call("GET", "/hicache/storage-backend")
+    assert reply.status_code == 400
+    assert "--enable-hierarchical-cache" in reply.text

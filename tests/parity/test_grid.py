@@ -147,9 +147,9 @@ def run(serving, *, preempted) -> None:
     for step in range(20_000):
         running = serving.scheduler.running
         answer = running and all(req.num_outputs > 1 for req in running)
-        if preempted and answer and not serving.scheduler.load().retractions:
-            if urgent is None or urgent in serving.finish:
-                urgent = noise(serving, URGENT + step % 200, priority=100)
+        wanted = preempted and answer and not serving.scheduler.load().retractions
+        if wanted and (urgent is None or urgent in serving.finish):
+            urgent = noise(serving, URGENT + step % 200, priority=100)
         if serving.scheduler.step():
             continue
         if serving.scheduler.idle:
@@ -225,7 +225,9 @@ def compare_row(model_dir, prompts, adapters, options, case):
     load = serving.scheduler.load()
     serving.close()
 
-    assert row["prefix"] == "none" or load.cached_prompt_tokens > before, row
+    # prompts of adapters are not in a store, and for the other one there may be no room at once
+    finds = row["prefix"] != "none" and not (row["store"] and row["adapters"] != "off")
+    assert not finds or load.cached_prompt_tokens > before, row
     assert (load.retractions > 0) == row["preempted"], row
     assert not load.verified_drafts or row["guesses"], row
     # with overlap the newest token is known only where nothing is in flight
