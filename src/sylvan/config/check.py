@@ -261,6 +261,27 @@ RULES = (
         lambda c: "\n".join(_unknown_options(c)),
     ),
     Rule(
+        "tiers without prefixes",
+        ("tiers", "cache.prefix"),
+        lambda c: c.config.tiers is not None and c.config.cache.prefix == "none",
+        "tiers keep cached prefixes, but {cache.prefix}; leave tiers out, or choose "
+        "cache.prefix=radix",
+    ),
+    Rule(
+        "tiers of vectors",
+        ("tiers", "task"),
+        lambda c: c.config.tiers is not None and not c.facts.model.causal,
+        "tiers keep cached prefixes, and this model has none: its tokens see those after them; "
+        "leave tiers out",
+    ),
+    Rule(
+        "tiers recorded",
+        ("tiers", "observe.record"),
+        lambda c: c.config.tiers is not None and c.config.observe.record is not None,
+        "{observe.record}: what a store brings cannot be played back; leave tiers or "
+        "observe.record out",
+    ),
+    Rule(
         "task not of this model",
         ("task",),
         lambda c: c.config.task not in c.facts.model.tasks,

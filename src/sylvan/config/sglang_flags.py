@@ -116,12 +116,8 @@ REFUSED: Mapping[str, str] = {
         "prefill_only_disable_kv_cache prefill_kv_cache_dequant_dtype=auto enable_hisparse "
         "hisparse_config="
     ),
-    "a cache tier in host memory or storage": (
-        "hicache_host_memory_fraction=0.8 hicache_host_memory_mode=cache "
-        "hicache_io_backend=kernel hicache_mem_layout=page_first "
-        "hicache_storage_backend_extra_config= hicache_storage_prefetch_policy=timeout "
-        "hicache_storage_prefetch_retry_max_attempts=8 "
-        "hicache_storage_prefetch_retry_poll_interval=8 hicache_write_policy=write_through"
+    "a cache tier in host memory": (
+        "hicache_host_memory_fraction=0.8 hicache_host_memory_mode=cache"
     ),
     "giving memory back while serving": (
         "enable_weights_cpu_backup enable_draft_weights_cpu_backup"

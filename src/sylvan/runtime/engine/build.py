@@ -43,6 +43,7 @@ from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.speculation.together import ModelSpeculation
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
@@ -93,7 +94,12 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         free_core=_number(config.threads) < inspect_machine().cores,
     )
     lora = LoraServing(config.lora) if config.lora else None
-    workers = (*STANDARD_WORKERS, lambda site: grammar.worker, *([lora.worker] if lora else ()))
+    tiers = TiersParts(config.tiers) if config.tiers is not None else None
+    workers = (
+        *STANDARD_WORKERS,
+        lambda site: grammar.worker,
+        *(part.worker for part in (lora, tiers) if part),
+    )
     executor, model = build_executor(
         path,
         _options(config),
@@ -104,6 +110,8 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
+    if tiers is not None:
+        tiers.open(config, model, path)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
     capabilities: tuple[Capability, ...] = (grammar.control, *([lora.control] if lora else ()))
     speculation = draft = None
@@ -116,7 +124,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         draft = _draft_model(config)
         speculation = build_speculation(config.speculative, model.vocab_size, draft)
         capabilities = (*capabilities, speculation)
-    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher)
+    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher, tiers)
 
     def close() -> None:
         executor.close()
@@ -154,6 +162,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         num_grammar_reqs=grammar.num_waiting,
         weight_version=config.weight_version,
         lora=lora,
+        stores=tiers.stores if tiers else None,
     )
 
 
@@ -203,11 +212,16 @@ def compose_scheduler(
     emit: Emit,
     capabilities: tuple[Capability, ...] = (),
     publisher: KVEventPublisher | None = None,
+    tiers: TiersParts | None = None,
 ) -> tuple[Scheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
     settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
-    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction)
+    below = () if tiers is None else (tiers.tier,)
+    policy = None if tiers is None else tiers.policy(caps.kv_groups)
+    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
+    if tiers is not None:
+        capabilities = (*capabilities, tiers.control(cache))
     standard = standard_capabilities(
         cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all
     )

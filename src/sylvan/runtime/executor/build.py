@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention, NativeCalls
 from sylvan.runtime.attention.null import NullAttention
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.control import ExecutorControl
@@ -56,6 +58,7 @@ from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.state_pages import StatePages
 from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
@@ -134,8 +137,8 @@ def _in_memory(
 ) -> tuple[Executor, ModelFacts]:
     """Steps run in turn, or one ahead, in the memory of this process."""
     options, config, pooling = plan.options, plan.config, plan.pooling
-    head = _LateHead()
-    workers = _workers(plan, parts, head)
+    late = _Late()
+    workers = _workers(plan, parts, late)
     plan = replace(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
@@ -143,8 +146,9 @@ def _in_memory(
         adapt=_adapter_of(workers),
     )
     made = _with_program(plan) or _with_tensors(plan)
-    head.runner = made.runner
+    late.runner = made.runner
     states = plan.states
+    late.pages = [*made.pool.groups, *([StatePages(states.parts)] if states else [])]
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
@@ -163,6 +167,7 @@ def _in_memory(
         draft_chains=made.runner.verifies_drafts and not config.states,
         draft_trees=made.runner.verifies_drafts and made.attention.caps.tree_mask,
     )
+    late.groups = caps.kv_groups
     facts = replace(
         facts,
         runner=made.name,
@@ -276,26 +281,32 @@ def _nothing() -> None:
     """Nothing depends on the contents of weights."""
 
 
-class _LateHead:
-    """The head of a runner that is made after those who use it."""
+class _Late:
+    """What is made after those who use it: the runner, and memory."""
 
     def __init__(self) -> None:
         self.runner: ModelRunner | None = None
+        self.groups: Sequence[KVGroup] = ()
+        self.pages: Sequence[PageMemory] = ()
 
-    def __call__(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        """See `ModelSite.head`."""
         assert self.runner is not None
         return self.runner.head(vectors_RD)
 
+    def memory(self) -> tuple[Sequence[KVGroup], Sequence[PageMemory]]:
+        """See `ModelSite.memory`."""
+        return self.groups, self.pages
 
-def _workers(
-    plan: ModelPlan, parts: ExecutorParts, head: Callable[[torch.Tensor], torch.Tensor]
-) -> tuple[CapabilityWorker, ...]:
+
+def _workers(plan: ModelPlan, parts: ExecutorParts, late: _Late) -> tuple[CapabilityWorker, ...]:
     site = ModelSite(
         vocab_size=plan.config.vocab_size,
         pooling=plan.pooling,
         labels=plan.config.num_labels > 0,
         has_states=bool(plan.config.states),
-        head=head,
+        head=late.head,
+        memory=late.memory,
         skeleton=None if plan.config.path == "transformers" else plan.skeleton,
         dtype=plan.build.dtype,
         device=plan.build.device,
@@ -398,11 +409,16 @@ def _on_device(
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
-    head = _LateHead()
+    late = _Late()
     attention = _attention(plan, platform)
 
     def shape_of(pages: int) -> KVShape:
         return pages_shape(plan.config, replace(plan.kv_shape, num_pages=pages), options)
+
+    def make_pool(pages: int) -> KVCachePool:
+        pool = tensor_pool(plan.config, shape_of(pages), plan.build, plan.kv_type, platform)
+        late.pages = pool.groups  # of the last one, which is used
+        return pool
 
     platform.trim()
     before = platform.memory()
@@ -416,7 +432,7 @@ def _on_device(
     try:
         model = _loaded(plan)
         weights = plan.live(model, plan.names(model))
-        workers = _workers(plan, parts, head)
+        workers = _workers(plan, parts, late)
         _adapter_of(workers)(model)
         executor, report = build_device(
             DevicePlan(
@@ -426,9 +442,7 @@ def _on_device(
                 limits=plan.limits,
                 context_len=plan.build.length,
                 attention=attention,
-                make_pool=lambda pages: tensor_pool(
-                    plan.config, shape_of(pages), plan.build, plan.kv_type, platform
-                ),
+                make_pool=make_pool,
                 kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages)),
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
@@ -449,6 +463,7 @@ def _on_device(
         ) from None
     if options.runner == "graph" and not report.has_graphs:
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
+    late.groups = executor.caps.kv_groups
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
     kv_bytes = (report.num_pages - 1) * report.page_bytes

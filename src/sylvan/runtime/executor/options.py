@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish
@@ -66,6 +68,8 @@ class ModelSite:
         labels: Whether the model's head gives numbers of labels.
         has_states: Whether some layers keep a recurrent state.
         head: The model's head on vectors that are no rows of a step.
+        memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
+            the executor is built.
         skeleton: Makes the model without contents; None: it is not of layers of ours.
         dtype: Of its rows.
         device: Where it computes.
@@ -77,6 +81,7 @@ class ModelSite:
     labels: bool
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
+    memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
     skeleton: Callable[[], nn.Module] | None
     dtype: torch.dtype
     device: torch.device
