@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from sylvan.config.fields import replaced
 from sylvan.config.load import dump
 from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
+from sylvan.config.tree import DRAFT_HEADS
 from sylvan.kernels import describe
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
@@ -27,8 +28,9 @@ from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts, read_facts
-from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
@@ -36,10 +38,9 @@ from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
-from sylvan.runtime.features.speculation.build import build_speculation
-from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
+from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.model import DraftModel
-from sylvan.runtime.features.speculation.together import ModelSpeculation
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.capability import Capability, Hooks
@@ -94,7 +95,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         path,
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker)),
+        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker, *_head(config))),
     )
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
@@ -151,10 +152,19 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
     )
 
 
+def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
+    """Makes the worker half of speculation by a draft head, if there is one."""
+    given = config.speculative
+    if given is None or given.algorithm not in DRAFT_HEADS or given.draft_model is None:
+        return ()
+    path = model_dir(given.draft_model)
+    return (head_worker(path, given.algorithm, _number(given.num_steps)),)
+
+
 def _draft_model(config: Config) -> DraftModel | None:
     """The model that writes ahead, with as much memory in tokens as the one that is served."""
     given = config.speculative
-    if given is None or given.draft_model is None:
+    if given is None or given.algorithm != "standalone" or given.draft_model is None:
         return None
     path = model_dir(given.draft_model)
     facts = read_facts(path, config.dtype, None, trusted=config.trust_remote_code)
@@ -318,7 +328,7 @@ def _state(
     config: Config,
     grammar: Grammar,
     model: ModelFacts,
-    speculation: Speculation | ModelSpeculation | None,
+    speculation: AnySpeculation | None,
 ) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}

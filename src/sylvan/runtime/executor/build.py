@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sylvan.config.fields import size_text
@@ -15,6 +15,7 @@ from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
@@ -57,6 +58,7 @@ from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
+from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
 from sylvan.utils import plugins
 
@@ -132,18 +134,18 @@ def _in_memory(
 ) -> tuple[Executor, ModelFacts]:
     """Steps run in turn, or one ahead, in the memory of this process."""
     options, config, pooling = plan.options, plan.config, plan.pooling
-    head = _LateHead()
-    workers = _workers(plan, parts, head)
+    late = _LateParts()
+    workers = _workers(plan, parts, late)
     plan = replace(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
         edited_by=next((w.name for w in workers if w.edits_inputs), None),
     )
     made = _with_program(plan) or _with_tensors(plan)
-    head.runner = made.runner
     states = plan.states
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
+    late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
     control = _control(plan, made, states)
     worker = Worker(backend, slots, workers, lambda: control.blocked)
@@ -212,8 +214,6 @@ def _with_program(plan: ModelPlan) -> Made | None:
 
 
 def _check_capabilities(plan: ModelPlan) -> None:
-    if plan.hidden_layers:
-        raise Unsupported("a capability reads hidden vectors of layers")
     if plan.edited_by is not None:
         raise Unsupported(f"{plan.edited_by} gives inputs as vectors")
 
@@ -246,6 +246,7 @@ def _record(plan: ModelPlan) -> Made:
         library,
         dtype=plan.build.dtype,
         threads=plan.threads,
+        hidden_layers=plan.hidden_layers,
     )
     return Made(
         f"program ({library.variant})",
@@ -259,26 +260,43 @@ def _record(plan: ModelPlan) -> Made:
     )
 
 
-class _LateHead:
-    """The head of a runner that is made after those who use it."""
+class _LateParts:
+    """What is made after the worker halves that use it."""
 
     def __init__(self) -> None:
         self.runner: ModelRunner | None = None
+        self.sampler: TokenSampler | None = None
+        self.params: SamplingSlots | None = None
 
-    def __call__(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        """See `ModelSite.head`."""
         assert self.runner is not None
         return self.runner.head(vectors_RD)
 
+    def draw(self, logits_RV: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+        """See `ModelSite.draw`."""
+        assert self.sampler is not None
+        assert self.params is not None
+        batch = SamplingBatch(slots, positions.astype(np.int64), self.params)
+        return self.sampler.sample(logits_RV, batch).token_ids
+
 
 def _workers(
-    plan: ModelPlan, parts: ExecutorParts, head: Callable[[torch.Tensor], torch.Tensor]
+    plan: ModelPlan, parts: ExecutorParts, late: _LateParts
 ) -> tuple[CapabilityWorker, ...]:
     site = ModelSite(
         vocab_size=plan.config.vocab_size,
         pooling=plan.pooling,
         labels=plan.config.num_labels > 0,
         has_states=bool(plan.config.states),
-        head=head,
+        head=late.head,
+        draw=late.draw,
+        model_dir=plan.model_dir,
+        config=plan.config,
+        build=plan.build,
+        limits=plan.limits,
+        kv_shape=pages_shape(plan.config, plan.kv_shape, plan.options),
+        load_format=plan.options.load_format,
     )
     made = (make(site) for make in parts.workers)
     return tuple(worker for worker in made if worker is not None)
@@ -365,7 +383,7 @@ def _on_device(
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
-    head = _LateHead()
+    late = _LateParts()
     attention = _attention(plan, platform)
 
     def shape_of(pages: int) -> KVShape:
@@ -399,7 +417,7 @@ def _on_device(
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
                 graph=graph,
-                capabilities=_workers(plan, parts, head),
+                capabilities=_workers(plan, parts, late),
                 custom=tuple(parts.custom),
                 weights=plan.live(model, plan.names(model)),
                 checkpoints=plan.checkpoints,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.fused import NativeStep
 from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.outputs import layer_outputs
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.sampling.api import TokenSampler
@@ -45,6 +46,7 @@ class Recording:
     taken: Value  # rows of `hidden`, for the head
     logits: Value
     head_start: int  # first op of taking rows, which the head follows
+    layers: Mapping[int, Value]  # outputs of layers that are kept
 
 
 class ProgramRunner:
@@ -61,7 +63,7 @@ class ProgramRunner:
 
     verifies_drafts = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a program is made from
         self,
         model: Model,
         limits: BatchLimits,
@@ -70,17 +72,18 @@ class ProgramRunner:
         *,
         dtype: torch.dtype,
         threads: int,
+        hidden_layers: Sequence[int] = (),
     ) -> None:
-        """Record `model`.
+        """Record `model`, keeping the outputs of `hidden_layers`.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
         """
         sizes = RecorderLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
         parts = dtype, sizes, pool.layers, library.constants
-        _record(model, NativeRecorder(*parts, rehearsal=True))
+        _record(model, NativeRecorder(*parts, rehearsal=True), hidden_layers)
         recorder = NativeRecorder(*parts)
-        recording = _record(model, recorder)
+        recording = _record(model, recorder, hidden_layers)
         library.dll.sylvan_threads(threads)
         placed = place(recorder.draft)
         self.weight_bytes = recorder.weight_bytes
@@ -115,7 +118,7 @@ class ProgramRunner:
         if not isinstance(sampler, NativeSampler):
             return None
         whole = self._program.read(self._recording.logits, batch.limits.most_samples)
-        return NativeStep(self._program, _bound(batch), batch, whole, last_token, params)
+        return NativeStep(self._program, bound(batch), batch, whole, last_token, params)
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.logits`."""
@@ -127,13 +130,11 @@ class ProgramRunner:
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.hidden`."""
-        count = int(rows.max()) + 1
-        whole = self._program.read(self._recording.hidden, count)
-        return whole[torch.as_tensor(rows).long()].float()
+        return self._take(self._recording.hidden, rows).float()
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.layer_hidden`."""
-        raise KeyError(f"step programs keep no output of layer {layer}")
+        return self._take(self._recording.layers[layer], rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.head`."""
@@ -146,15 +147,19 @@ class ProgramRunner:
         """Run a step and return each op with its nanoseconds."""
         return self._program.profile(self._step(batch))
 
+    def _take(self, value: Value, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        whole = self._program.read(value, int(rows.max()) + 1)
+        return whole[torch.as_tensor(rows).long()]
+
     def _step(self, batch: ForwardBatch) -> Run:
         if batch is not self._batch:
-            self._batch, self._run = batch, _bound(batch)
+            self._batch, self._run = batch, bound(batch)
         step = self._run
         step.tokens, step.outputs, step.seqs = batch.num_tokens, batch.num_samples, batch.num_reqs
         return step
 
 
-def _bound(batch: ForwardBatch) -> Run:
+def bound(batch: ForwardBatch) -> Run:
     """Run-time arguments that point at the batch's buffers; these stay where they are."""
     host = batch.host
     return Run(
@@ -174,15 +179,18 @@ def _bound(batch: ForwardBatch) -> Run:
     )
 
 
-def _record(model: Model, recorder: NativeRecorder) -> Recording:
+def _record(model: Model, recorder: NativeRecorder, hidden_layers: Sequence[int] = ()) -> Recording:
     batch = SymbolicBatch(recorder)
     # A model's annotations speak of tensors; its ops take values as well.
     embed, forward, head = (getattr(model, name) for name in ("embed", "forward", "head"))
-    hidden: Value = forward(embed(batch), batch)
+    with layer_outputs(model, hidden_layers) as layers:
+        hidden: Value = forward(embed(batch), batch)
+    for value in layers.values():
+        recorder.pin(value)
     recorder.pin(hidden)
     head_start = len(recorder.draft.calls)
     taken = ops.take_rows(hidden, batch.sample_rows)
     recorder.pin(taken)
     logits: Value = head(taken)
     recorder.pin(logits)
-    return Recording(hidden, taken, logits, head_start)
+    return Recording(hidden, taken, logits, head_start, layers)
