@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,27 @@ def resolved(config: Config) -> Config:
     return result.config
 
 
-def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None) -> Composition:
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Capabilities that a configuration does not name: both halves."""
+
+    capabilities: tuple[Capability, ...] = ()
+    workers: tuple[Callable[[ModelSite], CapabilityWorker | None], ...] = ()
+
+
+def build_scheduler(
+    config: Config,
+    emit: Emit,
+    progress: Progress | None = None,
+    also: Additions = Additions(),
+) -> Composition:
     """Load the model and wire everything that serves it.
 
     Args:
         config: May still hold `auto`.
         emit: Takes the outputs of each step.
         progress: Told of the bytes that are loaded; None: lines of the log tell of them.
+        also: What is added to that.
 
     Raises:
         ConfigError: something cannot be served; one clear sentence.
@@ -95,14 +109,16 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         path,
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker, *_head(config))),
+        parts=ExecutorParts(
+            (*STANDARD_WORKERS, lambda site: grammar.worker, *_head(config), *also.workers)
+        ),
     )
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
-    capabilities: tuple[Capability, ...] = (grammar.control,)
+    capabilities: tuple[Capability, ...] = (grammar.control, *also.capabilities)
     speculation = draft = None
     if config.speculative is not None:
         if not executor.caps.draft_chains:

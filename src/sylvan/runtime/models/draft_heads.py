@@ -29,7 +29,7 @@ from sylvan.runtime.layers.mlp import GatedMLP
 from sylvan.runtime.layers.norm import RMSNorm
 from sylvan.runtime.models.config import ModelConfig, common_fields, make_config, read_config
 from sylvan.runtime.models.decoder import Attention, Ropes
-from sylvan.runtime.models.files import open_weights
+from sylvan.runtime.models.files import LoadFormat, open_weights
 
 Kind = Literal["eagle", "eagle3"]
 
@@ -292,6 +292,32 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
     """An early, a middle and a late layer, as EAGLE-3 has them, of a model of so many."""
     last = num_layers - 1
     return min(1, last), max(0, num_layers // 2 - 1), max(0, num_layers - 4)
+
+
+def model_matrix(
+    name: str, model_dir: Path, model: ModelConfig, load_format: LoadFormat = "auto"
+) -> torch.Tensor:
+    """A matrix of the model that a head shares with it.
+
+    Args:
+        name: `embed_tokens.weight` or `lm_head.weight`.
+        model_dir: Of the model.
+        model: Its config.
+        load_format: Of its files.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    files = open_weights(model_dir, load_format)
+    tied = ("embed_tokens.weight",) if model.tie_word_embeddings else ()
+    for wanted in (name, *tied):
+        for prefix in ("", "model."):
+            if prefix + wanted in files.tensors:
+                return files.tensor(prefix + wanted)
+    raise ConfigError(
+        f"a draft head would share the tensor {name!r} with the model, but {str(model_dir)!r} has "
+        "none of plain numbers"
+    )
 
 
 def make_head(config: DraftHeadConfig, build: Build) -> DraftHead:

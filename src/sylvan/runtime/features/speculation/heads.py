@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import torch
 
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.library import LibraryMissing
@@ -19,8 +18,12 @@ from sylvan.runtime.executor.graphs.head_program import HeadProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.speculation.head_worker import MOST_PUT_OFF, HeadWorker, RunnableHead
-from sylvan.runtime.models.draft_heads import DraftHeadConfig, HeadCheckpoint, make_head
-from sylvan.runtime.models.files import open_weights
+from sylvan.runtime.models.draft_heads import (
+    DraftHeadConfig,
+    HeadCheckpoint,
+    make_head,
+    model_matrix,
+)
 from sylvan.runtime.models.groups import kv_groups
 from sylvan.runtime.pool.mha import KVShape
 
@@ -62,7 +65,8 @@ def _make(path: Path, algorithm: str, depth: int, site: ModelSite) -> HeadWorker
         config, layer=msgspec.structs.replace(config.layer, layer_windows=(window,))
     )
     head = make_head(config, replace(site.build, length=site.build.length + depth))
-    checkpoint.load(head, lambda name: _of_model(site, name))
+    load_format = "auto" if site.load_format == "dummy" else site.load_format
+    checkpoint.load(head, lambda name: model_matrix(name, site.model_dir, site.config, load_format))
     spare = -(-depth // site.kv_shape.page_size)
     batch = _batch(site, config, spare)
     runnable = RunnableHead(
@@ -93,19 +97,3 @@ def _batch(site: ModelSite, config: DraftHeadConfig, spare: int) -> ForwardBatch
         max_pages_per_req=site.limits.max_pages_per_req + spare,
     )
     return ForwardBatch(limits, NativePool(shape, site.build.dtype), NativeAttention())
-
-
-def _of_model(site: ModelSite, name: str) -> torch.Tensor:
-    """A matrix of the model that a head shares with it."""
-    files = open_weights(
-        site.model_dir, "auto" if site.load_format == "dummy" else site.load_format
-    )
-    tied = ("embed_tokens.weight",) if site.config.tie_word_embeddings else ()
-    for wanted in (name, *tied):
-        for prefix in ("", "model."):
-            if prefix + wanted in files.tensors:
-                return files.tensor(prefix + wanted)
-    raise ConfigError(
-        f"speculative.draft_model: the head has no tensor {name!r} of its own, and the model in "
-        f"{str(site.model_dir)!r} has none that it could use"
-    )
