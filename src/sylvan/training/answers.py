@@ -93,15 +93,12 @@ class VectorsWorker(CapabilityWorker):
     def take(self, rid: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What was computed for the first `count` tokens of a request: (count, F), (count, D)."""
         parts = self._kept.pop(rid)
-        columns_TF, last_TD = (
-            parts[0][which].new_empty(count, parts[0][which].shape[1]) for which in (1, 2)
-        )
+        _, first, other = parts[0]
+        columns_TF, last_TD = (x.new_empty(count, x.shape[1]) for x in (first, other))
         for start, columns, last in parts:  # what was computed again is the same
-            stop = min(start + len(columns), count)
-            columns_TF[start:stop], last_TD[start:stop] = (
-                columns[: stop - start],
-                last[: stop - start],
-            )
+            size = min(len(columns), count - start)
+            columns_TF[start : start + size] = columns[:size]
+            last_TD[start : start + size] = last[:size]
         return columns_TF, last_TD
 
 

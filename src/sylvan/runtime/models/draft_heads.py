@@ -90,7 +90,8 @@ class EagleHead(nn.Module):
 
     def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
         """What `head` takes, and what stands for the vectors of the next positions: (T, D) each."""
-        embeds_TD = ops.cast(self.embed_tokens(batch.input_ids_T), self.embed_fc.weight)
+        like = self.post_attention_layernorm.weight
+        embeds_TD = ops.cast(self.embed_tokens(batch.input_ids_T), like)
         x_TD = ops.add(self.embed_fc(embeds_TD), self.hidden_fc(hidden_TD))
         attended_TD = self.self_attn(x_TD, batch)
         h_TD, stream_TD = self.post_attention_layernorm(attended_TD, x_TD)
