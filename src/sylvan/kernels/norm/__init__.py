@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import Value, X
+from sylvan.kernels.api import TracedTensor, X
 from sylvan.kernels.gpu.choice import Choice
 from sylvan.kernels.norm import reference
 
@@ -25,8 +25,8 @@ def rms_norm(
     Without `residual` it starts as x. The sum is float32, h has the dtype of `weight`; h is
     rounded once. The old `residual` must not be used afterwards: it may be updated in place.
     """
-    if isinstance(x, Value):
-        return x.recorder.rms_norm(x, weight, eps, residual, weight_offset)
+    if isinstance(x, TracedTensor):
+        return x.tracer.rms_norm(x, weight, eps, residual, weight_offset)
     assert residual is None or isinstance(residual, torch.Tensor)
     return _rms_norm.on(x)(x, weight, eps, residual, weight_offset)
 
@@ -40,9 +40,9 @@ def layer_norm(
 ) -> tuple[X, X]:
     """Return (h, residual) as `rms_norm` does, with mean and variance removed.
 
-    `weight` None means ones; then h has the model's dtype (that of x, or bf16 if recorded so).
+    `weight` None means ones; then h has the model's dtype (that of x, or of the program).
     """
-    if isinstance(x, Value):
-        return x.recorder.layer_norm(x, weight, bias, eps, residual)
+    if isinstance(x, TracedTensor):
+        return x.tracer.layer_norm(x, weight, bias, eps, residual)
     assert residual is None or isinstance(residual, torch.Tensor)
     return _layer_norm.on(x)(x, weight, bias, eps, residual)
