@@ -148,22 +148,30 @@ def answer(
 
 def save(file: Path, texts: Sequence[Text]) -> None:
     """Write texts, whole or not at all."""
-    parts = {
+    parts = dict[str, torch.Tensor]()
+    if texts:
+        parts = _joined(texts)
+    unfinished = file.with_suffix(".unfinished")
+    save_file(parts, unfinished)
+    unfinished.replace(file)
+
+
+def _joined(texts: Sequence[Text]) -> dict[str, torch.Tensor]:
+    return {
         "tokens": torch.cat([torch.from_numpy(text.tokens) for text in texts]),
         "lengths": torch.tensor([len(text.tokens) for text in texts]),
         "prompts": torch.tensor([text.prompt_len for text in texts]),
         "columns": torch.cat([text.columns for text in texts]),
         "last": torch.cat([text.last for text in texts]),
     }
-    unfinished = file.with_suffix(".unfinished")
-    save_file(parts, unfinished)
-    unfinished.replace(file)
 
 
 def load(file: Path) -> list[Text]:
     """What `save` wrote."""
     parts = load_file(file)
     found: list[Text] = []
+    if not parts:
+        return found
     token = row = 0
     for length, prompt in zip(parts["lengths"].tolist(), parts["prompts"].tolist(), strict=True):
         tokens = parts["tokens"][token : token + length].numpy()

@@ -126,6 +126,15 @@ class TrainableHead(nn.Module):
         self.norm = _Norm(dim, config.rms_norm_eps)
         self.lm_head = nn.Linear(dim, guessed, bias=False)
 
+    def begin_as(self, norm_D: Tensor, head_WD: Tensor) -> None:
+        """Begin with the model's last layer, its norm and its matrix of the vocabulary."""
+        dim = len(norm_D)
+        with torch.no_grad():
+            self.fc.weight.zero_()
+            self.fc.weight[:, -dim:] = torch.eye(dim)
+            self.norm.weight.copy_(norm_D)
+            self.lm_head.weight.copy_(head_WD)
+
     def forward(self, embeds_BTD: Tensor, hidden_BTD: Tensor, past: Past) -> Tensor:
         """The vectors that stand for what the model would compute next. Shape: (B, T, D).
 

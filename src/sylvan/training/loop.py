@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,7 +29,7 @@ WARM_UP = 0.03
 """Of all steps, in which the learning rate grows."""
 DEEPER = 0.8
 """A guess weighs so much of the one before it."""
-STATE = "state.pt"
+STATE = "state.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,26 +163,30 @@ class Trainer:
             epoch += 1
 
     def _save(self) -> None:
-        state = {
-            "step": self._step,
-            "head": self._head.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-        }
+        state = {f"head.{name}": weight for name, weight in self._head.state_dict().items()}
+        for number, part in self._optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{number}.{name}": value for name, value in part.items()}
+        state["step"] = torch.tensor(self._step)
         unfinished = self._state.with_suffix(".unfinished")
-        torch.save(state, unfinished)
+        save_file({name: value.contiguous() for name, value in state.items()}, unfinished)
         unfinished.replace(self._state)
 
     def _load(self) -> None:
+        whole = self._optimizer.state_dict()
+        whole["state"] = parts = dict[int, dict[str, Tensor]]()
         try:
-            state = torch.load(self._state, map_location=self._device, weights_only=True)
-            self._head.load_state_dict(state["head"])
-            self._optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError, OSError) as error:
+            state = load_file(self._state, str(self._device))
+            self._step = int(state.pop("step"))
+            head = {n.removeprefix("head."): w for n, w in state.items() if n.startswith("head.")}
+            for name in state.keys() - {f"head.{name}" for name in head}:
+                _, number, part = name.split(".")
+                parts.setdefault(int(number), {})[part] = state[name]
+            self._head.load_state_dict(head)
+            self._optimizer.load_state_dict(whole)
+        except (RuntimeError, ValueError, LookupError, OSError, SafetensorError):
             raise ConfigError(
-                f"{self._state} is of another training, or damaged ({error}); remove it to start "
-                "anew"
+                f"{self._state} is of another training, or damaged; remove it to start anew"
             ) from None
-        self._step = int(state["step"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.models.config import ModelConfig, common_fields, make_config
-from sylvan.runtime.models.draft_heads import model_matrix, usual_layers
+from sylvan.runtime.models.draft_heads import model_tensor
 from sylvan.runtime.models.registry import load_config
 from sylvan.training.answers import PART, Text, answer, load, save
 from sylvan.training.evaluate import Evaluation, evaluate
@@ -74,7 +74,7 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     model = load_config(path, trusted=config.trust_remote_code)
     if model.head != "lm" or not model.causal or model.path != "native":
         raise ConfigError(f"{config.model}: a head can be trained for native models that generate")
-    layers = usual_layers(model.num_hidden_layers)
+    layers = read_layers(model.num_hidden_layers)
     prompts = read_prompts(data, load_tokenizer(config), wish.prompts)
     held_out = min(MOST_HELD_OUT, max(1, int(HELD_OUT_SHARE * len(prompts))))
     if len(prompts) <= held_out:
@@ -84,11 +84,16 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     files = _answer_all(config, prompts[held_out:], layers, wish, work, tell)
     raw = head_config(model, layers)
     layer = make_config(common_fields(raw) | {"num_hidden_layers": 1})
-    matrices = (model_matrix(f"{name}.weight", path, model) for name in ("embed_tokens", "lm_head"))
-    embedding, lm_head = (matrix.float() for matrix in matrices)
+    embedding, lm_head, norm = (
+        model_tensor(f"{name}.weight", path, model).float()
+        for name in ("embed_tokens", "lm_head", "norm")
+    )
     token_ids = frequent_tokens(files, wish.guessed)
+    if not len(token_ids):
+        raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")
     shared = Model(embedding, lm_head * model.logit_scale, token_ids)
     head = _new_head(layer, len(layers), shared, files, wish.schedule)
+    head.begin_as(norm + model.norm_offset, shared.head[token_ids])
     _train(head, shared, files, work, wish.schedule, tell)
     write_head(out, raw, head, token_ids, getattr(torch, model.dtype))
     tell(f"evaluating on {held_out} prompts that it was not trained on")
@@ -100,6 +105,11 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     )
     with_head = replaced(config, {"speculative": speculative})
     return evaluate(with_head, prompts[:held_out], wish.answer_tokens)
+
+
+def read_layers(num_layers: int) -> tuple[int, ...]:
+    """An early, the middle and the last layer of a model of so many: the head names them."""
+    return min(1, num_layers - 1), num_layers // 2, num_layers - 1
 
 
 def head_config(model: ModelConfig, layers: Sequence[int]) -> dict[str, Any]:
@@ -204,14 +214,11 @@ def _answer_all(
 def _new_head(
     layer: ModelConfig, num_layers: int, shared: Model, files: Sequence[Path], schedule: Schedule
 ) -> TrainableHead:
-    """A head that begins with the model's matrix of the vocabulary."""
+    """A head for texts as long as these."""
     torch.manual_seed(schedule.seed)
     longest = max(len(text.tokens) for file in files for text in load(file))
     columns, length = num_layers * layer.hidden_size, longest + schedule.depth
-    head = TrainableHead(layer, columns, len(shared.token_ids), length)
-    with torch.no_grad():
-        head.lm_head.weight.copy_(shared.head[shared.token_ids])
-    return head
+    return TrainableHead(layer, columns, len(shared.token_ids), length)
 
 
 def _train(

@@ -295,13 +295,13 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
     return min(1, last), max(0, num_layers // 2 - 1), max(0, num_layers - 4)
 
 
-def model_matrix(
+def model_tensor(
     name: str, model_dir: Path, model: ModelConfig, load_format: LoadFormat = "auto"
 ) -> torch.Tensor:
-    """A matrix of the model that a head shares with it.
+    """A tensor of the model that a head shares with it.
 
     Args:
-        name: `embed_tokens.weight` or `lm_head.weight`.
+        name: `embed_tokens.weight`, `lm_head.weight` or `norm.weight`.
         model_dir: Of the model.
         model: Its config.
         load_format: Of its files.
@@ -310,7 +310,8 @@ def model_matrix(
         ConfigError: there is none.
     """
     files = open_weights(model_dir, load_format)
-    tied = ("embed_tokens.weight",) if model.tie_word_embeddings else ()
+    is_tied = model.tie_word_embeddings and name == "lm_head.weight"
+    tied = ("embed_tokens.weight",) if is_tied else ()
     for wanted in (name, *tied):
         for prefix in ("", "model."):
             if prefix + wanted in files.tensors:

@@ -22,7 +22,7 @@ from sylvan.runtime.models.draft_heads import (
     DraftHeadConfig,
     HeadCheckpoint,
     make_head,
-    model_matrix,
+    model_tensor,
 )
 from sylvan.runtime.models.groups import kv_groups
 from sylvan.runtime.pool.mha import KVShape
@@ -66,7 +66,7 @@ def _make(path: Path, algorithm: str, depth: int, site: ModelSite) -> HeadWorker
     )
     head = make_head(config, replace(site.build, length=site.build.length + depth))
     load_format = "auto" if site.load_format == "dummy" else site.load_format
-    checkpoint.load(head, lambda name: model_matrix(name, site.model_dir, site.config, load_format))
+    checkpoint.load(head, lambda name: model_tensor(name, site.model_dir, site.config, load_format))
     spare = -(-depth // site.kv_shape.page_size)
     batch = _batch(site, config, spare)
     runnable = RunnableHead(
