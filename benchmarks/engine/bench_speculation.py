@@ -1,10 +1,10 @@
 """Claim: guesses make copying much faster, and cost next to nothing where they are wrong.
 
-The same requests in turn without and with speculation, medians over repeats. `copy` and `calls`:
-requests to the built-in model whose answers repeat parts of them, guessed by `ngram`. The others
-have an oracle, which knows the answers from the runs without and is right about each guess with a
-set chance: `oracle` with adaptation, `fixed` with all guesses in each step and none of them right,
-which is what verifying costs. Answers of both runs must be the same.
+The same requests in turn without and with speculation, by one engine, medians over repeats. `copy`
+and `calls`: requests to the built-in model whose answers repeat parts of them, guessed by `ngram`.
+The others have an oracle, which knows the answers from the runs without and is right about each
+guess with a set chance: `oracle` with adaptation, `fixed` with all guesses in each step and none of
+them right, which is what verifying costs. Answers of both runs must be the same.
 
     python benchmarks/engine/bench_speculation.py [--model sapling|0.5B] [--batch 1 32]
         [--what copy calls oracle fixed] [--chances 0 0.5 0.7 0.9] [--guesses 4] [--tokens 128]
@@ -90,8 +90,19 @@ class Engine:
     built: Composition
     tokens: dict[str, list[int]] = field(default_factory=dict)
 
-    def run(self, requests: Sequence[GenerateRequest], batch: int) -> Run:
+    def __post_init__(self) -> None:
+        hooks = vars(self.built.scheduler._hooks)
+        self._asked = {name: asked for name, asked in hooks.items() if isinstance(asked, tuple)}
+
+    def switch(self, *, on: bool) -> None:
+        """Have speculation take part, or not: of two engines, one has the luckier memory."""
+        hooks, own = self.built.scheduler._hooks, self.speculation
+        for name, asked in self._asked.items():
+            setattr(hooks, name, asked if on else tuple(c for c in asked if c is not own))
+
+    def run(self, requests: Sequence[GenerateRequest], batch: int, *, on: bool) -> Run:
         """Answer so many requests at once; what counts begins with the first token of all."""
+        self.switch(on=on)
         scheduler = self.built.scheduler
         self.tokens.clear()
         scheduler.flush_cache()
@@ -116,7 +127,7 @@ class Engine:
 
 
 def start(model: str, guesses: int, options: dict[str, Any], **speculative: Any) -> Engine:
-    """An engine; without `speculative` one that does not speculate."""
+    """An engine that speculates."""
     told: dict[str, list[int]] = {}
 
     def emit(outputs: Sequence[TokenOutput]) -> None:
@@ -124,8 +135,7 @@ def start(model: str, guesses: int, options: dict[str, Any], **speculative: Any)
             told.setdefault(output.rid, []).extend(output.token_ids)
 
     keywords = {"model": model, "log_level": "warning", "overlap": "off"} | options
-    if speculative:
-        keywords |= {"speculative_num_steps": guesses, **speculative}
+    keywords |= {"speculative_num_steps": guesses, **speculative}
     return Engine(build_scheduler(gather(from_keywords(keywords)).config, emit), told)
 
 
@@ -144,23 +154,22 @@ def requests(
 
 
 def compare(
-    off: Engine, on: Engine, asked: Sequence[GenerateRequest], batch: int, repeats: int
+    engine: Engine, asked: Sequence[GenerateRequest], batch: int, repeats: int
 ) -> dict[str, Any]:
     """Tokens a second of both, in turn; the first pair is not counted."""
     ratios: list[float] = []
     rates: list[float] = []
     saved: list[float] = []
-    on.speculation  # noqa: B018 - fails here where there is none
-    before = on.built.scheduler.load()
+    before = engine.built.scheduler.load()
     for repeat in range(repeats + 1):
-        plain, found = off.run(asked, batch), on.run(asked, batch)
+        plain, found = engine.run(asked, batch, on=False), engine.run(asked, batch, on=True)
         assert plain.answers == found.answers, "speculation changed an answer"
         generated = sum(len(answer) - 1 for answer in found.answers.values())
         saved.append(plain.steps / found.steps)
         if repeat:
             ratios.append(plain.seconds / found.seconds)
             rates.append(generated / found.seconds)
-    after = on.built.scheduler.load()
+    after = engine.built.scheduler.load()
     verified = after.verified_drafts - before.verified_drafts
     accepted = after.accepted_draft_tokens - before.accepted_draft_tokens
     ratios.sort()
@@ -198,16 +207,15 @@ def main() -> int:
 
 
 def measure(what: str, model: str, options: dict[str, Any], args: argparse.Namespace) -> None:
-    off = start(model, args.guesses, options)
     guesses = 10 if what in KINDS else args.guesses
-    on = start(
+    engine = start(
         model,
         guesses,
         options,
         speculative_algorithm="NGRAM",
         **({"speculative.adaptive": False} if what == "fixed" else {}),
     )
-    vocab_size = int(off.built.facts["vocab_size"] or 0)
+    vocab_size = int(engine.built.facts["vocab_size"] or 0)
     for batch in args.batch:
         if what in KINDS:
             asked = requests(copying(max(32, batch), KINDS[what]), args.tokens, ends=(2,))
@@ -217,14 +225,13 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
         for chance in chances:
             if chance is not None:
                 oracle = Oracle(vocab_size)
-                oracle.chance, oracle.answers = chance, off.run(asked, batch).answers
-                on.speculation._drafter = oracle
-            found = compare(off, on, asked, batch, args.repeats)
+                oracle.chance, oracle.answers = chance, engine.run(asked, batch, on=False).answers
+                engine.speculation._drafter = oracle
+            found = compare(engine, asked, batch, args.repeats)
             row = {"what": what, "batch": batch, "chance": chance, "guesses": guesses} | found
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
-    off.built.close()
-    on.built.close()
+    engine.built.close()
 
 
 def copying(count: int, kinds: Sequence[str]) -> list[IntArray]:

@@ -26,11 +26,12 @@ def write_head(
     guessed: int = VOCAB,
     embedding: bool = True,
     prefix: str = "midlayer.",
+    model: Path | None = None,
     seed: int = 11,
     changes: dict[str, np.ndarray | None] | None = None,
     **config: object,
 ) -> Path:
-    """A head with random weights for the model of `random_model`.
+    """A head with random weights, for the model of `random_model` if no other is given.
 
     Args:
         folder: Where to; made if need be.
@@ -38,12 +39,14 @@ def write_head(
         guessed: Tokens that it can guess.
         embedding: Whether it brings its own.
         prefix: Of the layer's tensors.
+        model: Instead of that model.
         seed: Of the weights.
         changes: Tensors instead of the random ones; None: leave it out.
         config: Instead of what config.json would say.
     """
     folder.mkdir(parents=True, exist_ok=True)
     third = kind == "eagle3"
+    sizes = json.loads((model / "config.json").read_text()) if model else {}
     about = {
         "architectures": ["LlamaForCausalLMEagle3" if third else "LlamaForCausalLMEagle"],
         "model_type": "llama",
@@ -61,6 +64,12 @@ def write_head(
         "hidden_act": "silu",
         "torch_dtype": "float32",
     }
+    about |= {name: sizes[name] for name in about if name in sizes and name != "architectures"}
+    about["num_hidden_layers"] = 1
+    vocab, dim, inner = (about[name] for name in ("vocab_size", "hidden_size", "intermediate_size"))
+    heads, kv_heads, head_dim = (
+        about[f"{name}"] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
     (folder / "config.json").write_text(json.dumps(about | config))
     rng = np.random.default_rng(seed)
 
@@ -68,35 +77,35 @@ def write_head(
         return rng.normal(0, 0.1, shape).astype(np.float32)
 
     def scales() -> np.ndarray:
-        return rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
+        return rng.uniform(0.5, 1.5, dim).astype(np.float32)
 
-    inputs = 2 * HIDDEN if third else HIDDEN
+    inputs = 2 * dim if third else dim
     weights = {
-        f"{prefix}self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, inputs),
-        f"{prefix}self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, inputs),
-        f"{prefix}self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, inputs),
-        f"{prefix}self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
-        f"{prefix}mlp.gate_proj.weight": matrix(INNER, HIDDEN),
-        f"{prefix}mlp.up_proj.weight": matrix(INNER, HIDDEN),
-        f"{prefix}mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        f"{prefix}self_attn.q_proj.weight": matrix(heads * head_dim, inputs),
+        f"{prefix}self_attn.k_proj.weight": matrix(kv_heads * head_dim, inputs),
+        f"{prefix}self_attn.v_proj.weight": matrix(kv_heads * head_dim, inputs),
+        f"{prefix}self_attn.o_proj.weight": matrix(dim, heads * head_dim),
+        f"{prefix}mlp.gate_proj.weight": matrix(inner, dim),
+        f"{prefix}mlp.up_proj.weight": matrix(inner, dim),
+        f"{prefix}mlp.down_proj.weight": matrix(dim, inner),
         f"{prefix}post_attention_layernorm.weight": scales(),
-        "fc.weight": matrix(HIDDEN, (3 if third else 2) * HIDDEN),
+        "fc.weight": matrix(dim, (3 if third else 2) * dim),
     }
     if third:
         weights |= {
             f"{prefix}hidden_norm.weight": scales(),
             f"{prefix}input_layernorm.weight": scales(),
             "norm.weight": scales(),
-            "lm_head.weight": matrix(guessed, HIDDEN),
+            "lm_head.weight": matrix(guessed, dim),
         }
-        if guessed < VOCAB:
-            ids = np.sort(rng.choice(VOCAB, guessed, replace=False))
+        if guessed < vocab:
+            ids = np.sort(rng.choice(vocab, guessed, replace=False))
             weights["d2t"] = ids - np.arange(guessed)
-            weights["t2d"] = np.isin(np.arange(VOCAB), ids)
+            weights["t2d"] = np.isin(np.arange(vocab), ids)
     else:
-        weights["fc.bias"] = matrix(HIDDEN)
+        weights["fc.bias"] = matrix(dim)
     if embedding:
-        weights["embed_tokens.weight"] = matrix(VOCAB, HIDDEN)
+        weights["embed_tokens.weight"] = matrix(vocab, dim)
     weights |= changes or {}
     kept = {name: w for name, w in weights.items() if w is not None}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})

@@ -12,16 +12,16 @@ from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
-from sylvan.config.tree import DRAFT_HEADS, Config, SpeculativeConfig
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, Config, SpeculativeConfig
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
     "this machine has no such device, or the installed torch cannot use it; choose device=cpu or "
     "auto"
 )
-ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS)
+ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """How tokens can be guessed."""
-PLANNED_ALGORITHMS = ("nextn", "mtp", "medusa")
+PLANNED_ALGORITHMS = ("medusa", "dflash", "dspark", "uno")
 MIN_CONTEXT = 64
 """A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
 
@@ -462,8 +462,10 @@ RULES = (
     Rule(
         "draft model without use",
         ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: _drafts(c).algorithm == "ngram" and _drafts(c).draft_model is not None,
-        "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
+        lambda c: (
+            _drafts(c).algorithm in ("ngram", OWN_HEAD) and _drafts(c).draft_model is not None
+        ),
+        "{speculative.algorithm} has no model of its own; leave {speculative.draft_model} out",
     ),
     Rule(
         "no draft model",

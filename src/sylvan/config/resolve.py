@@ -21,7 +21,7 @@ from sylvan.config.plan import (
     weight_bytes,
     work_bytes,
 )
-from sylvan.config.tree import DRAFT_HEADS, Config
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, Config
 
 CACHE_POLICIES = frozenset({"lpm", "dfs_weight"})
 """Policies that order by cached prefixes."""
@@ -272,7 +272,7 @@ def _speculative(state: _State) -> None:
         )
     else:
         steps, why = NGRAM_GUESSES, "a copy goes on for so long, mostly"
-        if given.algorithm in DRAFT_HEADS:
+        if given.algorithm in (*DRAFT_HEADS, OWN_HEAD):
             steps, why = HEAD_GUESSES, "each takes a pass of the head"
         elif given.draft_model is not None:
             steps, why = MODEL_GUESSES, "each takes a pass of the draft model"

@@ -314,7 +314,7 @@ def test_deterministic_steers_attention_and_runner_and_forbids_to_fall_back():
     assert resolve(Config(), inexact()).config.deterministic is True
 
 
-@pytest.mark.parametrize("name", ["NEXTN", "mtp"])
+@pytest.mark.parametrize("name", ["MEDUSA", "dflash"])
 def test_algorithms_to_come_are_named_as_such(name):
     given = {"speculative": SpeculativeConfig(algorithm=name.lower())}
 

@@ -17,7 +17,7 @@ from sylvan.config.fields import replaced
 from sylvan.config.load import dump
 from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import DRAFT_HEADS
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.kernels import describe
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
@@ -171,9 +171,9 @@ def build_scheduler(
 def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
     """Makes the worker half of speculation by a draft head, if there is one."""
     given = config.speculative
-    if given is None or given.algorithm not in DRAFT_HEADS or given.draft_model is None:
+    if given is None or given.algorithm not in (*DRAFT_HEADS, OWN_HEAD):
         return ()
-    path = model_dir(given.draft_model)
+    path = model_dir(given.draft_model) if given.draft_model is not None else None
     return (head_worker(path, given.algorithm, _number(given.num_steps)),)
 
 

@@ -297,6 +297,7 @@ def _workers(
         limits=plan.limits,
         kv_shape=pages_shape(plan.config, plan.kv_shape, plan.options),
         load_format=plan.options.load_format,
+        converted=plan.formats.converted,
     )
     made = (make(site) for make in parts.workers)
     return tuple(worker for worker in made if worker is not None)

@@ -16,6 +16,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish
+from sylvan.runtime.models.quantise import Format
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
@@ -79,6 +80,7 @@ class ModelSite:
         limits: Of a step.
         kv_shape: Pages of its KV.
         load_format: See `LocalOptions`.
+        converted: The format that its matrices are rounded to while loading, if any.
     """
 
     vocab_size: int
@@ -93,6 +95,7 @@ class ModelSite:
     limits: BatchLimits
     kv_shape: KVShape
     load_format: LoadFormat | Literal["dummy"]
+    converted: Format | None = None
 
 
 @dataclass(frozen=True, slots=True)

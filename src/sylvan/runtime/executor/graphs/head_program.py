@@ -6,8 +6,8 @@ the head, W tokens that it can guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -21,7 +21,6 @@ from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import SymbolicBatch, bound
-from sylvan.runtime.models.draft_heads import DraftHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,29 @@ class _Traced:
     logits: TracedTensor
 
 
+class Head(Protocol):
+    """A module that guesses, see `models.draft_heads.EagleHead`; its ops also take values."""
+
+    def fuse(self, read_TF: Any) -> Any:
+        """What was read of the model, as `forward` takes it. Shape: (T, F) -> (T, D)."""
+        ...
+
+    def forward(self, hidden_TD: Any, batch: Any) -> tuple[Any, Any]:
+        """What `head` takes, and what stands for the vectors of the next positions: (T, D) each."""
+        ...
+
+    def head(self, rows_RD: Any) -> Any:
+        """Logits of the tokens that can be guessed: float32 (R, W)."""
+        ...
+
+
 class HeadProgram:
     """Passes of a draft head over the buffers of one batch, a native call each.
 
     Args:
         head: With its weights, which compiling packs and frees.
         columns: F.
+        layer: Index of its attention layer.
         batch: Buffers of all passes; its pool has one layer.
         library: Kernels.
         dtype: Of the rows.
@@ -48,11 +64,12 @@ class HeadProgram:
 
     def __init__(
         self,
-        head: DraftHead,
+        head: Head,
         columns: int,
         batch: ForwardBatch,
         library: Library,
         dtype: torch.dtype,
+        layer: int = 0,
     ) -> None:
         """Trace and compile `head`.
 
@@ -62,7 +79,7 @@ class HeadProgram:
         assert isinstance(batch.kv, NativePool)
         limits: BatchLimits = batch.limits
         sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
-        tracer = NativeTracer(dtype, sizes, batch.kv.layers, library.constants)
+        tracer = NativeTracer(dtype, sizes, {layer: batch.kv.layers[0]}, library.constants)
         self._traced = traced = _trace(head, columns, tracer)
         layout = compile_graph(tracer.graph)
         self._whole = Program(library, layout)
@@ -91,19 +108,15 @@ class HeadProgram:
         return program.read(self._traced.logits, rows), program.read(self._traced.next_hidden, rows)
 
 
-def _trace(head: DraftHead, columns: int, tracer: NativeTracer) -> _Traced:
+def _trace(head: Head, columns: int, tracer: NativeTracer) -> _Traced:
     batch = SymbolicBatch(tracer)
-    # A module's annotations speak of tensors; its ops take values as well.
-    fuse: Callable[[TracedTensor], TracedTensor] = head.fuse
     read = tracer.input(columns, tracer.dtype)
-    hidden = fuse(read)
+    hidden: TracedTensor = head.fuse(read)
     rest = tracer.next_segment()
-    out, own = head.forward(hidden, batch)  # pyright: ignore[reportArgumentType]
+    out, own = head.forward(hidden, batch)
     next_hidden = ops.take_rows(own, batch.sample_rows)
     taken = next_hidden if own is out else ops.take_rows(out, batch.sample_rows)
-    logits = head.head(taken)
-    assert isinstance(next_hidden, TracedTensor)
-    assert isinstance(logits, TracedTensor)
+    logits: TracedTensor = head.head(taken)
     for value in (hidden, next_hidden, logits):
         tracer.pin(value)
     return _Traced(read, hidden, rest, next_hidden, logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sylvan.config.tree import DRAFT_HEADS, SpeculativeConfig
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.model import DraftModel
@@ -24,7 +24,7 @@ def build_speculation(
     """
     most = config.num_steps
     assert isinstance(most, int), "a resolved section has no auto"
-    if config.algorithm in DRAFT_HEADS:
+    if config.algorithm in (*DRAFT_HEADS, OWN_HEAD):
         return HeadSpeculation(most, vocab_size, adaptive=config.adaptive)
     if model is not None:
         return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
