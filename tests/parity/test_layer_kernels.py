@@ -23,12 +23,8 @@ UNRECORDED = {
     "qwen3-next": ATTENDING,
     "granite4": ATTENDING,
     "mamba2": LINEARS,
-    "apertus": ATTENDING,
-    "hunyuan": ATTENDING,
-    "ministral3": ATTENDING,
-    "llama4": LINEARS,
-    "bloom": LINEARS,
 }
+VARIANTS = ("apertus", "hunyuan", "ministral3", "llama4", "bloom", "mpt")
 REFUSED = {
     "llama-tied-bias": ATTENDING,
     "gemma2": ATTENDING,
@@ -36,6 +32,11 @@ REFUSED = {
     "opt": ATTENDING,
     "glm4": ATTENDING,
     "deepseek-v3": LINEARS,
+    "apertus": ATTENDING,
+    "hunyuan": ATTENDING,
+    "ministral3": ATTENDING,
+    "llama4": LINEARS,
+    "bloom": LINEARS,
 }
 
 
@@ -55,14 +56,25 @@ def test_family_without_a_program_equals_transformers(family, tmp_path):
     assert found.excess <= 1
 
 
+@pytest.mark.parametrize("family", VARIANTS)
+def test_variants_of_attention_and_activations_are_in_programs(family, tmp_path):
+    model = write(ALL[family](), len(family), tmp_path)
+
+    found = compare(tmp_path, model, new=32)
+
+    assert found.runner.startswith("program (")
+    assert not found.modes
+    assert found.excess <= 1
+
+
 @pytest.mark.parametrize("family", REFUSED)
-def test_layers_equal_transformers_where_recording_is_refused(family, tmp_path, monkeypatch):
+def test_layers_equal_transformers_where_tracing_is_refused(family, tmp_path, monkeypatch):
     """Norms, blocks, heads and embeddings of many kinds, which programs usually hold."""
 
     def refuse(plan):
         raise Unsupported("for this test")
 
-    monkeypatch.setattr(build, "_record", refuse)
+    monkeypatch.setattr(build, "_with_traced", refuse)
     model = write((FAMILIES | ALL)[family](), len(family), tmp_path)
 
     found = compare(tmp_path, model, new=32)

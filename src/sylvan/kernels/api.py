@@ -7,10 +7,13 @@ runs. That is how a forward becomes a program that one native call runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 import torch
+
+from sylvan.kernels.adapters import LoraLayer
 
 Dtype = Literal["f32", "bf16", "i32"]
 Rows = Literal["tokens", "outputs"]
@@ -68,6 +71,21 @@ class Rope:
 
     cos_sin: torch.Tensor
     interleaved: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionVariant:
+    """What the attention of few families does besides.
+
+    `chunk`: tokens see those of their own chunk of so many. `query_scales`: float32 (positions,),
+    by which queries are multiplied at last. `norm_last`: norms of heads follow positions. `slopes`:
+    float32 (N,), by which scores of a head fall with each token of distance (ALiBi).
+    """
+
+    chunk: int | None = None
+    query_scales: torch.Tensor | None = None
+    norm_last: bool = False
+    slopes: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +223,10 @@ class Tracer(Protocol):
         """See `ops.linear`."""
         ...
 
+    def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
+        """See `ops.lora`."""
+        ...
+
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
         """See `ops.glu`."""
         ...
@@ -218,16 +240,20 @@ class Tracer(Protocol):
         qkv: TracedTensor,
         layer: AttentionLayer,
         rope: Rope | None,
-        q_norm: HeadNorm | None,
-        k_norm: HeadNorm | None,
+        norms: tuple[HeadNorm | None, HeadNorm | None],
+        variant: AttentionVariant | None,
     ) -> TracedTensor:
-        """Head norms, rotary, KV store and paged attention over the step's page table."""
+        """See `ops.attention`."""
         ...
 
     def latent_attention(
         self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
     ) -> TracedTensor:
         """See `ops.latent_attention`."""
+        ...
+
+    def xielu(self, x: TracedTensor, numbers: Sequence[torch.Tensor]) -> TracedTensor:
+        """See `ops.xielu`; its numbers in their order."""
         ...
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
@@ -140,6 +142,7 @@ def _in_memory(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
         edited_by=next((w.name for w in workers if w.edits_inputs), None),
+        adapt=_adapter_of(workers),
     )
     made = _with_program(plan) or _with_tensors(plan)
     states = plan.states
@@ -148,6 +151,7 @@ def _in_memory(
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
     control = _control(plan, made, states)
+    control.extend(workers)
     worker = Worker(backend, slots, workers, control.gate)
     shape = pages_shape(config, plan.kv_shape, options)
     caps = ExecutorCaps(
@@ -239,6 +243,7 @@ def _with_traced(plan: ModelPlan) -> Made:
     pool = program_pool(plan.config, shape, plan.build, plan.kv_type)
     model = _deferred(plan)
     names = plan.names(model)
+    plan.adapt(model)
     runner = ProgramRunner(
         model,
         plan.limits,
@@ -298,9 +303,21 @@ def _workers(
         kv_shape=pages_shape(plan.config, plan.kv_shape, plan.options),
         load_format=plan.options.load_format,
         converted=plan.formats.converted,
+        skeleton=None if plan.config.path == "transformers" else plan.skeleton,
+        dtype=plan.build.dtype,
+        device=plan.build.device,
+        max_tokens=plan.limits.max_tokens,
     )
     made = (make(site) for make in parts.workers)
     return tuple(worker for worker in made if worker is not None)
+
+
+def _adapter_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[nn.Module], None]:
+    def adapt(model: nn.Module) -> None:
+        for worker in workers:
+            worker.adapt(model)
+
+    return adapt
 
 
 def _with_tensors(plan: ModelPlan) -> Made:
@@ -328,7 +345,9 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
     options, dtype = plan.options, plan.build.dtype
     if plan.platform or options.runner == "eager":
         model = _loaded(plan)
-        return model, None, plan.live(model, plan.names(model))
+        weights = plan.live(model, plan.names(model))
+        plan.adapt(model)
+        return model, None, weights
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
     shape = pages_shape(plan.config, plan.kv_shape, options)
     pages = (plan.config, shape) if attends and plan.config.causal else None
@@ -336,10 +355,12 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
         from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
 
         model = _loaded(plan)
+        plan.adapt(model)
         native = use_kernels(model, dtype, plan.threads, pages)
         return model, native, plan.live(model, None)
     model = _deferred(plan)
     names = plan.names(model)
+    plan.adapt(model)
     native = use_layer_kernels(model, dtype, plan.threads, pages)
     load_deferred(model)
     if native is None:
@@ -401,6 +422,9 @@ def _on_device(
     graph = can_graph and options.runner != "eager"
     try:
         model = _loaded(plan)
+        weights = plan.live(model, plan.names(model))
+        workers = _workers(plan, parts, late)
+        _adapter_of(workers)(model)
         executor, report = build_device(
             DevicePlan(
                 platform=platform,
@@ -418,9 +442,9 @@ def _on_device(
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
                 graph=graph,
-                capabilities=_workers(plan, parts, late),
+                capabilities=workers,
                 custom=tuple(parts.custom),
-                weights=plan.live(model, plan.names(model)),
+                weights=weights,
                 checkpoints=plan.checkpoints,
             )
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits
@@ -81,6 +82,10 @@ class ModelSite:
         kv_shape: Pages of its KV.
         load_format: See `LocalOptions`.
         converted: The format that its matrices are rounded to while loading, if any.
+        skeleton: Makes the model without contents; None: it is not of layers of ours.
+        dtype: Of its rows.
+        device: Where it computes.
+        max_tokens: Rows of the largest step.
     """
 
     vocab_size: int
@@ -95,7 +100,11 @@ class ModelSite:
     limits: BatchLimits
     kv_shape: KVShape
     load_format: LoadFormat | Literal["dummy"]
-    converted: Format | None = None
+    converted: Format | None
+    skeleton: Callable[[], nn.Module] | None
+    dtype: torch.dtype
+    device: torch.device
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ def make_context(
     """
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
     keyring = Keyring(settings.api_keys, entries, clock)
+    engine.adapters.limit(keyring.adapters)
     store = BatchStore(settings.data_dir)
     size, most = settings.response_store_size, settings.max_response_bytes
     kept = (size, most, settings.retention_s, clock)

@@ -1,9 +1,10 @@
 """API keys: which tenant a key belongs to, and what that tenant may spend.
 
 A key file is JSON: `{"keys": [{"sha256": "<hex of the key>", "tenant": "acme",
-"requests_per_minute": 600, "tokens_per_minute": 100000}]}`; the budgets may be left out. It holds
-hashes only, so that reading it gives nobody access. A budget is above 0; whose key is taken out of
-the file may do nothing.
+"requests_per_minute": 600, "tokens_per_minute": 100000, "adapters": ["legal"]}]}`; the budgets may
+be left out, and without `adapters` the tenant may use all LoRA adapters. It holds hashes only, so
+that reading it gives nobody access. A budget is above 0; whose key is taken out of the file may do
+nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tenant: str = ""
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None
+    adapters: list[str] | None = None
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,6 +107,15 @@ class Keyring:
     def empty(self) -> bool:
         """Whether no key is configured."""
         return not self._entries
+
+    @property
+    def adapters(self) -> dict[str, set[str]]:
+        """The adapters that tenants may use, of those that may not use all."""
+        found: dict[str, set[str]] = {}
+        for entry in self._entries:
+            if entry.adapters is not None:
+                found.setdefault(entry.tenant, set()).update(entry.adapters)
+        return found
 
     def find(self, key: str) -> Tenant | None:
         """The tenant of `key`; every entry is compared, so that time tells nothing."""

@@ -44,6 +44,7 @@ def generate_input(
         if message.HasField("sampling_params")
         else SamplingParams(),
         logprobs=_logprobs(message),
+        lora=message.lora_id or None,
         rid=message.request_id or None,
         tenant=tenant,
         stream=message.stream,
@@ -127,7 +128,6 @@ def _refuse_absent(message: pb.GenerateRequest) -> None:
         "return_hidden_states": (message.return_hidden_states, "returning hidden states"),
         "custom_logit_processor": (message.custom_logit_processor, "custom logit processors"),
         "input_embeds": (message.input_embeds, "vectors as prompts"),
-        "lora_id": (message.lora_id, "LoRA adapters"),
         "require_reasoning": (message.require_reasoning, "reasoning without a template"),
         "data_parallel_rank": (message.data_parallel_rank, "choosing a rank over gRPC"),
     }

@@ -103,13 +103,32 @@ async def get_tokenizer(call: RpcCall) -> AsyncGenerator[Message, None]:
 
 
 async def list_adapters(call: RpcCall) -> Message:
-    """Adapters that are loaded: none."""
-    return pb.ListLoadedLoRAAdaptersResponse()
+    """Adapters that are served, as far as the caller may use them."""
+    served = call.context.engine.adapters.served(call.tenant.name)
+    return pb.ListLoadedLoRAAdaptersResponse(
+        loaded_adapters=[
+            pb.LoadedLoRAAdapter(
+                lora_id=info.id, lora_name=info.name, lora_path=info.path, pinned=info.pinned
+            )
+            for info in served
+        ]
+    )
 
 
-async def adapters(call: RpcCall) -> NoReturn:
-    """Load or unload an adapter."""
-    raise RequestError("LoRA adapters are not supported.", status=501)
+async def load_adapter(call: RpcCall) -> Message:
+    """Serve the adapter in a directory."""
+    request, adapters = call.message, call.context.engine.adapters
+    info = await adapters.load(request.lora_name, request.lora_path, pinned=request.pinned)
+    ids = [each.id for each in adapters.served()]
+    return pb.LoadLoRAAdapterResponse(success=True, message=info.id, loaded_lora_ids=ids)
+
+
+async def unload_adapter(call: RpcCall) -> Message:
+    """Serve no new requests with an adapter."""
+    adapters = call.context.engine.adapters
+    info = await adapters.unload(call.message.lora_name)
+    ids = [each.id for each in adapters.served()]
+    return pb.UnloadLoRAAdapterResponse(success=True, message=info.id, loaded_lora_ids=ids)
 
 
 async def profile(call: RpcCall) -> NoReturn:
@@ -131,7 +150,7 @@ METHODS: Sequence[Method] = (
     Method("StartProfile", common.StartProfileRequest, unary=profile, level=_OPERATOR),
     Method("StopProfile", common.StopProfileRequest, unary=profile, level=_OPERATOR),
     Method("GetTokenizer", common.GetTokenizerRequest, stream=get_tokenizer),
-    Method("LoadLoRAAdapter", pb.LoadLoRAAdapterRequest, unary=adapters, level=_OPERATOR),
-    Method("UnloadLoRAAdapter", pb.UnloadLoRAAdapterRequest, unary=adapters, level=_OPERATOR),
+    Method("LoadLoRAAdapter", pb.LoadLoRAAdapterRequest, unary=load_adapter, level=_OPERATOR),
+    Method("UnloadLoRAAdapter", pb.UnloadLoRAAdapterRequest, unary=unload_adapter, level=_OPERATOR),
     Method("ListLoadedLoRAAdapters", pb.ListLoadedLoRAAdaptersRequest, unary=list_adapters),
 )

@@ -13,7 +13,6 @@ from sylvan.api.errors import Family, error_body
 from sylvan.api.logprobs import CompletionLogprobs, CompletionToken
 from sylvan.api.openai.common import (
     adapter_fields,
-    adapter_of,
     grammar_fields,
     openai_sampling,
     salt_of,
@@ -22,6 +21,7 @@ from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, pr
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.server.adapters import adapter_of
 from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
 from sylvan.runtime.server.openai.meta import weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
@@ -167,7 +167,7 @@ class _Job:
             rid=self._id if len(self._prompts) == 1 else f"{self._id}_{i}",
             stream=bool(body.stream),
             logprobs=options if wanted else None,
-            lora=adapter_of(body),
+            lora=adapter_of(self._call, body),
             tenant=self._call.tenant.name,
             cache_salt=salt_of(body),
             priority=body.priority or 0,
