@@ -494,7 +494,7 @@ RULES = (
         lambda c: (
             _drafts(c).algorithm in ("ngram", OWN_HEAD) and _drafts(c).draft_model is not None
         ),
-        "{speculative.algorithm} has no model of its own; leave {speculative.draft_model} out",
+        "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
     ),
     Rule(
         "no draft model",

@@ -302,7 +302,6 @@ def _workers(
         limits=plan.limits,
         kv_shape=pages_shape(plan.config, plan.kv_shape, plan.options),
         load_format=plan.options.load_format,
-        converted=plan.formats.converted,
         skeleton=None if plan.config.path == "transformers" else plan.skeleton,
         dtype=plan.build.dtype,
         device=plan.build.device,

@@ -17,7 +17,6 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish
-from sylvan.runtime.models.quantise import Format
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
@@ -81,7 +80,6 @@ class ModelSite:
         limits: Of a step.
         kv_shape: Pages of its KV.
         load_format: See `LocalOptions`.
-        converted: The format that its matrices are rounded to while loading, if any.
         skeleton: Makes the model without contents; None: it is not of layers of ours.
         dtype: Of its rows.
         device: Where it computes.
@@ -100,7 +98,6 @@ class ModelSite:
     limits: BatchLimits
     kv_shape: KVShape
     load_format: LoadFormat | Literal["dummy"]
-    converted: Format | None
     skeleton: Callable[[], nn.Module] | None
     dtype: torch.dtype
     device: torch.device

@@ -29,7 +29,6 @@ from sylvan.runtime.models.checkpoint import load_weights
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import FUSED, Ropes
 from sylvan.runtime.models.files import LoadFormat
-from sylvan.runtime.models.quantise import Format
 from sylvan.runtime.models.registry import family_of
 
 FAMILIES = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
@@ -61,27 +60,30 @@ class NextHead(nn.Module):
         self.layers = nn.ModuleDict({str(last): block})
         self._block, self._build = block, build
 
-    def load(
-        self, model_dir: Path, quantise: Format | None = None, load_format: LoadFormat = "auto"
-    ) -> None:
+    def load(self, model_dir: Path, load_format: LoadFormat = "auto") -> None:
         """Fill it from the checkpoint of the model.
 
         Raises:
-            ConfigError: the checkpoint does not have it; names the tensor.
+            ConfigError: the checkpoint does not have it, or quantised; names the tensor.
         """
-        load_weights(self, model_dir, None, quantise, load_format)
-        whole = self._block.eh_proj.weight
+        load_weights(self, model_dir, load_format=load_format)
+        block, whole = self._block, self._block.eh_proj.weight
+        if not isinstance(whole, torch.Tensor):
+            raise ConfigError(
+                f"speculative.algorithm=nextn: {str(model_dir)!r} has eh_proj quantised; that of "
+                "a checkpoint with plain numbers can be used"
+            )
         dim = whole.shape[0]
-        self._block.embed_proj, self._block.hidden_proj = (
+        block.embed_proj, block.hidden_proj = (
             ColumnParallel(self._build, dim, (dim,)) for _ in range(2)
         )
-        self._block.embed_proj.weight.data.copy_(whole[:, :dim])
-        self._block.hidden_proj.weight.data.copy_(whole[:, dim:])
-        del self._block.eh_proj
+        block.embed_proj.weight = nn.Parameter(whole[:, :dim].clone(), requires_grad=False)
+        block.hidden_proj.weight = nn.Parameter(whole[:, dim:].clone(), requires_grad=False)
+        del block.eh_proj
 
-    def fuse(self, read_TD: X) -> X:
+    def fuse(self, read_TF: X) -> X:
         """See `EagleHead.fuse`."""
-        return read_TD
+        return read_TF
 
     def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
         """See `EagleHead.forward`."""

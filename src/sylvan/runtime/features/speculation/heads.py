@@ -94,7 +94,7 @@ def _eagle(path: Path, algorithm: str, site: ModelSite) -> _Loaded:
 def _next(site: ModelSite) -> _Loaded:
     config = site.config
     head = NextHead(config, site.build)
-    head.load(site.model_dir, site.converted, _load_format(site))
+    head.load(site.model_dir, _load_format(site))
     return _Loaded(
         head=head, layer=config, columns=config.hidden_size, index=config.num_hidden_layers
     )
