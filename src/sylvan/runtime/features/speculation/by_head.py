@@ -98,8 +98,7 @@ class HeadSpeculation(Capability):
 
     def on_start(self, piece: Slice) -> None:
         """See `Capability.on_start`."""
-        if piece.req.generates:
-            self._depth.follow(piece.req)
+        self._depth.follow(piece.req)
 
     def on_batch(self, batch: Batch) -> None:
         """See `Capability.on_batch`."""

@@ -44,8 +44,8 @@ class CommonDepth:
         return list(self._followed)
 
     def follow(self, req: Req) -> None:
-        """`req` generates."""
-        if req not in self._followed:
+        """`req` begins; it may have ended since that was decided."""
+        if req.generates and req.finish is None and req not in self._followed:
             self._followed[req] = Acceptance(self._of_all)
 
     def forget(self, req: Req) -> None:

@@ -104,8 +104,7 @@ class ModelSpeculation(Capability):
 
     def on_start(self, piece: Slice) -> None:
         """See `Capability.on_start`."""
-        if piece.req.generates:
-            self._depth.follow(piece.req)
+        self._depth.follow(piece.req)
 
     def on_batch(self, batch: Batch) -> None:
         """See `Capability.on_batch`."""
