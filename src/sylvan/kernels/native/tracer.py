@@ -16,6 +16,7 @@ from sylvan.kernels.api import (
     Dtype,
     ExpertWeights,
     HeadNorm,
+    HostFunction,
     LatentParts,
     LinearWeight,
     Rope,
@@ -29,7 +30,7 @@ from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import Constants
 from sylvan.kernels.native.builder import ProgramBuilder, function_of, padded
 from sylvan.kernels.native.experts import trace_chosen, trace_experts
-from sylvan.kernels.native.graph import Graph, ProgramLimits
+from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
 from sylvan.kernels.native.latent import trace_latent
 from sylvan.kernels.native.lora import trace_lora
 from sylvan.kernels.native.opset import (
@@ -228,6 +229,15 @@ class NativeTracer:
             out=out.id,
             cols=x.cols,
         )
+        self._builder.emit(op, out)
+        return out
+
+    def host_call(self, x: TracedTensor, call: HostFunction) -> TracedTensor:
+        """See `Tracer.host_call`."""
+        out = self._builder.new(x.cols, None, x)
+        self.graph.functions.append(call)
+        number = len(self.graph.functions) - 1
+        op = HostCall(x=x.id, out=out.id, function=number, cols=x.cols, x_f32=self._is_wide(x))
         self._builder.emit(op, out)
         return out
 

@@ -15,13 +15,14 @@ from torch import nn
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
+from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
-from sylvan.runtime.attention.native import NativeAttention
+from sylvan.runtime.attention.native import NativeAttention, NativeCalls
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
@@ -31,7 +32,7 @@ from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
-from sylvan.runtime.executor.graphs.program import ProgramRunner
+from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
@@ -234,8 +235,6 @@ def _with_traced(plan: ModelPlan) -> Made:
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
     if plan.config.path == "transformers":
         raise Unsupported("the model runs through transformers")
-    if plan.config.states:
-        raise Unsupported("some layers keep a recurrent state")
     if not plan.config.causal and plan.options.kv_dtype != "model":
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
@@ -244,6 +243,10 @@ def _with_traced(plan: ModelPlan) -> Made:
     model = _deferred(plan)
     names = plan.names(model)
     plan.adapt(model)
+    if plan.options.deterministic:
+        left = host_calls(model, plan.limits, pool, library, plan.build.dtype)
+        if left:
+            raise Unsupported(f"PyTorch computes {left}")
     runner = ProgramRunner(
         model,
         plan.limits,
@@ -253,16 +256,24 @@ def _with_traced(plan: ModelPlan) -> Made:
         threads=plan.threads,
         hidden_layers=plan.hidden_layers,
     )
+    attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
+    if runner.host_calls:
+        attention = NativeCalls(PagedAttention(library, plan.build.dtype, pool.layers))
+        name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.forget
     return Made(
-        f"program ({library.variant})",
+        name,
         runner,
         pool,
-        NativeAttention(),
+        attention,
         library,
-        exact=True,
-        weights=plan.live(model, names, runner.copies),
+        exact=not runner.host_calls,
+        weights=plan.live(model, names, runner.copies, changed),
         buffers=runner.buffers,
     )
+
+
+def _nothing() -> None:
+    """Nothing depends on the contents of weights."""
 
 
 class _LateParts:

@@ -20,7 +20,8 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
-from sylvan.runtime.executor.graphs.program import SymbolicBatch, bound
+from sylvan.runtime.executor.graphs.partial import SymbolicBatch
+from sylvan.runtime.executor.graphs.program import bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,13 +142,16 @@ class Lora(Capability):
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         """Wait for a slot."""
         if (name := _adapter_of(req)) is None:
+            self._counted = -1  # others may be retracted for it
             return Verdict.READY
         if self._counted != len(admitted):
             names = (_adapter_of(other) for other in admitted)
             self._running = Counter(name for name in names if name is not None)
             self._counted = len(admitted)
-        may = self._turns.may_start(req.rid, name, self._running, self._pinned)
-        return Verdict.READY if may else Verdict.WAIT
+        if not self._turns.may_start(req.rid, name, self._running, self._pinned):
+            return Verdict.WAIT
+        self._counted = -1
+        return Verdict.READY
 
     def cache_namespace(self, req: Req) -> str:
         """The id; that of a request to generate is part of its key already."""

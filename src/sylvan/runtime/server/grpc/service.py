@@ -28,11 +28,17 @@ MAX_FLUSH_S = 60.0
 async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
     """Continue a prompt; closing the stream aborts the request."""
     message: pb.GenerateRequest = call.message
+    if message.emitted and not call.from_gateway:
+        text = "emitted is for gateways, and this server does not know you as one."
+        raise RequestError(text, param="emitted", status=403)
     inp = generate_input(message, call.tenant.name, call.deadline_s)
     samples = [
         SampleReplies(message.request_id, inp.logprobs, message.stream)
         for _ in range(inp.sampling.n)
     ]
+    for given in inp.past or ():
+        if given.index < len(samples):  # else it is refused
+            samples[given.index].begin(given.token_ids)
     async with aclosing(call.context.engine.generate(inp)) as deltas:
         async for delta in deltas:
             if (error := error_of(delta.finish)) is not None:
@@ -66,7 +72,9 @@ async def abort(call: RpcCall) -> Message:
 
 async def get_model_info(call: RpcCall) -> Message:
     """Which model this is."""
-    return about.model_info(call.context)
+    info = about.model_info(call.context)
+    info.continues_requests = call.from_gateway
+    return info
 
 
 async def get_server_info(call: RpcCall) -> Message:

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from sylvan.api.openai.chat import ChatBody, template_messages
+from sylvan.api.openai.chat_logprobs import ChatLogprobs
 from sylvan.api.openai.common import (
     adapter_fields,
     grammar_fields,
@@ -31,7 +32,6 @@ from sylvan.runtime.server.conversation import (
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
-from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.openai.chat_tools import tool_use
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata

@@ -21,7 +21,7 @@ def req_of(rid="a"):
 
 
 def depth_after(step_s, guess_s, *, right, adaptive=True):
-    """Of a request whose guesses were right or not, where each step and each guess takes so long."""
+    """Of a request whose guesses were right or not, by what steps and guesses take."""
     now = itertools.count()
     depth = CommonDepth(4, lambda: next(now) * step_s, adaptive=adaptive)
     req = req_of()
