@@ -175,7 +175,8 @@ def _role(value: object) -> Pairs:
 
 def _algorithm(value: object) -> Pairs:
     """Names of algorithms are written in capitals elsewhere."""
-    yield "speculative.algorithm", plain_text(value).replace("_", "-")
+    name = plain_text(value).replace("_", "-")
+    yield "speculative.algorithm", "nextn" if name == "mtp" else name
 
 
 def _storage(value: object) -> Pairs:

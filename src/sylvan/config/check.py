@@ -12,16 +12,16 @@ from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
-from sylvan.config.tree import Config, SpeculativeConfig
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, Config, SpeculativeConfig
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
     "this machine has no such device, or the installed torch cannot use it; choose device=cpu or "
     "auto"
 )
-ALGORITHMS = ("ngram", "standalone")
+ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """How tokens can be guessed."""
-PLANNED_ALGORITHMS = ("eagle", "eagle3", "nextn", "mtp", "medusa")
+PLANNED_ALGORITHMS = ("medusa", "dflash", "dspark", "uno")
 MIN_CONTEXT = 64
 """A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
 
@@ -159,6 +159,16 @@ def _drafts(case: Case) -> SpeculativeConfig:
     """The section; one that breaks no rule where there is none."""
     none = SpeculativeConfig(algorithm=ALGORITHMS[0], num_steps=1, topk=1, num_draft_tokens=2)
     return case.config.speculative or none
+
+
+def _what_drafts(case: Case) -> str:
+    """What `speculative.draft_model` is to be."""
+    return "draft head" if _drafts(case).algorithm in DRAFT_HEADS else "smaller model"
+
+
+def _draft_ids(case: Case) -> int:
+    """Tokens that the draft model knows."""
+    return case.facts.draft.vocab_size if case.facts.draft else 0
 
 
 def _unknown_algorithm(case: Case) -> str:
@@ -502,27 +512,40 @@ RULES = (
     Rule(
         "draft model without use",
         ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: _drafts(c).algorithm == "ngram" and _drafts(c).draft_model is not None,
+        lambda c: (
+            _drafts(c).algorithm in ("ngram", OWN_HEAD) and _drafts(c).draft_model is not None
+        ),
         "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
     ),
     Rule(
         "no draft model",
         ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: _drafts(c).algorithm == "standalone" and _drafts(c).draft_model is None,
-        "{speculative.algorithm} needs a smaller model; name it by speculative.draft_model",
+        lambda c: (
+            _drafts(c).algorithm in ("standalone", *DRAFT_HEADS) and _drafts(c).draft_model is None
+        ),
+        lambda c: (
+            f"{{speculative.algorithm}} needs a {_what_drafts(c)}; name it by "
+            "speculative.draft_model"
+        ),
     ),
     Rule(
         "draft model of another vocabulary",
         ("speculative.draft_model", "model"),
         lambda c: c.facts.draft is not None and not c.facts.draft_reads_alike,
-        "{speculative.draft_model}: its tokenizer is another one than that of {model}, so that its "
-        "ids stand for other texts; choose a model of the same family",
+        lambda c: (
+            f"{{speculative.draft_model}} was made for {_draft_ids(c)} tokens, {{model}} has "
+            f"{c.facts.model.vocab_size}; choose a head that was trained for this model"
+            if _drafts(c).algorithm in DRAFT_HEADS
+            else "{speculative.draft_model}: its tokenizer is another one than that of {model}, so "
+            "that its ids stand for other texts; choose a model of the same family"
+        ),
     ),
     Rule(
         "draft model that writes no text",
         ("speculative.draft_model",),
         lambda c: (
             c.facts.draft is not None
+            and _drafts(c).algorithm == "standalone"
             and (not c.facts.draft.causal or "generate" not in c.facts.draft.tasks)
         ),
         "{speculative.draft_model} writes no text; choose a model that generates",

@@ -21,7 +21,7 @@ from sylvan.config.plan import (
     weight_bytes,
     work_bytes,
 )
-from sylvan.config.tree import Config
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, Config
 
 CACHE_POLICIES = frozenset({"lpm", "dfs_weight"})
 """Policies that order by cached prefixes."""
@@ -29,6 +29,7 @@ SMALL_MODEL_PARAMS = 200_000_000
 MAX_RUNNING_REQS = 256
 NGRAM_GUESSES = 10
 MODEL_GUESSES = 4
+HEAD_GUESSES = 4
 USUAL_RANK = 64
 """Few adapters have a larger one."""
 ADAPTER_SHARE = 0.1
@@ -275,7 +276,9 @@ def _speculative(state: _State) -> None:
         )
     else:
         steps, why = NGRAM_GUESSES, "a copy goes on for so long, mostly"
-        if given.draft_model is not None:
+        if given.algorithm in (*DRAFT_HEADS, OWN_HEAD):
+            steps, why = HEAD_GUESSES, "each takes a pass of the head"
+        elif given.draft_model is not None:
             steps, why = MODEL_GUESSES, "each takes a pass of the draft model"
     state.decide("speculative.num_steps", steps, why)
     state.decide("speculative.topk", 1, "chains of guesses are verified")

@@ -100,6 +100,8 @@ FLAGS = {
     "--speculative-algorithm E --speculative-draft-model d": ("speculative.draft_model", "d"),
     "--speculative-algorithm E --speculative-num-steps 3": ("speculative.num_steps", 3),
     "--speculative-algorithm E --speculative-eagle-topk 4": ("speculative.topk", 4),
+    "--speculative-algorithm NEXTN": ("speculative.algorithm", "nextn"),
+    "--speculative-algorithm MTP": ("speculative.algorithm", "nextn"),
     "--speculative-algorithm E --speculative-num-draft-tokens 8": (
         "speculative.num_draft_tokens",
         8,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sylvan.config.fields import replaced
 from sylvan.config.load import dump
 from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.kernels import describe
 from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
@@ -28,8 +29,9 @@ from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts, read_facts
-from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
@@ -38,10 +40,9 @@ from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import LoraServing
-from sylvan.runtime.features.speculation.build import build_speculation
-from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
+from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.model import DraftModel
-from sylvan.runtime.features.speculation.together import ModelSpeculation
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.models.pooling import PoolingWish
@@ -69,13 +70,27 @@ def resolved(config: Config) -> Config:
     return result.config
 
 
-def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None) -> Composition:
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Capabilities that a configuration does not name: both halves."""
+
+    capabilities: tuple[Capability, ...] = ()
+    workers: tuple[Callable[[ModelSite], CapabilityWorker | None], ...] = ()
+
+
+def build_scheduler(
+    config: Config,
+    emit: Emit,
+    progress: Progress | None = None,
+    also: Additions = Additions(),
+) -> Composition:
     """Load the model and wire everything that serves it.
 
     Args:
         config: May still hold `auto`.
         emit: Takes the outputs of each step.
         progress: Told of the bytes that are loaded; None: lines of the log tell of them.
+        also: What is added to that.
 
     Raises:
         ConfigError: something cannot be served; one clear sentence.
@@ -99,6 +114,8 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         *STANDARD_WORKERS,
         lambda site: grammar.worker,
         *(part.worker for part in (lora, tiers) if part),
+        *_head(config),
+        *also.workers,
     )
     executor, model = build_executor(
         path,
@@ -113,7 +130,11 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
     if tiers is not None:
         tiers.open(config, model, path)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
-    capabilities: tuple[Capability, ...] = (grammar.control, *([lora.control] if lora else ()))
+    capabilities: tuple[Capability, ...] = (
+        grammar.control,
+        *([lora.control] if lora else ()),
+        *also.capabilities,
+    )
     speculation = draft = None
     if config.speculative is not None:
         if not executor.caps.draft_chains:
@@ -166,10 +187,19 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
     )
 
 
+def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
+    """Makes the worker half of speculation by a draft head, if there is one."""
+    given = config.speculative
+    if given is None or given.algorithm not in (*DRAFT_HEADS, OWN_HEAD):
+        return ()
+    path = model_dir(given.draft_model) if given.draft_model is not None else None
+    return (head_worker(path, given.algorithm, _number(given.num_steps)),)
+
+
 def _draft_model(config: Config) -> DraftModel | None:
     """The model that writes ahead, with as much memory in tokens as the one that is served."""
     given = config.speculative
-    if given is None or given.draft_model is None:
+    if given is None or given.algorithm != "standalone" or given.draft_model is None:
         return None
     path = model_dir(given.draft_model)
     facts = read_facts(path, config.dtype, None, trusted=config.trust_remote_code)
@@ -350,7 +380,7 @@ def _state(
     config: Config,
     grammar: Grammar,
     model: ModelFacts,
-    speculation: Speculation | ModelSpeculation | None,
+    speculation: AnySpeculation | None,
 ) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}
