@@ -205,6 +205,26 @@ RULES = (
         ),
     ),
     Rule(
+        "ranks in one process",
+        ("parallel.tp", "processes"),
+        lambda c: c.config.parallel.tp > 1 and c.config.processes == "one",
+        "{parallel.tp} ranks are processes of their own, but {processes}; leave processes out",
+    ),
+    Rule(
+        "ranks on this device",
+        ("parallel.tp", "device"),
+        lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
+        "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
+        "parallel.tp=1, or device=cpu",
+    ),
+    Rule(
+        "ranks with overlap",
+        ("parallel.tp", "scheduler.overlap"),
+        lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
+        "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
+        "leave scheduler.overlap at auto",
+    ),
+    Rule(
         "registered where nobody listens",
         ("server.register", "server.uds", "server.register_url"),
         lambda c: (

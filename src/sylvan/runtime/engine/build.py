@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
+from sylvan.runtime.engine.ranks import RankGroup
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.facts import ModelFacts, read_facts
@@ -41,6 +42,7 @@ from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.speculation.together import ModelSpeculation
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
@@ -66,36 +68,33 @@ def resolved(config: Config) -> Config:
     return result.config
 
 
-def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None) -> Composition:
+def build_scheduler(
+    config: Config,
+    emit: Emit,
+    progress: Progress | None = None,
+    ranks: RankGroup | None = None,
+) -> Composition:
     """Load the model and wire everything that serves it.
 
     Args:
         config: May still hold `auto`.
         emit: Takes the outputs of each step.
         progress: Told of the bytes that are loaded; None: lines of the log tell of them.
+        ranks: Those that hold the model with this process; None: there are no others.
 
     Raises:
         ConfigError: something cannot be served; one clear sentence.
+        RankLostError: another rank did not come.
     """
     config = resolved(config)
+    mesh = ranks.start(config) if ranks else ONE_RANK
     if config.device == "cpu" and (lack := describe().reasons.get("none")):
         logger.warning("no native kernels, PyTorch computes, several times slower: %s", lack)
-    torch.set_num_threads(_number(config.threads))
-    path = model_dir(config.model)
-    trusted = config.trust_remote_code
-    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
-    grammar = build_grammar(
-        config.grammar,
-        lambda: _vocabulary(config, vocab_size),
-        vocab_size,
-        free_core=_number(config.threads) < inspect_machine().cores,
-    )
-    executor, model = build_executor(
-        path,
-        _options(config),
-        progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker)),
-    )
+    grammar = _grammar(config)
+    executor, model = _own_executor(config, grammar, mesh, progress)
+    if ranks:
+        _warn_of_few_cores(config)
+        executor = ranks.executor(executor)
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
@@ -149,6 +148,64 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         num_grammar_reqs=grammar.num_waiting,
         weight_version=config.weight_version,
     )
+
+
+def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]]:
+    """The executor of another rank than the first, and what ends it.
+
+    Args:
+        config: Of the first rank, resolved.
+        mesh: This rank's place.
+
+    Raises:
+        ConfigError: see `build_scheduler`.
+    """
+    grammar = _grammar(config)
+    executor, _ = _own_executor(config, grammar, mesh, None)
+
+    def close() -> None:
+        executor.close()
+        grammar.close()
+
+    return executor, close
+
+
+def _grammar(config: Config) -> Grammar:
+    path, trusted = model_dir(config.model), config.trust_remote_code
+    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
+    return build_grammar(
+        config.grammar,
+        lambda: _vocabulary(config, vocab_size),
+        vocab_size,
+        free_core=_number(config.threads) < inspect_machine().cores,
+    )
+
+
+def _own_executor(
+    config: Config, grammar: Grammar, mesh: Mesh, progress: Progress | None
+) -> tuple[Executor, ModelFacts]:
+    """What this process computes."""
+    torch.set_num_threads(_number(config.threads))
+    return build_executor(
+        model_dir(config.model),
+        _options(config),
+        progress=progress or LoggedProgress(config.quantization),
+        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker)),
+        mesh=mesh,
+    )
+
+
+def _warn_of_few_cores(config: Config) -> None:
+    wanted, cores = config.parallel.tp * _number(config.threads), inspect_machine().cores
+    if wanted > cores:
+        logger.warning(
+            "parallel.tp=%d with threads=%s: %d threads compute on %d cores, and wait for each "
+            "other; lower parallel.tp or threads",
+            config.parallel.tp,
+            config.threads,
+            wanted,
+            cores,
+        )
 
 
 def _draft_model(config: Config) -> DraftModel | None:
