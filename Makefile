@@ -26,7 +26,7 @@ serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 3
 	$(BIN)/sylvan serve $(ARGS)
 
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU
 	$(BIN)/python -m pytest -n 8 --device cuda tests/unit/kernels/triton tests/unit/runtime/executor/device tests/e2e/test_gpu.py $(ARGS)

@@ -21,10 +21,11 @@ import torch
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import load
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.kernels.paged.cache import PageShape, allocate_pages
 
 LAYERS = 4
@@ -54,9 +55,9 @@ class Attention:
         pages = allocate_pages(shape, reqs * per_req + 1, LAYERS)
         pages.memory[:] = 60  # small numbers; memory that was never written is read from one place
         self._pages = dict(enumerate(pages.layers))
-        limits = RecorderLimits(max_tokens=reqs * rows, max_outputs=1)
-        recorder = NativeRecorder(torch.bfloat16, limits, self._pages, library.constants)
-        qkv = recorder.input((args.heads + 2 * args.kv_heads) * args.head_dim, "bf16")
+        limits = ProgramLimits(max_tokens=reqs * rows, max_outputs=1)
+        tracer = NativeTracer(torch.bfloat16, limits, self._pages, library.constants)
+        qkv = tracer.input((args.heads + 2 * args.kv_heads) * args.head_dim, "bf16")
         for i in range(LAYERS):
             layer = AttentionLayer(
                 index=i,
@@ -66,7 +67,7 @@ class Attention:
                 scale=args.head_dim**-0.5,
             )
             ops.attention(qkv, layer)
-        self._program = Program(library, place(recorder.draft))
+        self._program = Program(library, compile_graph(tracer.graph))
         self._program.read(qkv, reqs * rows).copy_(torch.randn(reqs * rows, qkv.cols))
         self._arrays = _step_arrays(page_size, work, per_req)
         pointers = {name: array.ctypes.data for name, array in self._arrays.items()}

@@ -26,10 +26,11 @@ from torch.nn import functional as F
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, load
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.kernels.paged.cache import PageShape, allocate_pages
 
 PAGE = 64
@@ -78,12 +79,12 @@ def linear(library: Library, args: argparse.Namespace, dtype: torch.dtype, rows:
     x = torch.randn(rows, args.inputs).to(dtype)
     weights = [(torch.randn(args.outputs, args.inputs) * 0.05).to(dtype) for _ in range(layers)]
     other, against = _torch_linear(x, [weight.clone() for weight in weights])
-    limits = RecorderLimits(max_tokens=rows, max_outputs=1)
-    recorder = NativeRecorder(dtype, limits, {}, library.constants)
-    value = recorder.input(args.inputs, kind)
+    limits = ProgramLimits(max_tokens=rows, max_outputs=1)
+    tracer = NativeTracer(dtype, limits, {}, library.constants)
+    value = tracer.input(args.inputs, kind)
     for weight in weights:
         ops.linear(value, weight)  # packs it, and lets the tensor go
-    program = Program(library, place(recorder.draft))
+    program = Program(library, compile_graph(tracer.graph))
     program.read(value, rows).copy_(x)
     step = Run(tokens=rows)
     return Case(f"linear {kind} rows {rows}", layers, lambda: program.run(step), other, against)
@@ -114,15 +115,15 @@ def attention(library: Library, args: argparse.Namespace, reqs: int) -> Case:
         int8=False,
     )
     pages = dict(enumerate(allocate_pages(shape, reqs * per_req + 1, layers).layers))
-    limits = RecorderLimits(max_tokens=reqs, max_outputs=1)
-    recorder = NativeRecorder(torch.bfloat16, limits, pages, library.constants)
-    value = recorder.input((heads + 2 * kv_heads) * width, "bf16")
+    limits = ProgramLimits(max_tokens=reqs, max_outputs=1)
+    tracer = NativeTracer(torch.bfloat16, limits, pages, library.constants)
+    value = tracer.input((heads + 2 * kv_heads) * width, "bf16")
     for i in range(layers):
         layer = AttentionLayer(
             index=i, num_heads=heads, num_kv_heads=kv_heads, head_dim=width, scale=width**-0.5
         )
         ops.attention(value, layer)
-    program = Program(library, place(recorder.draft))
+    program = Program(library, compile_graph(tracer.graph))
     program.read(value, reqs).copy_(torch.randn(reqs, value.cols))
     arrays = _tables(reqs, per_req, args.context)
     pointers = {name: array.ctypes.data for name, array in arrays.items()}

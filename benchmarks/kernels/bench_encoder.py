@@ -104,8 +104,9 @@ def _fill(batch: ForwardBatch, count: int, length: int) -> None:
 
 def _profile(runner: ProgramRunner, batch: ForwardBatch) -> None:
     total: dict[str, float] = {}
-    for kind, ns in runner.profile(batch):
-        total[kind.name] = total.get(kind.name, 0.0) + ns / 1e3
+    for op, ns in runner.profile(batch):
+        name = type(op).__name__
+        total[name] = total.get(name, 0.0) + ns / 1e3
     print({name: round(us) for name, us in total.items()})
 
 

@@ -20,10 +20,11 @@ from sylvan.kernels.api import ExpertWeights, Routing
 from sylvan.kernels.experts import reference
 from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import load
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 
 FORMATS = {
     "bf16": (2.0, lambda w: w.clone()),
@@ -77,11 +78,11 @@ def _native(
     assert isinstance(dense.gate_up, torch.Tensor)
     assert isinstance(dense.down, torch.Tensor)
     weights = ExpertWeights(gate_up=convert(dense.gate_up), down=convert(dense.down))
-    limits = RecorderLimits(max_tokens=max(ROWS), max_outputs=1)
-    recorder = NativeRecorder(torch.bfloat16, limits, {}, library.constants)
-    inputs = recorder.input(args.dim, "bf16"), recorder.input(args.experts, "f32")
-    recorder.pin(ops.experts(*inputs, Routing(top_k=args.chosen), weights))
-    program = Program(library, place(recorder.draft))
+    limits = ProgramLimits(max_tokens=max(ROWS), max_outputs=1)
+    tracer = NativeTracer(torch.bfloat16, limits, {}, library.constants)
+    inputs = tracer.input(args.dim, "bf16"), tracer.input(args.experts, "f32")
+    tracer.pin(ops.experts(*inputs, Routing(top_k=args.chosen), weights))
+    program = Program(library, compile_graph(tracer.graph))
     for value, matrix in zip(inputs, (x, logits), strict=True):
         program.read(value, max(ROWS)).copy_(matrix)
 

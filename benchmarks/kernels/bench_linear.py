@@ -16,12 +16,15 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Kind, Run
+from sylvan.kernels.matmul.pack import pack
+from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import load
-from sylvan.kernels.native.plan import place
+from sylvan.kernels.native.opset import Linear
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 
 FORMATS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
     "bf16": lambda w: w.clone(),
@@ -58,25 +61,24 @@ def main() -> None:
 
 def _program(library, weight, convert, memory_mb):
     """Linears over copies of the weight, all reading one input."""
-    limits = RecorderLimits(max_tokens=512, max_outputs=1)
-    recorder = NativeRecorder(torch.bfloat16, limits, {}, library.constants)
-    x = recorder.input(weight.shape[1], "bf16")
-    before = 0
-    copies = 0
-    while recorder.weight_bytes < memory_mb << 20:
-        before = recorder.weight_bytes
-        ops.linear(x, convert(weight))
-        copies += 1
-    program = Program(library, place(recorder.draft))
+    limits = ProgramLimits(max_tokens=512, max_outputs=1)
+    tracer = NativeTracer(torch.bfloat16, limits, {}, library.constants)
+    x = tracer.input(weight.shape[1], "bf16")
+    each = pack(convert(weight), torch.bfloat16).num_bytes
+    copies = -(-(memory_mb << 20) // each)
+    for index in range(copies):
+        ops.linear(x, DeferredWeight(weight.shape, lambda: convert(weight), str(index)))
+    program = Program(library, compile_graph(tracer.graph))
     program.read(x, 512).copy_(torch.randn(512, weight.shape[1]))
-    return program, copies, recorder.weight_bytes - before
+    return program, copies, each
 
 
 def _median_us(program: Program, rows: int) -> float:
     """Of the linears alone, by the program's own clock."""
     runs = [program.profile(Run(tokens=rows)) for _ in range(6)][1:]
-    linear = {Kind.LINEAR, Kind.LINEAR_INT8, Kind.LINEAR_INT4}
-    return statistics.median(sum(ns for kind, ns in run if kind in linear) / 1e3 for run in runs)
+    return statistics.median(
+        sum(ns for op, ns in run if isinstance(op, Linear)) / 1e3 for run in runs
+    )
 
 
 def _time_us(action: Callable[[], object]) -> float:

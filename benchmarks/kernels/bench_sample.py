@@ -20,10 +20,11 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, load
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
@@ -47,13 +48,13 @@ class Head:
 
     def __init__(self, library: Library, width: int, vocab: int, most: int) -> None:
         self.vocab, self.library = vocab, library
-        limits = RecorderLimits(max_tokens=1, max_outputs=most)
-        recorder = NativeRecorder(torch.bfloat16, limits, {}, library.constants)
-        x = recorder.input(width, "bf16", "outputs")
+        limits = ProgramLimits(max_tokens=1, max_outputs=most)
+        tracer = NativeTracer(torch.bfloat16, limits, {}, library.constants)
+        x = tracer.input(width, "bf16", "outputs")
         weight = (torch.randn(vocab, width) * 3 / width**0.5).bfloat16()
         self.logits = ops.linear(x, weight, None, out_f32=True)
-        recorder.pin(self.logits)
-        self.program = Program(library, place(recorder.draft))
+        tracer.pin(self.logits)
+        self.program = Program(library, compile_graph(tracer.graph))
         self.program.read(x, most).copy_(torch.randn(most, width))
         self.sampler = NativeSampler(library)
 

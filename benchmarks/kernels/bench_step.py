@@ -26,6 +26,7 @@ import torch
 from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.library import load
+from sylvan.kernels.native.opset import Linear
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
@@ -196,7 +197,7 @@ def prefill(bench: Bench, tokens: int, repeats: int, *, quantised: bool) -> dict
     attention = bench.attention_flop_per_pair * tokens * (tokens + 1) / 2e6 / bf16
     floor = linear / (max(bf16, int8) if quantised else bf16) + attention
     ops = bench.runner.profile(bench.batch)
-    own = sum(ns for kind, ns in ops if kind.name.startswith("LINEAR")) / 1e6
+    own = sum(ns for op, ns in ops if isinstance(op, Linear)) / 1e6
     return {
         "ms": spent,
         "tokens_per_s": tokens / spent * 1e3,
@@ -245,8 +246,9 @@ def _profile(bench: Bench, wanted: bool) -> None:
     if not wanted:
         return
     total: dict[str, float] = {}
-    for kind, ns in bench.runner.profile(bench.batch):
-        total[kind.name] = total.get(kind.name, 0.0) + ns / 1e3
+    for op, ns in bench.runner.profile(bench.batch):
+        name = type(op).__name__
+        total[name] = total.get(name, 0.0) + ns / 1e3
     print({name: round(us) for name, us in total.items()})
 
 

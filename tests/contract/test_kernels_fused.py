@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import LinearWeight, Value
+from sylvan.kernels.api import LinearWeight, TracedTensor
 from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Kind, Run
+from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library, load
+from sylvan.kernels.native.opset import Quantise
 from tests.support.native import DTYPES, NativeOp, native, random, variants
 
 ROWS, COLS = 9, 96
 NORM = random(COLS, dtype=torch.float32, seed=3)
-MAKERS: dict[str, Callable[[Value], Value]] = {
+MAKERS: dict[str, Callable[[TracedTensor], TracedTensor]] = {
     "rms norm": lambda x: ops.rms_norm(x, NORM, 1e-6)[0],
     "layer norm": lambda x: ops.layer_norm(x, NORM, NORM, 1e-6)[0],
     "gate": lambda x: ops.glu(x, "silu"),
@@ -47,7 +48,7 @@ def test_rows_are_quantised_where_they_are_made(
     op.write(x)
 
     assert torch.equal(op.run(Run(tokens=ROWS)), want)
-    assert Kind.QUANTISE not in op.program.ops["kind"]
+    assert not any(isinstance(one, Quantise) for one in op.program.ops)
 
 
 def test_rows_of_two_formats_are_quantised_twice(library: Library) -> None:
@@ -55,7 +56,7 @@ def test_rows_of_two_formats_are_quantised_twice(library: Library) -> None:
     dense = random(64, COLS, dtype=torch.float32, seed=1)
     eight, four = quantise_int8(dense), quantise_int4(dense, 32)
 
-    def both(_: object, v: Value) -> Value:
+    def both(_: object, v: TracedTensor) -> TracedTensor:
         h = ops.rms_norm(v, NORM, 1e-6)[0]
         return ops.add(ops.linear(h, eight), ops.linear(h, four))
 

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import LinearWeight, Value
+from sylvan.kernels.api import LinearWeight, TracedTensor
 from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, load
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.sampling.api import SampleOutput
@@ -83,14 +84,14 @@ class Head:
         cap: float | None = None,
     ) -> None:
         self.vocab, width = weight.shape
-        limits = RecorderLimits(max_tokens=1, max_outputs=MOST)
-        recorder = NativeRecorder(dtype, limits, {}, library.constants)
-        self.x = recorder.input(width, "bf16" if dtype == torch.bfloat16 else "f32", "outputs")
-        self.logits: Value = ops.linear(self.x, weight, bias, out_f32=True)
+        limits = ProgramLimits(max_tokens=1, max_outputs=MOST)
+        tracer = NativeTracer(dtype, limits, {}, library.constants)
+        self.x = tracer.input(width, "bf16" if dtype == torch.bfloat16 else "f32", "outputs")
+        self.logits: TracedTensor = ops.linear(self.x, weight, bias, out_f32=True)
         if cap is not None:
             self.logits = ops.softcap(self.logits, cap)
-        recorder.pin(self.logits)
-        self.program = Program(library, place(recorder.draft))
+        tracer.pin(self.logits)
+        self.program = Program(library, compile_graph(tracer.graph))
         self.library = library
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 import torch
 
-from sylvan.kernels.api import Value
+from sylvan.kernels.api import TracedTensor
 from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, LibraryMissing, usable
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.kernels.paged.cache import LayerPages
 
 MAX_ROWS = 512
@@ -29,26 +30,24 @@ def variants() -> list[object]:
 
 
 class NativeOp:
-    """`op(recorder, *values)` of some matrices, recorded once."""
+    """`op(tracer, *values)` of some matrices, recorded once."""
 
     def __init__(
         self,
         library: Library,
         dtype: torch.dtype,
-        op: Callable[..., Value],
+        op: Callable[..., TracedTensor],
         like: Sequence[torch.Tensor],
         pages: Mapping[int, LayerPages] | None = None,
     ) -> None:
         """`like` have the columns and dtypes of the inputs."""
-        limits = RecorderLimits(max_tokens=MAX_ROWS, max_outputs=MAX_ROWS)
-        recorder = NativeRecorder(dtype, limits, pages or {}, library.constants)
+        limits = ProgramLimits(max_tokens=MAX_ROWS, max_outputs=MAX_ROWS)
+        tracer = NativeTracer(dtype, limits, pages or {}, library.constants)
         kinds = ["bf16" if x.dtype == torch.bfloat16 else "f32" for x in like]
-        self.inputs = [
-            recorder.input(x.shape[1], kind) for x, kind in zip(like, kinds, strict=True)
-        ]
-        self.out = op(recorder, *self.inputs)
-        recorder.pin(self.out)
-        self.program = Program(library, place(recorder.draft))
+        self.inputs = [tracer.input(x.shape[1], kind) for x, kind in zip(like, kinds, strict=True)]
+        self.out = op(tracer, *self.inputs)
+        tracer.pin(self.out)
+        self.program = Program(library, compile_graph(tracer.graph))
 
     def write(self, *matrices: torch.Tensor) -> None:
         """Fill the inputs."""
@@ -65,7 +64,7 @@ class NativeOp:
 def native(
     library: Library,
     dtype: torch.dtype,
-    op: Callable[..., Value],
+    op: Callable[..., TracedTensor],
     inputs: Sequence[torch.Tensor],
     step: Run | None = None,
 ) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What ops, layers and recorders agree on: symbolic values and the description of attention.
+"""What ops, layers and tracers agree on: traced tensors and the description of attention.
 
 A model's forward is plain Python over the functions of `sylvan.kernels.ops`. Called with torch
-tensors they compute; called with a `Value` they ask its recorder to note the op, and nothing runs.
-That is how a forward becomes a program that one native call replays.
+tensors they compute; called with a `TracedTensor` they ask its tracer to emit the op, and nothing
+runs. That is how a forward becomes a program that one native call runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"
 
 
 class Unsupported(Exception):  # noqa: N818 - not an error: the caller falls back to tensors
-    """A recorder cannot express an op or a shape; the message says which, for the operator."""
+    """A tracer cannot express an op or a shape; the message says which, for the operator."""
 
 
 class Communicator(Protocol):
@@ -180,14 +180,14 @@ class LatentParts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Value:
+class TracedTensor:
     """A matrix of a step that does not exist yet: `rows` x `cols` of `dtype`.
 
-    Identity is what counts: `id` is the recorder's name for the storage. There are `times` rows
+    Identity is what counts: `id` is the tracer's name for the storage. There are `times` rows
     for each of `rows`.
     """
 
-    recorder: Recorder
+    tracer: Tracer
     id: int
     cols: int
     dtype: Dtype
@@ -203,99 +203,104 @@ class Value:
         return (-1, self.cols)
 
 
-X = TypeVar("X", torch.Tensor, Value)
+X = TypeVar("X", torch.Tensor, TracedTensor)
 
 
-class Recorder(Protocol):
-    """Notes ops instead of running them. Arguments as in `sylvan.kernels.ops`.
+class Tracer(Protocol):
+    """Emits ops instead of running them. Arguments as in `sylvan.kernels.ops`.
 
     Raises:
-        Unsupported: from any method, when the op or its shapes cannot be recorded.
+        Unsupported: from any method, when the op or its shapes cannot be traced.
     """
 
-    def embedding(self, ids: Value, weight: LinearWeight, scale: float) -> Value:
+    def embedding(self, ids: TracedTensor, weight: LinearWeight, scale: float) -> TracedTensor:
         """See `ops.embedding`. `ids` is the batch's ids or positions."""
         ...
 
     def rms_norm(
-        self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None, offset: float
-    ) -> tuple[Value, Value]:
+        self,
+        x: TracedTensor,
+        weight: torch.Tensor,
+        eps: float,
+        residual: TracedTensor | None,
+        offset: float,
+    ) -> tuple[TracedTensor, TracedTensor]:
         """See `ops.rms_norm`."""
         ...
 
     def layer_norm(
         self,
-        x: Value,
+        x: TracedTensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
-        residual: Value | None,
-    ) -> tuple[Value, Value]:
+        residual: TracedTensor | None,
+    ) -> tuple[TracedTensor, TracedTensor]:
         """See `ops.layer_norm`."""
         ...
 
     def linear(
-        self, x: Value, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
-    ) -> Value:
+        self, x: TracedTensor, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
+    ) -> TracedTensor:
         """See `ops.linear`."""
         ...
 
-    def glu(self, gate_up: Value, kind: ActivationKind) -> Value:
+    def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
         """See `ops.glu`."""
         ...
 
-    def activation(self, x: Value, kind: ActivationKind) -> Value:
+    def activation(self, x: TracedTensor, kind: ActivationKind) -> TracedTensor:
         """See `ops.activation`."""
         ...
 
     def attention(
         self,
-        qkv: Value,
+        qkv: TracedTensor,
         layer: AttentionLayer,
         rope: Rope | None,
         q_norm: HeadNorm | None,
         k_norm: HeadNorm | None,
-    ) -> Value:
+    ) -> TracedTensor:
         """Head norms, rotary, KV store and paged attention over the step's page table."""
         ...
 
     def latent_attention(
-        self, q: Value, kv: Value, parts: LatentParts, layer: AttentionLayer
-    ) -> Value:
+        self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
+    ) -> TracedTensor:
         """See `ops.latent_attention`."""
         ...
 
-    def take_rows(self, x: Value, rows: Value) -> Value:
+    def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:
         """See `ops.take_rows`. `rows` is the batch's sample rows."""
         ...
 
-    def add(self, a: Value, b: Value, scale: float) -> Value:
+    def add(self, a: TracedTensor, b: TracedTensor, scale: float) -> TracedTensor:
         """See `ops.add`."""
         ...
 
-    def cast(self, x: Value) -> Value:
+    def cast(self, x: TracedTensor) -> TracedTensor:
         """The rows in the model's dtype. See `ops.cast`."""
         ...
 
-    def scale(self, x: Value, factor: float) -> Value:
+    def scale(self, x: TracedTensor, factor: float) -> TracedTensor:
         """See `ops.scale`."""
         ...
 
-    def softcap(self, x: Value, cap: float) -> Value:
+    def softcap(self, x: TracedTensor, cap: float) -> TracedTensor:
         """See `ops.softcap`."""
         ...
 
-    def scale_rows(self, x: Value, factors: Value) -> Value:
+    def scale_rows(self, x: TracedTensor, factors: TracedTensor) -> TracedTensor:
         """See `ops.scale_rows`."""
         ...
 
     def experts(
         self,
-        x: Value,
-        logits: Value,
+        x: TracedTensor,
+        logits: TracedTensor,
         routing: Routing,
         weights: ExpertWeights,
         load: torch.Tensor | None,
-    ) -> Value:
+    ) -> TracedTensor:
         """See `ops.experts`."""
         ...

@@ -1,19 +1,23 @@
 """Compile the native kernels: one library per instruction set, chosen at run time.
 
-Standard library only: the package's build hook runs this file before anything is installed. By
-hand: `python -m sylvan.kernels.build`. Needs g++ 11 or later.
+The C++ structs of ops are made from `native/opset.py` first. Standard library only: the package's
+build hook runs this file before anything is installed. By hand: `python -m sylvan.kernels.build`.
+Needs g++ 11 or later.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parent
 LIB = ROOT / "lib"
@@ -64,6 +68,7 @@ def build(out: Path = LIB, variants: Mapping[str, str] = VARIANTS) -> Built:
     if cxx is None:
         return Built({}, dict.fromkeys(variants, "no C++ compiler (g++) found"))
     out.mkdir(parents=True, exist_ok=True)
+    write_header(out)
     running = {
         name: (path, _start(cxx, name, flags, path))
         for name, flags in variants.items()
@@ -80,6 +85,36 @@ def build(out: Path = LIB, variants: Mapping[str, str] = VARIANTS) -> Built:
     return Built(libraries, failures)
 
 
+def write_header(folder: Path) -> Path:
+    """Write `ops.h`, the C++ side of the ops, which all sources include."""
+    with _bare_packages():
+        codegen = importlib.import_module("sylvan.kernels.native.codegen")
+        text = codegen.header(importlib.import_module("sylvan.kernels.native.opset").OPS)
+    path = folder / "ops.h"
+    temporary = path.with_suffix(".h.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+    return path
+
+
+@contextlib.contextmanager
+def _bare_packages() -> Iterator[None]:
+    """Modules of `native` can be imported, also where the packages above lack what they import."""
+    names = ("sylvan", "sylvan.kernels", "sylvan.kernels.native")
+    if names[-1] in sys.modules:
+        yield
+        return
+    folders = (ROOT.parent, ROOT, ROOT / "native")
+    for name, folder in zip(names, folders, strict=True):
+        module = sys.modules[name] = ModuleType(name)
+        module.__path__ = [str(folder)]
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "sylvan"]:
+            del sys.modules[name]
+
+
 def _temporary(path: Path) -> Path:
     return path.with_suffix(".tmp")
 
@@ -87,7 +122,7 @@ def _temporary(path: Path) -> Path:
 def _start(cxx: str, name: str, flags: str, path: Path) -> subprocess.Popen[str]:
     one_unit = "".join(f'#include "{source}"\n' for source in sources() if _belongs(source, name))
     command = [cxx, *_FLAGS.split(), *flags.split(), f'-DSYLVAN_VARIANT="{name}"', "-shared"]
-    command += ["-x", "c++", "-", "-o", str(_temporary(path))]
+    command += ["-I", str(path.parent), "-x", "c++", "-", "-o", str(_temporary(path))]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import Value, X
+from sylvan.kernels.api import TracedTensor, X
 from sylvan.kernels.cast import reference
 
 
 def cast(x: X, like: torch.Tensor) -> X:
     """The rows of x in the dtype of `like`, a parameter of the model."""
-    if isinstance(x, Value):
-        return x.recorder.cast(x)
+    if isinstance(x, TracedTensor):
+        return x.tracer.cast(x)
     return reference.cast(x, like)

@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 
-from sylvan.kernels.api import Communicator, Unsupported, Value, X
+from sylvan.kernels.api import Communicator, Unsupported, TracedTensor, X
 from sylvan.kernels.collective import reference
 from sylvan.kernels.collective.reference import tree_sum
 
@@ -46,7 +46,7 @@ def all_to_all(x: X, ranks: Communicator) -> X:
     return cast("X", reference.all_to_all(_tensor(x), ranks))
 
 
-def _tensor(x: torch.Tensor | Value) -> torch.Tensor:
-    if isinstance(x, Value):
+def _tensor(x: torch.Tensor | TracedTensor) -> torch.Tensor:
+    if isinstance(x, TracedTensor):
         raise Unsupported("collectives of several ranks")
     return x

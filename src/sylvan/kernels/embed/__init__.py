@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sylvan.kernels.api import LinearWeight, Value, X
+from sylvan.kernels.api import LinearWeight, TracedTensor, X
 from sylvan.kernels.embed import reference
 from sylvan.kernels.gpu.choice import Choice
 
@@ -12,9 +12,9 @@ _embedding = Choice(reference.embedding, "sylvan.kernels.embed.triton_embed")
 def embedding(ids: X, weight: LinearWeight, scale: float = 1.0) -> X:
     """Row `ids[t]` of `weight` (V, D) times `scale`. Shape: (T, D) float32.
 
-    With tied weights the head is the table: a quantised head gives dequantised rows. When recorded,
+    With tied weights the head is the table: a quantised head gives dequantised rows. When traced,
     an id beyond the table reads its last row.
     """
-    if isinstance(ids, Value):
-        return ids.recorder.embedding(ids, weight, scale)
+    if isinstance(ids, TracedTensor):
+        return ids.tracer.embedding(ids, weight, scale)
     return _embedding.on(ids)(ids, weight, scale)

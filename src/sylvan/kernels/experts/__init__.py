@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import ExpertWeights, Routing, Value, X
+from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, X
 from sylvan.kernels.experts import reference
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gpu.choice import Choice
@@ -31,9 +31,9 @@ def experts(
 
     Returns: (T, D) in the dtype of x.
     """
-    if isinstance(x, Value):
-        assert isinstance(logits, Value)
-        return x.recorder.experts(x, logits, routing, weights, load)
+    if isinstance(x, TracedTensor):
+        assert isinstance(logits, TracedTensor)
+        return x.tracer.experts(x, logits, routing, weights, load)
     assert isinstance(logits, torch.Tensor)
     dense = isinstance(weights.gate_up, torch.Tensor)
     compute = _experts.on(x) if dense else reference.experts

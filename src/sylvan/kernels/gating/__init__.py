@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import ActivationKind, Unsupported, Value, X
+from sylvan.kernels.api import ActivationKind, TracedTensor, Unsupported, X
 from sylvan.kernels.gating import reference
 from sylvan.kernels.gpu.choice import Choice
 
@@ -14,15 +14,15 @@ _activation = Choice(reference.activation, "sylvan.kernels.gating.triton_gating"
 
 def glu(gate_up: X, kind: ActivationKind) -> X:
     """act(gate) * up of rows [gate | up]. Shape: (T, 2 F) to (T, F); rounded once."""
-    if isinstance(gate_up, Value):
-        return gate_up.recorder.glu(gate_up, kind)
+    if isinstance(gate_up, TracedTensor):
+        return gate_up.tracer.glu(gate_up, kind)
     return _glu.on(gate_up)(gate_up, kind)
 
 
 def activation(x: X, kind: ActivationKind) -> X:
     """The non-linearity of each element; `relu2` is the square of relu."""
-    if isinstance(x, Value):
-        return x.recorder.activation(x, kind)
+    if isinstance(x, TracedTensor):
+        return x.tracer.activation(x, kind)
     return _activation.on(x)(x, kind)
 
 
@@ -30,6 +30,6 @@ def xielu(
     x: X, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
 ) -> X:
     """The activation of Apertus, with learnt slopes (arXiv:2411.13010); numbers of shape (1,)."""
-    if isinstance(x, Value):
+    if isinstance(x, TracedTensor):
         raise Unsupported("the activation xIELU")
     return reference.xielu(x, alpha_p, alpha_n, beta, eps)

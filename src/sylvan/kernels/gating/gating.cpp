@@ -1,17 +1,17 @@
-// buf: gate|up (or x), out, and see levels.h; n: cols of the result, function, whether the gated form is GPT-OSS's; f: its alpha and limit
+// Functions of single numbers, and gated ones: of the first half of a row, times the second half.
 #include "../matmul/levels.h"
 
 namespace {
 
 // Calls f with the function of one vector.
-template <class F> void by_function(int function, F&& f) {
+template <class F> void by_function(Function function, F&& f) {
     switch (function) {
-        case SILU: return f([](vf x) { return x * sigmoid(x); });
-        case GELU: return f([](vf x) { return .5f * x * (1.f + erf(x * .70710678f)); });
-        case GELU_TANH: return f([](vf x) { return .5f * x * (1.f + tanh(.79788456f * fma(x * x * x, splat(.044715f), x))); });
-        case RELU: return f([](vf x) { return max(x, vf{}); });
-        case RELU2: return f([](vf x) { return max(x, vf{}) * max(x, vf{}); });
-        case SIGMOID: return f([](vf x) { return 1.f / (exp(-x) + 1.f); });
+        case Function::SILU: return f([](vf x) { return x * sigmoid(x); });
+        case Function::GELU: return f([](vf x) { return .5f * x * (1.f + erf(x * .70710678f)); });
+        case Function::GELU_TANH: return f([](vf x) { return .5f * x * (1.f + tanh(.79788456f * fma(x * x * x, splat(.044715f), x))); });
+        case Function::RELU: return f([](vf x) { return max(x, vf{}); });
+        case Function::RELU2: return f([](vf x) { return max(x, vf{}) * max(x, vf{}); });
+        case Function::SIGMOID: return f([](vf x) { return 1.f / (exp(-x) + 1.f); });
         default: return f([](vf x) { return tanh(x); });
     }
 }
@@ -23,29 +23,29 @@ template <class T, class F> void each(T* out, int cols, F&& f) {
     for (; i < stride(cols); i += LANES) put(out + i, first(f(i), cols - i));
 }
 
-template <class T> void glu(const Op& op, const Step& s, int64_t r) {
-    int cols = op.n[0];
-    const T *gate = at<T>(op, s, 0) + r * stride(2 * cols), *up = gate + cols;
-    T* out = at<T>(op, s, 1) + r * stride(cols);
-    if (op.n[2]) {  // both halves clamped, up plus one, the sigmoid of alpha times gate
-        vf limit = splat(op.f[1]), alpha = splat(op.f[0]);
+template <class T> void glu(const Glu& op, const Step& s, int64_t r) {
+    int cols = op.cols;
+    const T *gate = at<T>(op.gate_up, s) + r * stride(2 * cols), *up = gate + cols;
+    T* out = at<T>(op.out, s) + r * stride(cols);
+    if (op.clamped) {  // both halves clamped, up plus one, the sigmoid of alpha times gate
+        vf limit = splat(op.limit), alpha = splat(op.alpha);
         each(out, cols, [=](int i) {
             vf g = min(get(gate + i), limit), u = min(max(get(up + i), -limit), limit);
             return (u + 1.f) * g * sigmoid(g * alpha);
         });
-    } else by_function(op.n[1], [=](auto f) { each(out, cols, [=](int i) { return f(get(gate + i)) * get(up + i); }); });
-    quantise_row(op, s, r, out);
+    } else by_function(op.function, [=](auto f) { each(out, cols, [=](int i) { return f(get(gate + i)) * get(up + i); }); });
+    quantise_row(op.quantised, cols, s, r, out);
 }
 
-template <class T> void activation(const Op& op, const Step& s, int64_t r) {
-    int cols = op.n[0];
-    const T* x = at<T>(op, s, 0) + r * stride(cols);
-    T* out = at<T>(op, s, 1) + r * stride(cols);
-    by_function(op.n[1], [=](auto f) { each(out, cols, [=](int i) { return f(get(x + i)); }); });
-    quantise_row(op, s, r, out);
+template <class T> void activation(const Activation& op, const Step& s, int64_t r) {
+    int cols = op.cols;
+    const T* x = at<T>(op.x, s) + r * stride(cols);
+    T* out = at<T>(op.out, s) + r * stride(cols);
+    by_function(op.function, [=](auto f) { each(out, cols, [=](int i) { return f(get(x + i)); }); });
+    quantise_row(op.quantised, cols, s, r, out);
 }
 
 }  // namespace
 
-const Kernel glu_kernel[2] = {{row_tiles, by_rows<glu<bf16>>}, {row_tiles, by_rows<glu<float>>}};
-const Kernel activation_kernel[2] = {{row_tiles, by_rows<activation<bf16>>}, {row_tiles, by_rows<activation<float>>}};
+const Kernel glu_kernel[2] = {per_row<glu<bf16>>, per_row<glu<float>>};
+const Kernel activation_kernel[2] = {per_row<activation<bf16>>, per_row<activation<float>>};

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer, LatentParts, LatentShape, Value
+from sylvan.kernels.api import AttentionLayer, LatentParts, LatentShape, TracedTensor
 from sylvan.kernels.latent import reference
 
 __all__ = ["LatentParts", "LatentShape", "latent_attention", "latent_heads", "latent_output"]
 
 
-def latent_attention(q: Value, kv: Value, parts: LatentParts, layer: AttentionLayer) -> Value:
+def latent_attention(
+    q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
+) -> TracedTensor:
     """Heads, paged attention and output in one. Shape: (T, N value).
 
     Recorded only: on tensors an attention backend stands between `latent_heads` and
     `latent_output`.
     """
-    return q.recorder.latent_attention(q, kv, parts, layer)
+    return q.tracer.latent_attention(q, kv, parts, layer)
 
 
 def latent_heads(

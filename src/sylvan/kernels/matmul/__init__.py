@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import LinearWeight, Value, X
+from sylvan.kernels.api import LinearWeight, TracedTensor, X
 from sylvan.kernels.gpu.choice import Choice
 from sylvan.kernels.matmul import reference
 
@@ -21,6 +21,6 @@ def linear(
     Sums are float32 (dense) or exact integers per scale group (quantised). A quantised weight
     quantises each row of x to int8 by itself: the largest magnitude becomes 127.
     """
-    if isinstance(x, Value):
-        return x.recorder.linear(x, weight, bias, out_f32)
+    if isinstance(x, TracedTensor):
+        return x.tracer.linear(x, weight, bias, out_f32)
     return _linear.on(x)(x, weight, bias, out_f32=out_f32)

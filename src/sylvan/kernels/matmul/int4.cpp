@@ -7,20 +7,20 @@ namespace {
 
 const vu LOW = vu{} + 0x0f0f0f0fu;
 
-template <class T> void write_row(const Op& op, const Step& s, const Spot& spot, int i, int j, vf v) {
-    write<T>(op, s, spot, i, j, v * at<float>(op, s, ROW_SCALE)[spot.m + i]);
+template <class T> void write_row(const Linear& op, const Step& s, const Spot& spot, int i, int j, vf v) {
+    write<T>(op, s, spot, i, j, v * at(op.row_scale, s)[spot.m + i]);
 }
 
-template <class T> void few_rows(const Op& op, const Step& s, const Block& b) {
-    int64_t words = op.n[0], xs = op.n[4] / 4;  // words of 8 inputs
-    int group = op.n[3], groups = int(words) * 8 / group;
+template <class T> void few_rows(const Linear& op, const Step& s, const Block& b) {
+    int64_t words = op.words, xs = op.x_bytes / 4;  // words of 8 inputs
+    int group = op.group, groups = int(words) * 8 / group;
     int ahead = b.ahead();
     by_registers(b, [&](Spot spot, auto high, auto wide) {
         constexpr int M = high, N = wide;
         vf total[M][N] = {};
-        const uint32_t *x = at<uint32_t>(op, s, X) + spot.m * xs, *w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
-        const int32_t* sums = at<int32_t>(op, s, SUMS) + spot.m * groups;
-        const float* scales = at<float>(op, s, COL_SCALE) + spot.w * groups * LANES;
+        const uint32_t *x = at<uint32_t>(op.x, s) + spot.m * xs, *w = at<uint32_t>(op.weight, s) + spot.w * words * LANES;
+        const int32_t* sums = at(op.sums, s) + spot.m * groups;
+        const float* scales = at(op.col_scale, s) + spot.w * groups * LANES;
         for (int g = 0; g < groups; g++) {
             vi acc[M * N];
             unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i] = vi{}; });
@@ -87,10 +87,10 @@ struct Blocks {  // of weights, from a column block on
     int64_t words;
     int group, groups, steps;
 
-    Blocks(const Op& op, const Step& s, int64_t block) : words(op.n[0]), group(op.n[3]) {
+    Blocks(const Linear& op, const Step& s, int64_t block) : words(op.words), group(op.group) {
         groups = int(words) * 8 / group, steps = std::max(1, group / 64);
-        levels = at<uint32_t>(op, s, WEIGHT) + block * words * LANES;
-        scales = at<float>(op, s, COL_SCALE) + block * groups * LANES;
+        levels = at<uint32_t>(op.weight, s) + block * words * LANES;
+        scales = at(op.col_scale, s) + block * groups * LANES;
     }
     int tile_bytes() const { return steps * 1024; }
     const float* scale(int block, int g) const { return scales + (int64_t(block) * groups + g) * LANES; }
@@ -101,17 +101,17 @@ struct Blocks {  // of weights, from a column block on
 };
 
 // Up to 16 rows: weights are unpacked as they come from memory, one block after the other.
-template <int ROWS, class T> void one_tile(const Op& op, const Step& s, const Block& b) {
+template <int ROWS, class T> void one_tile(const Linear& op, const Step& s, const Block& b) {
     constexpr int BATCH = 4;  // groups
     alignas(64) char tiles[BATCH * 2048];
     alignas(64) int32_t raw[BATCH][TILE * TILE];
-    int64_t xs = op.n[4];
+    int64_t xs = op.x_bytes;
     for (int n = b.n0; n < b.n1; n++) {
         alignas(64) float sums[ROWS * LANES] = {};
         Blocks w(op, s, n + b.shift);
         for (int g = 0; g < w.groups; g += BATCH) {
             int batch = std::min(BATCH, w.groups - g);
-            const char* x = at<char>(op, s, X) + b.m0 * xs + g * w.group;
+            const char* x = at<char>(op.x, s) + b.m0 * xs + g * w.group;
             w.unpack_to(tiles, 0, g, batch, b.ahead());
             for (int i = 0; i < batch; i++)
                 tiles_1x1<TilesInt8>(raw[i], x + i * w.group, xs, tiles + i * w.tile_bytes(), w.steps);
@@ -123,12 +123,12 @@ template <int ROWS, class T> void one_tile(const Op& op, const Step& s, const Bl
 }
 
 // More: tiles of 32 rows and two blocks, all rows for a batch of groups, so few that what is at hand fits the first cache.
-template <class T> void many_rows(const Op& op, const Step& s, const Block& b) {
+template <class T> void many_rows(const Linear& op, const Step& s, const Block& b) {
     constexpr int BATCH = 2;
     alignas(64) static thread_local float sums[LINEAR_ROWS / TILE][2][TILE * TILE];
     alignas(64) char tiles[2][BATCH * 2048];
     alignas(64) int32_t raw[BATCH][4][TILE * TILE];
-    int64_t xs = op.n[4];
+    int64_t xs = op.x_bytes;
     for (int n = b.n0; n < b.n1; n += 2) {
         Blocks w(op, s, n + b.shift);
         memset(sums, 0, sizeof(sums[0]) * ceil_div(b.count(), TILE));
@@ -138,7 +138,7 @@ template <class T> void many_rows(const Op& op, const Step& s, const Block& b) {
             for (int m = b.m0; m < b.m1; m += 2 * TILE) {
                 int high = b.m1 - m > TILE ? 2 : 1;
                 for (int i = 0; i < batch; i++) {
-                    const char *x = at<char>(op, s, X) + m * xs + (g + i) * w.group, *tile = tiles[0] + i * w.tile_bytes();
+                    const char *x = at<char>(op.x, s) + m * xs + (g + i) * w.group, *tile = tiles[0] + i * w.tile_bytes();
                     auto* out = reinterpret_cast<float*>(raw[i]);
                     if (high == 2) tiles_2x2<TilesInt8, false>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
                     else tiles_1x2<TilesInt8, false>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
@@ -154,7 +154,7 @@ template <class T> void many_rows(const Op& op, const Step& s, const Block& b) {
 }
 #endif
 
-template <class T> void linear_int4(const Op& op, const Step& s, int t, void*) {
+template <class T> void linear_int4(const LinearInt4& op, const Step& s, int t, void*) {
     Block b = linear_block(op, s, t);
 #if defined(__AMX_INT8__)
     if (b.count() > TILE) return many_rows<T>(op, s, b);
@@ -166,4 +166,4 @@ template <class T> void linear_int4(const Op& op, const Step& s, int t, void*) {
 
 }  // namespace
 
-const Kernel linear_int4_kernel[2] = {{linear_tiles, linear_int4<bf16>}, {linear_tiles, linear_int4<float>}};
+const Kernel linear_int4_kernel[2] = {tiled<linear_tiles, linear_int4<bf16>>, tiled<linear_tiles, linear_int4<float>>};

@@ -4,35 +4,34 @@
 
 namespace {
 
-// buf: x, and see levels.h; n: cols
-template <class T> void quantise(const Op& op, const Step& s, int64_t r) {
-    quantise_row(op, s, r, at<T>(op, s, 0) + r * stride(op.n[0]));
+template <class T> void quantise(const Quantise& op, const Step& s, int64_t r) {
+    quantise_row(op.quantised, op.cols, s, r, at<T>(op.x, s) + r * stride(op.cols));
 }
 
 constexpr int BY_VECTORS_INT8 = 4;  // rows; so few wait less for memory than matrix tiles do
 
 // `zero`: what was added to the levels of x.
-template <class T> void finish(const Op& op, const Step& s, const Spot& spot, int i, int j, vi acc, int zero) {
-    vf scale = load<vf>(at<float>(op, s, COL_SCALE) + (spot.w + j) * LANES) * at<float>(op, s, ROW_SCALE)[spot.m + i];
-    if (zero) acc -= load<vi>(at<int32_t>(op, s, SUMS) + (spot.w + j) * LANES) * zero;
+template <class T> void finish(const Linear& op, const Step& s, const Spot& spot, int i, int j, vi acc, int zero) {
+    vf scale = load<vf>(at(op.col_scale, s) + (spot.w + j) * LANES) * at(op.row_scale, s)[spot.m + i];
+    if (zero) acc -= load<vi>(at(op.sums, s) + (spot.w + j) * LANES) * zero;
     write<T>(op, s, spot, i, j, converted<vf>(acc) * scale);
 }
 
-template <class T> void by_vectors(const Op& op, const Step& s, const Block& b, const uint32_t* x, int64_t xs, int zero) {
-    int64_t words = op.n[0];
+template <class T> void by_vectors(const Linear& op, const Step& s, const Block& b, const uint32_t* x, int64_t xs, int zero) {
+    int64_t words = op.words;
     by_registers(b, [&](Spot spot, auto M, auto N) {
         vi acc[M][N] = {};
-        const uint32_t* w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
+        const uint32_t* w = at<uint32_t>(op.weight, s) + spot.w * words * LANES;
         multiply<Int8, M, N>(acc, x + (spot.m - b.m0) * xs, xs, w, words * LANES, LANES, int(words), b.ahead());
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) finish<T>(op, s, spot, i, j, acc[i][j], zero);
     });
 }
 
-template <class T> void linear_int8(const Op& op, const Step& s, int t, [[maybe_unused]] void* scratch) {
+template <class T> void linear_int8(const LinearInt8& op, const Step& s, int t, [[maybe_unused]] void* scratch) {
     Block b = linear_block(op, s, t);
-    int64_t xs = op.n[4] / 4;
-    const uint32_t* x = at<uint32_t>(op, s, X) + b.m0 * xs;
+    int64_t xs = op.x_bytes / 4;
+    const uint32_t* x = at<uint32_t>(op.x, s) + b.m0 * xs;
 #if defined(__AMX_INT8__)
     if (b.count() <= BY_VECTORS_INT8 && b.count() * xs * 4 <= SCRATCH_BYTES) {  // vectors multiply unsigned levels
         auto* turned = static_cast<uint32_t*>(scratch);
@@ -51,5 +50,5 @@ template <class T> void linear_int8(const Op& op, const Step& s, int t, [[maybe_
 
 }  // namespace
 
-const Kernel quantise_kernel[2] = {{row_tiles, by_rows<quantise<bf16>>}, {row_tiles, by_rows<quantise<float>>}};
-const Kernel linear_int8_kernel[2] = {{linear_tiles, linear_int8<bf16>}, {linear_tiles, linear_int8<float>}};
+const Kernel quantise_kernel[2] = {per_row<quantise<bf16>>, per_row<quantise<float>>};
+const Kernel linear_int8_kernel[2] = {tiled<linear_tiles, linear_int8<bf16>>, tiled<linear_tiles, linear_int8<float>>};

@@ -3,9 +3,9 @@
 
 namespace {
 
-template <class E> void linear(const Op& op, const Step& s, int t, void*) {
+template <class E> void linear(const Linear& op, const Step& s, int t, void*) {
     Block b = linear_block(op, s, t);
-    int64_t words = op.n[0], xs = op.n[4] / 4;
+    int64_t words = op.words, xs = op.x_bytes / 4;
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<E, Bf16>) {
         return by_amx<TilesBf16>(op, s, b, [&](Spot spot, int count, int cols, const float* raw) {
@@ -17,7 +17,7 @@ template <class E> void linear(const Op& op, const Step& s, int t, void*) {
 #endif
     by_registers(b, [&](Spot spot, auto M, auto N) {
         vf acc[M][N] = {};
-        const uint32_t *x = at<uint32_t>(op, s, X) + b.x / 4 + spot.m * xs, *w = at<uint32_t>(op, s, WEIGHT) + spot.w * words * LANES;
+        const uint32_t *x = at<uint32_t>(op.x, s) + b.x / 4 + spot.m * xs, *w = at<uint32_t>(op.weight, s) + spot.w * words * LANES;
         multiply<E, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), b.ahead());
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) write<typename E::row>(op, s, spot, i, j, acc[i][j]);
@@ -26,4 +26,4 @@ template <class E> void linear(const Op& op, const Step& s, int t, void*) {
 
 }  // namespace
 
-const Kernel linear_kernel[2] = {{linear_tiles, linear<Bf16>}, {linear_tiles, linear<F32>}};
+const Kernel linear_kernel[2] = {tiled<linear_tiles, linear<Bf16>>, tiled<linear_tiles, linear<F32>>};

@@ -112,31 +112,28 @@ def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> No
 
 
 def _check_same(weight: LinearWeight, packed: PackedWeight) -> None:
-    like = pack_nothing(weight, torch.float32)
-    wanted, found = ((p.kind, p.rows, p.cols, p.group) for p in (packed, like))
+    kind, group = "dense", 0
+    if isinstance(weight, Int8Weight):
+        kind = "int8"
+    elif isinstance(weight, Int4Weight):
+        kind, group = "int4", weight.group
+    check_packable(weight)
+    found = kind, *weight.shape[-2:], group
+    wanted = packed.kind, packed.rows, packed.cols, packed.group
     if wanted != found:
         raise Unsupported(
             f"a matrix {found} in the place of {wanted} (kind, outputs, inputs, group)"
         )
 
 
-def pack_nothing(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
-    """The shape of what `pack` would give: for a rehearsal that reads and frees no weight.
+def check_packable(weight: LinearWeight) -> None:
+    """Refuse what `pack` would; it reads nothing, so deferred weights pass.
 
     Raises:
         Unsupported: as `pack`.
     """
-    rows, cols = weight.shape[-2:]
-    kind: PackKind = "dense"
-    if isinstance(weight, Int8Weight):
-        kind = "int8"
-    elif isinstance(weight, Int4Weight):
-        kind = "int4"
-        if weight.group not in _NATIVE_GROUPS:
-            raise Unsupported(f"int4 weights in groups of {weight.group}")
-    words = _up(cols, 128) // (8 if kind == "int4" else 4)
-    group = weight.group if isinstance(weight, Int4Weight) else 0
-    return PackedWeight(kind, rows, cols, _up(rows, _OUT_PAD), words, allocate(0), group=group)
+    if isinstance(weight, Int4Weight) and weight.group not in _NATIVE_GROUPS:
+        raise Unsupported(f"int4 weights in groups of {weight.group}")
 
 
 def as_bytes(tensor: torch.Tensor) -> Bytes:

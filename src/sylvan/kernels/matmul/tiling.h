@@ -3,29 +3,23 @@
 #include "../native/amx.h"
 #include "../native/kernel.h"
 
-// buf: 0 x, 1 weight, 2 bias f32 or none, 3 out, 4 row scale, 5 column scale, 6 column sums (int8) or row sums (int4),
-// 7 groups or none: how many, and of each the matrix, the first row and the rows; then 1, 2, 5 and 6 (int8) are stacks
-// n: 0 words of K in a block, 1 columns (a multiple of 32), 2 whether out is float32, 3 group, 4 stride of x in bytes, 5 bytes in a row
-// of x from what one matrix of a stack reads to what the next does, 6 columns of out likewise, 7 columns of a row of out
-enum { X, WEIGHT, BIAS, OUT, ROW_SCALE, COL_SCALE, SUMS, GROUPS };
-
 constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;  // rows of a tile, at most; neighbours in tile order share them
 constexpr int TILE_BYTES = 1 << 20;                 // of these rows: they stay in the second cache
 constexpr int FEW_ROWS = HAS_TILES ? 32 : 4;        // so few are bound by reading weights: wider tiles
 
 constexpr int WIDEST = 16;                          // column blocks of a tile, at most
 
-static inline int linear_rows(const Op& op) { return std::clamp(TILE_BYTES / op.n[4] / 32 * 32, 64, LINEAR_ROWS); }
-static inline int linear_width(const Op& op, const Step& s) {  // column blocks of a tile
-    if (op.buf[GROUPS] >= 0) return 4;
+static inline int linear_rows(const Linear& op) { return std::clamp(TILE_BYTES / op.x_bytes / 32 * 32, 64, LINEAR_ROWS); }
+static inline int linear_width(const Linear& op, const Step& s) {  // column blocks of a tile
+    if (op.groups.present()) return 4;
     if (rows(op, s) > FEW_ROWS) return 2;
     int width = WIDEST;  // memory likes long runs, but all threads need tiles
-    while (width > 4 && op.n[1] / LANES < 16 * s.threads * width) width /= 2;
+    while (width > 4 && op.outputs / LANES < 16 * s.threads * width) width /= 2;
     return width;
 }
-static inline int linear_tiles(const Op& op, const Step& s) {
-    const int32_t* groups = at<int32_t>(op, s, GROUPS);
-    return ceil_div(op.n[1] / LANES, linear_width(op, s)) * (groups ? groups[0] : ceil_div(rows(op, s), linear_rows(op)));
+static inline int linear_tiles(const Linear& op, const Step& s) {
+    const int32_t* groups = at(op.groups, s);
+    return ceil_div(op.outputs / LANES, linear_width(op, s)) * (groups ? groups[0] : ceil_div(rows(op, s), linear_rows(op)));
 }
 
 struct Block {  // rows m0 .. m1, column blocks n0 .. n1; column block n is block n + shift of the weights
@@ -34,13 +28,13 @@ struct Block {  // rows m0 .. m1, column blocks n0 .. n1; column block n is bloc
     int count() const { return m1 - m0; }
     int ahead() const { return count() <= 32 ? 384 : 0; }  // words; hides memory's latency where weights are read once
 };
-static inline Block linear_block(const Op& op, const Step& s, int t) {
-    int width = linear_width(op, s), blocks = op.n[1] / LANES;
-    if (const int32_t* groups = at<int32_t>(op, s, GROUPS)) {
+static inline Block linear_block(const Linear& op, const Step& s, int t) {
+    int width = linear_width(op, s), blocks = op.outputs / LANES;
+    if (const int32_t* groups = at(op.groups, s)) {
         int tiles = ceil_div(blocks, width), n0 = t % tiles * width;
         const int32_t* group = groups + 1 + t / tiles * 3;
         return {group[1], group[1] + group[2], n0, std::min(n0 + width, blocks), int64_t(group[0]) * blocks,
-                int64_t(group[0]) * op.n[5], int64_t(group[0]) * op.n[6]};
+                int64_t(group[0]) * op.x_head_step, int64_t(group[0]) * op.out_head_step};
     }
     int high = linear_rows(op), n_tiles = ceil_div(blocks, width), m0 = t / n_tiles * high, n0 = t % n_tiles * width;
     return {m0, std::min(m0 + high, rows(op, s)), n0, std::min(n0 + width, blocks), 0, 0, 0};
@@ -70,21 +64,21 @@ template <class F> void by_registers(const Block& b, F&& f) {
 }
 
 // The result of row i and column block j of a product.
-template <class T> static inline void write(const Op& op, const Step& s, const Spot& spot, int i, int j, vf v) {
-    if (const float* bias = at<float>(op, s, BIAS)) v += load<vf>(bias + (spot.w + j) * LANES);
-    int64_t to = (spot.m + i) * op.n[7] + spot.out + (spot.n + j) * LANES;
-    if (op.n[2]) put(at<float>(op, s, OUT) + to, v);
-    else put(at<T>(op, s, OUT) + to, v);
+template <class T> static inline void write(const Linear& op, const Step& s, const Spot& spot, int i, int j, vf v) {
+    if (const float* bias = at(op.bias, s)) v += load<vf>(bias + (spot.w + j) * LANES);
+    int64_t to = (spot.m + i) * op.out_stride + spot.out + (spot.n + j) * LANES;
+    if (op.out_f32) put(at<float>(op.out, s) + to, v);
+    else put(at<T>(op.out, s) + to, v);
 }
 
 #if defined(__AMX_BF16__)
 // Calls f(spot, rows, blocks, raw tiles) for every product of 16 rows with 2 or 4 blocks, or of 32 rows
 // with 2. Rows beyond the last are computed from whatever lies there, and dropped: buffers are long enough.
-template <class D, bool STREAM, class F> void by_tiles(const Op& op, const Step& s, const Block& b, F&& f) {
+template <class D, bool STREAM, class F> void by_tiles(const Linear& op, const Step& s, const Block& b, F&& f) {
     alignas(64) float raw[4 * TILE * TILE];
-    int64_t xs = op.n[4], ws = int64_t(op.n[0]) * 64;
-    const char *x = at<char>(op, s, X) + b.x, *w = at<char>(op, s, WEIGHT) + b.shift * ws;
-    int steps = op.n[0] / TILE_WORDS;
+    int64_t xs = op.x_bytes, ws = int64_t(op.words) * 64;
+    const char *x = at<char>(op.x, s) + b.x, *w = at<char>(op.weight, s) + b.shift * ws;
+    int steps = op.words / TILE_WORDS;
     for (int n = b.n0; n < b.n1;) {
         int cols = b.m1 - b.m0 <= TILE && b.n1 - n >= 4 ? 4 : 2;
         for (int m = b.m0; m < b.m1;) {
@@ -98,7 +92,7 @@ template <class D, bool STREAM, class F> void by_tiles(const Op& op, const Step&
         n += cols;
     }
 }
-template <class D, class F> void by_amx(const Op& op, const Step& s, const Block& b, F&& f) {
+template <class D, class F> void by_amx(const Linear& op, const Step& s, const Block& b, F&& f) {
     if (b.ahead()) by_tiles<D, true>(op, s, b, f);
     else by_tiles<D, false>(op, s, b, f);
 }

@@ -1,4 +1,4 @@
-"""Paged attention of tensors: the kernels of step programs for models that cannot be recorded.
+"""Paged attention of tensors: the kernels of step programs for models that cannot be traced.
 
 Shapes: T rows, N query heads, K key/value heads, H head dim, V value dim.
 """
@@ -13,11 +13,13 @@ import torch
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, Unsupported
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.builder import padded
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
-from sylvan.kernels.native.plan import place
+from sylvan.kernels.native.opset import Attention, RopeStore
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import PARTS_MIB, NativeRecorder
-from sylvan.kernels.native.sheet import RecorderLimits, padded
+from sylvan.kernels.native.tracer import PARTS_MIB, NativeTracer
 from sylvan.kernels.paged.cache import LayerPages
 
 _MOST_KINDS = 512  # more would mean that a layer is new in each step: they are forgotten
@@ -103,7 +105,7 @@ class PagedAttention:
         self._room = _Room((), [], None, 0)
         self._recent: dict[int, tuple[AttentionLayer, _Kind]] = {}
         self._works: dict[tuple[int, ...], tuple[Rope | None, HeadWork]] = {}
-        self._recorder()  # refuses the dtype
+        self._tracer()  # refuses the dtype
 
     def check(self, layer: AttentionLayer) -> None:
         """Whether such a layer can be computed.
@@ -114,7 +116,7 @@ class PagedAttention:
         self._kind(layer)
 
     def forget(self) -> None:
-        """Norms and sinks have other contents now: record them again when they are needed."""
+        """Norms and sinks have other contents now: trace them again when they are needed."""
         self._kinds.clear()
         self._recent.clear()
 
@@ -128,7 +130,7 @@ class PagedAttention:
         """Attend; `step` says where the rows of each request lie and go.
 
         Args:
-            layer: Constant over the life of a model; each kind of layer is recorded once.
+            layer: Constant over the life of a model; each kind of layer is compiled once.
             heads: Queries (T, N, H), keys (T, K, H) and values (T, K, V) of any strides.
             step: Its `tokens`, `seqs`, `slots`, `row_start`, `kv_len` and page tables.
             work: What is done to the heads first.
@@ -232,31 +234,35 @@ class PagedAttention:
         if key not in self._kinds:
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
-            self._kinds[key] = self._record(layer, work)
+            self._kinds[key] = self._compiled(layer, work)
         return self._kinds[key]
 
-    def _record(self, layer: AttentionLayer, work: HeadWork) -> _Kind:
-        recorder = self._recorder()
+    def _compiled(self, layer: AttentionLayer, work: HeadWork) -> _Kind:
+        tracer = self._tracer()
         width = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
         cols = width + layer.num_kv_heads * layer.value_dim
-        rows = recorder.input(cols, recorder.dtype)
+        rows = tracer.input(cols, tracer.dtype)
         rope = Rope(torch.zeros(1, work.turning), work.interleaved) if work.turning else None
-        found = recorder.attention(rows, layer, rope, *work.norms)
-        recorder.elsewhere(found)
-        placed = place(recorder.draft)
-        program = Program(self._library, placed)
-        qkv, keys, values, out, parts, _ = program.ops[-1]["buf"][:6].tolist()
-        program.bind(parts, self._parts.ctypes.data)
+        found = tracer.attention(rows, layer, rope, *work.norms)
+        tracer.external(found)
+        layout = compile_graph(tracer.graph)
+        program = Program(self._library, layout)
+        store, attention = tracer.graph.ops[0], tracer.graph.ops[-1]
+        assert isinstance(store, RopeStore)
+        assert isinstance(attention, Attention)
+        program.bind(layout.entry(attention.parts), self._parts.ctypes.data)
         width = layer.num_heads * layer.value_dim
         shape = (layer.num_heads, layer.value_dim) if padded(width) == width else (padded(width),)
-        table = int(program.ops[0]["buf"][3])
+        keys, values = layout.entry(attention.kv.keys), layout.entry(attention.kv.values)
+        rows_at, out_at = program.number(rows), program.number(found)
+        table = -1 if store.cos_sin is None else layout.entry(store.cos_sin)
         kept = layer.sinks, work
-        return _Kind(program, qkv, keys, values, out, table, work.key, shape, kept)
+        return _Kind(program, rows_at, keys, values, out_at, table, work.key, shape, kept)
 
-    def _recorder(self) -> NativeRecorder:
+    def _tracer(self) -> NativeTracer:
         # Rows and results lie where each call says: a program needs no memory of its own.
-        limits = RecorderLimits(max_tokens=1, max_outputs=1)
-        return NativeRecorder(self._dtype, limits, self._pages, self._library.constants)
+        limits = ProgramLimits(max_tokens=1, max_outputs=1)
+        return NativeTracer(self._dtype, limits, self._pages, self._library.constants)
 
 
 def _with_slack(table: torch.Tensor) -> torch.Tensor:

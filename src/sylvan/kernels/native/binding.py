@@ -4,61 +4,22 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
+from sylvan.kernels.native.opset import OPS
+from sylvan.kernels.native.schema import fields_of
+
+# Of the library's OpRecord: operands are 4 bytes each, in the order of `fields_of`.
 OP = np.dtype(
     [
         ("kind", "i4"),
-        ("count", "i4"),
-        ("type", "i4"),
+        ("rows", "i4"),
+        ("dtype", "i4"),
         ("times", "i4"),
-        ("buf", "i4", 12),
-        ("n", "i4", 16),
-        ("f", "f4", 4),
+        ("operands", "i4", max(len(fields_of(op)) for op in OPS)),
     ]
 )
-
-
-class Kind(IntEnum):
-    """Which kernel."""
-
-    EMBED = 0
-    RMS_NORM = 1
-    LAYER_NORM = 2
-    QUANTISE = 3
-    LINEAR = 4
-    LINEAR_INT8 = 5
-    LINEAR_INT4 = 6
-    GLU = 7
-    ACTIVATION = 8
-    ROPE_STORE = 9
-    ATTENTION = 10
-    ATTENTION_MERGE = 11
-    TAKE_ROWS = 12
-    ADD = 13
-    SCALE = 14
-    SOFTCAP = 15
-    CAST = 16
-    SCALE_ROWS = 17
-    ROUTE = 18
-    ALIGN = 19
-    GATHER = 20
-    EXPERT_SUM = 21
-    LATENT_ROWS = 22
-    HEAD_GROUPS = 23
-    TO_STACK = 24
-    FROM_STACK = 25
-    GATHER_LEVELS = 26
-    SHORT_CONV = 27
-    SPACE_SCAN = 28
-    DELTA_SCAN = 29
-
-
-FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh")
-COUNTS = ("tokens", "outputs")
-TYPES = ("bf16", "f32")
 
 
 class Run(ctypes.Structure):

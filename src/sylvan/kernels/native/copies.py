@@ -1,4 +1,4 @@
-"""What a recorded program keeps of a weight: to be read back, and written over in place."""
+"""What a program keeps of a weight: to be read back, and written over in place."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WeightCopy(Protocol):
 
     @property
     def source(self) -> object:
-        """What was recorded."""
+        """What was traced."""
         ...
 
     @property

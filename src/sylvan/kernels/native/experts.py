@@ -1,4 +1,4 @@
-"""Notes a layer of experts as native ops: route, align, gather, two grouped products, sum.
+"""Traces a layer of experts: route, align, gather, two grouped linears, sum.
 
 Where the caller chooses the experts of each row, routing is left out.
 """
@@ -10,112 +10,131 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 import torch
 
-from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing, Unsupported, Value
+from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing, TracedTensor, Unsupported
 from sylvan.kernels.memory import Bytes, allocate
-from sylvan.kernels.native.binding import FUNCTIONS, Kind
-from sylvan.kernels.native.plan import Ref
-from sylvan.kernels.native.sheet import Sheet
+from sylvan.kernels.native.builder import ProgramBuilder, function_of
+from sylvan.kernels.native.opset import ExpertSum, GatherRows, Glu, MoeAlign, Route, Scores
 
-_SCORES = ("softmax", "softmax_chosen", "sigmoid", "sparsemixer")
-_GROUP_ROWS = 128  # a group of rows has at most so many, or more: see LINEAR_ROWS
+GROUP_ROWS = 128  # a group of rows has at most so many, or more: see LINEAR_ROWS
 
 
-def record_experts(
-    sheet: Sheet,
-    rows: tuple[Value, Value],
+def trace_experts(
+    builder: ProgramBuilder,
+    rows: tuple[TracedTensor, TracedTensor],
     routing: Routing,
     weights: ExpertWeights,
     load: torch.Tensor | None,
-) -> Value:
+) -> TracedTensor:
     """What `experts` does with rows x and their logits."""
     x, logits = rows
-    _check(sheet, rows, weights, routing)
-    chosen = _route(sheet, logits, weights.down.shape[0], routing)
+    _check(builder, rows, weights, routing)
+    experts, shares = _route(builder, logits, weights.down.shape[0], routing)
     counts = _counts(load, weights.down.shape[0])
-    visits = _Visits(*chosen, routing.top_k, counts, scale_inputs=routing.scale_inputs)
-    return _visit(sheet, x, visits, weights)
+    scale_inputs = routing.scale_inputs
+    routed = _Routed(experts, shares, routing.top_k, counts, scale_inputs=scale_inputs)
+    return _experts(builder, x, routed, weights)
 
 
-def record_chosen(
-    sheet: Sheet, x: Value, top_k: int, weights: ExpertWeights
-) -> tuple[Value, Value, Value]:
+def trace_chosen(
+    builder: ProgramBuilder, x: TracedTensor, top_k: int, weights: ExpertWeights
+) -> tuple[TracedTensor, TracedTensor, TracedTensor]:
     """The same for rows whose experts the caller knows.
 
-    Returns: their numbers (rows, top_k) as int32 and their shares (rows, top_k) as float32, both
+    Returns: their numbers (rows, top_k) as int32 and their weights (rows, top_k) as float32, both
         without gaps between rows and without memory until they are bound; and the weighted sums.
-        Numbers that are no expert's write to memory of others: the caller checks them.
+        Out-of-range expert ids write out of bounds: the caller checks them.
     """
-    _check_sizes(sheet, x, weights, top_k)
-    ids = sheet.repeated(top_k, "i32", x.rows, x.times)
-    shares = sheet.repeated(top_k, "f32", x.rows, x.times)
+    _check_sizes(builder, x, weights, top_k)
+    ids = builder.repeated(top_k, "i32", x.rows, x.times)
+    shares = builder.repeated(top_k, "f32", x.rows, x.times)
     counts = _counts(None, weights.down.shape[0])
-    visits = _Visits(ids.id, shares.id, top_k, counts, scale_inputs=False)
-    return ids, shares, _visit(sheet, x, visits, weights)
+    routed = _Routed(ids.id, shares.id, top_k, counts, scale_inputs=False)
+    return ids, shares, _experts(builder, x, routed, weights)
 
 
 @dataclass(frozen=True, slots=True)
-class _Visits:
-    """Experts and shares of all rows, `top_k` of each; `counts` grows by each expert's rows."""
+class _Routed:
+    """Experts of all rows and their weights, `top_k` of each; `counts` grows by their rows."""
 
-    ids: Ref
-    shares: Ref
+    experts: int
+    weights: int
     top_k: int
     counts: Bytes
     _: KW_ONLY
     scale_inputs: bool
 
 
-def _visit(sheet: Sheet, x: Value, visits: _Visits, weights: ExpertWeights) -> Value:
-    """Sums of what the chosen experts make of rows of x, by their shares."""
-    num_experts, top_k = weights.down.shape[0], visits.top_k
-    pairs = sheet.num_rows(x.rows, top_k)
-    pair, place = (sheet.draft.buffer(pairs * 4) for _ in range(2))
-    most_groups = num_experts + pairs // _GROUP_ROWS + 1
-    groups = sheet.draft.buffer((1 + 3 * most_groups) * 4)
-    counts = sheet.draft.constant(visits.counts)
-    sheet.note(Kind.ALIGN, x, (visits.ids, counts, pair, place, groups), (num_experts, top_k))
-    before = visits.shares if visits.scale_inputs else None
-    read = _gather(sheet, x, (pair, before), top_k, weights.gate_up)
-    gate_up = _product(sheet, read, weights.gate_up, weights.gate_up_bias, groups)
-    inner = sheet.new(gate_up.cols // 2, None, gate_up)
-    limited = weights.limit is not None
-    sizes = inner.cols, FUNCTIONS.index(weights.act), int(limited)
-    scalars = weights.alpha, weights.limit or 0.0
-    sheet.note(Kind.GLU, inner, (gate_up.id, inner.id), sizes, scalars)
-    written = _product(sheet, inner, weights.down, weights.down_bias, groups)
-    out = sheet.new(written.cols, None, x)
-    after = None if visits.scale_inputs else visits.shares
-    buffers = written.id, place, out.id, after
-    sheet.note(Kind.EXPERT_SUM, out, buffers, (out.cols, top_k))
+def _experts(
+    builder: ProgramBuilder, x: TracedTensor, routed: _Routed, weights: ExpertWeights
+) -> TracedTensor:
+    """Sums of what the chosen experts make of rows of x, by their weights."""
+    num_experts, top_k = weights.down.shape[0], routed.top_k
+    graph, pairs = builder.graph, builder.num_rows(x.rows, top_k)
+    sorted_pairs, pair_places = (graph.buffer(pairs * 4) for _ in range(2))
+    most_groups = num_experts + pairs // GROUP_ROWS + 1
+    align = MoeAlign(
+        experts=routed.experts,
+        load=graph.constant(routed.counts),
+        sorted_pairs=sorted_pairs,
+        pair_places=pair_places,
+        groups=graph.buffer((1 + 3 * most_groups) * 4),
+        num_experts=num_experts,
+        top_k=top_k,
+    )
+    builder.emit(align, x)
+    read = builder.repeated(x.cols, builder.dtype, x.rows, x.times * top_k)
+    gather = GatherRows(
+        x=x.id,
+        sorted_pairs=sorted_pairs,
+        out=read.id,
+        weights=routed.weights if routed.scale_inputs else None,
+        cols=x.cols,
+        top_k=top_k,
+    )
+    builder.emit(gather, read)
+    gate_up = _linear(builder, read, weights.gate_up, weights.gate_up_bias, align.groups)
+    inner = builder.new(gate_up.cols // 2, None, gate_up)
+    glu = Glu(
+        gate_up=gate_up.id,
+        out=inner.id,
+        cols=inner.cols,
+        function=function_of(weights.act),
+        clamped=weights.limit is not None,
+        alpha=weights.alpha,
+        limit=weights.limit or 0.0,
+    )
+    builder.emit(glu, inner)
+    written = _linear(builder, inner, weights.down, weights.down_bias, align.groups)
+    out = builder.new(written.cols, None, x)
+    total = ExpertSum(
+        x=written.id,
+        pair_places=pair_places,
+        out=out.id,
+        weights=None if routed.scale_inputs else routed.weights,
+        cols=out.cols,
+        top_k=top_k,
+    )
+    builder.emit(total, out)
     return out
 
 
-def _gather(
-    sheet: Sheet, x: Value, pairs: tuple[Ref, Ref], top_k: int, weight: LinearWeight
-) -> Value:
-    """Rows of x for each of their experts, perhaps scaled, as products with `weight` read them."""
-    read = sheet.repeated(x.cols, sheet.dtype, x.rows, x.times * top_k)
-    pair, shares = pairs
-    packed = sheet.weight(weight).packed
-    if packed.kind == "dense" or shares is not None:
-        sheet.note(Kind.GATHER, read, (x.id, pair, read.id, shares), (x.cols, top_k))
-    else:
-        sheet.gather_levels(x, read, pair, top_k, packed)
-    return read
-
-
 def _check(
-    sheet: Sheet, rows: tuple[Value, Value], weights: ExpertWeights, routing: Routing
+    builder: ProgramBuilder,
+    rows: tuple[TracedTensor, TracedTensor],
+    weights: ExpertWeights,
+    routing: Routing,
 ) -> None:
     x, logits = rows
-    _check_sizes(sheet, x, weights, max(routing.top_k, routing.groups))
+    _check_sizes(builder, x, weights, max(routing.top_k, routing.groups))
     if logits.dtype != "f32" or logits.cols != weights.down.shape[0]:
         raise Unsupported("experts by logits that are not float32, one for each")
 
 
-def _check_sizes(sheet: Sheet, x: Value, weights: ExpertWeights, most_chosen: int) -> None:
-    sheet.expect(x, "experts")
-    num_experts, most = weights.down.shape[0], sheet.constants
+def _check_sizes(
+    builder: ProgramBuilder, x: TracedTensor, weights: ExpertWeights, most_chosen: int
+) -> None:
+    builder.expect(x, "experts")
+    num_experts, most = weights.down.shape[0], builder.constants
     if num_experts > most.max_experts or most_chosen > most.max_chosen:
         raise Unsupported(
             f"{num_experts} experts of which a row visits {most_chosen}, or groups of them; "
@@ -125,30 +144,40 @@ def _check_sizes(sheet: Sheet, x: Value, weights: ExpertWeights, most_chosen: in
         raise Unsupported("experts of other rows than the step's")
 
 
-def _route(sheet: Sheet, logits: Value, num_experts: int, routing: Routing) -> tuple[Ref, Ref]:
-    """Chosen experts and their shares, without gaps between rows."""
-    count = sheet.num_rows(logits.rows) * routing.top_k
-    ids, shares = (sheet.draft.buffer(count * 4) for _ in range(2))
-    bias = None if routing.bias is None else sheet.vector(routing.bias)
-    sizes = (
-        num_experts,
-        routing.top_k,
-        _SCORES.index(routing.scores),
-        int(routing.normalise),
-        routing.groups,
-        routing.kept_groups,
-        1 if routing.group_rank == "best" else 2,
+def _route(
+    builder: ProgramBuilder, logits: TracedTensor, num_experts: int, routing: Routing
+) -> tuple[int, int]:
+    """Chosen experts and their weights, without gaps between rows."""
+    count = builder.num_rows(logits.rows) * routing.top_k
+    experts, weights = (builder.graph.buffer(count * 4) for _ in range(2))
+    op = Route(
+        logits=logits.id,
+        bias=None if routing.bias is None else builder.vector(routing.bias),
+        experts=experts,
+        weights=weights,
+        num_experts=num_experts,
+        top_k=routing.top_k,
+        scores=Scores[routing.scores.upper()],
+        normalise=routing.normalise,
+        groups=routing.groups,
+        kept_groups=routing.kept_groups,
+        group_rank=1 if routing.group_rank == "best" else 2,
+        scale=routing.scale,
+        jitter=routing.jitter,
     )
-    scalars = routing.scale, routing.jitter
-    sheet.note(Kind.ROUTE, logits, (logits.id, bias, ids, shares), sizes, scalars)
-    return ids, shares
+    builder.emit(op, logits)
+    return experts, weights
 
 
-def _product(
-    sheet: Sheet, x: Value, stack: LinearWeight, biases: LinearWeight | None, groups: Ref
-) -> Value:
-    shift = None if biases is None else sheet.rows_of(biases)
-    return sheet.multiply(x, sheet.weight(stack), shift, groups=groups)
+def _linear(
+    builder: ProgramBuilder,
+    x: TracedTensor,
+    stack: LinearWeight,
+    biases: LinearWeight | None,
+    groups: int,
+) -> TracedTensor:
+    shift = None if biases is None else builder.table(biases)
+    return builder.linear(x, stack, shift, groups=groups)
 
 
 def _counts(load: torch.Tensor | None, num_experts: int) -> Bytes:

@@ -8,22 +8,38 @@
 #include <type_traits>
 #include <utility>
 
-template <class T> static inline T* at(const Op& op, const Step& s, int i) {
-    return op.buf[i] < 0 ? nullptr : (T*)s.buf[op.buf[i]];
+// Where a buffer of an op lies; null if it is absent.
+template <class T> static inline T* at(Buf<T> buf, const Step& s) {
+    return buf.present() ? static_cast<T*>(s.buf[buf.index]) : nullptr;
+}
+template <class T> static inline T* at(Buf<void> buf, const Step& s) {
+    return buf.present() ? static_cast<T*>(s.buf[buf.index]) : nullptr;
 }
 static inline int rows(const Op& op, const Step& s) {
-    return (op.count == TOKENS ? s.run->tokens : s.run->outputs) * std::max(1, op.times);
+    return (op.rows == TOKENS ? s.run->tokens : s.run->outputs) * std::max(1, op.times);
 }
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 static inline int64_t stride(int cols) { return round_up(cols, ROW_PAD); }
 
+// Kernels are functions of the op that they are for: the first parameter of F.
+template <class F> struct FirstParameter;
+template <class R, class O, class... A> struct FirstParameter<R (*)(const O&, A...)> { typedef O type; };
+template <auto F> using OpOf = typename FirstParameter<decltype(F)>::type;
+template <auto TILES> int count_tiles(const Op& op, const Step& s) { return TILES(static_cast<const OpOf<TILES>&>(op), s); }
+template <auto TILE> void run_tile(const Op& op, const Step& s, int t, void* scratch) {
+    TILE(static_cast<const OpOf<TILE>&>(op), s, t, scratch);
+}
+template <auto TILES, auto TILE> constexpr Kernel tiled = {count_tiles<TILES>, run_tile<TILE>};
+
 // Row-wise ops: a tile is a few rows.
 constexpr int ROW_TILE = 4;
 static inline int row_tiles(const Op& op, const Step& s) { return ceil_div(rows(op, s), ROW_TILE); }
-template <void (*F)(const Op&, const Step&, int64_t)> void by_rows(const Op& op, const Step& s, int t, void*) {
-    for (int r = t * ROW_TILE, e = std::min(r + ROW_TILE, rows(op, s)); r < e; r++) F(op, s, r);
+template <auto F> void by_rows(const Op& op, const Step& s, int t, void*) {
+    const auto& mine = static_cast<const OpOf<F>&>(op);
+    for (int r = t * ROW_TILE, e = std::min(r + ROW_TILE, rows(op, s)); r < e; r++) F(mine, s, r);
 }
+template <auto F> constexpr Kernel per_row = {row_tiles, by_rows<F>};
 
 // Calls f with n, in 1 .. MAX, as a compile-time constant.
 template <int MAX, class F> static inline void constant(int n, F&& f) {

@@ -1,4 +1,4 @@
-"""Notes latent attention as native ops around the paged one.
+"""Traces latent attention: its ops around the paged one.
 
 Shapes: T rows, N heads.
 """
@@ -9,73 +9,82 @@ from collections.abc import Callable
 
 import torch
 
-from sylvan.kernels.api import LatentParts, Unsupported, Value
+from sylvan.kernels.api import LatentParts, TracedTensor, Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight
-from sylvan.kernels.native.binding import Kind
-from sylvan.kernels.native.plan import Ref
-from sylvan.kernels.native.sheet import Sheet, padded
-
-_GROUP_ROWS = 128  # a group of rows has at most so many, or more: see LINEAR_ROWS
+from sylvan.kernels.native.builder import ProgramBuilder, padded
+from sylvan.kernels.native.experts import GROUP_ROWS
+from sylvan.kernels.native.opset import FromStack, HeadGroups, LatentRows, ToStack
 
 
-def record_latent(
-    sheet: Sheet,
-    projected: tuple[Value, Value],
+def trace_latent(
+    builder: ProgramBuilder,
+    projected: tuple[TracedTensor, TracedTensor],
     parts: LatentParts,
-    attend: Callable[[Value], Value],
-) -> Value:
-    """What `latent_attention` does; `attend` notes attention over heads, a key and a value."""
+    attend: Callable[[TracedTensor], TracedTensor],
+) -> TracedTensor:
+    """What `latent_attention` does; `attend` traces attention over heads, a key and a value."""
     shape, (q, kv) = parts.shape, projected
-    sheet.expect(q, "latent attention")
-    sheet.expect(kv, "latent attention")
+    builder.expect(q, "latent attention")
+    builder.expect(kv, "latent attention")
     table = parts.rope.cos_sin
     if table.shape[1] != shape.turning or shape.turning % 2:
         raise Unsupported(f"a rotary table of {table.shape[1]} columns for {shape.turning}")
     dim, heads = shape.latent + shape.turning, shape.num_heads
-    rows = sheet.new((heads + 1) * dim + shape.latent)
-    norm = sheet.vector(parts.norm.weight, parts.norm.offset)
-    buffers = q.id, kv.id, sheet.vector(table), norm, rows.id
-    sizes = heads, shape.nope, shape.turning, shape.latent, int(parts.rope.interleaved)
-    sheet.note(Kind.LATENT_ROWS, rows, buffers, sizes, (parts.norm.eps,))
-    most = heads * (1 + sheet.num_rows("tokens") // _GROUP_ROWS)
-    groups = sheet.draft.buffer((1 + 3 * most) * 4)
+    rows = builder.new((heads + 1) * dim + shape.latent)
+    op = LatentRows(
+        q=q.id,
+        kv=kv.id,
+        cos_sin=builder.vector(table),
+        norm=builder.vector(parts.norm.weight, parts.norm.offset),
+        out=rows.id,
+        num_heads=heads,
+        qk_nope_head_dim=shape.nope,
+        qk_rope_head_dim=shape.turning,
+        kv_lora_rank=shape.latent,
+        interleaved=parts.rope.interleaved,
+        eps=parts.norm.eps,
+    )
+    builder.emit(op, rows)
+    most = heads * (1 + builder.num_rows("tokens") // GROUP_ROWS)
+    groups = builder.graph.buffer((1 + 3 * most) * 4)
     in_place = all(width == padded(width) for width in (shape.nope, shape.latent, shape.value))
-    sheet.note(Kind.HEAD_GROUPS, rows, (groups,), (heads, int(in_place)))
-    multiply = _multiply_in_place if in_place else _multiply_stacks
+    builder.emit(HeadGroups(groups=groups, num_heads=heads, in_place=in_place), rows)
+    multiply = _linear_in_place if in_place else _linear_by_stacks
     keys_up, values_up = _stacks(parts)
-    multiply(sheet, (q, shape.nope + shape.turning), keys_up, (rows, dim), groups)
-    found, out = attend(rows), sheet.new(heads * shape.value)
-    multiply(sheet, (found, shape.latent), values_up, (out, shape.value), groups)
+    multiply(builder, (q, shape.nope + shape.turning), keys_up, (rows, dim), groups)
+    found, out = attend(rows), builder.new(heads * shape.value)
+    multiply(builder, (found, shape.latent), values_up, (out, shape.value), groups)
     return out
 
 
-def _multiply_in_place(
-    sheet: Sheet, x: tuple[Value, int], stack: DeferredWeight, out: tuple[Value, int], groups: Ref
+def _linear_in_place(
+    builder: ProgramBuilder,
+    x: tuple[TracedTensor, int],
+    stack: DeferredWeight,
+    out: tuple[TracedTensor, int],
+    groups: int,
 ) -> None:
     """Heads of x, so many columns apart, times a matrix each, into heads of out."""
-    sheet.multiply_heads(x[0], sheet.weight(stack), out[0], groups, (x[1], out[1]))
+    builder.linear_heads(x[0], stack, out[0], groups, (x[1], out[1]))
 
 
-def _multiply_stacks(
-    sheet: Sheet, x: tuple[Value, int], stack: DeferredWeight, out: tuple[Value, int], groups: Ref
+def _linear_by_stacks(
+    builder: ProgramBuilder,
+    x: tuple[TracedTensor, int],
+    stack: DeferredWeight,
+    out: tuple[TracedTensor, int],
+    groups: int,
 ) -> None:
     """The same for heads of any columns."""
     heads, made, read = stack.shape
-    rows = _to_stack(sheet, x[0], (heads, read, x[1]))
-    product = sheet.multiply(rows, sheet.weight(stack), None, groups=groups)
-    _from_stack(sheet, product, out[0], (heads, made, out[1]))
-
-
-def _to_stack(sheet: Sheet, rows: Value, sizes: tuple[int, int, int]) -> Value:
-    heads, width, _ = sizes
-    stack = sheet.repeated(width, sheet.dtype, "tokens", heads)
-    sheet.note(Kind.TO_STACK, rows, (rows.id, stack.id), (*sizes, rows.cols))
-    return stack
-
-
-def _from_stack(sheet: Sheet, stack: Value, rows: Value, sizes: tuple[int, int, int]) -> None:
-    buffers: tuple[Ref, ...] = (stack.id, rows.id)
-    sheet.note(Kind.FROM_STACK, rows, buffers, (*sizes, rows.cols))
+    rows = builder.repeated(read, builder.dtype, "tokens", heads)
+    op = ToStack(x=x[0].id, stack=rows.id, num_heads=heads, width=read, step=x[1], cols=x[0].cols)
+    builder.emit(op, x[0])
+    product = builder.linear(rows, stack, None, groups=groups)
+    back = FromStack(
+        stack=product.id, out=out[0].id, num_heads=heads, width=made, step=out[1], cols=out[0].cols
+    )
+    builder.emit(back, out[0])
 
 
 def _stacks(parts: LatentParts) -> tuple[DeferredWeight, DeferredWeight]:

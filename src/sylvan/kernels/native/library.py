@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.kernels.native.binding import OP, Constants, Inputs, Kind, PagedBytes, Run
+from sylvan.kernels.native.binding import OP, Constants, Inputs, PagedBytes, Run
+from sylvan.kernels.native.codegen import digest
+from sylvan.kernels.native.opset import OPS
 from sylvan.kernels.native.sampling import Given, Sample, SampleSlots
 
 LIB = Path(__file__).parents[1] / "lib"
@@ -22,7 +24,6 @@ _NEEDS: Mapping[str, int] = {
     "amx": _AVX2 | _AVX512 | _VNNI | _BF16 | _AMX,
 }
 _FEATURES = ("avx2", "avx512", "avx512-vnni", "avx512-bf16", "amx", "avx-vnni")
-_KINDS = 6  # of the library's constants: how many kinds of ops it has
 PREFERENCE = ("amx", "avx512", "avxvnni", "avx2", "portable")
 
 
@@ -131,15 +132,30 @@ def _obstacle(folder: Path, name: str, bits: int) -> str:
         return "not compiled"
     try:
         dll = ctypes.CDLL(str(_path(folder, name)))
-        mirrors = (Run, Inputs, SampleSlots, Sample, Given, PagedBytes)
-        sizes = [OP.itemsize, *(ctypes.sizeof(m) for m in mirrors)]
-        found = [dll.sylvan_size(i) for i in range(len(sizes))]
-        stale = found != sizes or dll.sylvan_constant(_KINDS) != len(Kind)
-        if stale or not hasattr(dll, "sylvan_copy_pages"):
+        if _is_stale(dll):
             return "compiled from other sources; run: python -m sylvan.kernels.build"
         return "the system refuses it the tile registers" if dll.sylvan_start() else ""
     except (OSError, AttributeError) as error:
         return f"cannot be loaded: {error}"
+
+
+@functools.cache
+def ops_digest() -> str:
+    """Of the ops that programs are made of."""
+    return digest(OPS)
+
+
+def _is_stale(dll: ctypes.CDLL) -> bool:
+    """Whether it was made of other ops or structs than those of this package."""
+    if not hasattr(dll, "sylvan_ops_digest"):
+        return True
+    dll.sylvan_ops_digest.restype = ctypes.c_char_p
+    mirrors = (Run, Inputs, SampleSlots, Sample, Given, PagedBytes)
+    sizes = [OP.itemsize, *(ctypes.sizeof(mirror) for mirror in mirrors)]
+    return (
+        dll.sylvan_ops_digest().decode() != ops_digest()
+        or [dll.sylvan_size(i) for i in range(len(sizes))] != sizes
+    )
 
 
 def _open(folder: Path, name: str) -> Library:

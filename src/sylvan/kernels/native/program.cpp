@@ -7,16 +7,12 @@
 
 namespace {
 
-const Kernel* const kernels[N_KINDS] = {
-    embed_kernel, rms_norm_kernel, layer_norm_kernel, quantise_kernel, linear_kernel, linear_int8_kernel,
-    linear_int4_kernel, glu_kernel, activation_kernel, rope_store_kernel, attention_kernel, attention_merge_kernel,
-    take_rows_kernel, add_kernel, scale_kernel, softcap_kernel, cast_kernel, scale_rows_kernel, route_kernel,
-    align_kernel, gather_kernel, expert_sum_kernel, latent_rows_kernel, head_groups_kernel, to_stack_kernel,
-    from_stack_kernel, gather_levels_kernel, short_conv_kernel, space_scan_kernel, delta_scan_kernel,
-};
+#define SYLVAN_ENTRY(name) name##_kernel,
+const Kernel* const kernels[N_KINDS] = {SYLVAN_OPS(SYLVAN_ENTRY)};
+#undef SYLVAN_ENTRY
 
 struct Program {
-    std::vector<Op> ops;
+    std::vector<OpRecord> ops;
     std::vector<void*> buf;
     std::vector<int> groups;               // query heads per KV head, of the attention ops
     std::vector<std::vector<Item>> items;  // by group
@@ -111,8 +107,8 @@ void walk(void* arg, int thread) {
     int64_t* profile = thread == 0 ? p.step.run->profile : nullptr;
     for (size_t i = 0; i < p.ops.size(); i++) {
         int64_t start = profile ? now() : 0;
-        const Op& op = p.ops[i];
-        const Kernel& kernel = kernels[op.kind][op.type];
+        const Op& op = p.ops[i].op();
+        const Kernel& kernel = kernels[op.kind][op.dtype];
         bool is_head = p.head.is(op);
         int tiles = is_head ? p.head.units(p.step) : kernel.tiles(op, p.step);
         auto run = [&](int t) { is_head ? p.head.unit(kernel, p.step, t, scratch, thread) : kernel.tile(op, p.step, t, scratch); };
@@ -130,25 +126,29 @@ void walk(void* arg, int thread) {
 }  // namespace
 
 SYLVAN_API int sylvan_size(int what) {
-    const size_t sizes[] = {sizeof(Op), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(Given), sizeof(PagedBytes)};
+    const size_t sizes[] = {sizeof(OpRecord), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(Given), sizeof(PagedBytes)};
     return int(sizes[what]);
 }  // checked when the library is loaded
 
 SYLVAN_API int sylvan_constant(int what) {
-    const int values[] = {KV_CHUNK, QUERY_TILE, ROW_PAD, MAX_HEAD, MAX_EXPERTS, MAX_CHOSEN, N_KINDS};
+    const int values[] = {KV_CHUNK, QUERY_TILE, ROW_PAD, MAX_HEAD, MAX_EXPERTS, MAX_CHOSEN};
     return values[what];
 }
 
+// Of the ops and their operands: equal to that of whoever makes programs, or the library is of no use to them.
+SYLVAN_API const char* sylvan_ops_digest() { return SYLVAN_OPS_DIGEST; }
+
 SYLVAN_API void sylvan_threads(int n) { Pool::shared().resize(n); }
 
-SYLVAN_API void* sylvan_program_new(const Op* ops, int n_ops, void* const* buf, int n_buf) {
+SYLVAN_API void* sylvan_program_new(const OpRecord* ops, int n_ops, void* const* buf, int n_buf) {
     auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}, {}, 0, {}, {}, {}, {}};
-    for (Op& op : p->ops) {
-        if (op.kind != ATTENTION && op.kind != ATTENTION_MERGE) continue;
-        if (op.n[9]) p->text_page = op.n[4];
-        int group = op.n[0] / op.n[1];
+    for (OpRecord& record : p->ops) {
+        if (record.op().kind != ATTENTION && record.op().kind != ATTENTION_MERGE) continue;
+        auto& op = static_cast<Attention&>(record.op());
+        if (op.kv.whole_text) p->text_page = op.kv.page_size;
+        int group = op.kv.num_heads / op.kv.num_kv_heads;
         auto found = std::find(p->groups.begin(), p->groups.end(), group);
-        op.n[11] = int(found - p->groups.begin());
+        op.work = int(found - p->groups.begin());
         if (found == p->groups.end()) p->groups.push_back(group);
     }
     p->items.resize(p->groups.size());

@@ -1,25 +1,19 @@
-// The C ABI between recorder and library: plain structs and pointers, no C++ types, no torch. `binding.py` mirrors it.
+// The C ABI: plain structs and pointers, no C++ types, no torch. `binding.py` mirrors it; the ops come from
+// `opset.py` by way of ops.h, which is made when the library is built.
 #pragma once
-#include <cstdint>
+#include "ops.h"
 #include <cstddef>
+#include <cstdint>
 
 #define SYLVAN_API extern "C" __attribute__((visibility("default")))
 
-enum Kind : int32_t {
-    EMBED, RMS_NORM, LAYER_NORM, QUANTISE, LINEAR, LINEAR_INT8, LINEAR_INT4, GLU, ACTIVATION, ROPE_STORE, ATTENTION,
-    ATTENTION_MERGE, TAKE_ROWS, ADD, SCALE, SOFTCAP, CAST, SCALE_ROWS, ROUTE, ALIGN, GATHER, EXPERT_SUM,
-    LATENT_ROWS, HEAD_GROUPS, TO_STACK, FROM_STACK, GATHER_LEVELS, SHORT_CONV, SPACE_SCAN, DELTA_SCAN, N_KINDS
-};
-enum Count : int32_t { TOKENS, OUTPUTS };  // which run-time row count an op works on
-enum Type : int32_t { BF16, F32_ROWS };    // what rows (and KV) are made of
-enum Function : int32_t { SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID, TANH };
+enum RowCount : int32_t { TOKENS, OUTPUTS };  // which run-time row count an op works on: Op::rows
+enum RowType : int32_t { BF16, F32_ROWS };    // what rows (and KV) are made of: Op::dtype
 
-struct Op {  // one native kernel call; constant after recording
-    int32_t kind, count, type;
-    int32_t times;    // rows of the op for each of its run-time row count; 0: one
-    int32_t buf[12];  // ids into the buffer table, -1 = absent
-    int32_t n[16];    // sizes
-    float f[4];       // scalars
+struct OpRecord {  // an op of any kind, as programs are handed over
+    alignas(Op) unsigned char bytes[sizeof(Op) + 4 * OPERAND_WORDS];
+    const Op& op() const { return *reinterpret_cast<const Op*>(bytes); }
+    Op& op() { return *reinterpret_cast<Op*>(bytes); }
 };
 
 struct Run {  // everything that changes from step to step
@@ -94,10 +88,7 @@ constexpr int MAX_HEAD = 576;                // columns of a head
 constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // of a layer, of a row
 constexpr int SCRATCH_BYTES = 1 << 20;     // per thread
 
-// One entry per kind and type, defined beside the op.
-extern const Kernel embed_kernel[2], rms_norm_kernel[2], layer_norm_kernel[2], quantise_kernel[2], linear_kernel[2],
-    linear_int8_kernel[2], linear_int4_kernel[2], glu_kernel[2], activation_kernel[2], rope_store_kernel[2],
-    attention_kernel[2], attention_merge_kernel[2], take_rows_kernel[2], add_kernel[2], scale_kernel[2], softcap_kernel[2],
-    cast_kernel[2], scale_rows_kernel[2], route_kernel[2], align_kernel[2], gather_kernel[2], expert_sum_kernel[2],
-    latent_rows_kernel[2], head_groups_kernel[2], to_stack_kernel[2], from_stack_kernel[2], gather_levels_kernel[2],
-    short_conv_kernel[2], space_scan_kernel[2], delta_scan_kernel[2];
+// One entry for each type of rows, defined beside the op.
+#define SYLVAN_DECLARE(name) extern const Kernel name##_kernel[2];
+SYLVAN_OPS(SYLVAN_DECLARE)
+#undef SYLVAN_DECLARE

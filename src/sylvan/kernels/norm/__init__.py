@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import RowParts, Unsupported, Value, X
+from sylvan.kernels.api import RowParts, TracedTensor, Unsupported, X
 from sylvan.kernels.gpu.choice import Choice
 from sylvan.kernels.norm import reference
 
@@ -27,10 +27,10 @@ def rms_norm(
     rounded once. The old `residual` must not be used afterwards: it may be updated in place.
     With `over` each rank has its part of the rows, and of `weight`.
     """
-    if isinstance(x, Value):
+    if isinstance(x, TracedTensor):
         if over is not None:
             raise Unsupported("norms of rows that ranks share")
-        return x.recorder.rms_norm(x, weight, eps, residual, weight_offset)
+        return x.tracer.rms_norm(x, weight, eps, residual, weight_offset)
     assert residual is None or isinstance(residual, torch.Tensor)
     if over is not None:
         return reference.rms_norm(x, weight, eps, residual, weight_offset, over)
@@ -46,9 +46,9 @@ def layer_norm(
 ) -> tuple[X, X]:
     """Return (h, residual) as `rms_norm` does, with mean and variance removed.
 
-    `weight` None means ones; then h has the model's dtype (that of x, or bf16 if recorded so).
+    `weight` None means ones; then h has the model's dtype (that of x, or of the program).
     """
-    if isinstance(x, Value):
-        return x.recorder.layer_norm(x, weight, bias, eps, residual)
+    if isinstance(x, TracedTensor):
+        return x.tracer.layer_norm(x, weight, bias, eps, residual)
     assert residual is None or isinstance(residual, torch.Tensor)
     return _layer_norm.on(x)(x, weight, bias, eps, residual)

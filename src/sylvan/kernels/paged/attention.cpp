@@ -4,9 +4,6 @@
 // decoding, and spans rows of a prompt. The softmax is taken over chunks of KV_CHUNK tokens counted from position 0, and
 // the chunks are merged in order. When there are few long requests, chunks are spread over threads (Work::split) and
 // merged by the next op, with the same arithmetic.
-//
-// buf: qkv, K, V, out, parts, sinks f32 or none; n: see pages.h, 5 window or 0, 6 MiB of parts, 11 index of the group
-// f: scale, soft cap or 0
 #include "attention.h"
 
 namespace {
@@ -15,12 +12,12 @@ constexpr float LOG2_E = 1.44269504f;
 
 // Weights are powers of two, and a score is the power over `unit`. Where nothing but a positive factor stands between the
 // products and the powers, the products are the scores, and the factor is the unit.
-template <class E> bool raw_scores(const Op& op, const Room<E>& room) { return !room.k_scale && !(op.f[1] > 0) && op.f[0] > 0; }
-template <class E> float unit(const Op& op, const Room<E>& room) { return raw_scores(op, room) ? op.f[0] * LOG2_E : 1.f; }
+template <class E> bool raw_scores(const Attention& op, const Room<E>& room) { return !room.k_scale && !(op.softcap > 0) && op.scale > 0; }
+template <class E> float unit(const Attention& op, const Room<E>& room) { return raw_scores(op, room) ? op.scale * LOG2_E : 1.f; }
 
-template <class E> void finish_scores(const Op& op, const Room<E>& room, float* score, int begin, int end) {
-    vf scale = splat(op.f[0]);
-    float cap = op.f[1];
+template <class E> void finish_scores(const Attention& op, const Room<E>& room, float* score, int begin, int end) {
+    vf scale = splat(op.scale);
+    float cap = op.softcap;
     for (int t = begin; t < end; t += LANES) {
         vf v = load<vf>(score + t) * scale;
         if (room.k_scale) v *= load<vf>(room.k_scale + t);
@@ -31,7 +28,7 @@ template <class E> void finish_scores(const Op& op, const Room<E>& room, float* 
 
 // Scores to weights of one vector, which sees tokens low .. high of the chunk. Blocks outside give zeros, and only the
 // blocks at the two ends need masks.
-template <class E> void soften(const Op& op, Room<E>& room, int i, Span span, int low, int high, float* part) {
+template <class E> void soften(const Attention& op, Room<E>& room, int i, Span span, int low, int high, float* part) {
     float* score = room.score[i];
     auto* weight = room.weight[i];
     const float* v_scale = room.v_scale;
@@ -57,7 +54,7 @@ template <class E> void soften(const Op& op, Room<E>& room, int i, Span span, in
     part[1] = sum(total);
 }
 
-template <class E> void attend(const Op& op, const Step& s, const Query& q, int kv_head, int chunk, Room<E>& room, Part* part) {
+template <class E> void attend(const Attention& op, const Step& s, const Query& q, int kv_head, int chunk, Room<E>& room, Part* part) {
     Pages<E> pages(op, s, q, kv_head, chunk, room.wide);
     Span span = pages.span(q);
     if (pages.h.small) pages.widen_keys(span, room);
@@ -79,10 +76,10 @@ void merge(float* to, const float* from, int64_t cols, float unit) {
 }
 
 // Merges the chunks of a tile in order and writes its output rows. `chunk_parts(c)` gives the parts of chunk c.
-template <class E, class F> void finish(const Op& op, const Step& s, const Query& q, int kv_head, Room<E>& room, F&& chunk_parts) {
+template <class E, class F> void finish(const Attention& op, const Step& s, const Query& q, int kv_head, Room<E>& room, F&& chunk_parts) {
     typedef typename E::row T;
-    Heads h(op);
-    const float* sinks = at<float>(op, s, 5);
+    Heads h(op.kv);
+    const float* sinks = at(op.sinks, s);
     float power = unit(op, room);
     for (int c = q.first_chunk(); c <= q.last_chunk(); c++) {
         Part* part = chunk_parts(c);
@@ -102,7 +99,7 @@ template <class E, class F> void finish(const Op& op, const Step& s, const Query
             scale = e[0];
             total = total * scale + e[1];
         }
-        T* out = at<T>(op, s, 3) + q.row[i] * out_stride;
+        T* out = at<T>(op.out, s) + q.row[i] * out_stride;
         for (int d = 0; d < h.v_pad; d += LANES) {  // + 0: one sign of zero, however many masked zeros were added
             T v[LANES];
             put(v, load<vf>(all + PART_HEAD + d) * (scale / total) + 0.f);
@@ -113,21 +110,22 @@ template <class E, class F> void finish(const Op& op, const Step& s, const Query
     }
 }
 
-const Work& work(const Op& op, const Step& s) { return s.work[op.n[11]]; }
-bool split(const Op& op, const Step& s) {
+Part* parts(const Attention& op, const Step& s) { return reinterpret_cast<Part*>(at(op.parts, s)); }
+const Work& work(const Attention& op, const Step& s) { return s.work[op.work]; }
+bool split(const Attention& op, const Step& s) {
     const Work& w = work(op, s);
-    return w.split && int64_t(w.count) * op.n[1] * w.chunks * part_floats(Heads(op)) * SPLIT_TILE * 4 <= int64_t(op.n[6]) << 20;
+    return w.split && int64_t(w.count) * op.kv.num_kv_heads * w.chunks * part_floats(Heads(op.kv)) * SPLIT_TILE * 4 <= int64_t(op.parts_mib) << 20;
 }
-int attention_tiles(const Op& op, const Step& s) {
-    return work(op, s).count * op.n[1] * (split(op, s) ? work(op, s).chunks : 1);
+int attention_tiles(const Attention& op, const Step& s) {
+    return work(op, s).count * op.kv.num_kv_heads * (split(op, s) ? work(op, s).chunks : 1);
 }
-int merge_tiles(const Op& op, const Step& s) { return split(op, s) ? work(op, s).count * op.n[1] : 0; }
+int merge_tiles(const Attention& op, const Step& s) { return split(op, s) ? work(op, s).count * op.kv.num_kv_heads : 0; }
 
-template <class E> void attention(const Op& op, const Step& s, int t, void* scratch) {
+template <class E> void attention(const Attention& op, const Step& s, int t, void* scratch) {
     const Work& w = work(op, s);
     bool spread = split(op, s);
-    int tile = spread ? t / w.chunks : t, kv_head = tile % op.n[1];
-    Query q(op, s, w.items[tile / op.n[1]], kv_head);
+    int tile = spread ? t / w.chunks : t, kv_head = tile % op.kv.num_kv_heads;
+    Query q(op, s, w.items[tile / op.kv.num_kv_heads], kv_head);
     Room<E> room(op, scratch);
     auto gathered = [&] { gather(op, s, q, room); };
     if (!spread) {
@@ -138,19 +136,19 @@ template <class E> void attention(const Op& op, const Step& s, int t, void* scra
         });
     } else if (int c = t % w.chunks; c >= q.first_chunk() && c <= q.last_chunk()) {
         gathered();
-        attend<E>(op, s, q, kv_head, c, room, at<Part>(op, s, 4)->tile(t, room.stride));
+        attend<E>(op, s, q, kv_head, c, room, parts(op, s)->tile(t, room.stride));
     }
 }
 
-template <class E> void attention_merge(const Op& op, const Step& s, int t, void* scratch) {
+template <class E> void attention_merge(const Attention& op, const Step& s, int t, void* scratch) {
     const Work& w = work(op, s);
-    int kv_head = t % op.n[1];
-    Query q(op, s, w.items[t / op.n[1]], kv_head);
+    int kv_head = t % op.kv.num_kv_heads;
+    Query q(op, s, w.items[t / op.kv.num_kv_heads], kv_head);
     Room<E> room(op, scratch);
-    finish<E>(op, s, q, kv_head, room, [&](int c) { return at<Part>(op, s, 4)->tile(int64_t(t) * w.chunks + c, room.stride); });
+    finish<E>(op, s, q, kv_head, room, [&](int c) { return parts(op, s)->tile(int64_t(t) * w.chunks + c, room.stride); });
 }
 
 }  // namespace
 
-const Kernel attention_kernel[2] = {{attention_tiles, attention<Bf16>}, {attention_tiles, attention<F32>}};
-const Kernel attention_merge_kernel[2] = {{merge_tiles, attention_merge<Bf16>}, {merge_tiles, attention_merge<F32>}};
+const Kernel attention_kernel[2] = {tiled<attention_tiles, attention<Bf16>>, tiled<attention_tiles, attention<F32>>};
+const Kernel attention_merge_kernel[2] = {tiled<merge_tiles, attention_merge<Bf16>>, tiled<merge_tiles, attention_merge<F32>>};

@@ -19,13 +19,13 @@ struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i
     int64_t row[QUERY_TILE];
     const int32_t* table;
 
-    Query(const Op& op, const Step& s, const Item& item, int kv_head) : count(item.count) {
-        int group = op.n[0] / op.n[1], window = op.n[5];
+    Query(const Attention& op, const Step& s, const Item& item, int kv_head) : count(item.count) {
+        int group = op.kv.num_heads / op.kv.num_kv_heads, window = op.window;
         int start = s.run->row_start[item.seq], rows = s.run->row_start[item.seq + 1] - start;
-        bool whole = op.n[9];
+        bool whole = op.kv.whole_text;
         int before = whole ? 0 : s.run->kv_len[item.seq] - rows;
         table = whole ? s.texts.pages + s.texts.first_page[item.seq]
-                      : s.run->page_table + op.n[12] * s.run->table_step + int64_t(s.run->table_row[item.seq]) * s.run->table_stride;
+                      : s.run->page_table + op.kv.table * s.run->table_step + int64_t(s.run->table_row[item.seq]) * s.run->table_stride;
         for (int i = 0; i < count; i++) {
             int r = (item.first + i) / group;
             row[i] = start + r, head[i] = kv_head * group + (item.first + i) % group;
@@ -54,7 +54,7 @@ template <class E> struct Room {  // scratch memory of a thread
     T* wide;                  // keys or values of a chunk of int8 pages, or values that keys hold
     float *k_scale, *v_scale;  // of its tokens; null where pages hold T
 
-    Room(const Op& op, void* scratch) : stride(part_floats(Heads(op))) {
+    Room(const Attention& op, void* scratch) : stride(part_floats(Heads(op.kv))) {
         char* p = static_cast<char*>(scratch);
         auto take = [&](int64_t bytes) { return (p += bytes) - bytes; };
         score = (float(*)[KV_CHUNK])take(QUERY_TILE * KV_CHUNK * 4);
@@ -63,7 +63,7 @@ template <class E> struct Room {  // scratch memory of a thread
         values = take(16 * MAX_HEAD * 4);
         part = (Part*)take(QUERY_TILE * (PART_HEAD + MAX_HEAD) * 4);
         all = (Part*)take(QUERY_TILE * (PART_HEAD + MAX_HEAD) * 4);
-        bool small = Heads(op).small;
+        bool small = Heads(op.kv).small;
         k_scale = small ? (float*)take(KV_CHUNK * 4) : nullptr;
         v_scale = small ? (float*)take(KV_CHUNK * 4) : nullptr;
         wide = (T*)p;
@@ -80,8 +80,8 @@ template <class E> struct Pages {  // the pages of one head in one chunk
     const int32_t* table;
     int head, begin;
 
-    Pages(const Op& op, const Step& s, const Query& q, int kv_head, int chunk, const T* wide)
-        : h(op), k(at<T>(op, s, 1)), v(at<T>(op, s, 2)), wide(wide), table(q.table), head(kv_head), begin(chunk * KV_CHUNK) {}
+    Pages(const Attention& op, const Step& s, const Query& q, int kv_head, int chunk, const T* wide)
+        : h(op.kv), k(at<T>(op.kv.keys, s)), v(at<T>(op.kv.values, s)), wide(wide), table(q.table), head(kv_head), begin(chunk * KV_CHUNK) {}
     const T* keys(int t) const {  // of 16 tokens
         int token = begin + t;
         if (h.small) return wide + t * h.k_dim;
@@ -142,11 +142,11 @@ template <class E> struct Pages {  // the pages of one head in one chunk
     }
 };
 
-template <class E> void gather(const Op& op, const Step& s, const Query& q, Room<E>& room) {
+template <class E> void gather(const Attention& op, const Step& s, const Query& q, Room<E>& room) {
     typedef typename E::row T;
-    Heads h(op);
+    Heads h(op.kv);
     for (int i = 0; i < q.count; i++) {
-        memcpy(room.q[i], at<T>(op, s, 0) + q.row[i] * h.qkv_stride() + q.head[i] * h.dim, h.dim * sizeof(T));
+        memcpy(room.q[i], at<T>(op.qkv, s) + q.row[i] * h.qkv_stride() + q.head[i] * h.dim, h.dim * sizeof(T));
         memset(room.q[i] + h.dim, 0, (h.k_dim - h.dim) * sizeof(T));
     }
 }

@@ -6,18 +6,16 @@
 
 constexpr int KEY_PAD = 32, VALUE_PAD = 16;  // columns of a head are padded to so many
 
-// n of both ops: 0 query heads, 1 KV heads, 2 columns of q and k, 3 columns of v, 4 tokens of a page, 9 every token sees its whole
-// text, which this step holds and whose pages are Step::texts', 10 pages are of int8 (1), or hold keys only, of which the first columns
-// are the values (2), 12 group of layers whose page table is read, 13 and 14 numbers from one page's keys to the next one's, and values
 struct Heads {
     int hq, hkv, dim, v_dim, page;
     bool small, shared;
     int64_t k_dim, v_pad;  // padded columns
     int64_t k_page, v_page;
 
-    explicit Heads(const Op& op)
-        : hq(op.n[0]), hkv(op.n[1]), dim(op.n[2]), v_dim(op.n[3]), page(op.n[4]), small(op.n[10] == 1), shared(op.n[10] == 2),
-          k_dim(round_up(dim, KEY_PAD)), v_pad(round_up(v_dim, VALUE_PAD)), k_page(op.n[13]), v_page(op.n[14]) {}
+    explicit Heads(const KVPages& kv)
+        : hq(kv.num_heads), hkv(kv.num_kv_heads), dim(kv.head_dim), v_dim(kv.value_dim), page(kv.page_size),
+          small(kv.format == PageFormat::INT8), shared(kv.format == PageFormat::SHARED), k_dim(round_up(dim, KEY_PAD)),
+          v_pad(round_up(v_dim, VALUE_PAD)), k_page(kv.key_step), v_page(kv.value_step) {}
     int64_t qkv_stride() const { return stride((hq + hkv) * dim + hkv * v_dim); }
     int64_t k_head(int64_t page_id, int head) const { return page_id * k_page + head * page * (k_dim + scale_bytes()); }
     int64_t v_head(int64_t page_id, int head) const { return page_id * v_page + head * page * (v_pad + scale_bytes()); }

@@ -1,8 +1,6 @@
 // Head norms and rotary positions of queries and keys, and the store of keys and values into their pages.
-// buf: qkv (q is rewritten in place), K, V, cos|sin f32 or none, q norm weight f32 or none, k norm weight or none
-// n: see pages.h, 5 columns that turn, 6 interleaved, 7 the q norm is over all heads at once, 8 likewise k
-// f: eps of the q norm, of the k norm
-#include "turn.h"
+// Queries are rewritten in place.
+#include "rope.h"
 
 namespace {
 
@@ -21,12 +19,12 @@ template <class T> float to_levels(const T* x, int cols, int8_t* levels) {
 }
 
 // Keys and values of int8 pages: the row's place in them, and where the head's scales begin.
-template <class E> void store_levels(const Op& op, const Step& s, const Heads& h, int slot, int head, const typename E::row* key,
+template <class E> void store_levels(const RopeStore& op, const Step& s, const Heads& h, int slot, int head, const typename E::row* key,
                                      const typename E::row* value) {
     constexpr int e = E::ELEMENTS;
     int off = slot % h.page, page = slot / h.page;
     alignas(64) int8_t levels[MAX_HEAD + KEY_PAD] = {};
-    auto *k = at<int8_t>(op, s, 1) + h.k_head(page, head), *v = at<int8_t>(op, s, 2) + h.v_head(page, head);
+    auto *k = at<int8_t>(op.kv.keys, s) + h.k_head(page, head), *v = at<int8_t>(op.kv.values, s) + h.v_head(page, head);
     reinterpret_cast<float*>(k + h.page * h.k_dim)[off] = to_levels(key, h.dim, levels);
     k += off / LANES * LANES * h.k_dim + off % LANES * e;
     for (int d = 0; d < h.k_dim; d++) k[d / e * LANES * e + d % e] = d < h.dim ? levels[d] : 0;
@@ -54,37 +52,38 @@ template <class E> void store_value(typename E::row* to, int token, const typena
     for (; d < padded; d++) to[d * e + token] = d < cols ? value[d] : 0;
 }
 
-template <class E> void rope_store(const Op& op, const Step& s, int64_t r) {
+template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r) {
     typedef typename E::row T;
     constexpr int e = E::ELEMENTS;
-    Heads h(op);
-    T* row = at<T>(op, s, 0) + r * h.qkv_stride();
-    const float* table = at<float>(op, s, 3);
-    Turn turn{nullptr, nullptr, table ? op.n[5] : 0, op.n[6] != 0};
-    if (table) turn.cos = table + int64_t(s.run->positions[r]) * turn.dim, turn.sin = turn.cos + turn.dim / 2;
+    Heads h(op.kv);
+    T* row = at<T>(op.qkv, s) + r * h.qkv_stride();
+    const float* table = at(op.cos_sin, s);
+    Rope rope{nullptr, nullptr, table ? op.rotary_dim : 0, op.interleaved != 0};
+    if (table) rope.cos = table + int64_t(s.run->positions[r]) * rope.dim, rope.sin = rope.cos + rope.dim / 2;
     const T* keys = row + h.hq * h.dim;
-    Norm q_norm{at<float>(op, s, 4), op.f[0], 0}, k_norm{at<float>(op, s, 5), op.f[1], 0};
-    if (op.n[7]) q_norm.scale = inverse_rms(row, h.hq * h.dim, op.f[0]);
-    if (op.n[8]) k_norm.scale = inverse_rms(keys, h.hkv * h.dim, op.f[1]);
+    Norm q_norm{at(op.q_norm, s), op.q_eps, 0}, k_norm{at(op.k_norm, s), op.k_eps, 0};
+    if (op.q_norm_whole) q_norm.scale = inverse_rms(row, h.hq * h.dim, op.q_eps);
+    if (op.k_norm_whole) k_norm.scale = inverse_rms(keys, h.hkv * h.dim, op.k_eps);
     T head[MAX_HEAD + KEY_PAD];
-    for (int i = 0; i < h.hq; i++, q_norm.weight += op.n[7] ? h.dim : 0) {
-        prepare(row + i * h.dim, head, h.dim, q_norm, turn);
+    for (int i = 0; i < h.hq; i++, q_norm.weight += op.q_norm_whole ? h.dim : 0) {
+        prepare(row + i * h.dim, head, h.dim, q_norm, rope);
         memcpy(row + i * h.dim, head, h.dim * sizeof(T));
     }
-    int slot = (op.n[9] ? s.texts.slots : s.run->slots + int64_t(op.n[12]) * s.run->slot_step)[r], off = slot % h.page, page = slot / h.page;
+    const int32_t* slots = op.kv.whole_text ? s.texts.slots : s.run->slots + int64_t(op.kv.table) * s.run->slot_step;
+    int slot = slots[r], off = slot % h.page, page = slot / h.page;
     // V is read in words of tokens: behind the newest token lies a stranger's old value, and 0 * NaN is NaN. Clear it.
     const int32_t* starts = s.run->row_start;
     bool newest = e > 1 && off % e == 0 && std::binary_search(starts + 1, starts + s.run->seqs + 1, int32_t(r) + 1);
-    for (int i = 0; i < h.hkv; i++, k_norm.weight += op.n[8] ? h.dim : 0) {
-        prepare(keys + i * h.dim, head, h.dim, k_norm, turn);
+    for (int i = 0; i < h.hkv; i++, k_norm.weight += op.k_norm_whole ? h.dim : 0) {
+        prepare(keys + i * h.dim, head, h.dim, k_norm, rope);
         const T* value = row + (h.hq + h.hkv) * h.dim + i * h.v_dim;
         if (h.small) {
             store_levels<E>(op, s, h, slot, i, head, value);
             continue;
         }
-        store_key<E>(at<T>(op, s, 1) + h.k_head(page, i) + off / LANES * LANES * h.k_dim, off % LANES, head, int(h.k_dim));
+        store_key<E>(at<T>(op.kv.keys, s) + h.k_head(page, i) + off / LANES * LANES * h.k_dim, off % LANES, head, int(h.k_dim));
         if (h.shared) continue;
-        T* v = at<T>(op, s, 2) + h.v_head(page, i) + off / e * e * h.v_pad;
+        T* v = at<T>(op.kv.values, s) + h.v_head(page, i) + off / e * e * h.v_pad;
         store_value<E>(v, off % e, value, h.v_dim, int(h.v_pad));
         if (newest)
             for (int d = 0; d < h.v_pad; d++) v[d * e + e - 1] = 0;
@@ -93,4 +92,4 @@ template <class E> void rope_store(const Op& op, const Step& s, int64_t r) {
 
 }  // namespace
 
-const Kernel rope_store_kernel[2] = {{row_tiles, by_rows<rope_store<Bf16>>}, {row_tiles, by_rows<rope_store<F32>>}};
+const Kernel rope_store_kernel[2] = {per_row<rope_store<Bf16>>, per_row<rope_store<F32>>};

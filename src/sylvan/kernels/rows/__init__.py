@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import Value, X
+from sylvan.kernels.api import TracedTensor, X
 from sylvan.kernels.gpu.choice import Choice
 from sylvan.kernels.rows import reference
 
@@ -18,42 +18,42 @@ _softcap = Choice(reference.softcap, _MODULE)
 def take_rows(x: X, rows: X) -> X:
     """The rows whose logits are wanted. Shape: (T, D) to (R, D).
 
-    When recorded, `x` must not be used afterwards: the op that made it may make only these rows.
+    When traced, `x` must not be used afterwards: the op that made it may make only these rows.
     """
-    if isinstance(x, Value):
-        assert isinstance(rows, Value)
-        return x.recorder.take_rows(x, rows)
+    if isinstance(x, TracedTensor):
+        assert isinstance(rows, TracedTensor)
+        return x.tracer.take_rows(x, rows)
     assert isinstance(rows, torch.Tensor)
     return _take_rows.on(x)(x, rows)
 
 
 def add(a: X, b: X, scale: float = 1.0) -> X:
     """A new matrix a + scale * b, in the dtype of a."""
-    if isinstance(a, Value):
-        assert isinstance(b, Value)
-        return a.recorder.add(a, b, scale)
+    if isinstance(a, TracedTensor):
+        assert isinstance(b, TracedTensor)
+        return a.tracer.add(a, b, scale)
     assert isinstance(b, torch.Tensor)
     return _add.on(a)(a, b, scale)
 
 
 def scale(x: X, factor: float) -> X:
     """A new matrix x * factor."""
-    if isinstance(x, Value):
-        return x.recorder.scale(x, factor)
+    if isinstance(x, TracedTensor):
+        return x.tracer.scale(x, factor)
     return _scale.on(x)(x, factor)
 
 
 def scale_rows(x: X, factors: X) -> X:
     """A new matrix: each row of x (T, D) times its factor of (T, 1), rounded once."""
-    if isinstance(x, Value):
-        assert isinstance(factors, Value)
-        return x.recorder.scale_rows(x, factors)
+    if isinstance(x, TracedTensor):
+        assert isinstance(factors, TracedTensor)
+        return x.tracer.scale_rows(x, factors)
     assert isinstance(factors, torch.Tensor)
     return x * factors
 
 
 def softcap(x: X, cap: float) -> X:
     """A new matrix cap * tanh(x / cap)."""
-    if isinstance(x, Value):
-        return x.recorder.softcap(x, cap)
+    if isinstance(x, TracedTensor):
+        return x.tracer.softcap(x, cap)
     return _softcap.on(x)(x, cap)

@@ -1,48 +1,47 @@
-// Whole rows: choosing them, and arithmetic on them. buf: x, out (add: a, b, out); n: cols; f: scalar.
+// Whole rows: choosing them, and arithmetic on them.
 #include "../native/kernel.h"
 
 namespace {
 
-template <class T> void take_rows(const Op& op, const Step& s, int64_t r) {
-    int64_t width = stride(op.n[0]);
-    memcpy(at<T>(op, s, 1) + r * width, at<T>(op, s, 0) + s.run->out_rows[r] * width, width * sizeof(T));
+template <class T> void take_rows(const TakeRows& op, const Step& s, int64_t r) {
+    int64_t width = stride(op.cols);
+    memcpy(at<T>(op.out, s) + r * width, at<T>(op.x, s) + s.run->out_rows[r] * width, width * sizeof(T));
 }
 
-// n[1], n[2] of add: whether a (and so the result), and b, are float32 beside rows of type T.
-template <class T> vf read(const Op& op, const Step& s, int buf, bool wide, int64_t i) {
-    return wide ? get(at<float>(op, s, buf) + i) : get(at<T>(op, s, buf) + i);
+// Numbers that are float32 beside rows of type T.
+template <class T> vf read(Buf<void> x, const Step& s, bool f32, int64_t i) {
+    return f32 ? get(at<float>(x, s) + i) : get(at<T>(x, s) + i);
 }
-template <class T> void write(const Op& op, const Step& s, int buf, bool wide, int64_t i, vf v) {
-    if (wide) put(at<float>(op, s, buf) + i, v);
-    else put(at<T>(op, s, buf) + i, v);
-}
-
-template <class T> void add(const Op& op, const Step& s, int64_t r) {
-    for (int64_t i = r * stride(op.n[0]), end = i + stride(op.n[0]); i < end; i += LANES)
-        write<T>(op, s, 2, op.n[1], i, read<T>(op, s, 0, op.n[1], i) + read<T>(op, s, 1, op.n[2], i) * op.f[0]);
+template <class T> void write(Buf<void> out, const Step& s, bool f32, int64_t i, vf v) {
+    if (f32) put(at<float>(out, s) + i, v);
+    else put(at<T>(out, s) + i, v);
 }
 
-template <class T> void scale(const Op& op, const Step& s, int64_t r) {
-    for (int64_t i = r * stride(op.n[0]), end = i + stride(op.n[0]); i < end; i += LANES)
-        write<T>(op, s, 1, op.n[1], i, read<T>(op, s, 0, op.n[1], i) * op.f[0]);
+template <class T> void add(const Add& op, const Step& s, int64_t r) {
+    for (int64_t i = r * stride(op.cols), end = i + stride(op.cols); i < end; i += LANES)
+        write<T>(op.out, s, op.a_f32, i, read<T>(op.a, s, op.a_f32, i) + read<T>(op.b, s, op.b_f32, i) * op.scale);
 }
 
-template <class T> void softcap(const Op& op, const Step& s, int64_t r) {
-    for (int64_t i = r * stride(op.n[0]), end = i + stride(op.n[0]); i < end; i += LANES)
-        write<T>(op, s, 1, op.n[1], i, tanh(read<T>(op, s, 0, op.n[1], i) / op.f[0]) * op.f[0]);
+template <class T> void scale(const Scale& op, const Step& s, int64_t r) {
+    for (int64_t i = r * stride(op.cols), end = i + stride(op.cols); i < end; i += LANES)
+        write<T>(op.out, s, op.f32, i, read<T>(op.x, s, op.f32, i) * op.factor);
 }
 
-// buf: x, factors (column 0 of each row counts), out
-template <class T> void scale_rows(const Op& op, const Step& s, int64_t r) {
-    vf factor = splat(get(at<T>(op, s, 1) + r * stride(1))[0]);
-    for (int64_t i = r * stride(op.n[0]), end = i + stride(op.n[0]); i < end; i += LANES)
-        put(at<T>(op, s, 2) + i, get(at<T>(op, s, 0) + i) * factor);
+template <class T> void softcap(const Softcap& op, const Step& s, int64_t r) {
+    for (int64_t i = r * stride(op.cols), end = i + stride(op.cols); i < end; i += LANES)
+        write<T>(op.out, s, op.f32, i, tanh(read<T>(op.x, s, op.f32, i) / op.cap) * op.cap);
+}
+
+template <class T> void scale_rows(const ScaleRows& op, const Step& s, int64_t r) {
+    vf factor = splat(get(at<T>(op.factors, s) + r * stride(1))[0]);
+    for (int64_t i = r * stride(op.cols), end = i + stride(op.cols); i < end; i += LANES)
+        put(at<T>(op.out, s) + i, get(at<T>(op.x, s) + i) * factor);
 }
 
 }  // namespace
 
-const Kernel take_rows_kernel[2] = {{row_tiles, by_rows<take_rows<bf16>>}, {row_tiles, by_rows<take_rows<float>>}};
-const Kernel add_kernel[2] = {{row_tiles, by_rows<add<bf16>>}, {row_tiles, by_rows<add<float>>}};
-const Kernel scale_kernel[2] = {{row_tiles, by_rows<scale<bf16>>}, {row_tiles, by_rows<scale<float>>}};
-const Kernel scale_rows_kernel[2] = {{row_tiles, by_rows<scale_rows<bf16>>}, {row_tiles, by_rows<scale_rows<float>>}};
-const Kernel softcap_kernel[2] = {{row_tiles, by_rows<softcap<bf16>>}, {row_tiles, by_rows<softcap<float>>}};
+const Kernel take_rows_kernel[2] = {per_row<take_rows<bf16>>, per_row<take_rows<float>>};
+const Kernel add_kernel[2] = {per_row<add<bf16>>, per_row<add<float>>};
+const Kernel scale_kernel[2] = {per_row<scale<bf16>>, per_row<scale<float>>};
+const Kernel scale_rows_kernel[2] = {per_row<scale_rows<bf16>>, per_row<scale_rows<float>>};
+const Kernel softcap_kernel[2] = {per_row<softcap<bf16>>, per_row<softcap<float>>};

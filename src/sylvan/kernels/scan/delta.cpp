@@ -1,15 +1,13 @@
 // Gated delta rule: a memory S of values by keys decays by exp(g); then S += k (v - S k) beta, and S q comes out. Queries and keys
 // are made unit vectors first, and queries divided by the root of their length.
-// buf: q and k [rows][G][K], v [rows][H][V], g f32 [rows][H], beta [rows][H], state f32 [slots][H][K][V], out f32 [rows][H][V], and
-// see scan.h. n: K, V, H, G, elements from row to row of q, k, v, g and beta; f: what is added to the squares of a vector.
 #include "scan.h"
 
 namespace {
 
 // Sums over keys run in four chains, whose number is part of the bits; how many columns a tile has is not.
-constexpr int DELTA_CHAINS = 4, DELTA_VECTORS = REGISTER == 64 ? 2 : 1, DELTA_COLS = DELTA_VECTORS * LANES, DELTA_SPANS = 7;
+constexpr int DELTA_CHAINS = 4, DELTA_VECTORS = REGISTER == 64 ? 2 : 1, DELTA_COLS = DELTA_VECTORS * LANES;
 
-int delta_tiles(const Op& op, const Step& s) { return s.run->seqs * op.n[2] * ceil_div(op.n[1], DELTA_COLS); }
+int delta_tiles(const DeltaScan& op, const Step& s) { return s.run->seqs * op.num_heads * ceil_div(op.value_dim, DELTA_COLS); }
 
 template <class T> void unit(const T* from, float* to, int n, float eps, float scale) {
     vf squares{};
@@ -29,13 +27,13 @@ template <class F> static inline SYLVAN_INLINE void each_key(int keys, F&& f) {
     unrolled<DELTA_CHAINS>([&](auto i) SYLVAN_INLINE { if (key + i < keys) f(key + i, i); });
 }
 
-template <class T> void delta(const Op& op, const Step& s, int t, void* scratch) {
-    const int keys = op.n[0], values = op.n[1], heads = op.n[2], blocks = ceil_div(values, DELTA_COLS);
-    const int head = t / blocks % heads, of = head / (heads / op.n[3]), first = t % blocks * DELTA_COLS;
-    const scans::Span span = scans::span(op, s, t / blocks / heads, DELTA_SPANS);
+template <class T> void delta(const DeltaScan& op, const Step& s, int t, void* scratch) {
+    const int keys = op.key_dim, values = op.value_dim, heads = op.num_heads, blocks = ceil_div(values, DELTA_COLS);
+    const int head = t / blocks % heads, of = head / (heads / op.groups), first = t % blocks * DELTA_COLS;
+    const scans::Span span = scans::span(op.slots, s, t / blocks / heads);
     if (!span.rows) return;
-    float* state = at<float>(op, s, 5) + int64_t(head) * keys * values + first;
-    float* out = at<float>(op, s, 6) + head * values + first;
+    float* state = at(op.state, s) + int64_t(head) * keys * values + first;
+    float* out = at(op.out, s) + head * values + first;
     float *held = static_cast<float*>(scratch), *q = held + keys * DELTA_COLS, *k = q + round_up(keys, LANES);
     const int64_t slot = int64_t(heads) * keys * values;
     auto left = [&](int v) { return values - first - v * LANES; };
@@ -44,12 +42,12 @@ template <class T> void delta(const Op& op, const Step& s, int t, void* scratch)
             const float* from = state + span.slot * slot + int64_t(key) * values + v * LANES;
             store(held + key * DELTA_COLS + v * LANES, left(v) > 0 ? scans::get(from, left(v)) : vf{});
         }
-    scans::walk(op, s, span, DELTA_SPANS, [&](int row) {
-        const float eps = op.f[0], keep = exp1(at<float>(op, s, 3)[int64_t(row) * op.n[7] + head]);
-        const float beta = scans::number(at<T>(op, s, 4)[int64_t(row) * op.n[8] + head]);
-        unit(at<T>(op, s, 0) + int64_t(row) * op.n[4] + of * keys, q, keys, eps, 1.f / std::sqrt(float(keys)));
-        unit(at<T>(op, s, 1) + int64_t(row) * op.n[5] + of * keys, k, keys, eps, 1.f);
-        const T* value = at<T>(op, s, 2) + int64_t(row) * op.n[6] + head * values + first;
+    scans::walk(op.slots, s, span, [&](int row) {
+        const float eps = op.eps, keep = exp1(at(op.decay, s)[int64_t(row) * op.decay_stride + head]);
+        const float beta = scans::number(at<T>(op.beta, s)[int64_t(row) * op.beta_stride + head]);
+        unit(at<T>(op.q, s) + int64_t(row) * op.q_stride + of * keys, q, keys, eps, 1.f / std::sqrt(float(keys)));
+        unit(at<T>(op.k, s) + int64_t(row) * op.k_stride + of * keys, k, keys, eps, 1.f);
+        const T* value = at<T>(op.v, s) + int64_t(row) * op.v_stride + head * values + first;
         vf sums[DELTA_CHAINS * DELTA_VECTORS], error[DELTA_VECTORS];
         auto clear = [&] { unrolled<DELTA_CHAINS * DELTA_VECTORS>([&](auto i) SYLVAN_INLINE { sums[i] = vf{}; }); };
         auto total = [&](auto v) SYLVAN_INLINE {
@@ -92,4 +90,4 @@ template <class T> void delta(const Op& op, const Step& s, int t, void* scratch)
 
 }  // namespace
 
-const Kernel delta_scan_kernel[2] = {{delta_tiles, delta<bf16>}, {delta_tiles, delta<float>}};
+const Kernel delta_scan_kernel[2] = {tiled<delta_tiles, delta<bf16>>, tiled<delta_tiles, delta<float>>};

@@ -6,22 +6,27 @@ channel, V values, G groups, S slots.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.native.binding import Kind, Run
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.graph import Graph, ProgramLimits
+from sylvan.kernels.native.layout import plan_memory
 from sylvan.kernels.native.library import Library
-from sylvan.kernels.native.plan import Call, Draft, place
+from sylvan.kernels.native.opset import DeltaScan, ShortConv, SpaceScan, StateSlots
 from sylvan.kernels.native.program import Program
+from sylvan.kernels.native.schema import Op, RowType
 from sylvan.kernels.scan.delta import EPS, DeltaInputs
 from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.spans import Spans
 
 _MOST_TAPS, _MOST_STATES = 64, 1024  # of a channel: a block of states fits into scratch memory
-_DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+_DTYPES: Mapping[torch.dtype, RowType] = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,16 @@ class NativeScans:
             raise Unsupported(f"convolutions of {taps} taps")
         assert state_SKC.shape[1:] == (taps, channels)
         out_TC = torch.empty(x_TC.shape, dtype=self._dtype)
-        bias_C = None if bias_C is None else bias_C.to(self._dtype).contiguous()
-        weight_CK = weight_CK.to(self._dtype).contiguous()
-        tensors = x_TC, weight_CK, bias_C, state_SKC, out_TC
-        sizes = channels, taps, x_TC.stride(0), int(silu)
-        self._run(Kind.SHORT_CONV, sizes, tensors, spans)
+        buffers = {
+            "x": x_TC,
+            "weight": weight_CK.to(self._dtype).contiguous(),
+            "state": state_SKC,
+            "out": out_TC,
+        }
+        if bias_C is not None:
+            buffers["bias"] = bias_C.to(self._dtype).contiguous()
+        sizes = {"channels": channels, "taps": taps, "x_stride": x_TC.stride(0), "silu": silu}
+        self._run(ShortConv, buffers, sizes, spans)
         return out_TC
 
     def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
@@ -82,13 +92,30 @@ class NativeScans:
         if states > _MOST_STATES:
             raise Unsupported(f"{states} numbers of state a channel")
         x, b, c = (_rows(t.to(self._dtype)) for t in (inputs.x_THP, inputs.b_TGN, inputs.c_TGN))
-        dt = _rows(inputs.dt_TH.float())
-        decay, skip = inputs.decay.float().contiguous(), inputs.skip_H.float().contiguous()
+        dt, decay = _rows(inputs.dt_TH.float()), inputs.decay.float().contiguous()
         out_THP = torch.empty(len(x), heads, width)
-        tensors = x, dt, decay, b, c, skip, state_SHPN, out_THP
-        strides = (t.stride(0) for t in (x, b, c, dt))
-        sizes = width, heads, states, inputs.b_TGN.shape[1], int(decay.dim() == 2), *strides
-        self._run(Kind.SPACE_SCAN, sizes, tensors, spans)
+        buffers = {
+            "x": x,
+            "dt": dt,
+            "a": decay,
+            "b": b,
+            "c": c,
+            "d": inputs.skip_H.float().contiguous(),
+            "state": state_SHPN,
+            "out": out_THP,
+        }
+        sizes = {
+            "width": width,
+            "num_heads": heads,
+            "states": states,
+            "groups": inputs.b_TGN.shape[1],
+            "a_by_state": decay.dim() == 2,
+            "x_stride": x.stride(0),
+            "b_stride": b.stride(0),
+            "c_stride": c.stride(0),
+            "dt_stride": dt.stride(0),
+        }
+        self._run(SpaceScan, buffers, sizes, spans)
         return out_THP
 
     def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
@@ -99,45 +126,60 @@ class NativeScans:
         q, k, v = (_rows(t.to(self._dtype)) for t in (inputs.q_THK, inputs.k_THK, inputs.v_THV))
         decay, beta = _rows(inputs.decay_TH.float()), _rows(inputs.beta_TH.to(self._dtype))
         out_THV = torch.empty(len(q), heads, values)
-        tensors = q, k, v, decay, beta, state_SHKV, out_THV
-        strides = (t.stride(0) for t in (q, k, v, decay, beta))
-        sizes = keys, values, heads, inputs.k_THK.shape[1], *strides
-        self._run(Kind.DELTA_SCAN, sizes, tensors, spans, EPS)
+        buffers = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "decay": decay,
+            "beta": beta,
+            "state": state_SHKV,
+            "out": out_THV,
+        }
+        sizes = {
+            "key_dim": keys,
+            "value_dim": values,
+            "num_heads": heads,
+            "groups": inputs.k_THK.shape[1],
+            "q_stride": q.stride(0),
+            "k_stride": k.stride(0),
+            "v_stride": v.stride(0),
+            "decay_stride": decay.stride(0),
+            "beta_stride": beta.stride(0),
+            "eps": EPS,
+        }
+        self._run(DeltaScan, buffers, sizes, spans)
         return out_THV
 
     def _run(
         self,
-        kind: Kind,
-        sizes: tuple[int, ...],
-        tensors: tuple[torch.Tensor | None, ...],
+        op: type[Op],
+        buffers: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, float],
         spans: Spans,
-        *scalars: float,
     ) -> None:
-        """Bind the tensors in their order, then what says where requests lie, and compute."""
+        """Bind the tensors, then what says where requests lie, and compute."""
         if spans != self._spans:
             self._spans, self._arrays = spans, _arrays(spans)
-        absent = tuple(tensor is None for tensor in tensors)
-        key = kind, sizes, absent
+        key = op, *buffers, *sizes.values()
         if key not in self._programs:
-            self._programs[key] = self._recorded(kind, sizes, absent, scalars)
-        addresses = [t.data_ptr() for t in tensors if t is not None]
+            self._programs[key] = self._compiled(op, tuple(buffers), sizes)
+        addresses = [tensor.data_ptr() for tensor in buffers.values()]
         places = enumerate([*addresses, *self._arrays.places])
         self._programs[key].run_at(self._arrays.run, *places)
 
-    def _recorded(
-        self,
-        kind: Kind,
-        sizes: tuple[int, ...],
-        absent: tuple[bool, ...],
-        scalars: tuple[float, ...],
+    def _compiled(
+        self, op: type[Op], buffers: tuple[str, ...], sizes: Mapping[str, float]
     ) -> Program:
-        """One op; the buffers that are there are numbered in their order."""
-        draft = Draft()
-        buffers = [None if gone else draft.buffer(0) for gone in (*absent, False, False, False)]
-        draft.inputs = [buffer for buffer in buffers if buffer is not None]
-        row_type = _DTYPES[self._dtype]
-        draft.calls.append(Call(kind, "tokens", row_type, tuple(buffers), sizes, scalars))
-        return Program(self._library, place(draft))
+        """One op; its buffers are numbered in their order, those of `StateSlots` at last."""
+        graph = Graph(ProgramLimits(max_tokens=1, max_outputs=1), self._dtype)
+        refs = {name: graph.buffer(0) for name in buffers}
+        slots = StateSlots(
+            slots=graph.buffer(0), first_saves=graph.buffer(0), saves=graph.buffer(0)
+        )
+        graph.inputs = list(range(len(graph.sizes)))
+        operands: dict[str, Any] = {**refs, **sizes, "slots": slots}
+        graph.ops.append(op(**operands, dtype=_DTYPES[self._dtype]))
+        return Program(self._library, plan_memory(graph))
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -10,16 +10,15 @@ struct Span {  // the rows of one request, and where its state is read and goes
     int start, rows, slot, first_save, last_save;
 };
 
-// Of buffers `at`: slots of requests [seqs], first save of each request [seqs + 1], saves [n][2]: rows and slot, by rising rows.
-static inline Span span(const Op& op, const Step& s, int seq, int first) {
-    const int32_t *start = s.run->row_start + seq, *saves = at<int32_t>(op, s, first + 1) + seq;
-    return {start[0], start[1] - start[0], at<int32_t>(op, s, first)[seq], saves[0], saves[1]};
+static inline Span span(const StateSlots& slots, const Step& s, int seq) {
+    const int32_t *start = s.run->row_start + seq, *saves = at(slots.first_saves, s) + seq;
+    return {start[0], start[1] - start[0], at(slots.slots, s)[seq], saves[0], saves[1]};
 }
 
 // Calls row(i) for all rows of a span, and keep(slot) where a copy of the state is wanted, at last where it lives.
 template <class Row, class Keep>
-static inline void walk(const Op& op, const Step& s, const Span& span, int first, Row&& row, Keep&& keep) {
-    const int32_t* saves = at<int32_t>(op, s, first + 2);
+static inline void walk(const StateSlots& slots, const Step& s, const Span& span, Row&& row, Keep&& keep) {
+    const int32_t* saves = at(slots.saves, s);
     int next = span.first_save;
     for (int i = 0; i < span.rows; i++) {
         row(span.start + i);

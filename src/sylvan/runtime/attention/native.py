@@ -1,6 +1,6 @@
 """Attention by C++ kernels over pages in their own order.
 
-In a step program it is part of the program. A model that cannot be recorded calls it with tensors.
+In a step program it is part of the program. A model that cannot be traced calls it with tensors.
 """
 
 from __future__ import annotations

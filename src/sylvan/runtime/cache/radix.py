@@ -130,6 +130,8 @@ class RadixCache:
         if self._extents is not None:
             walked = self._extents.walked(node, tokens, key, length)
             return self._extents.match(walked, step=step, load=load)
+        if not node.order:
+            return Match(node, length)
         leaf, count = nearest_tail(node, tokens, key, length, self.page_size)
         if leaf is None or leaf.computed_at >= step:
             return Match(node, length)
@@ -199,7 +201,7 @@ class RadixCache:
         if len(rest) < size and nearest_tail(node, tokens, key, cached, size)[1] == len(rest):
             self.nodes.lock_down(held, node)
             return Insertion(node, cached, self._fill(node, pages, cached, step), EMPTY_IDS)
-        freed = self._drop_subsumed(node, rest)
+        freed = self._drop_subsumed(node, rest) if node.order else EMPTY_IDS
         self.nodes.lock_down(held, node)
         first = cached // size
         now = next(self._clock)
@@ -237,6 +239,8 @@ class RadixCache:
             taken = nodes.shorten(node, min(need, len(node.pages)))
             need -= len(taken)
             freed.append(taken)
+        if len(freed) == 1:
+            return freed[0]
         return np.concatenate(freed) if freed else EMPTY_IDS
 
     def clear(self) -> IntArray:
@@ -297,8 +301,6 @@ class RadixCache:
 
     def _drop_subsumed(self, node: Node, rest: IntArray) -> IntArray:
         """Remove the leaf below `node` whose tokens, less than a page, all begin `rest`."""
-        if self.page_size == 1 or not node.order:
-            return EMPTY_IDS
         at = bisect_left(node.order, rest[: self.page_size].tobytes())
         if at == 0:
             return EMPTY_IDS

@@ -191,7 +191,8 @@ class Node:
         """A request of that priority uses this part of its prefix."""
         self.last_used = now
         self.hits += 1
-        self.priority = max(self.priority, priority)
+        if priority > self.priority:  # noqa: PLR1730 (a call less for each node of a match)
+            self.priority = priority
 
     def adopt(self, name: bytes, child: Node, *, ordered: bool) -> None:
         """Add a child; all calls for a node agree on whether to keep an order."""

@@ -32,7 +32,7 @@ def main() -> int:
     child = ChildMain.start()
     replies = cast(Any, child.sender("replies"))
     follower: Follower | None = None
-    close: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
+    close: Callable[[], None] = nothing
 
     def start() -> None:
         nonlocal follower, close
@@ -54,6 +54,10 @@ def main() -> int:
     else:
         child.finish()
     return code
+
+
+def nothing() -> None:
+    """Ends what was never made."""
 
 
 def _follow(follower: Follower) -> int:

@@ -152,7 +152,7 @@ def _in_memory(
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
     control = _control(plan, made, states)
-    worker = Worker(backend, slots, workers, lambda: control.blocked)
+    worker = Worker(backend, slots, workers, control.gate)
     shape = pages_shape(config, plan.kv_shape, options)
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
@@ -196,12 +196,12 @@ def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
 
 
 def _with_program(plan: ModelPlan) -> Made | None:
-    """A recorded step program; None where it cannot be had and was not asked for by name."""
+    """A step program; None where it cannot be had and was not asked for by name."""
     options = plan.options
     if options.runner == "eager" and not options.deterministic:
         return None
     try:
-        return _record(plan)
+        return _with_traced(plan)
     except (Unsupported, LibraryMissing) as why:
         if options.deterministic:
             raise ConfigError(
@@ -224,7 +224,7 @@ def _check_capabilities(plan: ModelPlan) -> None:
         raise Unsupported(f"{plan.edited_by} gives inputs as vectors")
 
 
-def _record(plan: ModelPlan) -> Made:
+def _with_traced(plan: ModelPlan) -> Made:
     _check_capabilities(plan)
     if plan.options.runner == "eager":
         raise Unsupported("runner eager was asked for")

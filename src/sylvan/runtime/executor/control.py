@@ -54,6 +54,13 @@ class Checkpoints:
     check: Callable[[Path], None] = lambda path: None
 
 
+@dataclass(slots=True)
+class StepGate:
+    """Whether steps may run; `closed` says why not, None: they may."""
+
+    closed: str | None = None
+
+
 class ExecutorControl:
     """What may be done to an executor while no step of it runs.
 
@@ -64,6 +71,9 @@ class ExecutorControl:
         checkpoints: What is known of those of the model.
         on_release: Called when memory was given back.
         on_resume: Called when all memory is there again, some of it perhaps elsewhere.
+
+    Attributes:
+        gate: Closed while weights or memory are missing.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class ExecutorControl:
         size = memory["weights"].num_bytes if "weights" in memory else 0
         self._sources = WeightSources(self._update_groups, 2 * size)
         self._released: dict[MemoryTag, int] = {}
+        self.gate = StepGate()
         self._handlers: Mapping[type[ExecutorCommand], Callable[[Any], Body]] = {
             LoadWeights: self._load,
             UnloadWeights: self._unload,
@@ -114,7 +125,8 @@ class ExecutorControl:
         except (SylvanError, Unsupported, OSError, *FAILURES) as failed:
             logger.exception("command %s failed", type(command).__name__)
             error, status = str(failed) or type(failed).__name__, 500
-        return CommandResult(body, error, status, self.blocked or "")
+        self.gate.closed = self.blocked
+        return CommandResult(body, error, status, self.gate.closed or "")
 
     def close(self) -> None:
         """Leave all groups."""

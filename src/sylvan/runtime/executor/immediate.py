@@ -105,7 +105,7 @@ class ImmediateBackend:
 
     def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
         """See `StepBackend.accept`."""
-        if not all(draft.is_chain for draft in plan.drafts):
+        if plan.drafts and not all(draft.is_chain for draft in plan.drafts):
             self.keep(accepted_guesses(plan, drawn.token_ids), {})
         params = self._slots.params
         if not outcomes:
@@ -176,7 +176,7 @@ class ImmediateBackend:
         """Whether each row has a token id, and the rows of each slice follow one another."""
         if self.batch.input_embeds or plan.positions is not None:
             return False
-        return all(draft.is_chain for draft in plan.drafts)
+        return not plan.drafts or all(draft.is_chain for draft in plan.drafts)
 
     def _fill(self, plan: StepPlan) -> None:
         arrays, batch = self._arrays, self.batch

@@ -8,7 +8,7 @@ step draws for requests whose outputs are constrained.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sylvan.protocol.arrays import IntArray
@@ -22,6 +22,7 @@ from sylvan.runtime.executor.capability import (
     StepContext,
     overriding,
 )
+from sylvan.runtime.executor.control import StepGate
 from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.results import failing, step_result
 from sylvan.runtime.executor.rounds import verify_in_rounds
@@ -63,7 +64,8 @@ class LaunchedStep:
 
     def wait(self) -> StepResult:
         """See `Pending.wait`."""
-        self.complete()
+        if self.result is None:
+            self.complete()
         if self.error is not None:
             raise self.error
         assert self.result is not None
@@ -91,10 +93,10 @@ class Worker:
         backend: StepBackend,
         slots: RequestSlots,
         capabilities: Sequence[CapabilityWorker] = (),
-        blocked: Callable[[], str | None] = lambda: None,
+        gate: StepGate | None = None,
     ) -> None:
-        """`blocked` says why no step may run now, if none may: see `ExecutorControl.blocked`."""
-        self._backend, self._slots, self._blocked = backend, slots, blocked
+        """`gate` is closed while no step may run."""
+        self._backend, self._slots, self._gate = backend, slots, gate or StepGate()
         self._capabilities = tuple(capabilities)
         self._by_name = {c.name: c for c in capabilities}
         self._joiners = overriding(self._capabilities, "join")
@@ -144,14 +146,15 @@ class Worker:
         backend = self._backend
         if plan.work:
             self._prepare(plan)
-        self._apply(plan)
+        if plan.leaves or plan.joins:
+            self._apply(plan)
         backend.update(plan)
         if not plan.num_slices:
             self._follow(plan)
-            made = ((name, self._by_name[name].idle_step(work)) for name, work in plan.work.items())
-            step.reports = {name: report for name, report in made if report is not None}
+            step.reports = self._idle_step(plan)
             return
-        self._check_blocked()
+        if self._gate.closed:
+            raise RuntimeError(self._gate.closed)
         if plan.work:
             step.context = self._before_forward(plan)
         if backend.immediate:
@@ -160,20 +163,20 @@ class Worker:
             backend.forward(plan, graph=step.context is None or step.context.may_use_graph)
             self._follow(plan)
             step.drawing = backend.draw(plan, self._masks(plan, step))
+        self._finish(plan, step, step.drawing)
+
+    def _finish(self, plan: StepPlan, step: LaunchedStep, drawing: Drawing) -> None:
+        """What follows the drawing of a step."""
         if step.context is not None:
             self._after_forward(step, step.context)
         if self._slots.errors:
             self._note_errors(plan, step)
-        if backend.immediate:
-            step.complete()
-            if step.error is not None:
-                self._follow(plan)
-        else:
-            backend.finish(step.drawing)
-
-    def _check_blocked(self) -> None:
-        if why := self._blocked():
-            raise RuntimeError(why)
+        if not self._backend.immediate:
+            self._backend.finish(drawing)
+            return
+        step.complete()
+        if step.error is not None:
+            self._follow(plan)
 
     def _compute(self, plan: StepPlan, step: LaunchedStep) -> Drawing:
         """Forward and draw at once; masks that take long are made during the forward pass."""
@@ -223,8 +226,6 @@ class Worker:
     # ---- requests come and go
 
     def _apply(self, plan: StepPlan) -> None:
-        if not plan.leaves and not plan.joins:
-            return
         self._slots.apply(plan)
         for slot in plan.leaves:
             for capability in self._leavers:
@@ -272,6 +273,10 @@ class Worker:
             raise ValueError(f"the plan has work for unknown capabilities: {sorted(unknown)}")
         for name, work in plan.work.items():
             self._by_name[name].prepare(work)
+
+    def _idle_step(self, plan: StepPlan) -> dict[str, Report]:
+        made = ((name, self._by_name[name].idle_step(work)) for name, work in plan.work.items())
+        return {name: report for name, report in made if report is not None}
 
     def _before_forward(self, plan: StepPlan) -> StepContext:
         reads_rows = any(self._by_name[name].reads_rows for name in plan.work)

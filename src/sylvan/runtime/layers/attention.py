@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, Rope, Unsupported, Value, X
+from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, Unsupported, X
 from sylvan.kernels.paged import reference
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch, FusedAttention
@@ -20,7 +20,7 @@ from sylvan.runtime.layers.norm import RMSNorm
 
 
 class PagedAttention(nn.Module):
-    """Head norms, rotary positions, KV store and attention: one op when recorded."""
+    """Head norms, rotary positions, KV store and attention: one op when traced."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PagedAttention(nn.Module):
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
         norms = self._q_norm, self._k_norm
         shares_rows = any(norm is not None and norm.over is not None for norm in norms)
-        if isinstance(qkv, Value):
+        if isinstance(qkv, TracedTensor):
             if shares_rows:
                 raise Unsupported("norms of rows that ranks share")
             return ops.attention(qkv, self.layer, self._rope, *norms)
@@ -57,7 +57,7 @@ class RaggedAttention(PagedAttention):
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
-        if isinstance(qkv, Value):
+        if isinstance(qkv, TracedTensor):
             return super().forward(qkv, batch)
         assert isinstance(qkv, torch.Tensor)
         norms = self._q_norm, self._k_norm
@@ -111,7 +111,7 @@ class SpecialAttention(PagedAttention):
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
         special, positions_T = self._special, batch.positions_T
-        if isinstance(qkv, Value):
+        if isinstance(qkv, TracedTensor):
             raise Unsupported(special.names)
         assert isinstance(qkv, torch.Tensor)
         norms = self._q_norm, self._k_norm

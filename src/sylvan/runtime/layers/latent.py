@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, Rope, Value, X
+from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, X
 from sylvan.kernels.latent import LatentParts, LatentShape
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -68,9 +68,9 @@ class LatentAttention(nn.Module):
             self._shape, self.kv_b_proj.weight, self.kv_a_layernorm.of_heads(), self._rope
         )
         kv = self.kv_a_proj_with_mqa(x_TD)
-        if isinstance(q, Value) or isinstance(kv, Value):
-            assert isinstance(q, Value)
-            assert isinstance(kv, Value)
+        if isinstance(q, TracedTensor) or isinstance(kv, TracedTensor):
+            assert isinstance(q, TracedTensor)
+            assert isinstance(kv, TracedTensor)
             return self.o_proj(ops.latent_attention(q, kv, parts, self._layer))
         q_TNC, k_T1C = ops.latent_heads(q, kv, parts, batch.positions_T)
         value_T1C = k_T1C[..., : self._shape.latent]

@@ -6,7 +6,7 @@ collectives follow from that. No layer or model looks at the number of its rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -124,7 +124,7 @@ class Mesh:
         tp: The ranks that hold parts of the same layers (tensor parallel).
     """
 
-    tp: Communicator = Alone()  # noqa: RUF009 - it has no state
+    tp: Communicator = field(default_factory=Alone)
 
     def share(self, total: int, what: str) -> Share:
         """An equal share of `total`.

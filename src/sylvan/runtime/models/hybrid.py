@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from sylvan.kernels.api import Unsupported, Value, X
+from sylvan.kernels.api import TracedTensor, Unsupported, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import PagedAttention
@@ -104,7 +104,7 @@ class GateAttention(Attention):
         assert isinstance(self.attn, PagedAttention)
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
-        if isinstance(x_TD, Value):
+        if isinstance(x_TD, TracedTensor):
             raise Unsupported("attention with an output gate")
         assert isinstance(x_TD, torch.Tensor)
         wide, k, v = self.qkv_proj(x_TD).split(self._sizes, -1)

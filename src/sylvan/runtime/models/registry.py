@@ -155,7 +155,7 @@ MODELS |= {
 class Model(Protocol):
     """A model as the runners and the loader see it; an `nn.Module` in practice.
 
-    The three steps also accept symbolic values, and are then recorded.
+    The three steps also accept traced tensors, and emit ops then.
     """
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]]

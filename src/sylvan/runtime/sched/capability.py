@@ -56,12 +56,14 @@ class Capability:
         gates_running: Whether `gate` is also asked for running requests, in each step.
         work_type: Of its entry in `StepPlan.work`, for `core.wire`; None if it has none.
         report_type: Of its entry in `StepResult.reports`; None if it has none.
+        active: While False, `plan_work` and `on_result` are not called: no request needs them.
     """
 
     name: ClassVar[str] = ""
     gates_running: ClassVar[bool] = False
     work_type: ClassVar[Any] = None
     report_type: ClassVar[Any] = None
+    active: bool = True
 
     def attach(self, port: SchedulerPort) -> None:
         """Called once, before anything else."""
@@ -196,6 +198,7 @@ class Hooks:
         self._finishers = overriding(capabilities, "on_finish")
         self._holders = overriding(capabilities, "holds")
         self._observers = tuple(c for c in capabilities if isinstance(c, Observer))
+        self.observed = bool(self._observers)
         self.follows_tokens = bool(self._followers)
         self.adds_output_fields = bool(self._output_fields)
         self.gates_running = bool(self._running_gates)
@@ -321,7 +324,7 @@ class Hooks:
         """Data for worker halves, by name."""
         work: dict[str, Any] = {}
         for capability in self._planners:
-            if (own := capability.plan_work(batch)) is not None:
+            if capability.active and (own := capability.plan_work(batch)) is not None:
                 work[capability.name] = own
         return work
 
@@ -329,7 +332,8 @@ class Hooks:
         """Hand out what worker halves report."""
         reports = result.reports
         for capability in self._result_watchers:
-            capability.on_result(batch, reports.get(capability.name))
+            if capability.active:
+                capability.on_result(batch, reports.get(capability.name))
 
     def output_fields(self, req: Req) -> dict[str, Any]:
         """What capabilities add to an output of `req`."""

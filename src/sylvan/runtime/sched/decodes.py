@@ -9,6 +9,8 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import KVHandle
 from sylvan.runtime.core.req import Growth, Req, Slice
 
+NO_GROWTH = Growth()
+
 
 class Decodes:
     """Gives all requests that decode their slices at once, and the same objects at each step.
@@ -19,7 +21,7 @@ class Decodes:
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
         self._slices: tuple[Slice, ...] = ()  # of the step before, if all it did was to decode
-        self.growth = Growth()  # of those planned last
+        self.growth = NO_GROWTH  # of those planned last
 
     def plan(self, running: Sequence[Req]) -> tuple[list[Slice], list[Req]] | None:
         """Slices of those that decode, and the others, in order.
@@ -47,7 +49,7 @@ class Decodes:
             req.pending = 1
             slices.append(piece)
         if not handles:
-            self.growth = Growth()
+            self.growth = NO_GROWTH
             return slices, others
         pages = self._cache.grow(handles)
         if pages is None:

@@ -25,7 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """Launches batches as step plans, and takes in results in the same order."""
+    """Launches batches as step plans, and takes in results in the same order.
+
+    Attributes:
+        inflight: Steps that were launched and whose results are not in, oldest first. Read only.
+    """
 
     def __init__(
         self,
@@ -39,28 +43,26 @@ class Pipeline:
         self._hooks, self._planner = hooks, planner
         self._lifecycle, self._statistics = lifecycle, statistics
         self._builder = PlanBuilder(parts.executor.caps.max_running_reqs)
-        self._inflight: deque[tuple[Batch, Pending]] = deque()
-
-    def __len__(self) -> int:
-        """Steps in flight."""
-        return len(self._inflight)
+        self.inflight: deque[tuple[Batch, Pending]] = deque()
 
     def launch(self, batch: Batch) -> None:
         """Start a step."""
         plan = self._builder.build(batch, self._hooks.plan_work(batch))
-        self._hooks.on_plan(plan)
-        self._inflight.append((batch, self._executor.launch(plan)))
+        if self._hooks.observed:
+            self._hooks.on_plan(plan)
+        self.inflight.append((batch, self._executor.launch(plan)))
 
     def complete_oldest(self) -> bool:
         """Take in the result of the oldest step in flight; whether it computed anything."""
-        batch, pending = self._inflight.popleft()
+        batch, pending = self.inflight.popleft()
         try:
             result = pending.wait()
         except ExecutorError as error:
             self._hooks.on_completed(error)
             self._fail(batch, error)
             return True
-        self._hooks.on_completed(result)
+        if self._hooks.observed:
+            self._hooks.on_completed(result)
         now = self._clock()
         self._hooks.on_result(batch, result)
         self._accept_all(batch.slices, result, now)
@@ -73,7 +75,7 @@ class Pipeline:
         """The KV of a failed step cannot be trusted, nor what was shared of it."""
         if isinstance(error, DeviceMemoryError) and self._planner.step_size.shrink(batch):
             logger.warning("a step did not fit; smaller ones follow: %s", error)
-            later = [launched for launched, _ in self._inflight]
+            later = [launched for launched, _ in self.inflight]
             self._lifecycle.forget(take_back(batch, later, self._planner.retract))
         else:
             logger.error("step failed; its requests are ended", exc_info=error)
@@ -148,7 +150,7 @@ class Pipeline:
 
     def _void_later_samples(self, req: Req) -> None:
         """What steps in flight sample after the first of several tokens is void."""
-        for batch, _ in self._inflight:
+        for batch, _ in self.inflight:
             for piece in batch.slices:
                 if piece.req is req and piece.samples:
                     piece.samples = False

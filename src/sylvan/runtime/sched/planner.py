@@ -69,7 +69,8 @@ class Planner:
             self._chunk = self._chunk if paced is None else min(self._chunk, paced)
         self.planned_tokens, self.num_decodes, self.growth = 0, 0, None
         self._guesses = 0
-        self._plain = not self._hooks.gates_running and not self._hooks.may_draft()
+        hooks = self._hooks
+        self._plain = not hooks.gates_running and not (hooks.drafts and hooks.may_draft())
         self._preempt_for_urgent()
         retractions = self.retractions
         rest = self._decode_all()

@@ -134,6 +134,8 @@ class Scheduler:
 
     def step(self) -> bool:
         """Run one iteration; False if there was nothing to do."""
+        if not self._hooks.observed:
+            return self._step()
         self._hooks.on_call("step")
         try:
             return self._step()
@@ -143,16 +145,16 @@ class Scheduler:
     def _step(self) -> bool:
         self._hooks.poll()
         self._expire()
-        completed = False
-        while len(self._pipeline) >= self._limits.inflight:
-            completed = self._pipeline.complete_oldest()
+        completed, pipeline = False, self._pipeline
+        while len(pipeline.inflight) >= self._limits.inflight:
+            completed = pipeline.complete_oldest()
         batch = Batch(()) if self._paused else self._next_batch()
         self._hooks.launch(batch, self._planner.started)
         needed = batch.slices or batch.ended or self._parts.executor.caps.lockstep
         if needed or self._hooks.wants_step():
-            self._pipeline.launch(batch)
-        elif self._pipeline:
-            completed = self._pipeline.complete_oldest()
+            pipeline.launch(batch)
+        elif pipeline.inflight:
+            completed = pipeline.complete_oldest()
         elif not len(self._requests):
             self._planner.admission.on_idle()
         self._lifecycle.flush(self._parts.emit)
@@ -162,7 +164,7 @@ class Scheduler:
         """Stop scheduling; returns how many requests are affected."""
         self._hooks.on_call("pause", mode)
         self._paused = True
-        while self._pipeline:
+        while self._pipeline.inflight:
             self._pipeline.complete_oldest()
         count = len(self._requests)
         if mode == "abort":
@@ -204,7 +206,7 @@ class Scheduler:
         After `pause`, and not while `holds_kv`.
         """
         self._hooks.on_call("forget_kv")
-        assert not self._pipeline
+        assert not self._pipeline.inflight
         assert not self.holds_kv
         for req in tuple(self.running):
             self._planner.retract(req)
@@ -227,9 +229,9 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether `step` has nothing to do until a request arrives or a load completes."""
-        requests = self._requests
-        busy = self.running or len(self.waiting) or requests.loading
-        return not (busy or self._pipeline or self._lifecycle.has_ended or self._hooks.busy)
+        lives = self.running or len(self.waiting) or self._requests.loading
+        steps = self._pipeline.inflight or self._lifecycle.has_ended
+        return not (lives or steps or self._hooks.busy)
 
     def cached_tokens(self, req: Req) -> int:
         """Tokens of a waiting request that the prefix cache holds now."""
@@ -250,13 +252,15 @@ class Scheduler:
             self._lifecycle.abort(rid, refusal(error))
         self._statistics.computed += planner.planned_tokens
         self._statistics.steps += bool(slices)
-        copies = tuple(PageCopy(*copy) for copy in self._parts.cache.take_copies())
+        copies = self._parts.cache.take_copies()
         ended = self._lifecycle.take_ended()
-        return Batch(slices, copies, ended, planner.num_decodes, planner.growth)
+        page_copies = tuple(PageCopy(*copy) for copy in copies) if copies else ()
+        return Batch(slices, page_copies, ended, planner.num_decodes, planner.growth)
 
     def _expire(self) -> None:
         now = self._parts.clock()
-        self.port.expire(now)
+        if self._requests.loading:
+            self.port.expire(now)
         for order, rid in self._deadlines.due(now):
             req = self._requests.live(rid)
             if req is None or req.order != order:

@@ -78,7 +78,7 @@ class Bench:
         halves = [PromptLogprobsWorker(), *([EmbeddingsWorker(pooler)] if pooler else [])]
         caps = ExecutorCaps(max_batch_tokens=64, max_running_reqs=4)
         control = ExecutorControl("there are none", {}, self.pool.groups, Checkpoints())
-        worker = Worker(backend, slots, halves, lambda: control.blocked)
+        worker = Worker(backend, slots, halves, control.gate)
         self.executor = LocalExecutor(worker, caps, control, overlap=overlap)
         self.builder = PlanBuilder(caps.max_running_reqs)
         self.hooks = Hooks((PromptLogprobs(), *([Embeddings(pools_all=True)] if pooler else [])))
@@ -102,6 +102,7 @@ class Bench:
     def launch(self, *work: tuple[Req, int, int], **fields):
         slices = tuple(Slice(r, a, b, b == r.num_tokens) for r, a, b in work)
         batch = Batch(slices, **fields)
+        self.hooks.launch(batch, [piece for piece in slices if piece.start == 0])
         pending = self.executor.launch(self.builder.build(batch, self.hooks.plan_work(batch)))
         for piece in slices:
             piece.req.pending += piece.samples

@@ -143,7 +143,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     slots = RequestSlots(limits.max_reqs, plan.vocab_size)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)
-    worker = Worker(backend, slots, plan.capabilities, lambda: control.blocked)
+    worker = Worker(backend, slots, plan.capabilities, control.gate)
     return DeviceExecutor(worker, caps, control), report
 
 

@@ -22,7 +22,7 @@ class NativeStep:
     """Implements `FusedStep`. Between the numbers of a plan and its tokens there is no Python.
 
     Args:
-        program: A recorded model.
+        program: A compiled model.
         run: Its run-time arguments, bound to the buffers of `batch`; this step's own.
         batch: Limits and buffers; its counts follow the plans.
         logits_RV: Where the program leaves its logits, as many rows as there can be.

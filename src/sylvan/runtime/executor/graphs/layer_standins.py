@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from sylvan.kernels.api import Value
+from sylvan.kernels.api import TracedTensor
 from sylvan.kernels.native.binding import Run
-from sylvan.kernels.native.sheet import padded
+from sylvan.kernels.native.builder import padded
 from sylvan.runtime.executor.graphs.standins import Native, NativeRows
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.linear import Linear
@@ -43,7 +43,7 @@ class NativeLayerNorm(nn.Module):
         module: RMSNorm | LayerNorm,
         alone: Mapping[str, Native],
         added: Native,
-        residual: Value,
+        residual: TracedTensor,
     ) -> None:
         """`alone` norm rows of a dtype, `added` norms the sum of rows and the residual."""
         super().__init__()

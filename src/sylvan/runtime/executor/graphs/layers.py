@@ -1,7 +1,7 @@
 """Native kernels in place of the layers of our own models that a step program cannot hold.
 
 A family whose forward has something that no program expresses runs as Python on tensors. Its
-feed-forward blocks, matrix products, norms, tied embedding and attention are recorded one by one,
+feed-forward blocks, matrix products, norms, tied embedding and attention are traced one by one,
 each as a program of a few ops, and stand-ins run these where PyTorch ran.
 """
 
@@ -17,14 +17,15 @@ import torch
 from torch import nn
 
 from sylvan.config.env import threads_are_calm
-from sylvan.kernels.api import Dtype, Unsupported, Value
+from sylvan.kernels.api import Dtype, TracedTensor, Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+from sylvan.kernels.native.builder import padded
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, LibraryMissing
 from sylvan.kernels.native.library import load as load_library
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder
-from sylvan.kernels.native.sheet import RecorderLimits, padded
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.kernels.scan.native import NativeScans
 from sylvan.runtime.executor.graphs.layer_standins import (
     NativeLayerLinear,
@@ -84,60 +85,60 @@ def _reads_pages(model: nn.Module) -> bool:
 
 
 def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Native | None:
-    """Replace each layer that can be recorded by itself.
+    """Replace each layer that can be traced by itself.
 
     Returns:
         The library in use and what it keeps of weights; None: nothing has been replaced.
     """
     try:
         library = load_library()
-        rehearsal = _recorder(library, dtype, rehearsal=True)
+        trial = _tracer(library, dtype)
     except (LibraryMissing, Unsupported):
         return None
-    layers = list(_layers(model, rehearsal))
+    layers = list(_layers(model, trial))
     if not layers:
         return None
-    recorder = _recorder(library, dtype, rehearsal=False)
-    recorded = [_Recorded.of(layer, recorder) for layer in layers]
+    tracer = _tracer(library, dtype)
+    traced = [_Traced.of(layer, tracer) for layer in layers]
     library.dll.sylvan_threads(threads)
-    placed = place(recorder.draft)
+    layout = compile_graph(tracer.graph)
     tile = tile_rows(library, dtype)
 
     rooms: dict[int, torch.Tensor] = {}
 
     def part(way: _Way, rows: int = tile) -> Part:
-        program, cols = Program(library, placed, way.start, way.stop), padded(way.x.cols)
+        program, cols = Program(library, layout, way.segment, way.segment + 1), padded(way.x.cols)
         room = rooms.setdefault(cols, torch.zeros(MOST_ROWS, cols, dtype=dtype))
-        single = way.stop - way.start == 1
+        single = len(program.ops) == 1
         return Part(program, way.x, way.out, dtype, rows, single=single, room=room)
 
     scans = NativeScans(library, dtype)
     for module in model.modules():
         if isinstance(module, Recurrent):
             module.scans = scans
-    for one in recorded:
+    for one in traced:
         _let_go(one.layer.module)
         made = _stand_in(one, part)
         for name in one.layer.names:
             model.set_submodule(name, made)
-    return Native(library, copies=recorder.copies)
+    return Native(library, copies=layout.copies)
 
 
-def _recorder(library: Library, dtype: torch.dtype, *, rehearsal: bool) -> NativeRecorder:
-    limits = RecorderLimits(max_tokens=MOST_ROWS, max_outputs=1)
-    return NativeRecorder(dtype, limits, {}, library.constants, rehearsal=rehearsal)
+def _tracer(library: Library, dtype: torch.dtype) -> NativeTracer:
+    limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
+    return NativeTracer(dtype, limits, {}, library.constants)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A module that can be recorded, and all its names in the model."""
+    """A module that can be traced, and all its names in the model."""
 
     module: Any
     names: list[str]
 
 
-def _layers(model: nn.Module, rehearsal: NativeRecorder) -> Iterator[_Layer]:
-    """Those to be replaced, none within another; the rehearsal reads and frees no weight."""
+def _layers(model: nn.Module, trial: NativeTracer) -> Iterator[_Layer]:
+    """Those to be replaced, none within another; what the trial traces is never compiled."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -147,7 +148,7 @@ def _layers(model: nn.Module, rehearsal: NativeRecorder) -> Iterator[_Layer]:
         if module in kept or not isinstance(module, _KINDS):
             continue
         try:
-            _Recorded.of(_Layer(module, its_names), rehearsal)
+            _Traced.of(_Layer(module, its_names), trial)
         except Unsupported:
             continue
         kept |= set(module.modules())  # computed as part of it
@@ -169,65 +170,67 @@ def _only_read(model: nn.Module) -> set[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way to call a layer: its rows, what it makes of them, and its ops."""
+    """One way to call a layer: its rows, what it makes of them, and the segment of its ops."""
 
-    x: Value
-    out: Value
-    start: int
-    stop: int
-    residual: Value | None = None
+    x: TracedTensor
+    out: TracedTensor
+    segment: int
+    residual: TracedTensor | None = None
 
 
 @dataclass(slots=True)
-class _Recorded:
+class _Traced:
     """A layer and the ways to call it, by name.
 
     Each way has rows of its own: how they are quantised is part of one program.
     """
 
     layer: _Layer
-    recorder: NativeRecorder
+    tracer: NativeTracer
     ways: dict[str, _Way] = field(default_factory=dict[str, _Way])
 
     @classmethod
-    def of(cls, layer: _Layer, recorder: NativeRecorder) -> _Recorded:
-        """Record a layer.
+    def of(cls, layer: _Layer, tracer: NativeTracer) -> _Traced:
+        """Trace a layer.
 
         Raises:
             Unsupported: it cannot be.
         """
-        found, module, own = cls(layer, recorder), layer.module, recorder.dtype
+        found, module, own = cls(layer, tracer), layer.module, tracer.dtype
         if isinstance(module, Embedding):
-            found._way("", recorder.input_ids, module)
+            found._way("", tracer.input_ids, module)
         elif isinstance(module, Linear):
             cols = module.weight.shape[1]
-            found._way("own", recorder.bound(cols, own), partial(module, out_f32=False))
+            found._way("own", tracer.bound(cols, own), partial(module, out_f32=False))
             if own != "f32":
-                found._way("f32", recorder.bound(cols, own), partial(module, out_f32=True))
+                found._way("f32", tracer.bound(cols, own), partial(module, out_f32=True))
         elif isinstance(module, RMSNorm | LayerNorm):
             found._norm(module)
         else:
             first = module.gate if isinstance(module, MoE) else _first_linear(module)
-            found._way("", recorder.bound(first.weight.shape[1], own), module)
+            found._way("", tracer.bound(first.weight.shape[1], own), module)
         return found
 
     def _norm(self, module: RMSNorm | LayerNorm) -> None:
-        cols, own = module.weight.shape[0], self.recorder.dtype
+        cols, own = module.weight.shape[0], self.tracer.dtype
         kinds: tuple[Dtype, ...] = ("f32",) if own == "f32" else ("f32", own)
         for kind in kinds:
-            self._way(kind, self.recorder.bound(cols, kind), lambda x: module(x)[0])
-        residual = self.recorder.bound(cols, "f32")
-        x = self.recorder.bound(cols, own)
+            self._way(kind, self.tracer.bound(cols, kind), lambda x: module(x)[0])
+        residual = self.tracer.bound(cols, "f32")
+        x = self.tracer.bound(cols, own)
         self._way("residual", x, lambda x: module(x, residual)[0], residual)
 
     def _way(
-        self, name: str, x: Value, run: Callable[[Value], Value], residual: Value | None = None
+        self,
+        name: str,
+        x: TracedTensor,
+        run: Callable[[TracedTensor], TracedTensor],
+        residual: TracedTensor | None = None,
     ) -> None:
-        draft = self.recorder.draft
-        start = len(draft.calls)
+        segment = self.tracer.next_segment()
         out = run(x)
-        self.recorder.elsewhere(out)
-        self.ways[name] = _Way(x, out, start, len(draft.calls), residual)
+        self.tracer.external(out)
+        self.ways[name] = _Way(x, out, segment, residual)
 
 
 def _let_go(layer: nn.Module) -> None:
@@ -247,7 +250,7 @@ def _first_linear(module: GatedMLP | MLP) -> Linear:
     return module.gate_up_proj if isinstance(module, GatedMLP) else module.up_proj
 
 
-def _stand_in(one: _Recorded, part: Callable[..., Part]) -> nn.Module:
+def _stand_in(one: _Traced, part: Callable[..., Part]) -> nn.Module:
     module, ways = one.layer.module, one.ways
     if isinstance(module, Embedding):
         return NativeTable(module, part(ways[""]))

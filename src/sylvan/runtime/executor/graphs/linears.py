@@ -1,6 +1,6 @@
 """Native matrix products inside a model that computes everything else through PyTorch.
 
-A model of transformers cannot be recorded: its forward is anybody's Python. But most of its time
+A model of transformers cannot be traced: its forward is anybody's Python. But most of its time
 goes into `nn.Linear`, and each of these is a program of one op. So is a norm; a gated product of
 three matrices is one of three ops, and experts of which each row visits some are one of six, where
 trying them shows that they are just that. An embedding that shares the weight of a matrix reads the
@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import ExpertWeights, Unsupported, Value
+from sylvan.kernels.api import ExpertWeights, TracedTensor, Unsupported
+from sylvan.kernels.matmul.weights import DeferredWeight
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, LibraryMissing
 from sylvan.kernels.native.library import load as load_library
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.executor.graphs.recognise import (
     Experts,
     Gated,
@@ -67,26 +69,26 @@ def use_native_linears(
     """
     try:
         library = load_library()
-        limits = RecorderLimits(max_tokens=MOST_ROWS, max_outputs=1)
-        recorder = NativeRecorder(dtype, limits, {}, library.constants)
+        limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
+        tracer = NativeTracer(dtype, limits, {}, library.constants)
     except (LibraryMissing, Unsupported):
         return None
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
     visits = {model.get_submodule(name): count for name, count in chosen.items()}
-    recording = _Recording(recorder, dtype, visits)
-    recording.tables(list(names))
+    tracing = _Tracing(tracer, dtype, visits)
+    tracing.tables(list(names))
     for module in names:
-        recording.take(module)
-    if not recording.found:
+        tracing.take(module)
+    if not tracing.found:
         return None
     library.dll.sylvan_threads(threads)
-    placed = place(recorder.draft)
+    layout = compile_graph(tracer.graph)
     tile = tile_rows(library, dtype)
-    for one in recording.found:
-        program = Program(library, placed, one.start, one.stop)
-        single = one.stop - one.start == 1
+    for one in tracing.found:
+        program = Program(library, layout, one.segment, one.segment + 1)
+        single = len(program.ops) == 1
         rows = 1 if isinstance(one.what, Norm | _Choice) else tile
         made = _made(one, Native(program, one.x, one.out, dtype, rows, single=single))
         for name in names[one.module]:
@@ -97,9 +99,9 @@ def use_native_linears(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Experts as recorded; `both`: which of them rows visit, and with what shares."""
+    """Experts as traced; `both`: which of them rows visit, and with what shares."""
 
-    both: tuple[Value, Value]
+    both: tuple[TracedTensor, TracedTensor]
     num_experts: int
 
 
@@ -108,14 +110,13 @@ _What = nn.Linear | nn.Embedding | Gated | Norm | _Choice
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A module to be replaced, what it is, and its ops from `start` to `stop`."""
+    """A module to be replaced, what it is, and the segment of its ops."""
 
     module: nn.Module
     what: _What
-    x: Value
-    out: Value
-    start: int
-    stop: int
+    x: TracedTensor
+    out: TracedTensor
+    segment: int
 
 
 def _made(one: _Found, native: Native) -> nn.Module:
@@ -131,17 +132,17 @@ def _made(one: _Found, native: Native) -> nn.Module:
 
 
 @dataclass(slots=True)
-class _Recording:
-    """Notes the ops of modules, the outer ones first."""
+class _Tracing:
+    """Traces modules, the outer ones first; the ops of each are a segment."""
 
-    recorder: NativeRecorder
+    tracer: NativeTracer
     dtype: torch.dtype
     visits: Mapping[nn.Module, int]
     found: list[_Found] = field(default_factory=list["_Found"])
-    _inputs: dict[int, Value] = field(default_factory=dict[int, Value])
-    # By the identity of a weight: embeddings that have it, and its packed copy, without contents.
+    _inputs: dict[int, TracedTensor] = field(default_factory=dict[int, TracedTensor])
+    # By the identity of a weight: embeddings that have it, and what is to be packed.
     _tables: dict[int, list[nn.Embedding]] = field(default_factory=dict[int, list[nn.Embedding]])
-    _packed: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    _packed: dict[int, DeferredWeight] = field(default_factory=dict[int, DeferredWeight])
 
     def tables(self, modules: list[nn.Module]) -> None:
         """Remember embeddings by their weights."""
@@ -150,7 +151,7 @@ class _Recording:
                 self._tables.setdefault(id(module.weight), []).append(module)
 
     def take(self, module: nn.Module) -> None:
-        """Note what a module computes, if that is known here."""
+        """Trace what a module computes, if that is known here."""
         if type(module) is nn.Linear:
             if module.weight.dtype == self.dtype and not module.weight.is_meta:
                 self._linear(module)
@@ -167,43 +168,43 @@ class _Recording:
         if key in self._packed:
             tied = []
         elif all(map(only_looks_up, tied)):
-            # The recorder frees what it has packed, but this may be shared or part of a file.
-            self._packed[key] = linear.weight.detach().clone()
+            self._packed[key] = _held(linear.weight.detach())
         else:
             return
-        weight, x, start = self._packed[key], self._input(linear.in_features), self._now
-        self._note(linear, linear, x, ops.linear(x, weight, linear.bias), start)
+        weight, x = self._packed[key], self._input(linear.in_features)
+        segment = self.tracer.next_segment()
+        self._add(linear, linear, x, ops.linear(x, weight, linear.bias), segment)
         _let_go(linear)
         for table in tied:
-            start = self._now
-            rows = ops.embedding(self.recorder.input_ids, weight)
+            segment = self.tracer.next_segment()
+            rows = ops.embedding(self.tracer.input_ids, weight)
             table.weight = linear.weight
-            self._note(table, table, self.recorder.input_ids, rows, start)
+            self._add(table, table, self.tracer.input_ids, rows, segment)
 
     def _gated(self, module: nn.Module, gated: Gated) -> None:
-        gate, up, down, start = gated.gate, gated.up, gated.down, self._now
+        gate, up, down = gated.gate, gated.up, gated.down
+        segment = self.tracer.next_segment()
         x = self._input(gate.in_features)
         bias = None
         if gate.bias is not None and up.bias is not None:
             bias = torch.cat((gate.bias.detach(), up.bias.detach()))
-        joined = torch.cat((gate.weight.detach(), up.weight.detach()))
-        both = ops.linear(x, joined, bias)
-        _let_go(gate)
-        _let_go(up)
-        weight = down.weight.detach().clone()
-        self._note(module, gated, x, ops.linear(ops.glu(both, gated.act), weight, down.bias), start)
-        _let_go(down)
+        both = ops.linear(x, _held(gate.weight.detach(), up.weight.detach()), bias)
+        inner = ops.glu(both, gated.act)
+        out = ops.linear(inner, _held(down.weight.detach()), down.bias)
+        self._add(module, gated, x, out, segment)
+        for linear in (gate, up, down):
+            _let_go(linear)
 
     def _norm(self, module: nn.Module, norm: Norm) -> None:
-        x, start = self._input(len(norm.weight)), self._now
+        x, segment = self._input(len(norm.weight)), self.tracer.next_segment()
         out, _ = ops.rms_norm(x, norm.weight, norm.eps, weight_offset=norm.offset)
-        self._note(module, norm, x, out, start)
+        self._add(module, norm, x, out, segment)
 
     def _experts(self, module: nn.Module, top_k: int) -> None:
         experts = experts_of(module, self.dtype, top_k)
         if experts is None:
             return
-        start = self._now
+        segment = self.tracer.next_segment()
         weights = ExpertWeights(
             gate_up=_stack(experts.gate_up, experts),
             down=_stack(experts.down, experts),
@@ -211,44 +212,53 @@ class _Recording:
         )
         x = self._input(weights.gate_up.shape[2])
         try:
-            ids, shares, out = self.recorder.chosen_experts(x, top_k, weights)
-        except Unsupported:  # so many of them; nothing has been noted or packed
+            ids, shares, out = self.tracer.chosen_experts(x, top_k, weights)
+        except Unsupported:  # so many of them; nothing has been traced
             return
-        self.recorder.elsewhere(ids)
-        self.recorder.elsewhere(shares)
+        self.tracer.external(ids)
+        self.tracer.external(shares)
         choice = _Choice((ids, shares), len(experts.down))
         for name, parameter in list(module.named_parameters()):
             nothing = torch.empty_like(parameter, device="meta")
             module.register_parameter(name, nn.Parameter(nothing, requires_grad=False))
-        self._note(module, choice, x, out, start)
+        self._add(module, choice, x, out, segment)
 
-    @property
-    def _now(self) -> int:
-        return len(self.recorder.draft.calls)
-
-    def _note(
+    def _add(
         self,
         module: nn.Module,
         what: _What,
-        x: Value,
+        x: TracedTensor,
         out: object,
-        start: int,
+        segment: int,
     ) -> None:
-        assert isinstance(out, Value)
-        self.recorder.elsewhere(out)
-        self.found.append(_Found(module, what, x, out, start, self._now))
+        assert isinstance(out, TracedTensor)
+        self.tracer.external(out)
+        self.found.append(_Found(module, what, x, out, segment))
 
-    def _input(self, cols: int) -> Value:
+    def _input(self, cols: int) -> TracedTensor:
         if cols not in self._inputs:
             name = "bf16" if self.dtype == torch.bfloat16 else "f32"
-            self._inputs[cols] = self.recorder.input(cols, name)
+            self._inputs[cols] = self.tracer.input(cols, name)
         return self._inputs[cols]
 
 
-def _stack(stack: nn.Parameter, experts: Experts) -> torch.Tensor:
-    """A copy with outputs before inputs, for the recorder to free."""
+def _stack(stack: nn.Parameter, experts: Experts) -> DeferredWeight:
+    """With outputs before inputs."""
     values = stack.detach()
-    return values.transpose(1, 2).contiguous() if experts.turned else values.clone()
+    return _held(values.transpose(1, 2) if experts.turned else values)
+
+
+def _held(*parts: torch.Tensor) -> DeferredWeight:
+    """Matrices, one below the other, that are let go when they are packed."""
+    shape = torch.Size((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
+    held = list(parts)
+
+    def load() -> torch.Tensor:
+        whole = torch.cat(held) if len(held) > 1 else held[0].contiguous()
+        held.clear()
+        return whole
+
+    return DeferredWeight(shape, load, f"held {id(held)}")
 
 
 def _let_go(linear: nn.Linear) -> None:

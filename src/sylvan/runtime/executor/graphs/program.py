@@ -1,4 +1,4 @@
-"""Records a model's forward once as a native step program and replays it with one call a step."""
+"""Traces a model's forward once, compiles a native step program, and runs it by one call a step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import Value
-from sylvan.kernels.native.binding import Kind, Run
+from sylvan.kernels.api import TracedTensor
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import WeightCopy
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.schema import Op
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.fused import NativeStep
@@ -28,30 +30,30 @@ from sylvan.runtime.sampling.params import SamplingSlots
 
 
 class SymbolicBatch:
-    """What a model may read of its batch while it is recorded."""
+    """What a model may read of its batch while it is traced."""
 
-    def __init__(self, recorder: NativeRecorder) -> None:
-        self.input_ids_T = recorder.input_ids
-        self.positions_T = recorder.positions
-        self.sample_rows = recorder.sample_rows
-        self.token_types_T = recorder.token_types
+    def __init__(self, tracer: NativeTracer) -> None:
+        self.input_ids_T = tracer.input_ids
+        self.positions_T = tracer.positions
+        self.sample_rows = tracer.sample_rows
+        self.token_types_T = tracer.token_types
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
-    """Values of a recorded model that are read after a step."""
+class Traced:
+    """Values of a traced model that are read after a step."""
 
-    hidden: Value
-    taken: Value  # rows of `hidden`, for the head
-    logits: Value
-    head_start: int  # first op of taking rows, which the head follows
+    hidden: TracedTensor
+    taken: TracedTensor  # rows of `hidden`, for the head
+    logits: TracedTensor
+    take: int  # segment of taking rows, which the head follows
 
 
 class ProgramRunner:
     """See `ModelRunner`. One native call a step, whatever the mix of prompts and decodes.
 
-    Recording packs the weights, one at a time, and frees those of torch parameters; but a model
-    that cannot be recorded is left as it was. The batches given to `run` must have buffers of
+    Compiling packs the weights, one at a time, and frees those of torch parameters; but a model
+    that cannot be traced is left as it was. The batches given to `run` must have buffers of
     `limits`, filled through `host`, and `pool` as their KV.
 
     Attributes:
@@ -71,27 +73,24 @@ class ProgramRunner:
         dtype: torch.dtype,
         threads: int,
     ) -> None:
-        """Record `model`.
+        """Trace and compile `model`.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
         """
-        sizes = RecorderLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
-        parts = dtype, sizes, pool.layers, library.constants
-        _record(model, NativeRecorder(*parts, rehearsal=True))
-        recorder = NativeRecorder(*parts)
-        recording = _record(model, recorder)
+        sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
+        tracer = NativeTracer(dtype, sizes, pool.layers, library.constants)
+        traced = trace(model, tracer)
         library.dll.sylvan_threads(threads)
-        placed = place(recorder.draft)
-        self.weight_bytes = recorder.weight_bytes
-        self.buffer_bytes = sum(placed.memory[i].nbytes for i in set(placed.home))
-        self.copies: Sequence[WeightCopy] = recorder.copies
-        constants = len(recorder.draft.constants)
-        self.buffers = [torch.from_numpy(part) for part in placed.memory[constants:]]
-        self._program = Program(library, placed)
-        self._rows_and_head = Program(library, placed, recording.head_start)
-        self._head = Program(library, placed, recording.head_start + 1)
-        self._recording = recording
+        layout = compile_graph(tracer.graph)
+        self.weight_bytes = layout.weight_bytes
+        self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
+        self.copies: Sequence[WeightCopy] = layout.copies
+        self.buffers = [torch.from_numpy(part) for part in layout.buffers]
+        self._program = Program(library, layout)
+        self._rows_and_head = Program(library, layout, traced.take)
+        self._head = Program(library, layout, traced.take + 1)
+        self._traced = traced
         self._rows = np.zeros(limits.most_samples, np.int32)
         self._run = Run()
         self._batch: ForwardBatch | None = None
@@ -102,7 +101,7 @@ class ProgramRunner:
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         """See `ModelRunner.run`."""
         self._program.run(self._step(batch))
-        return self._program.read(self._recording.logits, batch.num_samples)
+        return self._program.read(self._traced.logits, batch.num_samples)
 
     def fuse(
         self,
@@ -114,7 +113,7 @@ class ProgramRunner:
         """See `ModelRunner.fuse`."""
         if not isinstance(sampler, NativeSampler):
             return None
-        whole = self._program.read(self._recording.logits, batch.limits.most_samples)
+        whole = self._program.read(self._traced.logits, batch.limits.most_samples)
         return NativeStep(self._program, _bound(batch), batch, whole, last_token, params)
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
@@ -123,12 +122,12 @@ class ProgramRunner:
         self._rows[: len(rows)] = np.asarray(rows)
         step = Run(outputs=len(rows), out_rows=self._rows.ctypes.data)
         self._rows_and_head.run(step)
-        return self._program.read(self._recording.logits, len(rows))
+        return self._program.read(self._traced.logits, len(rows))
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.hidden`."""
         count = int(rows.max()) + 1
-        whole = self._program.read(self._recording.hidden, count)
+        whole = self._program.read(self._traced.hidden, count)
         return whole[torch.as_tensor(rows).long()].float()
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
@@ -137,12 +136,12 @@ class ProgramRunner:
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.head`."""
-        self._program.write(self._recording.taken, vectors_RD)
+        self._program.write(self._traced.taken, vectors_RD)
         self._head.run(Run(outputs=len(vectors_RD)))
-        found = self._program.read(self._recording.logits, len(vectors_RD))
+        found = self._program.read(self._traced.logits, len(vectors_RD))
         return found.to(torch.float32, copy=True)
 
-    def profile(self, batch: ForwardBatch) -> list[tuple[Kind, int]]:
+    def profile(self, batch: ForwardBatch) -> list[tuple[Op, int]]:
         """Run a step and return each op with its nanoseconds."""
         return self._program.profile(self._step(batch))
 
@@ -174,15 +173,21 @@ def _bound(batch: ForwardBatch) -> Run:
     )
 
 
-def _record(model: Model, recorder: NativeRecorder) -> Recording:
-    batch = SymbolicBatch(recorder)
+def trace(model: Model, tracer: NativeTracer) -> Traced:
+    """Trace embedding, layers and head of a model.
+
+    Raises:
+        Unsupported: an op or shape has no kernel; the message names it.
+    """
+    batch = SymbolicBatch(tracer)
     # A model's annotations speak of tensors; its ops take values as well.
     embed, forward, head = (getattr(model, name) for name in ("embed", "forward", "head"))
-    hidden: Value = forward(embed(batch), batch)
-    recorder.pin(hidden)
-    head_start = len(recorder.draft.calls)
+    hidden: TracedTensor = forward(embed(batch), batch)
+    tracer.pin(hidden)
+    take = tracer.next_segment()
     taken = ops.take_rows(hidden, batch.sample_rows)
-    recorder.pin(taken)
-    logits: Value = head(taken)
-    recorder.pin(logits)
-    return Recording(hidden, taken, logits, head_start)
+    tracer.pin(taken)
+    tracer.next_segment()
+    logits: TracedTensor = head(taken)
+    tracer.pin(logits)
+    return Traced(hidden, taken, logits, take)

@@ -19,11 +19,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import Value
+from sylvan.kernels.api import TracedTensor
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
-from sylvan.kernels.native.plan import place
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.recorder import NativeRecorder, RecorderLimits
+from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.executor.graphs.recognise import takes
 from sylvan.runtime.executor.graphs.standins import MOST_ROWS, Native, NativeRows, tile_rows
 from sylvan.runtime.models.skeleton import UNTRACEABLE
@@ -43,22 +44,22 @@ def use_native_routers(
         dtype: Of the model's rows.
         names: Of modules of experts; routers are beside them.
     """
-    drafts: dict[torch.dtype, _Draft] = {}
+    tracings: dict[torch.dtype, _Tracing] = {}
     for name, router, weight in _beside(model, names):
         multiplied = _multiplied(router, weight, dtype)
         if multiplied in (torch.float32, torch.bfloat16):
-            if multiplied not in drafts:
-                limits = RecorderLimits(max_tokens=MOST_ROWS, max_outputs=1)
-                drafts[multiplied] = _Draft(
-                    NativeRecorder(multiplied, limits, {}, library.constants), multiplied
+            if multiplied not in tracings:
+                limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
+                tracings[multiplied] = _Tracing(
+                    NativeTracer(multiplied, limits, {}, library.constants), multiplied
                 )
-            drafts[multiplied].take(name, router, weight)
-    for draft in drafts.values():
-        placed = place(draft.recorder.draft)
-        for index, one in enumerate(draft.found):
-            program = Program(library, placed, index, index + 1)
-            tile = tile_rows(library, draft.dtype)
-            rows = NativeRows(one.router, Native(program, one.x, one.out, draft.dtype, tile))
+            tracings[multiplied].take(name, router, weight)
+    for tracing in tracings.values():
+        layout = compile_graph(tracing.tracer.graph)
+        for one in tracing.found:
+            program = Program(library, layout, one.segment, one.segment + 1)
+            tile = tile_rows(library, tracing.dtype)
+            rows = NativeRows(one.router, Native(program, one.x, one.out, tracing.dtype, tile))
             made = NativeRouter(one.router, rows, one.weight.shape)
             if _by_rows(made, _some_rows(one.weight, dtype)):
                 model.set_submodule(one.name, made)
@@ -133,30 +134,31 @@ class _Found:
     name: str
     router: nn.Module
     weight: nn.Parameter
-    x: Value
-    out: Value
+    x: TracedTensor
+    out: TracedTensor
+    segment: int
 
 
 @dataclass(slots=True)
-class _Draft:
+class _Tracing:
     """One product for each router, of rows of one type."""
 
-    recorder: NativeRecorder
+    tracer: NativeTracer
     dtype: torch.dtype
     found: list[_Found] = field(default_factory=list[_Found])
-    _inputs: dict[int, Value] = field(default_factory=dict[int, Value])
+    _inputs: dict[int, TracedTensor] = field(default_factory=dict[int, TracedTensor])
 
     def take(self, name: str, router: nn.Module, weight: nn.Parameter) -> None:
-        """Note the product of a router."""
+        """Trace the product of a router."""
         cols = weight.shape[1]
         if cols not in self._inputs:
             kind = "bf16" if self.dtype == torch.bfloat16 else "f32"
-            self._inputs[cols] = self.recorder.input(cols, kind)
-        x = self._inputs[cols]
+            self._inputs[cols] = self.tracer.input(cols, kind)
+        x, segment = self._inputs[cols], self.tracer.next_segment()
         out = ops.linear(x, weight.detach().clone(), None)
-        assert isinstance(out, Value)
-        self.recorder.elsewhere(out)
-        self.found.append(_Found(name, router, weight, x, out))
+        assert isinstance(out, TracedTensor)
+        self.tracer.external(out)
+        self.found.append(_Found(name, router, weight, x, out, segment))
 
 
 def _beside(

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from sylvan.kernels.api import Value
+from sylvan.kernels.api import TracedTensor
 from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
-from sylvan.kernels.native.sheet import padded
 
 MOST_ROWS = 2048
 """Of one call whose rows must be copied, or that keeps some between its ops.
@@ -43,8 +43,8 @@ class Native:
     """
 
     program: Program
-    x: Value
-    out: Value
+    x: TracedTensor
+    out: TracedTensor
     dtype: torch.dtype
     tile: int = 1
     single: bool = True
@@ -134,7 +134,11 @@ class NativeExperts(NativeRows):
     """
 
     def __init__(
-        self, module: nn.Module, native: Native, choice: tuple[Value, Value], num_experts: int
+        self,
+        module: nn.Module,
+        native: Native,
+        choice: tuple[TracedTensor, TracedTensor],
+        num_experts: int,
     ) -> None:
         super().__init__(module, native)
         self._names = tuple(inspect.signature(module.forward).parameters)

@@ -70,9 +70,11 @@ class GrammarControl(Capability):
         known = rid in self._sent and rid not in self._ended  # it was preempted
         if self._ready.get(rid) is not None and not known:
             self._starting.append(rid)
+            self.active = True
 
     def plan_work(self, batch: Batch) -> GrammarWork | None:
         """See `Capability.plan_work`."""
+        self.active = False
         if not self._starting and not self._ended:
             return None
         for rid in self._ended:
@@ -99,6 +101,7 @@ class GrammarControl(Capability):
         self._drop_ticket(rid)
         if rid in self._sent:
             self._ended.append(rid)
+            self.active = True
 
     def _drop_ticket(self, rid: str) -> None:
         if ticket := self._tickets.pop(rid, None):

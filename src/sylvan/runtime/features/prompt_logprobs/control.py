@@ -35,6 +35,8 @@ class PromptLogprobs(Capability):
     def __init__(self) -> None:
         self._parts: dict[Req, dict[int, TokenLogprobs]] = {}
         self._done: set[Req] = set()
+        self._running: set[Req] = set()  # those that want some
+        self.active = False
 
     def cache_limit(self, req: Req) -> int | None:
         """See `Capability.cache_limit`."""
@@ -42,6 +44,12 @@ class PromptLogprobs(Capability):
         if not isinstance(request, GenerateRequest) or request.logprobs is None:
             return None
         return None if req in self._done else request.logprobs.start
+
+    def on_start(self, piece: Slice) -> None:
+        """See `Capability.on_start`."""
+        if self.cache_limit(piece.req) is not None:
+            self._running.add(piece.req)
+            self.active = True
 
     def plan_work(self, batch: Batch) -> tuple[PromptRows, ...] | None:
         """See `Capability.plan_work`."""
@@ -76,6 +84,8 @@ class PromptLogprobs(Capability):
         """See `Capability.on_finish`."""
         self._parts.pop(req, None)
         self._done.discard(req)
+        self._running.discard(req)
+        self.active = bool(self._running)
 
 
 def _rows(index: int, piece: Slice, row: int) -> PromptRows | None:

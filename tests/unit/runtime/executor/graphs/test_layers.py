@@ -180,7 +180,7 @@ def test_weights_that_others_read_are_left():
 
     assert use_native_layers(model, torch.float32, 1) is not None
 
-    assert type(model["one"].kv_b_proj) is Linear
+    assert isinstance(model["one"].kv_b_proj, Linear)
     assert not model["one"].kv_b_proj.weight.is_meta
     assert type(model["one"].kv_a_layernorm) is RMSNorm
     assert type(model["one"].q_b_proj) is NativeLayerLinear

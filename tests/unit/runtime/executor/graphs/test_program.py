@@ -183,7 +183,7 @@ def test_parameters_are_freed_when_packed() -> None:
     assert sizes == [0] * len(sizes)
 
 
-def test_a_model_that_cannot_be_recorded_is_left_intact() -> None:
+def test_a_model_that_cannot_be_traced_is_left_intact() -> None:
     model = model_of(torch.bfloat16)
     pool = NativePool(
         KVShape(num_layers=1, num_kv_heads=2, head_dim=32, num_pages=2, page_size=PAGE),

@@ -8,7 +8,7 @@ struct Norm {  // of heads: `weight` null means none; over all heads at once whe
     float eps, scale;
 };
 
-struct Turn {
+struct Rope {
     const float *cos, *sin;
     int dim;
     bool interleaved;
@@ -28,37 +28,37 @@ static inline void normalise(float* head, int dim, const Norm& norm) {
     for (int i = 0; i < dim; i += LANES) store(head + i, load<vf>(head + i) * scale * load<vf>(norm.weight + i));
 }
 
-static inline void rotate(float* head, const Turn& turn) {
-    float turned[MAX_HEAD + LANES];
-    int half = turn.dim / 2;
-    if (turn.interleaved)
+static inline void rotate(float* head, const Rope& rope) {
+    float rotated[MAX_HEAD + LANES];
+    int half = rope.dim / 2;
+    if (rope.interleaved)
         for (int i = 0; i < half; i++) {
             float a = head[2 * i], b = head[2 * i + 1];
-            turned[2 * i] = a * turn.cos[i] - b * turn.sin[i];
-            turned[2 * i + 1] = b * turn.cos[i] + a * turn.sin[i];
+            rotated[2 * i] = a * rope.cos[i] - b * rope.sin[i];
+            rotated[2 * i + 1] = b * rope.cos[i] + a * rope.sin[i];
         }
     else
         for (int i = 0; i < half; i += LANES) {
-            vf a = load<vf>(head + i), b = load<vf>(head + half + i), c = load<vf>(turn.cos + i), z = load<vf>(turn.sin + i);
+            vf a = load<vf>(head + i), b = load<vf>(head + half + i), c = load<vf>(rope.cos + i), z = load<vf>(rope.sin + i);
             vf x = fma(a, c, -(b * z)), y = fma(b, c, a * z);
             if (i + LANES <= half) {
-                store(turned + i, x), store(turned + half + i, y);
+                store(rotated + i, x), store(rotated + half + i, y);
                 continue;
             }
             size_t bytes = (half - i) * sizeof(float);
-            memcpy(turned + i, &x, bytes), memcpy(turned + half + i, &y, bytes);
+            memcpy(rotated + i, &x, bytes), memcpy(rotated + half + i, &y, bytes);
         }
     int i = 0;
-    for (; i + LANES <= turn.dim; i += LANES) store(head + i, load<vf>(turned + i));
-    for (; i < turn.dim; i++) head[i] = turned[i];
+    for (; i + LANES <= rope.dim; i += LANES) store(head + i, load<vf>(rotated + i));
+    for (; i < rope.dim; i++) head[i] = rotated[i];
 }
 
 // Reads a head, works on it in float32 and rounds once; `out` is padded with zeros to a multiple of 32.
-template <class T> static inline void prepare(const T* in, T* out, int dim, const Norm& norm, const Turn& turn) {
+template <class T> static inline void prepare(const T* in, T* out, int dim, const Norm& norm, const Rope& rope) {
     alignas(64) float head[MAX_HEAD + 2 * KEY_PAD];
     int padded = round_up(dim, KEY_PAD);
     for (int i = 0; i < padded; i += LANES) store(head + i, first(i < dim ? get(in + i) : vf{}, dim - i));
     if (norm.weight) normalise(head, dim, norm);
-    if (turn.dim) rotate(head, turn);
+    if (rope.dim) rotate(head, rope);
     for (int i = 0; i < padded; i += LANES) put(out + i, first(load<vf>(head + i), dim - i));
 }

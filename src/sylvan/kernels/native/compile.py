@@ -1,0 +1,17 @@
+"""From a traced graph to one that the library runs: one pass after another."""
+
+from __future__ import annotations
+
+from sylvan.kernels.native.graph import Graph
+from sylvan.kernels.native.layout import Layout, plan_memory
+from sylvan.kernels.native.quantise import fuse_quantise, quantise_rows
+from sylvan.kernels.native.weights import pack_weights
+
+
+def compile_graph(graph: Graph) -> Layout:
+    """Pack the weights, quantise rows that are multiplied by quantised ones, and plan memory.
+
+    Raises:
+        Unsupported: see `pack_weights`.
+    """
+    return plan_memory(fuse_quantise(quantise_rows(pack_weights(graph))))

@@ -1,0 +1,100 @@
+"""Experts: which a row goes to, and rows in the order of their experts.
+
+Shapes: T rows of the op, C columns, E experts, K experts of a row, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated
+
+from sylvan.kernels.native.opset.rows import NOT_QUANTISED, QuantisedRows
+from sylvan.kernels.native.schema import BufferRef, Op, operands, reads, updates, writes
+
+
+class Scores(IntEnum):
+    """What routing weights are made of."""
+
+    SOFTMAX = 0
+    SOFTMAX_CHOSEN = 1
+    SIGMOID = 2
+    SPARSEMIXER = 3
+
+
+@operands
+class Route(Op):
+    """Which experts a row goes to, with which weights, without gaps between rows.
+
+    `group_rank`: how many of a group's best experts rank it.
+    """
+
+    logits: Annotated[int, reads("f32", "T, E")]
+    bias: Annotated[BufferRef, reads("f32", "E")] = None
+    experts: Annotated[int, writes("i32", "T, K")]
+    weights: Annotated[int, writes("f32", "T, K")]
+    num_experts: int
+    top_k: int
+    scores: Scores
+    normalise: bool
+    groups: int
+    kept_groups: int
+    group_rank: int
+    scale: float
+    jitter: float
+
+
+@operands
+class MoeAlign(Op):
+    """Orders the pairs of a row and an expert (row K + k) by expert, then by row.
+
+    `load` counts the rows of each expert. `groups` are as `Linear` reads them.
+    """
+
+    experts: Annotated[int, reads("i32", "T, K")]
+    load: Annotated[int, updates("i64", "E")]
+    sorted_pairs: Annotated[int, writes("i32", "T K")]
+    pair_places: Annotated[int, writes("i32", "T K")]
+    groups: Annotated[int, writes("i32", "1 + 3 groups")]
+    num_experts: int
+    top_k: int
+
+
+@operands
+class GatherRows(Op):
+    """Rows of x for the sorted pairs, each times the weight of its pair if there are `weights`."""
+
+    x: Annotated[int, reads("row", "T / K, C")]
+    sorted_pairs: Annotated[int, reads("i32", "T")]
+    out: Annotated[int, writes("row", "T, C")]
+    weights: Annotated[BufferRef, reads("f32", "T")] = None
+    quantised: QuantisedRows = NOT_QUANTISED
+    cols: int
+    top_k: int
+
+
+@operands
+class GatherQuantised(Op):
+    """The same for rows that were quantised before, once each however many experts they go to."""
+
+    qvalues: Annotated[int, reads("u8", "T / K, bytes")]
+    scales: Annotated[int, reads("f32", "T / K")]
+    sums: Annotated[BufferRef, reads("i32", "T / K, G")] = None
+    sorted_pairs: Annotated[int, reads("i32", "T")]
+    out_qvalues: Annotated[int, writes("u8", "T, bytes")]
+    out_scales: Annotated[int, writes("f32", "T")]
+    out_sums: Annotated[BufferRef, writes("i32", "T, G")] = None
+    bytes: int
+    top_k: int
+    num_groups: int
+
+
+@operands
+class ExpertSum(Op):
+    """The outputs of a row's experts, weighted, added in the order of their numbers."""
+
+    x: Annotated[int, reads("row", "T K, C")]
+    pair_places: Annotated[int, reads("i32", "T, K")]
+    out: Annotated[int, writes("row", "T, C")]
+    weights: Annotated[BufferRef, reads("f32", "T, K")] = None
+    cols: int
+    top_k: int

@@ -1,0 +1,253 @@
+"""Ops on rows: embedding, norms, linears, non-linearities, arithmetic.
+
+Shapes: T rows of the op (its `rows` times `times`), C columns, G groups of inputs with a scale.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated
+
+from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, reads, updates, writes
+
+
+class Function(IntEnum):
+    """Of one number."""
+
+    SILU = 0
+    GELU = 1
+    GELU_TANH = 2
+    RELU = 3
+    RELU2 = 4
+    SIGMOID = 5
+    TANH = 6
+
+
+class Source(IntEnum):
+    """Which numbers of a step an embedding looks up."""
+
+    IDS = 0
+    POSITIONS = 1
+    TOKEN_TYPES = 2
+
+
+class WeightFormat(IntEnum):
+    """How a packed matrix is kept."""
+
+    DENSE = 0
+    INT8 = 1
+    INT4 = 2
+
+
+@operands
+class QuantisedRows(Operands):
+    """The op's result rounded to int8 as well, each row by itself: its largest becomes 127.
+
+    Any op that has these can leave its rows so for the linears that read them. `biased`: 128 is
+    added where kernels of int8 weights multiply unsigned numbers. `bytes`: of a row.
+    """
+
+    qvalues: Annotated[BufferRef, writes("u8", "T, bytes")] = None
+    scales: Annotated[BufferRef, writes("f32", "T")] = None
+    sums: Annotated[BufferRef, writes("i32", "T, G")] = None
+    group: int = 0
+    biased: bool = False
+    bytes: int = 0
+
+
+NOT_QUANTISED = QuantisedRows()
+
+
+@operands
+class ResidualStream(Operands):
+    """Rows that are normed: x alone, or the residual after x has been added to it.
+
+    With `base` x is added to that instead, and the residual is only written. One of residual and x
+    may be absent.
+    """
+
+    residual: Annotated[BufferRef, updates("f32", "T, C")] = None
+    x: Annotated[BufferRef, reads("row", "T, C")] = None
+    base: Annotated[BufferRef, reads("row", "T, C")] = None
+
+
+@operands
+class Embed(Op):
+    """Rows of a packed matrix, times `scale`; ids beyond the last row read that one."""
+
+    out: Annotated[int, writes("f32", "T, C")]
+    weight: Annotated[int, reads("packed", "vocab_rows, C")]
+    col_scale: Annotated[BufferRef, reads("f32", "vocab_rows (int8) or G, vocab_rows (int4)")] = (
+        None
+    )
+    source: Source
+    cols: int
+    vocab_rows: int
+    format: WeightFormat = WeightFormat.DENSE
+    words: int = 0
+    group: int = 0
+    scale: float = 1.0
+
+
+@operands
+class RmsNorm(Op):
+    """Rows over their root mean square, times a weight that is zero in the padding."""
+
+    stream: ResidualStream
+    weight: Annotated[int, reads("f32", "C")]
+    out: Annotated[int, writes("row", "T, C")]
+    quantised: QuantisedRows = NOT_QUANTISED
+    cols: int
+    eps: float
+
+
+@operands
+class LayerNorm(Op):
+    """Rows less their mean over their deviation, times a weight, plus a bias."""
+
+    stream: ResidualStream
+    weight: Annotated[int, reads("f32", "C")]
+    bias: Annotated[BufferRef, reads("f32", "C")] = None
+    out: Annotated[int, writes("row", "T, C")]
+    quantised: QuantisedRows = NOT_QUANTISED
+    cols: int
+    eps: float
+
+
+@operands
+class Quantise(Op):
+    """Rows rounded to int8, where the op that makes them cannot do it."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    quantised: QuantisedRows
+    cols: int
+
+
+@operands
+class Linear(Op):
+    """Rows times a matrix, plus a bias. Traced as this; packing decides the format.
+
+    With `groups` (how many; of each the matrix, the first row and the rows) the weight is a stack
+    of matrices. `words`: 32-bit words of inputs in a block of 16 outputs. `x_bytes`: from one row
+    of x to the next. Head steps: from what one matrix of a stack reads of x (bytes) and writes of
+    out (columns) to what the next does.
+    """
+
+    x: Annotated[int, reads("row", "T, C")]
+    weight: Annotated[int, reads("packed", "outputs, C")]
+    bias: Annotated[BufferRef, reads("f32", "outputs")] = None
+    out: Annotated[int, writes("row", "T, outputs")]
+    row_scale: Annotated[BufferRef, reads("f32", "T")] = None
+    col_scale: Annotated[BufferRef, reads("f32", "outputs (int8) or G, outputs (int4)")] = None
+    sums: Annotated[BufferRef, reads("i32", "outputs (int8) or T, G (int4)")] = None
+    groups: Annotated[BufferRef, reads("i32", "1 + 3 groups")] = None
+    cols: int
+    outputs: int
+    out_f32: bool = False
+    words: int = 0
+    group: int = 0
+    x_bytes: int = 0
+    x_head_step: int = 0
+    out_head_step: int = 0
+    out_stride: int = 0
+
+
+@operands
+class LinearInt8(Linear):
+    """The same by int8 weights with a scale for each output; x is quantised rows."""
+
+
+@operands
+class LinearInt4(Linear):
+    """The same by int4 weights with a scale for each group of inputs and output."""
+
+
+@operands
+class Glu(Op):
+    """A function of the first half of each row, times the second half.
+
+    `clamped`: GPT-OSS's form: both halves clamped at `limit`, the sigmoid of alpha times the gate.
+    """
+
+    gate_up: Annotated[int, reads("row", "T, 2 C")]
+    out: Annotated[int, writes("row", "T, C")]
+    quantised: QuantisedRows = NOT_QUANTISED
+    cols: int
+    function: Function
+    clamped: bool = False
+    alpha: float = 1.0
+    limit: float = 0.0
+
+
+@operands
+class Activation(Op):
+    """A function of each number."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    quantised: QuantisedRows = NOT_QUANTISED
+    cols: int
+    function: Function
+
+
+@operands
+class TakeRows(Op):
+    """The rows whose logits are wanted."""
+
+    x: Annotated[int, reads("row", "tokens, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+
+
+@operands
+class Add(Op):
+    """a + scale b, of a's type: `a_f32`, `b_f32` beside rows of another type."""
+
+    a: Annotated[int, reads("row", "T, C")]
+    b: Annotated[int, reads("row", "T, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+    a_f32: bool = False
+    b_f32: bool = False
+    scale: float = 1.0
+
+
+@operands
+class Scale(Op):
+    """Rows times a number; `f32` beside rows of another type."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+    f32: bool = False
+    factor: float
+
+
+@operands
+class Softcap(Op):
+    """cap tanh(x / cap); `f32` beside rows of another type."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+    f32: bool = False
+    cap: float
+
+
+@operands
+class Cast(Op):
+    """Float32 rows as the rows' type."""
+
+    x: Annotated[int, reads("f32", "T, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+
+
+@operands
+class ScaleRows(Op):
+    """Rows, each times column 0 of its factors."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    factors: Annotated[int, reads("row", "T, 1")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int

@@ -1,0 +1,435 @@
+"""Traces a model's ops: each becomes typed ops of a graph, and nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from sylvan.kernels.api import (
+    ActivationKind,
+    AttentionLayer,
+    Dtype,
+    ExpertWeights,
+    HeadNorm,
+    LatentParts,
+    LinearWeight,
+    Rope,
+    Routing,
+    Rows,
+    TracedTensor,
+    Unsupported,
+)
+from sylvan.kernels.matmul.pack import as_bytes
+from sylvan.kernels.memory import Bytes, allocate
+from sylvan.kernels.native.binding import Constants
+from sylvan.kernels.native.builder import ProgramBuilder, function_of, padded
+from sylvan.kernels.native.experts import trace_chosen, trace_experts
+from sylvan.kernels.native.graph import Graph, ProgramLimits
+from sylvan.kernels.native.latent import trace_latent
+from sylvan.kernels.native.opset import (
+    Activation,
+    Add,
+    Attention,
+    AttentionMerge,
+    Cast,
+    Embed,
+    Glu,
+    KVPages,
+    LayerNorm,
+    PageFormat,
+    ResidualStream,
+    RmsNorm,
+    RopeStore,
+    Scale,
+    ScaleRows,
+    Softcap,
+    Source,
+    TakeRows,
+)
+from sylvan.kernels.paged.cache import LayerPages, PageShape, allocate_pages
+
+PARTS_MIB = 8  # room for attention spread over threads
+_TEXT_PAGE = 64  # tokens of a page of texts that attend both ways
+_IDS, _POSITIONS, _SAMPLE_ROWS, _TOKEN_TYPES = -1, -2, -3, -4
+_SOURCES: Mapping[int, Source] = {
+    _IDS: Source.IDS,
+    _POSITIONS: Source.POSITIONS,
+    _TOKEN_TYPES: Source.TOKEN_TYPES,
+}
+
+
+class NativeTracer:
+    """See `kernels.api.Tracer`. The model is left as it is; `compile_graph` packs its weights.
+
+    `pages` are the layers' KV pages by attention index.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        limits: ProgramLimits,
+        pages: Mapping[int, LayerPages],
+        constants: Constants,
+    ) -> None:
+        self._builder = ProgramBuilder(self, dtype, limits, constants)
+        # Inputs of every step: ids, positions, types of its tokens; rows whose logits are wanted.
+        self.input_ids = TracedTensor(self, _IDS, 1, "i32")
+        self.positions = TracedTensor(self, _POSITIONS, 1, "i32")
+        self.sample_rows = TracedTensor(self, _SAMPLE_ROWS, 1, "i32", "outputs")
+        self.token_types = TracedTensor(self, _TOKEN_TYPES, 1, "i32")
+        self._pages = pages
+        self._texts: dict[tuple[int, ...], LayerPages] = {}
+        self._parts: int | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """What has been traced so far."""
+        return self._builder.graph
+
+    @property
+    def dtype(self) -> Dtype:
+        """Of the model's rows."""
+        return self._builder.dtype
+
+    def next_segment(self) -> int:
+        """Begin another part of the program, and return its number."""
+        self._builder.segment += 1
+        return self._builder.segment
+
+    def input(self, cols: int, dtype: Dtype, rows: Rows = "tokens") -> TracedTensor:
+        """A matrix that the caller fills before each run; columns beyond `cols` stay zero."""
+        value = self._builder.repeated(cols, dtype, rows, 1)
+        self.graph.inputs.append(value.id)
+        return value
+
+    def bound(self, cols: int, dtype: Dtype) -> TracedTensor:
+        """A matrix without memory: each run is told where it lies (see `Program.bind`)."""
+        value = self._builder.repeated(cols, dtype, "tokens", 1)
+        self.external(value)
+        return value
+
+    def pin(self, value: TracedTensor) -> None:
+        """Keep a value to the end of the program."""
+        self.graph.pinned.add(value.id)
+
+    def external(self, value: TracedTensor) -> None:
+        """A value gets no memory: whoever runs the program binds it (see `Program.bind`)."""
+        self.graph.sizes[value.id] = 0
+        self.graph.inputs.append(value.id)  # a number that no other value has
+
+    # ---- ops
+    def embedding(self, ids: TracedTensor, weight: LinearWeight, scale: float) -> TracedTensor:
+        """See `Tracer.embedding`."""
+        if ids.id not in _SOURCES:
+            raise Unsupported("embedding of computed ids")
+        out = self._builder.new(weight.shape[1], "f32")
+        op = Embed(
+            out=out.id,
+            weight=self._builder.weight(weight),
+            source=_SOURCES[ids.id],
+            cols=out.cols,
+            vocab_rows=weight.shape[0],
+            scale=scale,
+        )
+        self._builder.emit(op, out, dtype=self.dtype)
+        return out
+
+    def rms_norm(
+        self,
+        x: TracedTensor,
+        weight: torch.Tensor,
+        eps: float,
+        residual: TracedTensor | None,
+        offset: float,
+    ) -> tuple[TracedTensor, TracedTensor]:
+        """See `Tracer.rms_norm`."""
+        stream, total = self._stream(x, residual)
+        out = self._builder.new(x.cols, None, x)
+        scale = self._builder.vector(weight, offset)
+        op = RmsNorm(stream=stream, weight=scale, out=out.id, cols=x.cols, eps=eps)
+        self._builder.emit(op, out)
+        return out, total
+
+    def layer_norm(
+        self,
+        x: TracedTensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        residual: TracedTensor | None,
+    ) -> tuple[TracedTensor, TracedTensor]:
+        """See `Tracer.layer_norm`."""
+        stream, total = self._stream(x, residual)
+        out = self._builder.new(x.cols, None, x)
+        if weight is None:
+            scale = self.graph.constant(as_bytes(F.pad(torch.ones(x.cols), (0, 32))))
+        else:
+            scale = self._builder.vector(weight)
+        op = LayerNorm(
+            stream=stream,
+            weight=scale,
+            bias=None if bias is None else self._builder.vector(bias),
+            out=out.id,
+            cols=x.cols,
+            eps=eps,
+        )
+        self._builder.emit(op, out)
+        return out, total
+
+    def linear(
+        self, x: TracedTensor, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
+    ) -> TracedTensor:
+        """See `Tracer.linear`."""
+        shift = None if bias is None else self._builder.vector(bias)
+        return self._builder.linear(x, weight, shift, out_f32=out_f32)
+
+    def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
+        """See `Tracer.glu`."""
+        self._builder.expect(gate_up, "glu")
+        out = self._builder.new(gate_up.cols // 2, None, gate_up)
+        op = Glu(gate_up=gate_up.id, out=out.id, cols=out.cols, function=function_of(kind))
+        self._builder.emit(op, out)
+        return out
+
+    def activation(self, x: TracedTensor, kind: ActivationKind) -> TracedTensor:
+        """See `Tracer.activation`."""
+        out = self._builder.new(x.cols, x.dtype, x)
+        op = Activation(x=x.id, out=out.id, cols=x.cols, function=function_of(kind))
+        self._builder.emit(op, out)
+        return out
+
+    def attention(
+        self,
+        qkv: TracedTensor,
+        layer: AttentionLayer,
+        rope: Rope | None,
+        q_norm: HeadNorm | None,
+        k_norm: HeadNorm | None,
+    ) -> TracedTensor:
+        """See `Tracer.attention`."""
+        self._builder.expect(qkv, "attention")
+        kv = self._kv_pages(layer)
+        width = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
+        assert qkv.cols == width + layer.num_kv_heads * layer.value_dim
+        table, rotary_dim = self._rope(rope, layer.head_dim)
+        q_weight, q_whole = self._head_norm(q_norm, layer.head_dim, layer.num_heads)
+        k_weight, k_whole = self._head_norm(k_norm, layer.head_dim, layer.num_kv_heads)
+        store = RopeStore(
+            qkv=qkv.id,
+            kv=kv,
+            cos_sin=table,
+            q_norm=q_weight,
+            k_norm=k_weight,
+            rotary_dim=rotary_dim,
+            interleaved=rope is not None and rope.interleaved,
+            q_norm_whole=q_whole,
+            k_norm_whole=k_whole,
+            q_eps=q_norm.eps if q_norm else 0.0,
+            k_eps=k_norm.eps if k_norm else 0.0,
+        )
+        self._builder.emit(store, qkv)
+        out = self._builder.new(layer.num_heads * layer.value_dim)
+        if self._parts is None:
+            self._parts = self.graph.constant(allocate(PARTS_MIB << 20))
+        sinks = None if layer.sinks is None else self._builder.vector(layer.sinks)
+        for op in (Attention, AttentionMerge):
+            attention = op(
+                qkv=qkv.id,
+                kv=kv,
+                out=out.id,
+                parts=self._parts,
+                sinks=sinks,
+                window=layer.window or 0,
+                parts_mib=PARTS_MIB,
+                scale=layer.scale,
+                softcap=layer.softcap or 0.0,
+            )
+            self._builder.emit(attention, out)
+        return out
+
+    def latent_attention(
+        self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
+    ) -> TracedTensor:
+        """See `Tracer.latent_attention`."""
+        pages = self._layer_pages(layer)
+        if not pages.shape.shared:
+            raise Unsupported("latent attention over pages that do not share keys and values")
+        if (q.rows, kv.rows) != ("tokens", "tokens"):
+            raise Unsupported("latent attention of other rows than the step's")
+        return trace_latent(
+            self._builder,
+            (q, kv),
+            parts,
+            lambda rows: self.attention(rows, layer, None, None, None),
+        )
+
+    def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:
+        """See `Tracer.take_rows`."""
+        if rows.id != _SAMPLE_ROWS:
+            raise Unsupported("rows other than the batch's sample rows")
+        out = self._builder.repeated(x.cols, x.dtype, "outputs", 1)
+        self._builder.emit(TakeRows(x=x.id, out=out.id, cols=x.cols), out)
+        return out
+
+    def add(self, a: TracedTensor, b: TracedTensor, scale: float) -> TracedTensor:
+        """See `Tracer.add`."""
+        if (a.cols, a.rows, a.times) != (b.cols, b.rows, b.times):
+            raise Unsupported("adding matrices of different shapes")
+        out = self._builder.new(a.cols, a.dtype, a)
+        op = Add(
+            a=a.id,
+            b=b.id,
+            out=out.id,
+            cols=a.cols,
+            a_f32=self._is_wide(a),
+            b_f32=self._is_wide(b),
+            scale=scale,
+        )
+        self._builder.emit(op, out, dtype=self.dtype)
+        return out
+
+    def cast(self, x: TracedTensor) -> TracedTensor:
+        """See `Tracer.cast`."""
+        if x.dtype == self.dtype:
+            return x
+        out = self._builder.new(x.cols, None, x)
+        self._builder.emit(Cast(x=x.id, out=out.id, cols=x.cols), out)
+        return out
+
+    def scale(self, x: TracedTensor, factor: float) -> TracedTensor:
+        """See `Tracer.scale`."""
+        out = self._builder.new(x.cols, x.dtype, x)
+        op = Scale(x=x.id, out=out.id, cols=x.cols, f32=self._is_wide(x), factor=factor)
+        self._builder.emit(op, out, dtype=self.dtype)
+        return out
+
+    def softcap(self, x: TracedTensor, cap: float) -> TracedTensor:
+        """See `Tracer.softcap`."""
+        out = self._builder.new(x.cols, x.dtype, x)
+        op = Softcap(x=x.id, out=out.id, cols=x.cols, f32=self._is_wide(x), cap=cap)
+        self._builder.emit(op, out, dtype=self.dtype)
+        return out
+
+    def scale_rows(self, x: TracedTensor, factors: TracedTensor) -> TracedTensor:
+        """See `Tracer.scale_rows`."""
+        self._builder.expect(x, "scaling")
+        self._builder.expect(factors, "scaling")
+        out = self._builder.new(x.cols, None, x)
+        self._builder.emit(ScaleRows(x=x.id, factors=factors.id, out=out.id, cols=x.cols), out)
+        return out
+
+    def experts(
+        self,
+        x: TracedTensor,
+        logits: TracedTensor,
+        routing: Routing,
+        weights: ExpertWeights,
+        load: torch.Tensor | None,
+    ) -> TracedTensor:
+        """See `Tracer.experts`."""
+        return trace_experts(self._builder, (x, logits), routing, weights, load)
+
+    def chosen_experts(
+        self, x: TracedTensor, top_k: int, weights: ExpertWeights
+    ) -> tuple[TracedTensor, TracedTensor, TracedTensor]:
+        """Experts that the caller chooses: their numbers and weights, to be bound, and the result.
+
+        See `trace_chosen`.
+        """
+        return trace_chosen(self._builder, x, top_k, weights)
+
+    # ---- parts
+    def _is_wide(self, x: TracedTensor) -> bool:
+        """Whether rows are float32 in a program of other rows."""
+        return x.dtype == "f32" != self.dtype
+
+    def _stream(
+        self, x: TracedTensor, residual: TracedTensor | None
+    ) -> tuple[ResidualStream, TracedTensor]:
+        """What a norm reads, and the sum that it leaves."""
+        if residual is None:
+            wide = x.dtype == "f32"
+            return ResidualStream(residual=x.id) if wide else ResidualStream(x=x.id), x
+        if x.dtype != self.dtype or x.cols != residual.cols:
+            raise Unsupported(f"adding {x.dtype} rows to a residual of {residual.dtype}")
+        if residual.dtype == "f32":
+            return ResidualStream(residual=residual.id, x=x.id), residual
+        total = self._builder.new(x.cols, "f32", x)
+        return ResidualStream(residual=total.id, x=x.id, base=residual.id), total
+
+    def _kv_pages(self, layer: AttentionLayer) -> KVPages:
+        pages = self._layer_pages(layer)
+        form = PageFormat.INT8 if pages.shape.int8 else PageFormat.ROWS
+        key_step, value_step = pages.steps
+        return KVPages(
+            keys=self.graph.constant(pages.keys),
+            values=self.graph.constant(pages.values),
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            value_dim=layer.value_dim,
+            page_size=pages.shape.page_size,
+            format=PageFormat.SHARED if pages.shape.shared else form,
+            whole_text=not layer.causal,
+            table=pages.group,
+            key_step=key_step,
+            value_step=value_step,
+        )
+
+    def _layer_pages(self, layer: AttentionLayer) -> LayerPages:
+        pages = self._pages.get(layer.index) if layer.causal else self._text_pages(layer)
+        if pages is None:
+            raise Unsupported("attention of a layer without pages")
+        shape = pages.shape
+        mine = layer.num_kv_heads, layer.head_dim, layer.value_dim
+        if mine != (shape.num_kv_heads, shape.head_dim, shape.value_dim):
+            raise Unsupported("attention heads that differ from the KV pool's")
+        if max(layer.head_dim, layer.value_dim) > self._builder.constants.max_head:
+            raise Unsupported(f"heads of {layer.head_dim} columns")
+        return pages
+
+    def _text_pages(self, layer: AttentionLayer) -> LayerPages:
+        """For the texts of one step; all layers of a shape use the same."""
+        key = layer.num_kv_heads, layer.head_dim, layer.value_dim
+        if key not in self._texts:
+            shape = PageShape(
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
+                value_dim=layer.value_dim,
+                page_size=_TEXT_PAGE,
+                dtype=torch.bfloat16 if self._builder.dtype == "bf16" else torch.float32,
+            )
+            limits = self.graph.limits
+            count = -(-limits.max_tokens // _TEXT_PAGE) + limits.max_outputs
+            self._texts[key] = allocate_pages(shape, count).layers[0]
+        return self._texts[key]
+
+    def _rope(self, rope: Rope | None, head_dim: int) -> tuple[int | None, int]:
+        if rope is None:
+            return None, 0
+        dim = rope.cos_sin.shape[1]
+        if dim % 2 or dim > head_dim:
+            raise Unsupported(f"a rotary table of {dim} columns for heads of {head_dim}")
+        return self._builder.vector(rope.cos_sin), dim
+
+    def _head_norm(
+        self, norm: HeadNorm | None, head_dim: int, heads: int
+    ) -> tuple[int | None, bool]:
+        """The weight, and whether it is over all heads at once."""
+        if norm is None:
+            return None, False
+        size = norm.weight.numel()
+        if size not in (head_dim, heads * head_dim):
+            raise Unsupported(f"a head norm of {size} weights for {heads} heads of {head_dim}")
+        return self._builder.vector(norm.weight, norm.offset), size != head_dim
+
+
+def view(memory: Bytes, rows: int, cols: int, dtype: Dtype) -> torch.Tensor:
+    """The first rows of a buffer as a tensor, without copying. Shape: (rows, cols)."""
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    width = padded(cols)
+    used = memory[: rows * width * kind.itemsize].view(np.int16 if kind.itemsize == 2 else np.int32)
+    return torch.from_numpy(used).view(kind).view(rows, width)[:, :cols]
