@@ -98,7 +98,8 @@ def test_a_model_that_runs_through_transformers_is_refused(family, tmp_path):
 def test_vectors_are_those_of_one_rank(name, tmp_path):
     make(name, tmp_path)
     prompts = [[5, 9, 20, 31], list(range(40, 70))]
-    one, two = serve(tmp_path, runner="eager"), serve(tmp_path, build=build_ranks(2))
+    one = serve(tmp_path, runner="eager")
+    two = serve(tmp_path, runner="eager", build=build_ranks(2))
 
     for vector, expected in zip(two.embed(prompts), one.embed(prompts), strict=True):
         assert np.abs(vector - expected).max() < CLOSE

@@ -55,12 +55,13 @@ def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0):
     """
 
     def make(path: Path, options: LocalOptions) -> tuple[Executor, ModelFacts]:
+        assert options.runner == "eager", "the native kernels have one pool of threads a process"
         ranks = thread_ranks(size, timeout_s)
         made = in_threads([partial(build, path, options, mesh=Mesh(rank)) for rank in ranks])
         down, up = ([Pipe() for _ in range(size - 1)] for _ in range(2))
         others = [Duplex(one, other) for one, other in zip(down, up, strict=True)]
         first, facts = made[0]
-        executor = ThreadedRanks(first, others, codec())
+        executor = ThreadedRanks(first, others, codec(), ranks[0].check)
         executor.lost, executor.threads = [], []
         for rank, (follower, _) in enumerate(made[1:]):
             ends = Duplex(up[rank], down[rank])
@@ -76,7 +77,7 @@ def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0):
 def _following(executor: Executor, ends: Duplex, lost: list[RankLostError]):
     def run() -> None:
         try:
-            Follower(executor, ends, codec()).run()
+            Follower(executor, ends, codec(), lambda: None).run()
         except RankLostError as error:
             lost.append(error)
         finally:

@@ -42,6 +42,10 @@ class Communicator(Protocol):
         """The float32 sum of all ranks' x, as by `collective.tree_sum`; a new tensor."""
         ...
 
+    def check(self) -> None:
+        """Raise RankLostError if a collective within a native program has failed."""
+        ...
+
     def close(self) -> None:
         """Leave the group; idempotent."""
         ...
@@ -213,7 +217,9 @@ class Tracer(Protocol):
         Unsupported: from any method, when the op or its shapes cannot be traced.
     """
 
-    def embedding(self, ids: TracedTensor, weight: LinearWeight, scale: float) -> TracedTensor:
+    def embedding(
+        self, ids: TracedTensor, weight: LinearWeight, scale: float, part_from: int | None
+    ) -> TracedTensor:
         """See `ops.embedding`. `ids` is the batch's ids or positions."""
         ...
 
@@ -268,6 +274,20 @@ class Tracer(Protocol):
         self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
     ) -> TracedTensor:
         """See `ops.latent_attention`."""
+        ...
+
+    def all_reduce(
+        self,
+        x: TracedTensor,
+        ranks: Communicator,
+        bias: torch.Tensor | None,
+        like: TracedTensor,
+    ) -> TracedTensor:
+        """See `ops.all_reduce`."""
+        ...
+
+    def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
+        """See `ops.all_gather`; of float32 rows."""
         ...
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:

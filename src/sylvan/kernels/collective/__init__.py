@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 
-from sylvan.kernels.api import Communicator, Unsupported, TracedTensor, X
+from sylvan.kernels.api import Communicator, TracedTensor, Unsupported, X
 from sylvan.kernels.collective import reference
 from sylvan.kernels.collective.reference import tree_sum
 
@@ -18,14 +18,13 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "tree_sum
 
 
 def all_reduce(
-    x: X,
-    ranks: Communicator,
-    bias: torch.Tensor | None = None,
-    *,
-    dtype: torch.dtype | None = None,
+    x: X, ranks: Communicator, bias: torch.Tensor | None = None, *, like: X | None = None
 ) -> X:
-    """The sum of all ranks' x, plus bias once. Shape: (T, N), in `dtype`, or else that of x."""
-    return cast("X", reference.all_reduce(_tensor(x), ranks, bias, dtype or _tensor(x).dtype))
+    """The sum of all ranks' x, plus bias once. Shape: (T, N), in the dtype of `like`, or of x."""
+    if isinstance(x, TracedTensor):
+        return x.tracer.all_reduce(x, ranks, bias, x if like is None else like)
+    dtype = x.dtype if like is None else _tensor(like).dtype
+    return reference.all_reduce(x, ranks, bias, dtype)
 
 
 def all_gather(x: X, ranks: Communicator, cols: int) -> X:
@@ -33,7 +32,9 @@ def all_gather(x: X, ranks: Communicator, cols: int) -> X:
 
     Ranks may hold fewer columns than the first, which holds `ceil(cols / size)`.
     """
-    return cast("X", reference.all_gather(_tensor(x), ranks, cols))
+    if isinstance(x, TracedTensor):
+        return x.tracer.all_gather(x, ranks, cols)
+    return reference.all_gather(x, ranks, cols)
 
 
 def reduce_scatter(x: X, ranks: Communicator) -> X:

@@ -44,6 +44,9 @@ class GlooRanks:
         """See `Communicator.all_sum`."""
         return tree_sum(self.all_gather(x))
 
+    def check(self) -> None:
+        """See `Communicator.check`; nothing native is under way."""
+
     def close(self) -> None:
         """See `Communicator.close`; ranks that wait for this one fail."""
         self._group = None

@@ -19,11 +19,13 @@
 #endif
 
 namespace {
+namespace meeting {
 
 struct alignas(64) RankHead {
     std::atomic<uint32_t> number;    // of the newest collective whose data lies in its room
     std::atomic<uint32_t> sleepers;  // ranks that sleep until the number changes
     std::atomic<uint32_t> closed;
+    std::atomic<int32_t> lost;  // what `meet` returned of a collective within a program, if not 0
 };
 static_assert(sizeof(RankHead) == 64);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -101,6 +103,14 @@ class Ranks {
 
     char* room(int rank) const { return rooms_ + (2 * rank + number_ % 2) * capacity_; }
 
+    // The same within a program, which cannot return: later collectives see that one has failed.
+    int meet_or_lose() {
+        int lost = meet();
+        if (lost) heads_[rank_].lost.store(lost, std::memory_order_relaxed);
+        return lost;
+    }
+    int is_lost() const { return heads_[rank_].lost.load(std::memory_order_relaxed); }
+
     void close() {
         heads_[rank_].closed.store(1, std::memory_order_seq_cst);
         wake_all(heads_[rank_].number);
@@ -141,8 +151,9 @@ class Ranks {
     uint32_t number_ = 0;
 };
 
-// Neighbours in pairs, then pairs of pairs; the last of an odd number is added later.
-void tree_sum(const float* const* parts, int size, int64_t count, float* out) {
+// Neighbours in pairs, then pairs of pairs; the last of an odd number is added later. Calls
+// `take(first, n, sums)` for blocks of columns.
+template <class F> void tree_sum(const float* const* parts, int size, int64_t count, F take) {
     alignas(64) float sums[(MAX_RANKS + 1) / 2][SUM_BLOCK];
     for (int64_t first = 0; first < count; first += SUM_BLOCK) {
         int64_t n = std::min(SUM_BLOCK, count - first);
@@ -166,26 +177,108 @@ void tree_sum(const float* const* parts, int size, int64_t count, float* out) {
                 for (int64_t i = 0; i < n; i++) sums[pair][i] = a[i] + b[i];
             }
         }
-        std::copy(sums[0], sums[0] + n, out + first);
+        take(first, n, sums[0]);
     }
 }
 
+Ranks of(const RankMemory& m, const Step& s) {
+    char* memory = reinterpret_cast<char*>(at(m.memory, s));
+    return Ranks(memory, m.rank, m.size, m.room_bytes, m.timeout_s);
+}
+
+// A collective is one tile: one thread does it while the others wait for the next op.
+template <class O> int one_tile(const O& op, const Step& s) { return rows(op, s) > 0; }
+
+// Numbers that are float32 beside rows of type T.
+template <class T> vf read(Buf<void> x, const Step& s, bool f32, int64_t i) {
+    return f32 ? get(at<float>(x, s) + i) : get(at<T>(x, s) + i);
+}
+template <class T> void write(Buf<void> out, const Step& s, bool f32, int64_t i, vf v) {
+    if (f32) put(at<float>(out, s) + i, v);
+    else put(at<T>(out, s) + i, v);
+}
+
+template <class T> void all_reduce(const AllReduce& op, const Step& s, int, void*) {
+    Ranks ranks = of(op.ranks, s);
+    int64_t width = stride(op.cols);
+    int64_t at_a_time = ranks.capacity() / static_cast<int64_t>(sizeof(float)) / width;
+    int64_t count = rows(op, s);
+    const float* bias = at(op.bias, s);
+    for (int64_t first = 0; first < count && !ranks.is_lost(); first += at_a_time) {
+        int64_t n = std::min(at_a_time, count - first);
+        float* room = reinterpret_cast<float*>(ranks.begin());
+        for (int64_t i = 0; i < n * width; i += LANES) {
+            put(room + i, read<T>(op.x, s, op.x_f32, first * width + i));
+        }
+        if (ranks.meet_or_lose()) return;
+        for (int64_t r = 0; r < n; r++) {
+            const float* parts[MAX_RANKS];
+            for (int other = 0; other < ranks.size(); other++) {
+                parts[other] = reinterpret_cast<const float*>(ranks.room(other)) + r * width;
+            }
+            int64_t row = (first + r) * width;
+            tree_sum(parts, ranks.size(), width, [&](int64_t column, int64_t m, const float* sums) {
+                for (int64_t i = 0; i < m; i += LANES) {
+                    vf total = get(sums + i);
+                    if (bias) total += get(bias + column + i);
+                    write<T>(op.out, s, op.out_f32, row + column + i, total);
+                }
+            });
+        }
+    }
+}
+
+template <class T> void all_gather(const AllGather& op, const Step& s, int, void*) {
+    Ranks ranks = of(op.ranks, s);
+    int64_t x_width = stride(op.own_cols);
+    int64_t out_width = stride(op.cols);
+    int64_t at_a_time = ranks.capacity() / static_cast<int64_t>(sizeof(float)) / op.share;
+    int64_t count = rows(op, s);
+    const float* x = at(op.x, s);
+    float* out = at(op.out, s);
+    for (int64_t first = 0; first < count && !ranks.is_lost(); first += at_a_time) {
+        int64_t n = std::min(at_a_time, count - first);
+        float* room = reinterpret_cast<float*>(ranks.begin());
+        for (int64_t r = 0; r < n; r++) {
+            const float* row = x + (first + r) * x_width;
+            std::copy(row, row + op.own_cols, room + r * op.share);
+        }
+        if (ranks.meet_or_lose()) return;
+        for (int64_t r = 0; r < n; r++) {
+            float* row = out + (first + r) * out_width;
+            for (int other = 0; other < ranks.size(); other++) {
+                int64_t column = int64_t(other) * op.share;
+                int64_t own = std::clamp<int64_t>(op.cols - column, 0, op.share);
+                const float* part = reinterpret_cast<const float*>(ranks.room(other));
+                std::copy(part + r * op.share, part + r * op.share + own, row + column);
+            }
+            std::fill(row + op.cols, row + out_width, 0.0f);
+        }
+    }
+}
+
+}  // namespace meeting
 }  // namespace
 
 // Bytes of the memory that `size` ranks share, whose rooms hold `capacity` bytes each. It begins as
 // zeros.
 SYLVAN_API int64_t sylvan_ranks_bytes(int size, int64_t capacity) {
-    return Ranks::heads_bytes(size) + 2 * size * capacity;
+    return meeting::Ranks::heads_bytes(size) + 2 * size * capacity;
 }
 
 SYLVAN_API void sylvan_ranks_close(char* memory, int rank, int size, int64_t capacity) {
-    Ranks(memory, rank, size, capacity, 0).close();
+    meeting::Ranks(memory, rank, size, capacity, 0).close();
 }
 
-// The `bytes` of every rank, one behind the other, into `out`. Returns as `Ranks::meet`.
+// What a collective within a program has returned, if it has failed: see `Ranks::meet`.
+SYLVAN_API int sylvan_ranks_lost(char* memory, int rank, int size, int64_t capacity) {
+    return meeting::Ranks(memory, rank, size, capacity, 0).is_lost();
+}
+
+// The `bytes` of every rank, one behind the other, into `out`. Returns as `meeting::Ranks::meet`.
 SYLVAN_API int sylvan_ranks_gather(char* memory, int rank, int size, int64_t capacity,
                                    double timeout_s, const char* in, char* out, int64_t bytes) {
-    Ranks ranks(memory, rank, size, capacity, timeout_s);
+    meeting::Ranks ranks(memory, rank, size, capacity, timeout_s);
     int64_t done = 0;
     do {
         int64_t part = std::min(capacity, bytes - done);
@@ -200,7 +293,7 @@ SYLVAN_API int sylvan_ranks_gather(char* memory, int rank, int size, int64_t cap
 // `bytes` for each rank lie in `in`; those for this one, from every rank, go to `out`.
 SYLVAN_API int sylvan_ranks_exchange(char* memory, int rank, int size, int64_t capacity,
                                      double timeout_s, const char* in, char* out, int64_t bytes) {
-    Ranks ranks(memory, rank, size, capacity, timeout_s);
+    meeting::Ranks ranks(memory, rank, size, capacity, timeout_s);
     int64_t most = capacity / size;
     int64_t done = 0;
     do {
@@ -219,17 +312,29 @@ SYLVAN_API int sylvan_ranks_exchange(char* memory, int rank, int size, int64_t c
 // The sum of all ranks' `x`, of `count` numbers, in place; the same bits on every rank.
 SYLVAN_API int sylvan_ranks_sum(char* memory, int rank, int size, int64_t capacity,
                                 double timeout_s, float* x, int64_t count) {
-    Ranks ranks(memory, rank, size, capacity, timeout_s);
+    meeting::Ranks ranks(memory, rank, size, capacity, timeout_s);
     int64_t most = capacity / static_cast<int64_t>(sizeof(float));
     int64_t done = 0;
     do {
         int64_t part = std::min(most, count - done);
         memcpy(ranks.begin(), x + done, part * sizeof(float));
         if (int lost = ranks.meet()) return lost;
-        const float* parts[MAX_RANKS];
+        const float* parts[meeting::MAX_RANKS];
         for (int r = 0; r < size; r++) parts[r] = reinterpret_cast<const float*>(ranks.room(r));
-        tree_sum(parts, size, part, x + done);
+        float* out = x + done;
+        meeting::tree_sum(parts, size, part, [&](int64_t first, int64_t n, const float* sums) {
+            std::copy(sums, sums + n, out + first);
+        });
         done += part;
     } while (done < count);
     return 0;
 }
+
+const Kernel all_reduce_kernel[2] = {
+    tiled<meeting::one_tile<AllReduce>, meeting::all_reduce<bf16>>,
+    tiled<meeting::one_tile<AllReduce>, meeting::all_reduce<float>>,
+};
+const Kernel all_gather_kernel[2] = {
+    tiled<meeting::one_tile<AllGather>, meeting::all_gather<bf16>>,
+    tiled<meeting::one_tile<AllGather>, meeting::all_gather<float>>,
+};

@@ -103,6 +103,9 @@ class ThreadRanks:
         """See `Communicator.all_sum`."""
         return tree_sum(self.all_gather(x))
 
+    def check(self) -> None:
+        """See `Communicator.check`; nothing native is under way."""
+
     def close(self) -> None:
         """See `Communicator.close`; ranks that wait for this one fail."""
         with self._meeting.changed:

@@ -7,8 +7,10 @@ import mmap
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from sylvan.kernels.memory import Bytes
 from sylvan.kernels.native.library import Library
 from sylvan.protocol.errors import RankLostError
 
@@ -17,7 +19,13 @@ ROOM_BYTES = 1 << 20
 
 
 class SharedRanks:
-    """Implements `Communicator`. Sums are added up natively, in the order of the reference."""
+    """Implements `Communicator`. Sums are added up natively, in the order of the reference.
+
+    Attributes:
+        memory: What the ranks share; ops of programs use it, too.
+        room_bytes: See `__init__`.
+        timeout_s: See `__init__`.
+    """
 
     def __init__(
         self,
@@ -39,17 +47,17 @@ class SharedRanks:
             room_bytes: The same on all ranks.
         """
         self.rank, self.size = rank, size
+        self.room_bytes, self.timeout_s = room_bytes, timeout_s
         self._dll = library.dll
-        self._room_bytes, self._timeout_s = room_bytes, timeout_s
         self._dll.sylvan_ranks_bytes.restype = ctypes.c_int64
         total = self._dll.sylvan_ranks_bytes(size, ctypes.c_int64(room_bytes))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(descriptor, total)
-            self._memory = mmap.mmap(descriptor, total)
+            self.memory: Bytes = np.frombuffer(mmap.mmap(descriptor, total), np.uint8)
         finally:
             os.close(descriptor)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._address = self.memory.ctypes.data
 
     def join(self, timeout_s: float) -> None:
         """Wait for all ranks.
@@ -83,16 +91,24 @@ class SharedRanks:
         self._run("sum", total.data_ptr(), total.numel())
         return total
 
+    def check(self) -> None:
+        """See `Communicator.check`."""
+        size = ctypes.c_int64(self.room_bytes)
+        given = ctypes.c_void_p(self._address), self.rank, self.size, size
+        self._raise(self._dll.sylvan_ranks_lost(*given))
+
     def close(self) -> None:
         """See `Communicator.close`; ranks that wait for this one fail."""
         self._dll.sylvan_ranks_close(
-            ctypes.c_void_p(self._address), self.rank, self.size, ctypes.c_int64(self._room_bytes)
+            ctypes.c_void_p(self._address), self.rank, self.size, ctypes.c_int64(self.room_bytes)
         )
 
     def _run(self, name: str, *given: int) -> None:
-        lost = self._call(name, self._timeout_s, *given)
+        self._raise(self._call(name, self.timeout_s, *given))
+
+    def _raise(self, lost: int) -> None:
         if lost:
-            how = "has ended" if lost < 0 else f"is late by more than {self._timeout_s:g} s"
+            how = "has ended" if lost < 0 else f"is late by more than {self.timeout_s:g} s"
             raise RankLostError(f"rank {abs(lost) - 1} {how}")
 
     def _call(self, name: str, timeout_s: float, *given: int | None) -> int:
@@ -101,7 +117,7 @@ class SharedRanks:
             ctypes.c_void_p(self._address),
             self.rank,
             self.size,
-            ctypes.c_int64(self._room_bytes),
+            ctypes.c_int64(self.room_bytes),
             ctypes.c_double(timeout_s),
             *map(ctypes.c_void_p, addresses),
             ctypes.c_int64(count or 0),

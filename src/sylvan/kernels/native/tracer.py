@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from sylvan.kernels.api import (
     ActivationKind,
     AttentionLayer,
+    Communicator,
     Dtype,
     ExpertWeights,
     HeadNorm,
@@ -32,6 +33,8 @@ from sylvan.kernels.native.latent import trace_latent
 from sylvan.kernels.native.opset import (
     Activation,
     Add,
+    AllGather,
+    AllReduce,
     Attention,
     AttentionMerge,
     Cast,
@@ -40,6 +43,7 @@ from sylvan.kernels.native.opset import (
     KVPages,
     LayerNorm,
     PageFormat,
+    RankMemory,
     ResidualStream,
     RmsNorm,
     RopeStore,
@@ -49,6 +53,7 @@ from sylvan.kernels.native.opset import (
     Source,
     TakeRows,
 )
+from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.kernels.paged.cache import LayerPages, PageShape, allocate_pages
 
 PARTS_MIB = 8  # room for attention spread over threads
@@ -83,6 +88,7 @@ class NativeTracer:
         self._pages = pages
         self._texts: dict[tuple[int, ...], LayerPages] = {}
         self._parts: int | None = None
+        self._shared: int | None = None  # with other ranks
 
     @property
     def graph(self) -> Graph:
@@ -121,7 +127,9 @@ class NativeTracer:
         self.graph.inputs.append(value.id)  # a number that no other value has
 
     # ---- ops
-    def embedding(self, ids: TracedTensor, weight: LinearWeight, scale: float) -> TracedTensor:
+    def embedding(
+        self, ids: TracedTensor, weight: LinearWeight, scale: float, part_from: int | None
+    ) -> TracedTensor:
         """See `Tracer.embedding`."""
         if ids.id not in _SOURCES:
             raise Unsupported("embedding of computed ids")
@@ -132,6 +140,8 @@ class NativeTracer:
             source=_SOURCES[ids.id],
             cols=out.cols,
             vocab_rows=weight.shape[0],
+            first_row=part_from or 0,
+            is_part=part_from is not None,
             scale=scale,
         )
         self._builder.emit(op, out, dtype=self.dtype)
@@ -264,6 +274,54 @@ class NativeTracer:
             (q, kv),
             parts,
             lambda rows: self.attention(rows, layer, None, None, None),
+        )
+
+    def all_reduce(
+        self,
+        x: TracedTensor,
+        ranks: Communicator,
+        bias: torch.Tensor | None,
+        like: TracedTensor,
+    ) -> TracedTensor:
+        """See `Tracer.all_reduce`."""
+        memory = self._rank_memory(ranks, padded(x.cols))
+        out = self._builder.new(x.cols, like.dtype, x)
+        op = AllReduce(
+            ranks=memory,
+            x=x.id,
+            bias=None if bias is None else self._builder.vector(bias),
+            out=out.id,
+            cols=x.cols,
+            x_f32=self._is_wide(x),
+            out_f32=self._is_wide(out),
+        )
+        self._builder.emit(op, out, dtype=self.dtype)
+        return out
+
+    def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
+        """See `Tracer.all_gather`."""
+        if x.dtype != "f32":
+            raise Unsupported(f"gathering {x.dtype} rows of several ranks")
+        share = -(-cols // ranks.size)
+        memory = self._rank_memory(ranks, share)
+        out = self._builder.new(cols, "f32", x)
+        op = AllGather(ranks=memory, x=x.id, out=out.id, cols=cols, share=share, own_cols=x.cols)
+        self._builder.emit(op, out, dtype=self.dtype)
+        return out
+
+    def _rank_memory(self, ranks: Communicator, row_numbers: int) -> RankMemory:
+        if not isinstance(ranks, SharedRanks):
+            raise Unsupported("collectives of ranks that share no memory")
+        if 4 * row_numbers > ranks.room_bytes:
+            raise Unsupported(f"collectives of rows of {row_numbers} columns")
+        if self._shared is None:
+            self._shared = self.graph.constant(ranks.memory)
+        return RankMemory(
+            memory=self._shared,
+            rank=ranks.rank,
+            size=ranks.size,
+            room_bytes=ranks.room_bytes,
+            timeout_s=ranks.timeout_s,
         )
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:

@@ -94,7 +94,7 @@ def build_scheduler(
     executor, model = _own_executor(config, grammar, mesh, progress)
     if ranks:
         _warn_of_few_cores(config)
-        executor = ranks.executor(executor)
+        executor = ranks.executor(executor, mesh)
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})

@@ -42,7 +42,7 @@ def main() -> int:
         assert isinstance(first, StartRank), "a stream begins with the configuration"
         mesh = join_mesh(first.config, child.path(MEETING), child.rank)
         executor, close = build_rank(first.config, mesh)
-        follower = Follower(executor, cast(Any, channel), step_codec())
+        follower = Follower(executor, cast(Any, channel), step_codec(), mesh.tp.check)
 
     code = run_start(replies, start)
     if follower is not None:

@@ -67,9 +67,9 @@ class RankGroup:
             other.send(StartRank(config))
         return join_mesh(config, self.meeting, 0)
 
-    def executor(self, own: Executor) -> Executor:
+    def executor(self, own: Executor, mesh: Mesh) -> Executor:
         """Of all ranks together."""
-        return RankedExecutor(own, self.others, step_codec())
+        return RankedExecutor(own, self.others, step_codec(), mesh.tp.check)
 
 
 def join_mesh(config: Config, meeting: Path, rank: int) -> Mesh:

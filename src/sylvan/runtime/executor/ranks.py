@@ -79,6 +79,7 @@ class RankedExecutor:
         executor: Of the first rank; it runs a step when that is waited for.
         others: The other ranks, in order.
         codec: Of the steps.
+        check: Raises RankLostError if a collective of the step has failed.
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class RankedExecutor:
         executor: Executor,
         others: Sequence[Channel[ToRank, FromRank]],
         codec: StepCodec,
+        check: Callable[[], None],
         agree_timeout_s: float = AGREE_TIMEOUT_S,
     ) -> None:
         self.caps = executor.caps
+        self._check = check
         self._executor, self._others, self._codec = executor, tuple(others), codec
         self._agree_timeout_s = agree_timeout_s
 
@@ -96,7 +99,7 @@ class RankedExecutor:
         """See `Executor.launch`."""
         self._send(RunStep(self._codec.encode(plan)))
         pending = self._executor.launch(plan)
-        return _RankedStep(pending, lambda: self._agree_on_failure(plan.number))
+        return _RankedStep(pending, lambda: self._agree_on_failure(plan.number), self._check)
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
         """See `Executor.control`."""
@@ -144,6 +147,7 @@ class _RankedStep:
 
     pending: Pending
     agree: Callable[[], None]
+    check: Callable[[], None]
 
     def done(self) -> bool:
         """See `Pending.done`."""
@@ -156,10 +160,13 @@ class _RankedStep:
             RankLostError: another rank has ended, or does not answer.
         """
         try:
-            return self.pending.wait()
+            result = self.pending.wait()
         except ExecutorError:
+            self.check()
             self.agree()
             raise
+        self.check()
+        return result
 
 
 class _RankedCommand:
@@ -212,6 +219,7 @@ class Follower:
         executor: Of this rank; it runs a step when that is waited for.
         first: The first rank.
         codec: Of the steps.
+        check: Raises RankLostError if a collective of the step has failed.
     """
 
     def __init__(
@@ -219,8 +227,10 @@ class Follower:
         executor: Executor,
         first: Channel[FromRank, ToRank],
         codec: StepCodec,
+        check: Callable[[], None],
         agree_timeout_s: float = AGREE_TIMEOUT_S,
     ) -> None:
+        self._check = check
         self._executor, self._first, self._codec = executor, first, codec
         self._agree_timeout_s = agree_timeout_s
 
@@ -255,3 +265,4 @@ class Follower:
                 raise RankLostError(f"step {plan.number} failed on this rank only") from error
             logger.warning("step %d failed on all ranks: %s", plan.number, error)
             self._first.send(StepFailed(plan.number))
+        self._check()

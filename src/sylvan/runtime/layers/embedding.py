@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import LinearWeight, Unsupported, X
+from sylvan.kernels.api import LinearWeight, X
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import Split
 
@@ -38,13 +37,6 @@ class VocabEmbedding(Embedding):
         """Shape: (T,) -> float32 (T, D)."""
         if self._ranks.size == 1:
             return super().forward(ids_T)
-        if not isinstance(ids_T, torch.Tensor):
-            raise Unsupported("a vocabulary that ranks share")
-        rows = self._rows
-        local_T = ids_T.long() - rows.start
-        is_mine_T = (local_T >= 0) & (local_T < rows.size)
-        if rows.size:
-            found_TD = ops.embedding(local_T.where(is_mine_T, 0), self.weight, self.scale)
-        else:
-            found_TD = torch.zeros(len(ids_T), self.weight.shape[1], device=ids_T.device)
-        return ops.all_reduce(found_TD * is_mine_T[:, None], self._ranks)
+        weight, start = self.weight, self._rows.start
+        mine_TD = ops.embedding(ids_T, weight, self.scale, part_from=start)
+        return ops.all_reduce(mine_TD, self._ranks)

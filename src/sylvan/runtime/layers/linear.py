@@ -70,8 +70,8 @@ class RowParallel(Linear):
         if self._ranks.size == 1:
             return super().forward(x, out_f32=out_f32)
         partial = ops.linear(x, self.weight, None, out_f32=True)
-        dtype = torch.float32 if out_f32 else getattr(x, "dtype", None)
-        return ops.all_reduce(partial, self._ranks, self.bias, dtype=dtype)
+        like = partial if out_f32 else x
+        return ops.all_reduce(partial, self._ranks, self.bias, like=like)
 
 
 class VocabHead(ColumnParallel):

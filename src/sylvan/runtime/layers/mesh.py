@@ -33,6 +33,9 @@ class Alone:
         """See `Communicator.all_sum`."""
         return x
 
+    def check(self) -> None:
+        """See `Communicator.check`."""
+
     def close(self) -> None:
         """See `Communicator.close`."""
 
@@ -54,6 +57,9 @@ class NoRanks:
     def all_sum(self, x: torch.Tensor) -> torch.Tensor:
         """Refused."""
         raise RankLostError("there are no other ranks")
+
+    def check(self) -> None:
+        """See `Communicator.check`."""
 
     def close(self) -> None:
         """See `Communicator.close`."""

@@ -26,6 +26,7 @@ from sylvan.kernels.native.opset.experts import (
     Route,
     Scores,
 )
+from sylvan.kernels.native.opset.ranks import AllGather, AllReduce, RankMemory
 from sylvan.kernels.native.opset.rows import (
     Activation,
     Add,
@@ -55,6 +56,8 @@ __all__ = [
     "OPS",
     "Activation",
     "Add",
+    "AllGather",
+    "AllReduce",
     "Attention",
     "AttentionMerge",
     "Cast",
@@ -77,6 +80,7 @@ __all__ = [
     "PageFormat",
     "Quantise",
     "QuantisedRows",
+    "RankMemory",
     "ResidualStream",
     "RmsNorm",
     "RopeStore",
@@ -125,5 +129,7 @@ OPS: tuple[type[Op], ...] = (
     ShortConv,
     SpaceScan,
     DeltaScan,
+    AllReduce,
+    AllGather,
 )
 """Every op; its place is its number in the library."""
