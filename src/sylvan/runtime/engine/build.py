@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts, read_facts
-from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
@@ -37,6 +38,7 @@ from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
+from sylvan.runtime.features.lora.build import LoraServing
 from sylvan.runtime.features.speculation.build import build_speculation
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.model import DraftModel
@@ -91,7 +93,9 @@ def build_scheduler(
     if config.device == "cpu" and (lack := describe().reasons.get("none")):
         logger.warning("no native kernels, PyTorch computes, several times slower: %s", lack)
     grammar = _grammar(config)
-    executor, model = _own_executor(config, grammar, mesh, progress)
+    lora = LoraServing(config.lora) if config.lora else None
+    workers = (lambda site: grammar.worker, *([lora.worker] if lora else ()))
+    executor, model = _own_executor(config, workers, mesh, progress)
     if ranks:
         _warn_of_few_cores(config)
         executor = ranks.executor(executor, mesh)
@@ -100,7 +104,7 @@ def build_scheduler(
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
-    capabilities: tuple[Capability, ...] = (grammar.control,)
+    capabilities: tuple[Capability, ...] = (grammar.control, *([lora.control] if lora else ()))
     speculation = draft = None
     if config.speculative is not None:
         if not executor.caps.draft_chains:
@@ -140,6 +144,7 @@ def build_scheduler(
             "kv_bytes": model.kv_bytes,
             "state_bytes": model.num_states * model.state_bytes,
             "weight_version": config.weight_version,
+            "adapters": lora.load(executor) if lora else None,
         },
         state=lambda: _state(config, grammar, model, speculation),
         inspect=inspect,
@@ -147,6 +152,7 @@ def build_scheduler(
         close=close,
         num_grammar_reqs=grammar.num_waiting,
         weight_version=config.weight_version,
+        lora=lora,
     )
 
 
@@ -161,7 +167,7 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
         ConfigError: see `build_scheduler`.
     """
     grammar = _grammar(config)
-    executor, _ = _own_executor(config, grammar, mesh, None)
+    executor, _ = _own_executor(config, (lambda site: grammar.worker,), mesh, None)
 
     def close() -> None:
         executor.close()
@@ -182,15 +188,18 @@ def _grammar(config: Config) -> Grammar:
 
 
 def _own_executor(
-    config: Config, grammar: Grammar, mesh: Mesh, progress: Progress | None
+    config: Config,
+    workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]],
+    mesh: Mesh,
+    progress: Progress | None,
 ) -> tuple[Executor, ModelFacts]:
-    """What this process computes."""
+    """What this process computes, with worker halves beside those that every server has."""
     torch.set_num_threads(_number(config.threads))
     return build_executor(
         model_dir(config.model),
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker)),
+        parts=ExecutorParts((*STANDARD_WORKERS, *workers)),
         mesh=mesh,
     )
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
+from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import LinearWeight, X
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import Share, Split
@@ -18,11 +19,13 @@ class Linear(nn.Module):
     """y = x W^T + b with the whole weight on every rank.
 
     `parts` are the output sizes of the checkpoint's tensors that are joined in this one, on this
-    rank. `weight` may be replaced by any `LinearWeight` when loading.
+    rank. `weight` may be replaced by any `LinearWeight` when loading. `lora` is set where requests
+    may bring adapters, which one rank serves alone.
     """
 
     weight: LinearWeight
     bias: torch.Tensor | None
+    lora: LoraLayer | None = None
 
     def __init__(
         self, build: Build, inputs: int | Split, parts: tuple[int, ...] | Split, *, bias: bool
@@ -35,6 +38,11 @@ class Linear(nn.Module):
 
     def forward(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K) -> (T, N), dtype of x or float32."""
+        y = self.product(x, out_f32=out_f32)
+        return y if self.lora is None else ops.lora(x, y, self.lora)
+
+    def product(self, x: X, *, out_f32: bool = False) -> X:
+        """`forward` without adapters."""
         return ops.linear(x, self.weight, self.bias, out_f32=out_f32)
 
 

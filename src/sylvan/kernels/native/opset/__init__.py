@@ -26,6 +26,7 @@ from sylvan.kernels.native.opset.experts import (
     Route,
     Scores,
 )
+from sylvan.kernels.native.opset.lora import LoraExpand, LoraShrink, LoraTables
 from sylvan.kernels.native.opset.ranks import AllGather, AllReduce, RankMemory
 from sylvan.kernels.native.opset.rows import (
     Activation,
@@ -48,6 +49,7 @@ from sylvan.kernels.native.opset.rows import (
     Source,
     TakeRows,
     WeightFormat,
+    Xielu,
 )
 from sylvan.kernels.native.opset.scans import DeltaScan, ShortConv, SpaceScan, StateSlots
 from sylvan.kernels.native.schema import Op
@@ -76,6 +78,9 @@ __all__ = [
     "Linear",
     "LinearInt4",
     "LinearInt8",
+    "LoraExpand",
+    "LoraShrink",
+    "LoraTables",
     "MoeAlign",
     "PageFormat",
     "Quantise",
@@ -96,6 +101,7 @@ __all__ = [
     "TakeRows",
     "ToStack",
     "WeightFormat",
+    "Xielu",
 ]
 
 OPS: tuple[type[Op], ...] = (
@@ -108,6 +114,7 @@ OPS: tuple[type[Op], ...] = (
     LinearInt4,
     Glu,
     Activation,
+    Xielu,
     RopeStore,
     Attention,
     AttentionMerge,
@@ -129,6 +136,8 @@ OPS: tuple[type[Op], ...] = (
     ShortConv,
     SpaceScan,
     DeltaScan,
+    LoraShrink,
+    LoraExpand,
     AllReduce,
     AllGather,
 )
