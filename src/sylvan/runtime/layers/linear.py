@@ -73,10 +73,10 @@ class RowParallel(Linear):
         super().__init__(build, Split(inputs), (outputs,), bias=bias)
         self._ranks = build.mesh.tp
 
-    def forward(self, x: X, *, out_f32: bool = False) -> X:
+    def product(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K of this rank) -> (T, N), dtype of x or float32; the same on every rank."""
         if self._ranks.size == 1:
-            return super().forward(x, out_f32=out_f32)
+            return super().product(x, out_f32=out_f32)
         partial = ops.linear(x, self.weight, None, out_f32=True)
         like = partial if out_f32 else x
         return ops.all_reduce(partial, self._ranks, self.bias, like=like)
@@ -89,7 +89,7 @@ class VocabHead(ColumnParallel):
         super().__init__(build, inputs, Split(build.mesh.rows(num_ids)), bias=bias)
         self._ranks, self._num_ids = build.mesh.tp, num_ids
 
-    def forward(self, x: X, *, out_f32: bool = False) -> X:
+    def product(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K) -> (T, V)."""
-        mine = super().forward(x, out_f32=out_f32)
+        mine = super().product(x, out_f32=out_f32)
         return mine if self._ranks.size == 1 else ops.all_gather(mine, self._ranks, self._num_ids)
