@@ -19,11 +19,16 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import FlushCache, GetState
 from sylvan.runtime.engine.roles import Topology, roles_of
 from sylvan.runtime.engine.runtime import Runtime
+from tests.parity.checkpoints import write
+from tests.parity.families import FAMILIES
+from tests.parity.rare import RARE
+from tests.parity.serving import Serving
 from tests.support.streams import Streams, until
 from tests.support.tiny import tiny_config, write_model
 
 TP2 = ParallelConfig(tp=2, join_timeout_s=60.0)
 RANKS = ["scheduler", "rank-1"]
+NATIVE = {**FAMILIES, **RARE}
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -114,6 +119,23 @@ async def test_a_rank_that_never_joins_is_named(model: Path) -> None:
 
     with pytest.raises(ConfigError, match="rank 1 of 2 did not join within 1 s"):
         await Runtime.start(config, topology=topology)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmo2", "jamba"])
+async def test_families_are_served_by_processes(family: str, tmp_path: Path) -> None:
+    """Experts, norms of rows that ranks share, and recurrent states, in programs or beside them."""
+    write(NATIVE[family](), len(family), tmp_path)
+    prompts = [[5, 9, 20, 31], [7] * 29]
+    expected = Serving(tmp_path).generate(prompts, max_new_tokens=12)
+    params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
+
+    def generate() -> list[list[int]]:
+        flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2}
+        with Engine(model_path=str(tmp_path), dtype="float32", **flags) as engine:
+            replies = engine.generate(input_ids=prompts, sampling_params=params)
+            return [reply["output_ids"] for reply in replies]
+
+    assert await asyncio.to_thread(generate) == expected
 
 
 async def test_an_embedded_engine_may_have_ranks(model: Path) -> None:
