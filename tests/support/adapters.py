@@ -18,6 +18,7 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.lora.build import LoraServing
 from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.platform.api import Platform
 from tests.parity.serving import Serving
 
 MEMORY = 1 << 30
@@ -45,6 +46,7 @@ class AdapterServing(Serving):
         model_dir: Path,
         folders: dict[str, Path],
         settings: dict[str, Any] | None = None,
+        platform: Platform | None = None,
         **fields: Any,
     ) -> None:
         fields.setdefault("runner", "auto")
@@ -53,7 +55,10 @@ class AdapterServing(Serving):
         super().__init__(
             model_dir,
             build=lambda path, options: build_executor(
-                path, options, parts=ExecutorParts((*STANDARD_WORKERS, lora.worker))
+                path,
+                options,
+                parts=ExecutorParts((*STANDARD_WORKERS, lora.worker)),
+                platform=platform,
             ),
             capabilities=(*fields.pop("capabilities", ()), lora.control),
             **fields,

@@ -18,6 +18,7 @@ from sylvan.config.load import dump
 from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
 from sylvan.kernels import describe
+from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
@@ -341,6 +342,18 @@ def _limits(config: Config, caps: ExecutorCaps) -> Limits:
         preemption_threshold=settings.preempt_threshold,
         whole_prompts=chunk_tokens == 0 or caps.both_ways,
     )
+
+
+def program_of(config: Config) -> tuple[str, Sequence[OpCost]]:
+    """Load a model as for serving it; the runner's name, and the ops of its step program if any.
+
+    Raises:
+        ConfigError: it cannot be served; one clear sentence.
+    """
+    config = resolved(config)
+    executor, facts = build_executor(model_dir(config.model), _options(config))
+    executor.close()
+    return facts.runner, facts.program
 
 
 def _options(config: Config) -> LocalOptions:

@@ -166,6 +166,7 @@ class SchedulerLoop:
         load = msgspec.structs.replace(
             load,
             num_grammar_reqs=self._built.num_grammar_reqs(),
+            **(self._built.lora.counts if self._built.lora else {}),
             paused=self._paused or bool(self._commands.blocked),
         )
         self._ports.replies.send(Heartbeat(load=load))

@@ -173,6 +173,7 @@ def _in_memory(
         facts,
         runner=made.name,
         exact=made.exact,
+        program=made.program,
         num_states=states.num_slots if states else 0,
         kv_bytes=_kv_bytes(made.pool),
     )
@@ -273,6 +274,7 @@ def _with_traced(plan: ModelPlan) -> Made:
         exact=not runner.host_calls,
         weights=plan.live(model, names, runner.copies, changed),
         buffers=runner.buffers,
+        program=runner.costs,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels.native.copies import WeightCopy
+from sylvan.kernels.native.cost import OpCost
 from sylvan.kernels.native.library import Library
 from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
@@ -185,7 +186,8 @@ class Made:
     """A model that is ready to run, and what its steps need.
 
     `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`
-    may be why they cannot be had. `buffers`: memory of which nothing outlives a step.
+    may be why they cannot be had. `buffers`: memory of which nothing outlives a step. `program`:
+    its ops, where there is one.
     """
 
     name: str
@@ -196,3 +198,4 @@ class Made:
     exact: bool = False
     weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
     buffers: Sequence[torch.Tensor] = ()
+    program: Sequence[OpCost] = ()
