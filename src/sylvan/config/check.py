@@ -244,6 +244,51 @@ RULES = (
         ),
     ),
     Rule(
+        "ranks in one process",
+        ("parallel.tp", "processes"),
+        lambda c: c.config.parallel.tp > 1 and c.config.processes == "one",
+        "{parallel.tp} ranks are processes of their own, but {processes}; leave processes out",
+    ),
+    Rule(
+        "ranks on this device",
+        ("parallel.tp", "device"),
+        lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
+        "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
+        "parallel.tp=1, or device=cpu",
+    ),
+    Rule(
+        "ranks with adapters",
+        ("parallel.tp", "lora"),
+        lambda c: c.config.parallel.tp > 1 and c.config.lora is not None,
+        "{parallel.tp}: adapters are served by one rank only so far; use parallel.tp=1, or leave "
+        "lora out",
+    ),
+    Rule(
+        "ranks with tiers",
+        ("parallel.tp", "tiers"),
+        lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
+        "{parallel.tp}: KV tiers are kept by one rank only so far; use parallel.tp=1, or leave "
+        "tiers out",
+    ),
+    Rule(
+        "ranks with draft heads",
+        ("parallel.tp", "speculative.algorithm"),
+        lambda c: (
+            c.config.parallel.tp > 1
+            and c.config.speculative is not None
+            and c.config.speculative.algorithm in (*DRAFT_HEADS, OWN_HEAD)
+        ),
+        "{parallel.tp}: draft heads run on one rank only so far, {speculative.algorithm} too; use "
+        "parallel.tp=1, or the algorithm ngram",
+    ),
+    Rule(
+        "ranks with overlap",
+        ("parallel.tp", "scheduler.overlap"),
+        lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
+        "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
+        "leave scheduler.overlap at auto",
+    ),
+    Rule(
         "registered where nobody listens",
         ("server.register", "server.uds", "server.register_url"),
         lambda c: (

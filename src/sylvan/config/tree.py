@@ -98,6 +98,22 @@ class SchedulerConfig(Section, frozen=True):
         return 2 if self.overlap == "on" else 1
 
 
+class ParallelConfig(Section, frozen=True):
+    """Several processes that hold one model together."""
+
+    tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Ranks of tensor parallelism: processes of which each holds a share of every layer, and of its
+    KV, and computes with `threads` of its own."""
+    backend: Literal["auto", "shared", "gloo"] = "auto"
+    """How ranks tell each other numbers: through memory that they share, which needs the compiled
+    kernels, or over gloo."""
+    join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    """Seconds within which all ranks must have come together at the start."""
+    rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    """A rank without a sign of life for so long is ended; all ranks start anew then, and requests
+    go on."""
+
+
 class ServerConfig(Section, frozen=True):
     """The HTTP server."""
 
@@ -412,7 +428,7 @@ class Config(Section, frozen=True):
     """Where the model runs: `cpu`, `cuda` (NVIDIA), `rocm` (AMD), `xpu` (Intel), or what another
     package offers."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Auto = "auto"
-    """CPU threads of the model's kernels."""
+    """CPU threads of the model's kernels, in each rank."""
     attention: str = "auto"
     """Attention kernels."""
     runner: Literal["auto", "program", "graph", "eager"] = "auto"
@@ -431,6 +447,7 @@ class Config(Section, frozen=True):
     """Run API, scheduler and detokenizer in processes of their own, or all in this one."""
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
     text: TextConfig = TextConfig()

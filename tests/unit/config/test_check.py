@@ -46,6 +46,22 @@ BROKEN = {
         {"server.replicas": 2, "server.root_path": "/x"},
         "server.root_path: not with server.replicas=2: start the servers one by one",
     ),
+    "ranks in one process": (
+        {"parallel.tp": 2, "processes": "one"},
+        "parallel.tp=2 ranks are processes of their own, but processes=one",
+    ),
+    "ranks on this device": (
+        {"parallel.tp": 2, "device": "cuda"},
+        "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
+    ),
+    "ranks with adapters": (
+        {"parallel.tp": 2, "lora": LoraConfig()},
+        "parallel.tp=2: adapters are served by one rank only so far",
+    ),
+    "ranks with overlap": (
+        {"parallel.tp": 2, "scheduler.overlap": "on"},
+        "scheduler.overlap=on has steps launched ahead, and parallel.tp=2 ranks agree on each",
+    ),
     "registered where nobody listens": (
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
         "gateways cannot reach server.uds=/tmp/s; give server.register_url",

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sylvan.protocol.commands import ExecutorCommand, LoadAdapter, UpdateWeights
-from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.protocol.errors import CapacityError, RankLostError, RequestError, SylvanError
 from sylvan.protocol.messages import (
     DEFAULT_VERSION,
     Abort,
@@ -249,6 +249,8 @@ class SchedulerLoop:
         self._idle_at_s = self._heartbeat_due_s + HEARTBEAT_S
         try:
             progressed = self._scheduler.step()
+        except RankLostError:  # nobody's request is to blame; those under way go on elsewhere
+            raise
         except Exception as error:
             self._failed_steps += 1
             if self._failed_steps >= MAX_FAILED_STEPS:

@@ -30,6 +30,7 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.control import ExecutorControl
+from sylvan.runtime.executor.division import check_division
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
@@ -44,6 +45,7 @@ from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
     Progress,
     defer_weights,
@@ -78,8 +80,9 @@ def build_executor(
     progress: Progress | None = None,
     parts: ExecutorParts | None = None,
     platform: Platform | None = None,
+    mesh: Mesh = ONE_RANK,
 ) -> tuple[Executor, ModelFacts]:
-    """Load a model and make the executor that runs it.
+    """Load a model, or this rank's part of it, and make the executor that runs it.
 
     Args:
         model_dir: Its directory.
@@ -87,11 +90,13 @@ def build_executor(
         progress: Told of the bytes that are loaded.
         parts: What capabilities add.
         platform: Instead of the one that `options.device` names.
+        mesh: The ranks that hold the model together; each of them calls this.
 
     Raises:
         ConfigError: the model or an option cannot be served; one clear sentence.
     """
     config = load_config(model_dir, headless=options.headless, trusted=options.trusted)
+    check_division(config, mesh)
     facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
     if options.embed is not None or config.head != "lm":
@@ -107,6 +112,7 @@ def build_executor(
             dtype=getattr(torch, facts.dtype),
             length=context,
             device=platform.device if platform else torch.device("cpu"),
+            mesh=mesh,
         ),
         limits=BatchLimits(
             max_tokens=options.max_batch_tokens,
