@@ -256,6 +256,32 @@ def test_non_linearities_equal_reference(library: Library, dtype: torch.dtype, k
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("alphas", [(0.8, 0.8), (-30.0, 30.0)])
+def test_xielu_equals_reference(
+    library: Library, dtype: torch.dtype, alphas: tuple[float, float]
+) -> None:
+    alpha_p, alpha_n = (torch.tensor([alpha]) for alpha in alphas)
+    numbers = alpha_p, alpha_n, torch.tensor([0.5]), torch.tensor([-1e-6])
+    x = random(9, 72, dtype=dtype, scale=4.0)
+    x[0] = -torch.logspace(-8, 2, 72).to(dtype)  # where differences would cancel
+    x[1, :3] = torch.tensor([0.0, -0.0, -5e-7])
+
+    got = native(library, dtype, lambda r, v: ops.xielu(v, *numbers), [x])
+
+    assert_close(got, ops.xielu(x, *numbers), dtype)
+
+
+def test_xielu_loses_no_digits_near_zero(library: Library) -> None:
+    numbers = torch.tensor([[0.8], [0.8], [0.5], [-1e-6]])
+    x = -torch.logspace(-8, -1, 72)[None]
+
+    got = native(library, torch.float32, lambda r, v: ops.xielu(v, *numbers), [x])
+
+    want = ops.xielu(x.double(), *numbers)
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_row_arithmetic_equals_reference(library: Library, dtype: torch.dtype) -> None:
     a, b = random(4, 50, dtype=torch.float32), random(4, 50, dtype=dtype, seed=1)
 

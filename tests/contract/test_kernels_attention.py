@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.api import AttentionLayer, AttentionVariant, HeadNorm, Rope
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.paged import reference
@@ -31,6 +31,7 @@ class Case:
     norm_heads: tuple[int, int] = (1, 1)
     page_size: int = 32
     int8: bool = False
+    variant: AttentionVariant | None = None
 
     def rope(self) -> Rope | None:
         if not self.rotary_dim:
@@ -61,6 +62,17 @@ CASES = {
     "window over chunks": Case(replace(BASE, window=300)),
     "soft cap": Case(replace(BASE, softcap=1.5, scale=1.0)),
     "sinks": Case(replace(BASE, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))),
+    "chunks": Case(rotary_dim=64, variant=AttentionVariant(chunk=100)),
+    "chunks of pages": Case(page_size=16, variant=AttentionVariant(chunk=256)),
+    "chunks and a window": Case(replace(BASE, window=37), variant=AttentionVariant(chunk=100)),
+    "slopes": Case(variant=AttentionVariant(slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625]))),
+    "int8, slopes": Case(
+        int8=True, variant=AttentionVariant(slopes=torch.tensor([0.5, 0.25, 0.0, 0.0625]))
+    ),
+    "scaled queries": Case(
+        rotary_dim=64, variant=AttentionVariant(query_scales=1 + torch.arange(700) / 300)
+    ),
+    "norms last": Case(rotary_dim=64, qk_norm=True, variant=AttentionVariant(norm_last=True)),
     "values narrower": Case(replace(BASE, v_head_dim=48)),
     **{
         f"heads of {dim}": Case(replace(BASE, head_dim=dim, scale=dim**-0.5), rotary_dim=dim // 2)
@@ -80,6 +92,8 @@ IN_COMPANY = (
     "pages of 16",
     "sinks",
     "int8",
+    "chunks",
+    "slopes",
 )
 
 
@@ -110,7 +124,7 @@ class Cache:
         self.op = NativeOp(
             library,
             dtype,
-            lambda _, qkv: ops.attention(qkv, case.layer, case.rope(), *case.norms()),
+            lambda _, qkv: ops.attention(qkv, case.layer, case.rope(), *case.norms(), case.variant),
             [like],
             {0: self.pages},
         )
@@ -146,10 +160,22 @@ def rows_of(case: Case, dtype: torch.dtype, tokens: int, seed: int) -> torch.Ten
 
 def expected(case: Case, qkv: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(len(qkv))
-    q, k, v = reference.split_heads(qkv, case.layer, positions, case.rope(), case.norms())
+    variant = case.variant or AttentionVariant()
+    before, norms = (None, None) if variant.norm_last else case.norms(), case.norms()
+    q, k, v = reference.split_heads(qkv, case.layer, positions, case.rope(), before)
+    if variant.norm_last:
+        q, k = (
+            reference.head_norm(x.float(), norm).to(qkv.dtype)
+            for x, norm in zip((q, k), norms, strict=True)
+        )
+    if variant.query_scales is not None:
+        q = (q.float() * variant.query_scales[positions, None, None]).to(qkv.dtype)
     if case.int8:
         k, v = reference.through_int8(k), reference.through_int8(v)
-    return reference.attend(q, k, v, case.layer)
+    size = variant.chunk or len(qkv)
+    parts = [slice(start, start + size) for start in range(0, len(qkv), size)]
+    slopes = variant.slopes
+    return torch.cat([reference.attend(q[p], k[p], v[p], case.layer, slopes) for p in parts])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

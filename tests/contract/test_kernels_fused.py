@@ -22,6 +22,7 @@ MAKERS: dict[str, Callable[[TracedTensor], TracedTensor]] = {
     "layer norm": lambda x: ops.layer_norm(x, NORM, NORM, 1e-6)[0],
     "gate": lambda x: ops.glu(x, "silu"),
     "activation": lambda x: ops.activation(x, "gelu"),
+    "xielu": lambda x: ops.xielu(x, *torch.tensor([[0.3], [-0.4], [0.5], [-1e-6]])),
 }
 
 

@@ -16,6 +16,7 @@ import torch
 import zmq
 from safetensors.torch import save, save_file
 
+from sylvan.kernels.native.library import describe
 from sylvan.protocol.commands import (
     BytesTensors,
     CheckHealth,
@@ -40,6 +41,7 @@ from sylvan.runtime.executor.facts import read_facts
 from sylvan.runtime.executor.update_groups import broadcast, make_group
 from tests.parity.checkpoints import write
 from tests.parity.families import DENSE, EXPERT
+from tests.parity.rare import ALL
 from tests.parity.serving import Serving
 from tests.support.on_device import OnDevice
 from tests.support.random_model import write_random_model
@@ -133,6 +135,24 @@ def test_families_that_store_weights_in_their_own_way(family, runner, tmp_path):
     [result] = carry_out(serving, UpdateWeights(DiskTensors(str(two)), partial=False))
 
     assert not result.error
+    assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "mamba2"])
+def test_weights_of_programs_that_call_pytorch_back(family, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    one, two = tmp_path / "one", tmp_path / "two"
+    write(ALL[family](), 1, one)
+    write(ALL[family](), 2, two)
+    serving, fresh = Serving(one, runner="auto"), Serving(two, runner="auto")
+    serving.generate(PROMPTS)
+
+    [result] = carry_out(serving, UpdateWeights(DiskTensors(str(two)), partial=False))
+
+    assert "PyTorch in" in serving.facts.runner
+    assert not result.error
+    assert checksums(serving) == checksums(fresh)
     assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)
 
 

@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from sylvan.config.values import Secret
+from sylvan.gateway.build import client_keys
 from sylvan.gateway.http.routes import PASSED
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.routes import ENDPOINTS
 from tests.support.cluster import Elsewhere, events, gateway, raw, scripted, until
 from tests.support.scripted import write_checkpoint
@@ -666,3 +668,10 @@ async def test_metrics_have_the_families_of_the_reference(front):
                         model_id="scripted") == 3  # fmt: skip
     assert front.metric("smg_worker_health", worker=front.runtime.registry.workers[0].url) == 1
     assert front.metric("smg_http_responses_total", status_code="200", error_code="") >= 1
+
+
+def test_adapters_of_tenants_are_for_servers_to_check(tmp_path):
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [{"sha256": "0" * 64, "tenant": "a", "adapters": []}]}))
+    with pytest.raises(ConfigError, match="adapters of 'a' are checked by servers"):
+        client_keys(str(path))

@@ -96,7 +96,7 @@ async def test_names_are_resolved(checkpoint):
 
 def pod(address, *, ready=True, **changes):
     """A pod as the API server shows it."""
-    metadata = {"name": "p", "namespace": "llm"}
+    metadata = {"name": "p", "namespace": "llm", "annotations": changes.get("annotations")}
     if changes.get("deleted"):
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     condition = {"type": "Ready", "status": "True" if ready else "False"}
@@ -106,15 +106,21 @@ def pod(address, *, ready=True, **changes):
 
 @dataclass
 class ApiServer:
-    """What the API server of a cluster would answer, and what it was asked."""
+    """What the API server of a cluster would answer, and what it was asked.
 
+    `labelled` has the pods of certain selectors; all others match `pods`.
+    """
+
+    labelled: dict[str, list[dict[str, object]]] = field(default_factory=dict)
     pods: list[dict[str, object]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     status: int = 200
 
     async def __call__(self, scope, receive, send):
         self.asked.append((scope["path"], scope["query_string"].decode()))
-        content = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods}
+        selector = unquote(self.asked[-1][1]).removeprefix("labelSelector=")
+        items = self.labelled.get(selector, self.pods)
+        content = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": json.dumps(content).encode()})
@@ -180,3 +186,46 @@ async def test_all_namespaces_are_looked_at_unless_one_is_named(cluster):
     async with gateway(wait=0, **in_kubernetes(1)):
         await until(lambda: bool(cluster.asked))
     assert cluster.asked[0][0] == "/api/v1/pods"
+
+
+async def test_pods_of_prefill_and_decode_have_selectors_of_their_own(cluster, caplog):
+    annotated = {"sglang.ai/bootstrap-port": "9001"}
+    cluster.labelled = {
+        "role=p": [
+            pod("127.0.0.1", annotations=annotated),
+            pod("127.0.0.2", annotations={"sglang.ai/bootstrap-port": "no port"}),
+            pod("127.0.0.3"),
+        ],
+        "role=d": [pod("127.0.0.4", annotations=annotated)],
+        "app=sylvan": [pod("127.0.0.1"), pod("127.0.0.5")],
+    }
+    settings = in_kubernetes(
+        9,
+        discovery__selector={"app": "sylvan"},
+        discovery__prefill_selector={"role": "p"},
+        discovery__decode_selector={"role": "d"},
+    )
+    async with gateway(wait=0, **settings) as front:
+        await until(lambda: len(front.runtime.jobs.open) == 5)
+        jobs = front.runtime.jobs.open
+        source = front.metric("smg_discovery_workers_discovered", source="kubernetes")
+    assert source == 5
+    assert len({job.url for job in jobs}) == 5
+    assert "'no port' is no port" in caplog.text
+
+
+async def test_the_kind_and_port_of_pods_are_theirs(checkpoint, cluster):
+    annotated = {"sglang.ai/bootstrap-port": "9001"}
+    async with scripted(checkpoint) as a:
+        port = int(a.url.rpartition(":")[2])
+        cluster.labelled = {"role=p": [pod("127.0.0.1", annotations=annotated)], "role=d": []}
+        settings = in_kubernetes(
+            port,
+            discovery__selector={},
+            discovery__prefill_selector={"role": "p"},
+            discovery__decode_selector={"role": "d"},
+        )
+        async with gateway(wait=0, **settings) as front:
+            await until(lambda: urls(front) == {a.url})
+            [worker] = front.runtime.registry.workers
+            assert (worker.kind, worker.spec.bootstrap_port) == ("prefill", 9001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import json
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import grpc
 import httpx
+import msgspec
 import pytest
 
 from sylvan.config.route import TokensConfig
@@ -52,8 +54,8 @@ class Both:
 
 
 @asynccontextmanager
-async def both(folder, **settings):
-    engine = make_engine(folder, Tokenizer.load(folder))
+async def both(folder, facts=None, **settings):
+    engine = make_engine(folder, Tokenizer.load(folder), **(facts or {}))
     settings.setdefault("served_model_name", "scripted")
     context = make_context(engine.manager, ServerSettings(**settings))
     engine.scheduler.beat()
@@ -94,6 +96,34 @@ BODIES = {
     "completion length": ("/v1/completions", {"prompt": "abcdef", "max_tokens": 3}),
     "completion n": ("/v1/completions", {"prompt": "abc", "n": 3}),
     "completion stop": ("/v1/completions", {"prompt": "one two three", "stop": "two"}),
+    "native logprobs": (
+        "/generate",
+        {"text": "abc", "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0},
+    ),
+    "native chosen logprobs": (
+        "/generate",
+        {
+            "text": "abc",
+            "return_logprob": True,
+            "token_ids_logprob": [5, 6],
+            "return_text_in_logprobs": True,
+        },
+    ),
+    "completion logprobs": ("/v1/completions", {"prompt": "abc", "logprobs": 2, "n": 2}),
+    "completion stop logprobs": ("/v1/completions", {"prompt": "abcd", "logprobs": 0, "stop": "c"}),
+    "chat logprobs": (
+        "/v1/chat/completions",
+        {"messages": HELLO, "logprobs": True, "top_logprobs": 3},
+    ),
+    "chat thinking logprobs": (
+        "/v1/chat/completions",
+        {
+            "messages": HELLO,
+            "logprobs": True,
+            "tools": [TOOL],
+            "chat_template_kwargs": {"enable_thinking": True},
+        },
+    ),
     "chat": ("/v1/chat/completions", {"messages": HELLO}),
     "chat n": ("/v1/chat/completions", {"messages": HELLO, "n": 2}),
     "chat tools": ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}),
@@ -109,6 +139,7 @@ BODIES = {
 SCRIPTS = {
     "chat tools": TWO_CALLS,
     "chat thinking": "hm, so</think>The answer",
+    "chat thinking logprobs": "hm, so</think>The answer",
 }
 
 
@@ -122,7 +153,13 @@ def choices_of(reply):
     if isinstance(reply, list) or "text" in reply:
         rows = reply if isinstance(reply, list) else [reply]
         return [
-            (r["text"], r["output_ids"], r["meta_info"]["finish_reason"], counts(r["meta_info"]))
+            (
+                r["text"],
+                r["output_ids"],
+                r["meta_info"]["finish_reason"],
+                counts(r["meta_info"]),
+                {name: rows for name, rows in r["meta_info"].items() if "logprobs" in name},
+            )
             for r in rows
         ]
     found = []
@@ -131,7 +168,7 @@ def choices_of(reply):
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         thought = message.get("reasoning_content")
         reason, matched = choice["finish_reason"], choice["matched_stop"]
-        found.append((message["content"], thought, calls, reason, matched))
+        found.append((message["content"], thought, calls, reason, matched, choice["logprobs"]))
     return [*found, counts(reply["usage"])]
 
 
@@ -156,6 +193,17 @@ async def test_answers_are_those_of_http(worker, front, case):
         assert ours.sampling.stop == theirs.sampling.stop
 
 
+def entries_of(logprobs):
+    """Log probabilities of a chunk, one entry a token."""
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return logprobs["content"]
+    tops = logprobs["top_logprobs"] or [None] * len(logprobs["tokens"])
+    fields = (logprobs[name] for name in ("tokens", "token_logprobs", "text_offset"))
+    return list(zip(*fields, tops, strict=True))
+
+
 def joined(text):
     """Content of each choice of a stream, put together."""
     found = {}
@@ -166,7 +214,10 @@ def joined(text):
             found[event.get("index", 0)] = event["text"]
             continue
         for choice in event["choices"]:
-            row = found.setdefault(choice["index"], {"text": "", "thought": "", "calls": {}})
+            row = found.setdefault(
+                choice["index"], {"text": "", "thought": "", "calls": {}, "logs": []}
+            )
+            row["logs"] += entries_of(choice.get("logprobs"))
             if choice["finish_reason"]:
                 row["end"] = choice["finish_reason"], choice["matched_stop"]
             if "text" in choice:
@@ -213,14 +264,16 @@ async def test_seeds_and_grammars_are_passed_on(worker, front):
 
 
 REFUSED = {
-    "logprobs": ("/v1/completions", {"prompt": "x", "logprobs": 2}),
     "lora_path": ("/v1/completions", {"prompt": "x", "lora_path": "a"}),
     "prompt": ("/v1/completions", {"prompt": ["x", "y"]}),
     "tool_choice": (
         "/v1/chat/completions",
         {"messages": HELLO, "tools": [TOOL], "tool_choice": "required"},
     ),
-    "return_logprob": ("/generate", {"text": "x", "return_logprob": True}),
+    "token_ids_logprob": (
+        "/generate",
+        {"text": "x", "return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": [5]},
+    ),
     "stop_regex": ("/v1/completions", {"prompt": "x", "stop_regex": ["a+"]}),
     "never_heard_of": ("/v1/completions", {"prompt": "x", "never_heard_of": 1}),
 }
@@ -438,3 +491,184 @@ async def test_texts_are_tokenised_once(folder):
         await text.ids.of(other)
     assert await text.ids.of("abc") is not first
     assert list(await text.ids.of("abc")) == list(first)
+
+
+class CuttingProxy:
+    """Passes a worker's connections on, until it is told after how many bytes of it to die."""
+
+    def __init__(self, url):
+        self._port = int(url.rpartition(":")[2])
+        self._writers = set()
+        self.left = None  # bytes; None: all
+        self.dead = False
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"grpc://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_):
+        self._die()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader, writer):
+        if self.dead:
+            writer.close()
+            return
+        there = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers |= {writer, there[1]}
+        await asyncio.gather(
+            self._pass(reader, there[1], counted=False), self._pass(there[0], writer, counted=True)
+        )
+
+    async def _pass(self, reader, writer, *, counted):
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(256):
+                if counted and self.left is not None:
+                    self.left -= len(data)
+                    if self.left < 0:
+                        self._die()
+                        return
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def _die(self):
+        self.dead = True
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+LONG = "The quick brown fox jumps over the lazy dog. " * 8
+LOST = {
+    "stream": ("/v1/chat/completions", {"messages": HELLO, "stream": True}),
+    "whole": ("/v1/completions", {"prompt": "x", "max_tokens": 300}),
+    "samples": ("/v1/completions", {"prompt": "x", "max_tokens": 300, "n": 3, "stream": True}),
+    "native": (
+        "/generate",
+        {
+            "text": "x",
+            "stream": True,
+            "return_logprob": True,
+            "top_logprobs_num": 1,
+            "sampling_params": {"max_new_tokens": 300, "stop": ["dog. The quick brown fox X"]},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+async def test_a_request_goes_on_elsewhere_when_its_worker_is_lost(folder, case):
+    path, body = LOST[case]
+    async with both(folder) as a, both(folder) as b, CuttingProxy(a.grpc) as proxy:
+        for worker in (a, b):
+            worker.engine.control.script = lambda request, prompt: LONG
+        async with gateway(proxy.url, b.grpc, health__interval_s=3600.0) as front:
+            pinned = front.runtime.registry.by_url(b.grpc)
+            pinned.spec = msgspec.structs.replace(pinned.spec, priority=1)
+            pinned.changed()  # the other one comes first
+            warm = await front.post(path, {**body, "stream": False})
+            assert warm.status_code == 200
+            assert len(a.engine.control.requests) > 0
+            proxy.left = 1500
+            found = await front.post(path, body)
+            continued = front.metric("sylvan_gateway_streams_continued_total")
+            pinned.spec = msgspec.structs.replace(pinned.spec, priority=90)
+            expected = await front.post(path, body)
+        first, last = b.engine.control.requests[0], b.engine.control.requests[-1]
+    assert proxy.dead
+    assert continued >= 1
+    assert len(first.output_ids) > 0  # it was continued, not begun anew
+    assert len(last.output_ids) == 0
+    assert first.sampling.sampling_seed == a.engine.control.requests[-1].sampling.sampling_seed
+    if body.get("stream"):
+        assert joined(found.text) == joined(expected.text)
+        assert "error" not in found.text
+    else:
+        assert choices_of(found.json()) == choices_of(expected.json())
+
+
+async def test_who_is_no_gateway_cannot_say_what_was_given(folder):
+    async with both(folder, gateway_key=Secret("between us")) as worker:
+        async with grpc.aio.insecure_channel(worker.grpc.removeprefix("grpc://")) as channel:
+            call = channel.unary_stream(
+                f"/{SERVICE}/Generate",
+                request_serializer=pb.GenerateRequest.SerializeToString,
+                response_deserializer=pb.GenerateResponse.FromString,
+            )
+            message = pb.GenerateRequest(
+                tokenized=pb.TokenizedInput(input_ids=[5, 6]),
+                emitted=[pb.EmittedSample(index=0, token_ids=[7])],
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                async for _ in call(message):
+                    pass
+        assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert worker.engine.control.requests == []
+        async with gateway(worker.grpc) as front:
+            [known] = front.runtime.registry.workers
+            assert not known.found.journals
+        async with gateway(worker.grpc, workers__gateway_key=Secret("between us")) as front:
+            [known] = front.runtime.registry.workers
+            assert known.found.journals
+
+
+EMBEDDED = {
+    "text": {"input": "caf\u00e9"},
+    "texts": {"input": [f"text {number}" for number in range(40)]},
+    "ids": {"input": [5, 6, 7]},
+    "many ids": {"input": [[5, 6], [7]]},
+    "base64": {"input": "abc", "encoding_format": "base64"},
+}
+
+
+@pytest.mark.parametrize("case", EMBEDDED)
+async def test_embeddings_are_those_of_http(folder, case):
+    async with embedding(folder) as worker, gateway(worker.grpc) as front:
+        async with httpx.AsyncClient(base_url=worker.http, timeout=30) as direct:
+            expected = await direct.post("/v1/embeddings", json={**EMBEDDED[case], "model": "m"})
+        found = await front.post("/v1/embeddings", {**EMBEDDED[case], "model": "m"})
+        loads = [w.load for w in front.runtime.registry.workers]
+    assert (found.status_code, expected.status_code) == (200, 200), found.text
+    assert found.json()["data"] == expected.json()["data"]
+    assert found.json()["usage"]["prompt_tokens"] == expected.json()["usage"]["prompt_tokens"]
+    assert loads == [0]
+
+
+@asynccontextmanager
+async def embedding(folder):
+    """A worker whose model makes vectors."""
+    async with both(folder, {"task": "embed", "vector_size": 8}) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        ({"input": []}, 400, "input"),
+        ({"input": ["a", ""]}, 400, "input"),
+        ({"input": "x", "dimensions": 3}, 501, "dimensions"),
+        ({"input": 3}, 400, "input"),
+    ],
+)
+async def test_texts_that_cannot_be_embedded_are_refused(worker, front, body, status, why):
+    reply = await front.post("/v1/embeddings", body)
+    assert reply.status_code == status
+    assert why in reply.json()["error"]["message"]
+    assert worker.engine.control.embeds == []
+
+
+async def test_a_text_is_embedded_elsewhere_when_a_worker_is_gone(folder):
+    async with AsyncExitStack() as stack:
+        b = await stack.enter_async_context(embedding(folder))
+        a = await stack.enter_async_context(embedding(folder))
+        settings = {"routing__policy": "round_robin", "health__enabled": False}
+        front = await stack.enter_async_context(gateway(a.grpc, b.grpc, **settings))
+        await front.post("/v1/embeddings", {"input": ["x", "y"]})
+        gone = front.runtime.registry.by_url(a.grpc)
+        gone.spec = msgspec.structs.replace(gone.spec, url="grpc://127.0.0.1:9")
+        reply = await front.post("/v1/embeddings", {"input": [f"{i}" for i in range(6)]})
+    assert reply.status_code == 200
+    assert len(reply.json()["data"]) == 6
+    assert len(b.engine.control.embeds) >= 6

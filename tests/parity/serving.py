@@ -102,6 +102,7 @@ class Serving:
         priority: int = 0,
         eos_ids: tuple[int, ...] = (),
         thinking: Thinking | None = None,
+        lora: str | None = None,
         **sampling: object,
     ) -> str:
         self._count += 1
@@ -118,6 +119,7 @@ class Serving:
                 eos_ids=eos_ids,
                 logprobs=logprobs,
                 thinking=thinking,
+                lora=lora,
             )
         )
         return rid

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sylvan.kernels.native.library import describe, load
 from sylvan.protocol.requests import LogprobOptions
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.serving import Serving
+from tests.support.adapters import AdapterServing, write_random_adapter
 from tests.support.guesser import Guesser
 from tests.support.pairs import covering_rows, pairs_of
 
@@ -38,7 +40,10 @@ AXES = {
     "page_size": (16, 64),
     "threads": (1, 2),
     "guesses": (0.0, 0.5, 1.0),  # share that is right; 0: none are made
+    "adapters": ("off", "some", "one slot"),  # of `ASKED`, in as many slots or one after another
 }
+ASKED = ("first", None, "second", "first")
+"""Adapters of the prompts, where there are any."""
 EVERYTHING = LogprobOptions(token_ids=tuple(range(0, VOCAB, 5)))
 SAMPLING = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.9, "sampling_seed": 3}
 LENGTHS = (530, 250, 300, 37)
@@ -77,11 +82,26 @@ def prompts():
     return [rng.integers(4, VOCAB, n).tolist() for n in LENGTHS]
 
 
-def serving_of(model_dir, options, row, answers=None) -> Serving:
+@pytest.fixture(scope="module")
+def adapters(model_dir, tmp_path_factory):
+    """By the model's directory, those that `ASKED` names."""
+    folder = tmp_path_factory.mktemp("adapters")
+    ranks = {"first": 8, "second": 3}
+    return {
+        name: write_random_adapter(folder / name, model_dir, rank, r=rank)
+        for name, rank in ranks.items()
+    }
+
+
+def serving_of(model_dir, options, row, adapters, answers=None) -> Serving:
     """`answers` of prompts are what is guessed."""
     guesser = Guesser(answers or {}, VOCAB, right=row["guesses"], count=5)
     tokens = max(LENGTHS) + 400 if row["preempted"] else 2 * sum((*LENGTHS, *NOISE))
-    return Serving(
+    made = Serving
+    if row["adapters"] != "off":
+        slots = {"max_per_batch": 1 if row["adapters"] == "one slot" else 3}
+        made = partial(AdapterServing, folders=adapters, settings=slots)
+    return made(
         model_dir,
         runner="program",
         options=options | {"threads": row["threads"]},
@@ -93,13 +113,20 @@ def serving_of(model_dir, options, row, answers=None) -> Serving:
     )
 
 
+def asked(serving) -> list[str | None]:
+    """Ids of the adapters of the prompts."""
+    ids = serving.ids if isinstance(serving, AdapterServing) else {}
+    return [ids.get(name) for name in ASKED]
+
+
 def warm(serving, prompts, prefix) -> None:
     """Let prompts, or what they begin with, be in the cache."""
     if prefix == "none":
         return
-    for prompt in reversed(prompts):  # the first is not to be forgotten
+    for prompt, lora in reversed(list(zip(prompts, asked(serving), strict=True))):
+        # the first is not to be forgotten
         part = prompt if prefix == "whole" else prompt[: len(prompt) * 2 // 3 | 1]
-        serving.generate([part], max_new_tokens=1)
+        serving.generate([part], max_new_tokens=1, lora=lora)
 
 
 def noise(serving, count, **changes) -> None:
@@ -126,8 +153,8 @@ def lives(serving, prompts, company, *, preempted=False) -> list[Life]:
         for count in NOISE:
             noise(serving, count)
     rids = []
-    for prompt in prompts:
-        rids.append(serving.add(prompt, logprobs=EVERYTHING, **SAMPLING))
+    for prompt, lora in zip(prompts, asked(serving), strict=True):
+        rids.append(serving.add(prompt, logprobs=EVERYTHING, lora=lora, **SAMPLING))
         if company == "alone":
             run(serving, preempted=preempted)
         for _ in range(2 * (company == "joining")):
@@ -143,25 +170,33 @@ def lives(serving, prompts, company, *, preempted=False) -> list[Life]:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_rows_that_cover_all_pairs_give_the_same_bits(model_dir, prompts, form):
-    compare_rows(model_dir, prompts, FORMATS[form], list(FORMATS).index(form))
+def test_rows_that_cover_all_pairs_give_the_same_bits(model_dir, prompts, adapters, form):
+    compare_rows(model_dir, prompts, adapters, FORMATS[form], list(FORMATS).index(form))
 
 
-def test_window_layers_give_the_same_bits_in_all_pairs(windows_dir, prompts):
-    compare_rows(windows_dir, prompts, FORMATS["bfloat16"], len(FORMATS))
+def test_window_layers_give_the_same_bits_in_all_pairs(windows_dir, prompts, adapters):
+    compare_rows(windows_dir, prompts, adapters, FORMATS["bfloat16"], len(FORMATS))
 
 
-def compare_rows(model_dir, prompts, options, seed):
+def compare_rows(model_dir, prompts, adapters, options, seed):
     """Each row of a covering array against each prompt alone."""
     plain = dict(zip(AXES, (values[0] for values in AXES.values()), strict=True))
-    wanted = lives(serving_of(model_dir, options, plain), prompts, "alone")
-    answers = {tuple(p): life.tokens for p, life in zip(prompts, wanted, strict=True)}
+    lone = {
+        kind: lives(
+            serving_of(model_dir, options, plain | {"adapters": kind}, adapters), prompts, "alone"
+        )
+        for kind in AXES["adapters"][:2]
+    }
     rows = covering_rows(AXES, seed)
 
-    assert all(len(life.logprobs) == len(life.tokens) == 24 for life in wanted)
-    assert len({tuple(life.tokens) for life in wanted}) == len(prompts)
+    for base, life, name in zip(*lone.values(), ASKED, strict=True):
+        assert np.array_equal(base.logprobs, life.logprobs) == (name is None)
     for row in rows:
-        serving = serving_of(model_dir, options, row, answers)
+        wanted = lone["off" if row["adapters"] == "off" else "some"]
+        answers = {tuple(p): life.tokens for p, life in zip(prompts, wanted, strict=True)}
+        assert all(len(life.logprobs) == len(life.tokens) == 24 for life in wanted)
+        assert len({tuple(life.tokens) for life in wanted}) == len(prompts)
+        serving = serving_of(model_dir, options, row, adapters, answers)
         warm(serving, prompts, row["prefix"])
         before = serving.scheduler.load().cached_prompt_tokens
         found = lives(serving, prompts, row["company"], preempted=row["preempted"])
@@ -170,8 +205,9 @@ def compare_rows(model_dir, prompts, options, seed):
 
         assert row["prefix"] == "none" or load.cached_prompt_tokens > before, row
         assert (load.retractions > 0) == row["preempted"], row
-        guessed = row["guesses"] and not row["overlap"]  # with it the newest token is not known
-        assert (load.verified_drafts > 0) == bool(guessed), row
+        assert not load.verified_drafts or row["guesses"], row
+        # with overlap the newest token is known only where nothing is in flight
+        assert load.verified_drafts or row["overlap"] or not row["guesses"], row
         for a, b in zip(wanted, found, strict=True):
             assert a.tokens == b.tokens, row
             assert np.array_equal(a.logprobs, b.logprobs), row

@@ -1,4 +1,4 @@
-"""Our families that no step program holds: their layers run on native kernels, as in a server."""
+"""Families of which programs hold a part, and layers by native kernels alone, as in a server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import transformers
 
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.library import describe
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor import build
 from tests.parity import families
 from tests.parity.checkpoints import FAMILIES, SHAPE, VOCAB, write
@@ -18,17 +19,14 @@ from tests.parity.serving import Serving
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
 
 ATTENDING, LINEARS = "eager (native linears and attention, ", "eager (native linears, "
-UNRECORDED = {
-    "lfm2": ATTENDING,
-    "qwen3-next": ATTENDING,
-    "granite4": ATTENDING,
-    "mamba2": LINEARS,
-    "apertus": ATTENDING,
-    "hunyuan": ATTENDING,
-    "ministral3": ATTENDING,
-    "llama4": LINEARS,
-    "bloom": LINEARS,
+PARTIAL = {
+    "lfm2": "ShortConv",
+    "qwen3-next": "GateAttention, GatedDelta",
+    "granite4": "Mamba2",
+    "mamba2": "Mamba2",
+    "jamba": "Mamba",
 }
+VARIANTS = ("apertus", "hunyuan", "ministral3", "llama4", "bloom", "mpt")
 REFUSED = {
     "llama-tied-bias": ATTENDING,
     "gemma2": ATTENDING,
@@ -36,6 +34,14 @@ REFUSED = {
     "opt": ATTENDING,
     "glm4": ATTENDING,
     "deepseek-v3": LINEARS,
+    "lfm2": ATTENDING,
+    "qwen3-next": ATTENDING,
+    "mamba2": LINEARS,
+    "apertus": ATTENDING,
+    "hunyuan": ATTENDING,
+    "ministral3": ATTENDING,
+    "llama4": LINEARS,
+    "bloom": LINEARS,
 }
 
 
@@ -44,25 +50,38 @@ def as_in_a_server(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
 
 
-@pytest.mark.parametrize("family", UNRECORDED)
-def test_family_without_a_program_equals_transformers(family, tmp_path):
+@pytest.mark.parametrize("family", PARTIAL)
+def test_a_partial_program_equals_transformers(family, tmp_path):
+    """Alone, batched, chunked, from the prefix cache and after preemption."""
     model = write(ALL[family](), len(family), tmp_path)
 
     found = compare(tmp_path, model, new=32)
 
-    assert found.runner.startswith(UNRECORDED[family])
+    assert found.runner.startswith("program (")
+    assert found.runner.endswith(f", PyTorch in {PARTIAL[family]}")
+    assert not found.modes
+    assert found.excess <= 1
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_variants_of_attention_and_activations_are_in_programs(family, tmp_path):
+    model = write(ALL[family](), len(family), tmp_path)
+
+    found = compare(tmp_path, model, new=32)
+
+    assert found.runner.startswith("program (")
     assert not found.modes
     assert found.excess <= 1
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_layers_equal_transformers_where_recording_is_refused(family, tmp_path, monkeypatch):
+def test_layers_equal_transformers_where_tracing_is_refused(family, tmp_path, monkeypatch):
     """Norms, blocks, heads and embeddings of many kinds, which programs usually hold."""
 
     def refuse(plan):
         raise Unsupported("for this test")
 
-    monkeypatch.setattr(build, "_record", refuse)
+    monkeypatch.setattr(build, "_with_traced", refuse)
     model = write((FAMILIES | ALL)[family](), len(family), tmp_path)
 
     found = compare(tmp_path, model, new=32)
@@ -77,7 +96,7 @@ def test_layers_equal_transformers_where_recording_is_refused(family, tmp_path, 
     [
         ({"attention": "torch"}, LINEARS),
         ({"dtype": "bfloat16", "kv_dtype": "fp8_e4m3"}, LINEARS),
-        ({"dtype": "bfloat16"}, ATTENDING),
+        ({"dtype": "bfloat16"}, "program ("),
         ({"dtype": "float16"}, "eager"),
         ({"page_size": 8}, LINEARS),
     ],
@@ -91,6 +110,13 @@ def test_kernels_give_way_to_what_was_chosen(options, runner, tmp_path):
     assert serving.facts.runner.startswith(runner)
     assert not serving.facts.exact
     assert serving.generate([[5, 6, 7]], max_new_tokens=4)
+
+
+def test_a_partial_program_is_not_deterministic(tmp_path):
+    write(ALL["lfm2"](), 3, tmp_path)
+
+    with pytest.raises(ConfigError, match="deterministic=true cannot be kept: PyTorch computes"):
+        Serving(tmp_path, runner="auto", options={"deterministic": True})
 
 
 def test_runner_eager_is_pytorch_alone(tmp_path):

@@ -26,7 +26,7 @@ from sylvan.config.route import (
     RouteConfig,
     WorkersConfig,
 )
-from sylvan.gateway.build import GatewayRuntime
+from sylvan.gateway.build import Clocks, GatewayRuntime, PeerPlace
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.context import make_context
@@ -152,7 +152,12 @@ class RunningGateway:
 
 @asynccontextmanager
 async def gateway(
-    *urls: str, wait: int | None = None, base: RouteConfig = QUICK, **changes: Any
+    *urls: str,
+    wait: int | None = None,
+    base: RouteConfig = QUICK,
+    peers: PeerPlace | None = None,
+    clocks: Clocks | None = None,
+    **changes: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of workers.
 
@@ -160,12 +165,14 @@ async def gateway(
         urls: Of the workers.
         wait: How many of them are waited for; None: all.
         base: Settings.
+        peers: The other processes of the gateway.
+        clocks: Its time.
         changes: To settings, by path with `__` for the dot.
     """
     values = {"workers.urls": urls} | {k.replace("__", "."): v for k, v in changes.items()}
     config = replaced(base, values)
     async with AsyncExitStack() as stack:
-        runtime = await stack.enter_async_context(GatewayRuntime(config))
+        runtime = await stack.enter_async_context(GatewayRuntime(config, clocks, peers))
         url = await stack.enter_async_context(served(runtime.app))
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, timeout=60, verify=False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import ClassVar
 
 from sylvan.config.route import RoutingConfig
 from sylvan.gateway import policies
@@ -168,3 +170,108 @@ class Cluster:
         """Share of the bytes of prompts that were held."""
         nodes = self.nodes.values()
         return sum(n.held_bytes for n in nodes) / sum(n.seen_bytes for n in nodes)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request at a simulated worker, with the work that is left of it, in tokens."""
+
+    group: int
+    request: RoutingRequest
+    placement: Placement
+    dispatch: Dispatch
+    work: float = 0.0
+
+
+@dataclass(slots=True)
+class ClosedLoop:
+    """Clients that ask again when they are answered, and workers that share processor cores.
+
+    A worker serves one request after the other: the tokens of the prompt that it does not hold, and
+    `REST` for all else. A token takes a millisecond of one core.
+    """
+
+    SYSTEM: ClassVar = 1024
+    QUESTION: ClassVar = 64
+    REST: ClassVar = 250
+    CACHE: ClassVar = 8192
+
+    policy: RoutingPolicy
+    registry: Registry
+    shared_cores: int
+    held: dict[str, dict[int, None]] = field(default_factory=dict)
+    queues: dict[str, list[_Job]] = field(default_factory=dict)
+    hits: int = 0
+    served: int = 0
+    now_s: float = 0.0
+
+    @classmethod
+    def of(cls, name: str, num_workers: int, shared_cores: int) -> ClosedLoop:
+        clock, registry = VirtualClock(), Registry()
+        loop = cls(make_policy(name, registry, clock), registry, shared_cores)
+        for number in range(num_workers):
+            worker = make_worker(number, clock)
+            registry.add(worker)
+            loop.held[worker.id], loop.queues[worker.id] = {}, []
+        return loop
+
+    def run(self, groups: int, per_group: int, num_clients: int, seed: int = 0) -> None:
+        """Serve so many requests of each group, in a mixed order."""
+        rng = random.Random(seed)
+        asked = [group for group in range(groups) for _ in range(per_group)]
+        rng.shuffle(asked)
+        waiting = [(group, self._request(group, rng)) for group in asked]
+        for _ in range(num_clients):
+            self._submit(waiting)
+        while busy := [queue for queue in self.queues.values() if queue]:
+            first = min(busy, key=lambda queue: queue[0].work)
+            done = first[0].work
+            rate = min(1.0, self.shared_cores / len(busy))
+            self.now_s += done / rate / 1000
+            for queue in busy:
+                queue[0].work -= done
+            self._finish(first)
+            self._submit(waiting)
+
+    def _submit(self, waiting: list[tuple[int, RoutingRequest]]) -> None:
+        if not waiting:
+            return
+        group, request = waiting.pop()
+        placement = self.policy.select(self.registry.candidates("m"), request)
+        dispatch = placement.worker.begin(placement.new_tokens)
+        queue = self.queues[placement.worker.id]
+        queue.append(_Job(group, request, placement, dispatch))
+        if len(queue) == 1:
+            self._begin(queue[0])
+
+    def _begin(self, job: _Job) -> None:
+        held = self.held[job.placement.worker.id]
+        hit = job.group in held
+        held.pop(job.group, None)
+        held[job.group] = None
+        while len(held) * (self.SYSTEM + self.QUESTION) > self.CACHE:
+            del held[next(iter(held))]
+        self.hits += self.SYSTEM * hit
+        self.served += 1
+        job.work = self.REST + self.QUESTION + self.SYSTEM * (not hit)
+
+    def _finish(self, queue: list[_Job]) -> None:
+        job = queue.pop(0)
+        job.dispatch.close()
+        self.policy.completed(job.placement, job.request, Outcome(success=True))
+        if queue:
+            self._begin(queue[0])
+
+    def _request(self, group: int, rng: random.Random) -> RoutingRequest:
+        system = random.Random(group).choices(range(3, 200), k=self.SYSTEM)
+        ids = [*system, *rng.choices(range(3, 200), k=self.QUESTION)]
+        return RoutingRequest(prompt=array("i", ids).tobytes(), token_ids=ids)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the tokens of prompts that were held."""
+        return self.hits / (self.served * (self.SYSTEM + self.QUESTION))
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.served / self.now_s

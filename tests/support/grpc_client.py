@@ -30,6 +30,7 @@ REPLIES: dict[str, Any] = {
     "StartProfile": common.ProfileResponse,
     "GetTokenizer": common.GetTokenizerChunk,
     "LoadLoRAAdapter": pb.LoadLoRAAdapterResponse,
+    "UnloadLoRAAdapter": pb.UnloadLoRAAdapterResponse,
     "ListLoadedLoRAAdapters": pb.ListLoadedLoRAAdaptersResponse,
 }
 

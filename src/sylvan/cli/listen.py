@@ -74,6 +74,23 @@ def listen(
         raise ConfigError(_explain((host, port), names, flag, error)) from error
 
 
+def reserve(server: Listening) -> socket.socket:
+    """Take a port for processes that share it. They listen there; this socket never does.
+
+    Raises:
+        ConfigError: the address cannot be used; says what can.
+    """
+    names = "server.host", "server.port"
+    listen(server.host, server.port, names, "--port").close()  # fails where others share the port
+    family = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0][0]
+    made = socket.socket(family, socket.SOCK_STREAM)
+    if family == socket.AF_INET6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as those that listen
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    made.bind((server.host, server.port))
+    return made
+
+
 def free_port(host: str, after: int) -> int | None:
     """The next port above `after` that can be listened on."""
     for port in range(after + 1, min(after + 1 + _PORTS_TRIED, 65536)):

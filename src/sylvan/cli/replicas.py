@@ -72,12 +72,14 @@ class ReplicaSpec:
         url: Where it listens.
         settings: Its configuration file.
         environment: Variables that it gets besides those of this process.
+        words: Of its command line.
     """
 
     number: int
     url: str
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
+    words: Sequence[str] = ("serve",)
 
 
 def replica_specs(
@@ -178,6 +180,7 @@ class Replicas:
         folder: Private; for configuration files.
         on_loss: Told the address of each server that has ended.
         drain_s: How long a server may take to finish what it has when all are stopped.
+        noun: What one is called.
     """
 
     def __init__(
@@ -186,8 +189,10 @@ class Replicas:
         folder: Path,
         on_loss: Callable[[str], None],
         drain_s: float,
+        noun: str = "replica",
     ) -> None:
         self._specs = specs
+        self._noun = noun
         self._folder = folder
         self._on_loss = on_loss
         self._patience_s = drain_s + STOP_S
@@ -233,10 +238,10 @@ class Replicas:
                 process.kill()
 
     async def _start(self, spec: ReplicaSpec) -> Process:
-        path = self._folder / f"replica-{spec.number}.json"
+        path = self._folder / f"{self._noun}-{spec.number}.json"
         path.touch(mode=0o600)
         path.write_text(json.dumps(spec.settings))
-        command = ["-m", "sylvan", "serve", "--quiet", "--until-eof", "--share-port"]
+        command = ["-m", "sylvan", *spec.words, "--quiet", "--until-eof", "--share-port"]
         # its own session: signals to the terminal's group are for this process to handle
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -256,17 +261,18 @@ class Replicas:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             if not self._started:
                 if not self._stillborn.done():
-                    self._stillborn.set_result(f"replica {spec.number} did not start ({how})")
+                    self._stillborn.set_result(f"{self._noun} {spec.number} did not start ({how})")
                 return
-            logger.error("replica %d ended (%s) pid=%d", spec.number, how, process.pid)
+            logger.error("%s %d ended (%s) pid=%d", self._noun, spec.number, how, process.pid)
             self._on_loss(spec.url)
             delay_s = backoff.next_delay_s()
             if delay_s is None:
-                logger.error("replica %d died too often; it is not started again", spec.number)
+                message = "%s %d died too often; it is not started again"
+                logger.error(message, self._noun, spec.number)
                 return
             await asyncio.sleep(delay_s)
             self._processes[spec.number] = await self._start(spec)
-            logger.warning("replica %d started again", spec.number)
+            logger.warning("%s %d started again", self._noun, spec.number)
 
     async def _stop(self, process: Process) -> None:
         if process.returncode is not None:

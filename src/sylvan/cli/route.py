@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import make_asgi_app
 
@@ -25,7 +26,7 @@ from sylvan.config.route import FrontConfig, LimitsConfig, MeasureConfig, RouteC
 from sylvan.config.route_check import check_route
 from sylvan.config.schema import ROUTE
 from sylvan.config.sources import gather_as
-from sylvan.gateway.build import GatewayRuntime
+from sylvan.gateway.build import GatewayRuntime, PeerPlace
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.utils import logs
@@ -39,6 +40,8 @@ SPEC = Spec(
     options=(
         *CLIENT_OPTIONS,
         Option("until_eof", "Stop when standard input ends: for programs that start a gateway."),
+        Option("share_port", "Let other processes use the port, too: for `processes`."),
+        Option("peer", "Be one of several processes: for `processes`.", metavar="FOLDER:NUMBER"),
         Option("quiet", "Print nothing but warnings and errors."),
         Option("markdown", "Print the reference of all settings."),
         Option("json", "With status: print JSON."),
@@ -64,10 +67,32 @@ def run(args: Parsed) -> int:
     logs.set_up(level, observe.log_format, folder=observe.log_dir)
     for note in loaded.notes:
         logger.warning("%s", note)
-    sockets = Sockets.taken(config)
+    peers = _peers(args.options.get("peer"), config.processes)
+    if config.processes > 1 and peers is None:
+        return _many(config, quiet, until_eof=args.has("until_eof"))
+    sockets = Sockets.taken(config, share=args.has("share_port"))
+    job = _Job(config, sockets, quiet, args.has("until_eof"), peers)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        runner.run(_serve(config, sockets, quiet, until_eof=args.has("until_eof")))
+        runner.run(job.run())
     return DONE
+
+
+def _many(config: RouteConfig, quiet: bool, *, until_eof: bool) -> int:
+    from sylvan.cli.route_processes import GatewayProcesses
+
+    processes = GatewayProcesses(config)
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        runner.run(processes.run(lambda port: _greet(config, port, quiet), until_eof=until_eof))
+    return DONE
+
+
+def _peers(given: str | None, count: int) -> PeerPlace | None:
+    if given is None:
+        return None
+    folder, _, number = given.rpartition(":")
+    if not folder or not number.isdigit() or int(number) >= count:
+        raise ConfigError(f"--peer: expected FOLDER:NUMBER, got {given!r}")
+    return PeerPlace(Path(folder), int(number), count)
 
 
 def load_route(args: Parsed) -> Loaded[RouteConfig]:
@@ -90,13 +115,13 @@ class Sockets:
     metrics: socket.socket | None
 
     @classmethod
-    def taken(cls, config: RouteConfig) -> Sockets:
-        """Listen on all addresses.
+    def taken(cls, config: RouteConfig, *, share: bool = False) -> Sockets:
+        """Listen on all addresses; with `share` other processes may use the port of clients, too.
 
         Raises:
             ConfigError: one cannot be used; says what can.
         """
-        return cls.beside(bind(config.server), config.observe)
+        return cls.beside(bind(config.server, share=share), config.observe)
 
     @classmethod
     def beside(cls, front: socket.socket | None, observe: MeasureConfig) -> Sockets:
@@ -112,15 +137,33 @@ class Sockets:
         return cls(front, listen(host, port, names, "--observe.metrics-port"))
 
 
-async def _serve(config: RouteConfig, sockets: Sockets, quiet: bool, *, until_eof: bool) -> None:
-    """Serve until told to stop, drain, close."""
-    with Stop(at_eof=until_eof) as stop:
-        async with GatewayRuntime(config) as gateway, fronted(gateway, config, sockets) as port:
-            if not quiet:
-                print(_greeting(config, port), flush=True)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    config: RouteConfig
+    sockets: Sockets
+    quiet: bool
+    until_eof: bool
+    peers: PeerPlace | None
+
+    async def run(self) -> None:
+        """Serve until told to stop, drain, close."""
+        config, peers = self.config, self.peers
+        async with AsyncExitStack() as stack:
+            stop = stack.enter_context(Stop(at_eof=self.until_eof))
+            runtime = GatewayRuntime(config, peers=peers)
+            gateway = await stack.enter_async_context(runtime)
+            port = await stack.enter_async_context(fronted(gateway, config, self.sockets))
+            if peers is not None:
+                (peers.folder / f"ready-{peers.number}").touch()
+            _greet(config, port, self.quiet)
             await stop.wait()
             logger.info("stopping: running requests may take %g s", config.server.drain_s)
             await gateway.drain(config.server.drain_s)
+
+
+def _greet(config: RouteConfig, port: int, quiet: bool) -> None:
+    if not quiet:
+        print(_greeting(config, port), flush=True)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from sylvan.config.parse import SWITCH_WORDS
 from sylvan.config.sglang_flags import NO_EFFECT, REFUSED
@@ -139,8 +139,11 @@ def _kv_dtype(value: object) -> Pairs:
 
 
 def _adapters(value: object) -> Pairs:
-    """`name=DIR`, `DIR`, or {"lora_name": ..., "lora_path": ...}; one or many."""
-    yield "lora.adapters", dict(_adapter(item) for item in _listed(value))
+    """`name=DIR`, `DIR`, or {"lora_name": ..., "lora_path": ..., "pinned": ...}; one or many."""
+    found = [_adapter(item) for item in _listed(value)]
+    yield "lora.adapters", {name: path for name, path, _ in found}
+    if pinned := tuple(name for name, _, pinned in found if pinned):
+        yield "lora.pinned", pinned
 
 
 def _listed(value: object) -> Sequence[object]:
@@ -154,14 +157,14 @@ def _listed(value: object) -> Sequence[object]:
     return str(value).split()
 
 
-def _adapter(item: object) -> tuple[str, str]:
+def _adapter(item: object) -> tuple[str, str, bool]:
     if isinstance(item, str) and item.lstrip().startswith("{"):
         item = json.loads(item)
     if isinstance(item, Mapping):
-        record = cast("Mapping[str, str]", item)
-        return record["lora_name"], record["lora_path"]
+        record = cast("Mapping[str, Any]", item)
+        return record["lora_name"], record["lora_path"], bool(record.get("pinned"))
     name, sign, path = str(item).partition("=")
-    return (name, path) if sign else (name.rstrip("/").rpartition("/")[2], name)
+    return (name, path, False) if sign else (name.rstrip("/").rpartition("/")[2], name, False)
 
 
 def _role(value: object) -> Pairs:

@@ -176,6 +176,19 @@ def _not_behind_gateway(case: Case) -> Sequence[str]:
     return [path for path in _ALONE if get(case.config, path) not in (None, "", ())]
 
 
+def _pinned(case: Case) -> str:
+    """What is wrong with the adapters that are to be pinned; empty: nothing."""
+    lora = case.config.lora
+    if lora is None:
+        return ""
+    unknown = [name for name in lora.pinned if name not in lora.adapters]
+    if unknown:
+        return f"{unknown[0]} is not one of lora.adapters"
+    if len(lora.pinned) >= max(2, lora.max_per_batch):
+        return f"others would have no slot; lora.max_per_batch is {lora.max_per_batch}"
+    return ""
+
+
 def _context_over_cache(case: Case) -> bool:
     longest, plan = case.config.context_len, case.resolved.plan
     return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
@@ -189,11 +202,27 @@ def _number(value: int | str | None) -> int:
 RULES = (
     Rule(
         "feature does not exist yet",
-        ("lora", "disagg"),
+        ("disagg",),
         lambda c: bool(_pending(c)),
         lambda c: "\n".join(
             f"{path}: not supported yet: {c.facts.missing[path]}" for path in _pending(c)
         ),
+    ),
+    Rule(
+        "fewer adapters in memory than in a batch",
+        ("lora.max_loaded", "lora.max_per_batch"),
+        lambda c: (
+            c.config.lora is not None
+            and c.config.lora.max_loaded is not None
+            and c.config.lora.max_loaded < c.config.lora.max_per_batch
+        ),
+        "{lora.max_loaded}: fewer than {lora.max_per_batch}, which are in memory at the same time",
+    ),
+    Rule(
+        "pinned adapters",
+        ("lora.pinned", "lora.max_per_batch"),
+        lambda c: bool(_pinned(c)),
+        lambda c: f"{{lora.pinned}}: {_pinned(c)}",
     ),
     Rule(
         "replicas behind another front",

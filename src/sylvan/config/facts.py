@@ -116,6 +116,7 @@ class Facts:
         attention: Backends by name, the preferred ones first.
         draft: The draft model, if there is one.
         draft_reads_alike: Its ids stand for the same texts.
+        adapter_rank: Largest rank of the adapters to load at start; 0: there are none.
         options: For each field whose values are names of modules, the names there are.
         quantizations: Methods that there are kernels for.
         absent: Kinds of devices that were looked for in vain -> why, and the way out.
@@ -128,6 +129,7 @@ class Facts:
     attention: Mapping[str, AttentionFacts]
     draft: ModelFacts | None = None
     draft_reads_alike: bool = True
+    adapter_rank: int = 0
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     quantizations: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -149,7 +151,6 @@ class Facts:
 
 
 PENDING: Mapping[str, str] = {
-    "lora": "LoRA adapters",
     "disagg": "prefill and decode on different servers",
 }
 """Sections of the tree that nothing reads yet; help leaves them out, and using one is an error."""

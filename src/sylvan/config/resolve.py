@@ -29,6 +29,10 @@ SMALL_MODEL_PARAMS = 200_000_000
 MAX_RUNNING_REQS = 256
 NGRAM_GUESSES = 10
 MODEL_GUESSES = 4
+USUAL_RANK = 64
+"""Few adapters have a larger one."""
+ADAPTER_SHARE = 0.1
+"""Of the host's memory, for adapters."""
 STATE_SHARE = 1 / 3
 """Of the memory besides weights, for recurrent states."""
 MIN_STATES = 3
@@ -279,6 +283,18 @@ def _speculative(state: _State) -> None:
     state.decide("speculative.num_draft_tokens", tokens, "the guesses and the token before them")
 
 
+def _lora(state: _State) -> None:
+    if state.config.lora is None:
+        return
+    rank, why = USUAL_RANK, "few adapters have more"
+    if state.facts.adapter_rank > rank:
+        rank, why = state.facts.adapter_rank, "the largest of lora.adapters"
+    state.decide("lora.max_rank", rank, why)
+    host = state.facts.devices.get("cpu", state.device)
+    size = max(1 << 20, int(ADAPTER_SHARE * host.available_bytes))
+    state.decide("lora.memory", size, "a tenth of the host's free memory")
+
+
 def _overlap(state: _State) -> None:
     if state.config.speculative is not None:
         state.decide("scheduler.overlap", "off", "guesses follow the newest token")
@@ -298,6 +314,8 @@ def _plan(state: _State) -> MemoryPlan:
     samples = config.speculative.most_samples(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
     work += _number(config.cache.max_states) * state_bytes(model)
+    if config.lora is not None and config.device == "cpu":
+        work += _number(config.lora.memory)
     draft = state.facts.draft
     if draft is not None:
         weights += weight_bytes(draft, str(config.dtype), None)
@@ -385,5 +403,6 @@ _STEPS: tuple[Callable[[_State], None], ...] = (
     _recurrent,
     _batch,
     _speculative,
+    _lora,
     _overlap,
 )

@@ -11,20 +11,6 @@ from sylvan.config.schema import ROUTE
 from sylvan.protocol.errors import ConfigError
 
 PENDING: Mapping[str, str] = {
-    "processes": "several gateway processes",
-    "workers.prefill_urls": "pairs of prefill and decode servers",
-    "workers.decode_urls": "pairs of prefill and decode servers",
-    "routing.cache_events": "following cache events",
-    "routing.prefill_policy": "pairs of prefill and decode servers",
-    "routing.decode_policy": "pairs of prefill and decode servers",
-    **dict.fromkeys(
-        (
-            "discovery.prefill_selector",
-            "discovery.decode_selector",
-            "discovery.bootstrap_annotation",
-        ),
-        "pairs of prefill and decode servers",
-    ),
     "tokens.cache_bytes": "a cache of prefixes of texts (tokens.cache_entries keeps whole ones)",
     **dict.fromkeys(
         (
@@ -35,12 +21,9 @@ PENDING: Mapping[str, str] = {
         ),
         "a history of responses and conversations",
     ),
-    "control.jwt_issuer": "JWT (control.api_keys has keys of operators)",
-    "control.jwt_audience": "JWT",
-    "control.jwt_jwks_uri": "JWT",
-    "control.jwt_role_mapping": "JWT",
 }
 """What does not exist yet, by field or section."""
+_SELECTORS = ("selector", "prefill_selector", "decode_selector")
 _THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 _BY_POLICY: Mapping[str, tuple[str, ...]] = {
     "cache_aware": (*_THRESHOLDS, "max_tree_bytes"),
@@ -57,6 +40,7 @@ def check_route(loaded: Loaded[RouteConfig]) -> None:
         ConfigError: something was given that cannot work; one line for each.
     """
     lines = [*_pending(loaded), *_of_other_policies(loaded), *_idle(loaded)]
+    lines += _processes(loaded.config)
     if lines:
         raise ConfigError("\n".join(lines))
 
@@ -73,23 +57,49 @@ def _pending(loaded: Loaded[RouteConfig]) -> Iterable[str]:
 def _idle(loaded: Loaded[RouteConfig]) -> Iterable[str]:
     """Settings of what is off."""
     discovery = loaded.config.discovery
-    for name in ("selector", "namespace", "port"):
+    for name in (*_SELECTORS, "namespace", "port", "bootstrap_annotation"):
         setting = loaded.given.get(f"discovery.{name}")
         if setting is not None and not discovery.kubernetes:
             yield f"{setting.spelled}: pods are looked for with discovery.kubernetes only"
-    if discovery.kubernetes and not discovery.selector:
+    labelled = any(getattr(discovery, name) for name in _SELECTORS)
+    if discovery.kubernetes and not labelled:
         yield "discovery.kubernetes needs discovery.selector: else every pod would be a server"
+    if bool(discovery.prefill_selector) is not bool(discovery.decode_selector):
+        yield "discovery.prefill_selector and discovery.decode_selector need each other"
+    for name in ("jwt_audience", "jwt_jwks_uri", "jwt_role_mapping"):
+        setting = loaded.given.get(f"control.{name}")
+        if setting is not None and loaded.config.control.jwt_issuer is None:
+            yield f"{setting.spelled}: no tokens are accepted without control.jwt_issuer"
+    if loaded.config.control.jwt_issuer is not None and loaded.config.control.jwt_audience is None:
+        yield "control.jwt_issuer needs control.jwt_audience: tokens for others would be accepted"
     setting = loaded.given.get("observe.trace_endpoint")
     if setting is not None and not loaded.config.observe.trace:
         yield f"{setting.spelled}: nothing is traced without observe.trace"
 
 
+def _processes(config: RouteConfig) -> Iterable[str]:
+    """What several processes cannot share."""
+    count, limits = config.processes, config.limits
+    if count == 1:
+        return
+    if config.server.uds is not None:
+        yield "processes: server.uds cannot be shared; give server.host and server.port"
+    if limits.max_concurrent is not None and limits.max_concurrent < count:
+        yield f"limits.max_concurrent is divided among {count} processes; give {count} or more"
+    port = config.observe.metrics_port
+    if port is not None and port + count > 65536:
+        yield f"observe.metrics_port: {count} processes need the ports after {port}, too"
+
+
 def _of_other_policies(loaded: Loaded[RouteConfig]) -> Iterable[str]:
     """A policy is not given what it does not read."""
-    policy = loaded.config.routing.policy
+    routing = loaded.config.routing
+    chosen = (routing.policy, routing.prefill_policy, routing.decode_policy)
+    used = tuple(dict.fromkeys(policy for policy in chosen if policy is not None))
+    read = {name for policy in used for name in _BY_POLICY.get(policy, ())}
     known = {name for names in _BY_POLICY.values() for name in names}
     for path, setting in loaded.given.items():
         section, _, name = path.partition(".")
-        if section == "routing" and name in known - set(_BY_POLICY.get(policy, ())):
+        if section == "routing" and name in known - read:
             readers = " or ".join(p for p, names in _BY_POLICY.items() if name in names)
-            yield f"{setting.spelled} is for routing.policy={readers}, not {policy}"
+            yield f"{setting.spelled} is for routing.policy={readers}, not {' or '.join(used)}"

@@ -58,6 +58,12 @@ NO_EFFECT: Mapping[str, str] = {
         "return_input_ids return_output_ids"
     ),
     "attention adds up in float32": "triton_attention_reduce_in_fp32",
+    "there is one implementation of adapters for each device": (
+        "lora_backend=csgmv max_lora_chunk_size=16"
+    ),
+    "adapters may change all linear layers between embedding and head": "lora_target_modules*=",
+    "adapters are always loaded beside the steps": "enable_lora_overlap_loading",
+    "an adapter whose tensors do not fit is always refused": "lora_strict_loading",
     "there are no images": (
         "disable_fast_image_processor image_processor_backend=auto trust_mm_content_hashes "
         "mm_processor_worker_num=0 mm_io_worker_num=0 mm_preprocess_cache_size_mb= "
@@ -221,10 +227,11 @@ REFUSED: Mapping[str, str] = {
         "spec_trace_dir= decoupled_spec_bind_endpoint= decoupled_spec_connect_endpoints= "
         "decoupled_spec_rank= decoupled_spec_role=null"
     ),
-    "LoRA of this kind": (
-        "lora_backend=csgmv lora_drain_wait_threshold=0.0 lora_strict_loading "
-        "lora_target_modules*= lora_use_virtual_experts max_lora_chunk_size=16 "
-        "enable_lora_overlap_loading experts_shared_outer_loras="
+    "adapters for the experts of mixtures (`sylvan lora merge`)": (
+        "lora_use_virtual_experts experts_shared_outer_loras="
+    ),
+    "waiting for a slot by the clock (--lora-max-overtakes counts requests)": (
+        "lora_drain_wait_threshold=0.0"
     ),
     "prefill and decode on different servers": (
         "disaggregation_decode_allocation_policy=early "

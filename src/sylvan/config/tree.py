@@ -245,14 +245,25 @@ class LoraConfig(Section, frozen=True):
 
     adapters: dict[str, str] = {}
     """Adapters to load at start: `name=DIR`, separated by commas."""
+    pinned: tuple[str, ...] = ()
+    """Names of those that keep their place in host memory and on the device."""
     max_per_batch: Count = 8
-    """Different adapters in one batch, the base model included."""
+    """Different adapters in one batch: slots on the device. Requests without one need none."""
     max_rank: Count | Auto = "auto"
-    """Largest rank that can be loaded later."""
-    max_loaded: Count | Auto = "auto"
-    """Adapters kept in host memory."""
+    """Largest rank of an adapter."""
+    max_loaded: Count | None = None
+    """Adapters kept in host memory; default: as many as `lora.memory` holds. Others are read again
+    when they are asked for."""
+    memory: Bytes | Auto = "auto"
+    """Host memory for adapters."""
     eviction: Literal["lru", "fifo"] = "lru"
-    """Which adapter leaves the device first."""
+    """Which adapter leaves the device first: the one used longest ago, or the one that came
+    first."""
+    max_overtakes: Count = 32
+    """Requests of other adapters that may start before one whose adapter waits for a slot; then a
+    slot is freed for it."""
+    allowed_dirs: tuple[str, ...] = ()
+    """Directories from which adapters may be loaded while serving; default: any."""
 
 
 class SpeculativeConfig(Section, frozen=True):

@@ -21,7 +21,7 @@ from sylvan.gateway.observe.families import HttpFamilies
 from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.security.gate import Gate
 from sylvan.gateway.table import Found, Route, Table
-from sylvan.protocol.errors import RequestError, SylvanError
+from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.utils.clock import Clock
 
 access = logging.getLogger("sylvan.access")
@@ -161,7 +161,7 @@ class Gateway:
     async def _may_operate(self, caller: Caller) -> bool:
         try:
             await self._parts.gate.operator(caller.headers)
-        except UnauthorizedError:
+        except (UnauthorizedError, CapacityError):
             return False
         return True
 

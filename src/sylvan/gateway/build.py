@@ -13,13 +13,15 @@ from typing import Any, Protocol
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from sylvan.config.keys import KeyEntry, read_key_file
 from sylvan.config.load import dump
-from sylvan.config.route import LimitsConfig, RouteConfig
+from sylvan.config.route import ControlConfig, LimitsConfig, RouteConfig
 from sylvan.config.schema import ROUTE
 from sylvan.gateway.app import AppParts, Gateway, Serving
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
-from sylvan.gateway.control.workers import WorkerRoutes
+from sylvan.gateway.control.texts import TextRoutes
+from sylvan.gateway.control.workers import Changed, WorkerRoutes
 from sylvan.gateway.discovery.api import Source
 from sylvan.gateway.discovery.dns import DnsSource
 from sylvan.gateway.discovery.file import FileSource
@@ -37,12 +39,18 @@ from sylvan.gateway.openai.catalog import Catalog
 from sylvan.gateway.openai.router import ROUTES as PROVIDED
 from sylvan.gateway.openai.router import PassParts, PassThrough
 from sylvan.gateway.openai.upstreams import Upstreams, read_upstreams
+from sylvan.gateway.peers.channel import PeerChannel
+from sylvan.gateway.peers.sharing import Sharing, SharingParts
 from sylvan.gateway.placing import Placing
 from sylvan.gateway.policies.api import PolicyParts
-from sylvan.gateway.security.clients import Clients, read_key_file
-from sylvan.gateway.security.gate import Gate
+from sylvan.gateway.prefixes.blocks import BlockIndex
+from sylvan.gateway.prefixes.following import CacheFollowing
+from sylvan.gateway.security.clients import Clients
+from sylvan.gateway.security.gate import Gate, Tokens
 from sylvan.gateway.security.operators import Operators
 from sylvan.gateway.table import Table
+from sylvan.gateway.text.library import TextLibrary
+from sylvan.gateway.text.prompts import PromptIds
 from sylvan.gateway.upstream.http import HttpUpstream
 from sylvan.gateway.workers.breaker import State
 from sylvan.gateway.workers.health import HealthChecks
@@ -51,7 +59,7 @@ from sylvan.gateway.workers.monitor import LoadMonitor
 from sylvan.gateway.workers.probe import HttpProbe
 from sylvan.gateway.workers.probes import GrpcAsking, Probes
 from sylvan.gateway.workers.registry import Registry
-from sylvan.gateway.workers.spec import DEFAULT_BOOTSTRAP_PORT, Kind, WorkerSpec, checked
+from sylvan.gateway.workers.spec import Kind, WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.utils.clock import Clock, monotonic
@@ -74,8 +82,28 @@ class Clocks:
     wall: Clock = wall_clock
 
 
+@dataclass(frozen=True, slots=True)
+class PeerPlace:
+    """Which of the processes of a gateway this is.
+
+    Attributes:
+        folder: Private; where they meet.
+        number: Of this one, from 0.
+        count: Of all.
+    """
+
+    folder: Path
+    number: int
+    count: int
+
+
 class GatewayRuntime:
     """A gateway that runs on the event loop that is there; use it as an async context.
+
+    Args:
+        config: Its settings.
+        clocks: Its time.
+        peers: The other processes of this gateway, if there are any.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -87,8 +115,15 @@ class GatewayRuntime:
         families: Metrics.
     """
 
-    def __init__(self, config: RouteConfig, clocks: Clocks | None = None) -> None:
+    def __init__(
+        self,
+        config: RouteConfig,
+        clocks: Clocks | None = None,
+        peers: PeerPlace | None = None,
+    ) -> None:
         self._config = config
+        self._peers = peers
+        self._worker_changed: Changed = _nobody
         self._shown = public(config)
         self._clocks = clocks or Clocks()
         self._stack = AsyncExitStack()
@@ -101,19 +136,29 @@ class GatewayRuntime:
         self._sources = discovery_sources(config)
         self._upstream = HttpUpstream(config.workers)
         self._grpc = grpc_side(config)
+        fetch = None if self._grpc is None else self._grpc.tokenizer
+        self._library = TextLibrary(config.tokens, fetch)
         clients = Clients(
             config.server.api_key,
-            read_key_file(config.server.api_key_file) if config.server.api_key_file else [],
+            client_keys(config.server.api_key_file),
             self._clocks.monotonic,
         )
-        self._gate = Gate(config.server, clients, Operators(config.control.api_keys))
+        tokens = identity_tokens(config.control, self._upstream, self._clocks.monotonic)
+        self._gate = Gate(config.server, clients, Operators(config.control.api_keys), tokens)
+        follows = config.routing.cache_events
+        blocks = BlockIndex(config.routing.max_tree_bytes) if follows else None
+        self._blocks = blocks
         self._placing = Placing(
             self.registry,
             PolicyParts(
-                config=config.routing, clock=self._clocks.monotonic, ring=self.registry.ring
+                config=config.routing,
+                clock=self._clocks.monotonic,
+                ring=self.registry.ring,
+                blocks=blocks,
             ),
             self.families,
         )
+        self._on_lost = [self._placing.forget]
         self.registry.on_add.append(self._watch_breaker)
 
     async def __aenter__(self) -> GatewayRuntime:
@@ -121,7 +166,13 @@ class GatewayRuntime:
         await stack.enter_async_context(self._upstream)
         if self._traces is not None:
             stack.push_async_callback(self._traces.close)
-        probe = HttpProbe(self._upstream, config.workers, config.health)
+        probe = HttpProbe(
+            self._upstream,
+            config.workers,
+            config.health,
+            settings=config.routing.cache_events,
+        )
+        self._follow_caches()
         grpc = self._grpc
         if grpc is not None:
             await stack.enter_async_context(grpc.upstream)
@@ -138,8 +189,9 @@ class GatewayRuntime:
                 wall=self._clocks.wall,
             )
         )
+        self._share()
         health = self._health = HealthChecks(
-            self.registry, config.health, probes.is_healthy, self._count_check, self._placing.forget
+            self.registry, config.health, probes.is_healthy, self._count_check, self._lost
         )
         monitor = LoadMonitor(self.registry, probes.load, config.health.interval_s)
         stack.push_async_callback(health.close)
@@ -183,6 +235,38 @@ class GatewayRuntime:
         while self._gateway.num_inside and self._clocks.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
 
+    def _share(self) -> None:
+        peers = self._peers
+        if peers is None:
+            return
+        sharing = Sharing(
+            SharingParts(
+                channel=PeerChannel(peers.folder, peers.number, peers.count),
+                number=peers.number,
+                registry=self.registry,
+                placing=self._placing,
+                jobs=self.jobs,
+                clients=self._gate.clients,
+                clock=self._clocks.monotonic,
+            )
+        )
+        sharing.start()
+        self._worker_changed = sharing.worker_changed
+        self._stack.push_async_callback(sharing.close)
+
+    def _follow_caches(self) -> None:
+        if self._blocks is None:
+            return
+        following = CacheFollowing(self._blocks)
+        self.registry.on_add.append(following.follow)
+        self.registry.on_remove.append(following.leave)
+        self._on_lost.append(following.lost)
+        self._stack.push_async_callback(following.close)
+
+    def _lost(self, worker: Worker) -> None:
+        for listener in self._on_lost:
+            listener(worker)
+
     def _application(self, probe: HttpProbe, health: HealthChecks) -> Gateway:
         config, clock = self._config, self._clocks.monotonic
         keeps = self._gate.clients.open
@@ -206,7 +290,9 @@ class GatewayRuntime:
                 clients=self._gate.clients,
                 limits=config.limits,
                 max_body_bytes=config.server.max_body_bytes,
-                grpc=self._grpc_router(exchange),
+                has_peers=self._peers is not None,
+                grpc=None if self._grpc is None else self._grpc.router(exchange, self._library),
+                prompts=PromptIds(self.registry, self._library) if self._tokenises else None,
             )
         )
         self._stack.push_async_callback(router.close)
@@ -220,7 +306,9 @@ class GatewayRuntime:
                 shown=self._shown,
             )
         )
-        routes = [*PASSED, *information.routes, *WorkerRoutes(self.registry, self.jobs).routes]
+        workers = WorkerRoutes(self.registry, self.jobs, self._worker_changed)
+        texts = TextRoutes(self._library)
+        routes = [*PASSED, *information.routes, *workers.routes, *texts.routes]
         serving: Serving = router
         if self._upstreams is not None:
             serving = passing = self._pass_through(self._upstreams, exchange.limits)
@@ -262,8 +350,10 @@ class GatewayRuntime:
             )
         )
 
-    def _grpc_router(self, exchange: ExchangeParts) -> GrpcServing | None:
-        return None if self._grpc is None else self._grpc.router(exchange)
+    @property
+    def _tokenises(self) -> bool:
+        """Whether prompts to workers that take text are tokenised to know where they are."""
+        return self._blocks is not None and self._config.tokens.tokenizer is not None
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
         origins = self._config.server.cors_origins
@@ -286,6 +376,10 @@ class GatewayRuntime:
             self.families.worker.transitions.labels(worker.url, old.value, new.value).inc()
 
         worker.breaker.on_change.append(changed)
+
+
+def _nobody(url: str, spec: WorkerSpec | None) -> None:
+    """There are no other processes to tell."""
 
 
 class ClosingTracing(Tracing, Protocol):
@@ -311,6 +405,21 @@ def traces_of(config: RouteConfig) -> ClosingTracing | None:
     return Traces(config.observe.trace_endpoint)
 
 
+def identity_tokens(control: ControlConfig, upstream: HttpUpstream, clock: Clock) -> Tokens | None:
+    """What accepts tokens of operators, if that is asked for.
+
+    Raises:
+        ConfigError: A package is missing, or a setting.
+    """
+    if control.jwt_issuer is None:
+        return None
+    try:
+        from sylvan.gateway.security.tokens import IdentityTokens  # needs an extra
+    except ImportError as error:
+        raise ConfigError(f"control.jwt_issuer: {error}: pip install 'sylvan[jwt]'") from error
+    return IdentityTokens(control, upstream, clock)
+
+
 class GrpcSide(Protocol):
     """What serves workers that speak gRPC; needs the extra `grpc`."""
 
@@ -328,7 +437,11 @@ class GrpcSide(Protocol):
         """A worker is gone."""
         ...
 
-    def router(self, exchange: ExchangeParts) -> GrpcServing:
+    async def tokenizer(self, worker: Worker) -> tuple[bytes, str]:
+        """See `Fetch`."""
+        ...
+
+    def router(self, exchange: ExchangeParts, library: TextLibrary) -> GrpcServing:
         """Serves requests."""
         ...
 
@@ -347,6 +460,20 @@ def grpc_side(config: RouteConfig) -> GrpcSide | None:
         if url.startswith("grpc"):
             raise ConfigError(f"workers.urls: {url}: needs pip install 'sylvan[grpc]'")
     return None
+
+
+def client_keys(path: str | None) -> list[KeyEntry]:
+    """Keys of clients besides the one of the gateway.
+
+    Raises:
+        ConfigError: The file cannot be used, or says what only servers can check.
+    """
+    entries = read_key_file(path) if path else []
+    for entry in entries:
+        if entry.adapters is not None:
+            message = f"server.api_key_file: {path}: adapters of {entry.tenant!r} are checked by"
+            raise ConfigError(f"{message} servers: give them in the key files of servers")
+    return entries
 
 
 def initial_specs(config: RouteConfig) -> list[WorkerSpec]:
@@ -405,18 +532,21 @@ def discovery_sources(config: RouteConfig) -> list[Source]:
         sources.append(DnsSource(discovery.dns, template))
     if discovery.kubernetes:
         try:
-            from sylvan.gateway.discovery.kubernetes import KubernetesSource  # needs an extra
+            from sylvan.gateway.discovery.kubernetes import (  # needs an extra
+                KubernetesSource,
+                PodGroup,
+            )
         except ImportError as error:
             message = f"discovery.kubernetes: {error}: pip install 'sylvan[kubernetes]'"
             raise ConfigError(message) from error
-        namespace, port = discovery.namespace, discovery.port
-        sources.append(KubernetesSource(discovery.selector, namespace, port, template))
+        groups = [
+            PodGroup("prefill", discovery.prefill_selector),
+            PodGroup("decode", discovery.decode_selector),
+            PodGroup("regular", discovery.selector),
+        ]
+        chosen = [group for group in groups if group.labels]
+        sources.append(KubernetesSource(chosen, discovery, template))
     return sources
-
-
-def bootstrap_port(spec: WorkerSpec) -> int:
-    """Where a prefill worker meets decode workers."""
-    return spec.bootstrap_port or DEFAULT_BOOTSTRAP_PORT
 
 
 def public(config: RouteConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -49,11 +49,18 @@ class Placed:
         self.policy.completed(self.placement, self.request, outcome)
 
 
+PlaceListener = Callable[[str, Placement, RoutingRequest], None]
+"""Told of the model whose policy has placed a request, and how."""
+
+
 class Placing:
     """Finds the worker for a request: candidates from the registry, the choice by policy.
 
     Raises:
         ConfigError: A policy that is configured does not exist.
+
+    Attributes:
+        on_place: Told of each choice of a policy.
     """
 
     def __init__(self, registry: Registry, parts: PolicyParts, families: Families) -> None:
@@ -68,6 +75,7 @@ class Placing:
         }
         for name in self._names.values():
             load(policies, name)
+        self.on_place: list[PlaceListener] = []
         self._policies: dict[tuple[str, Kind], tuple[str, RoutingPolicy]] = {}
         registry.on_remove.append(self.forget)
 
@@ -105,7 +113,23 @@ class Placing:
         branches = self._families.policy.branches.get(name)
         if branches is not None:
             branches.labels(placement.branch).inc()
+        for listener in self.on_place:
+            listener(served, placement, request)
         return Placed(placement, policy, request)
+
+    def learn(
+        self, served: str, placement: Placement, request: RoutingRequest, at_s: float
+    ) -> None:
+        """Another process of this gateway placed a request.
+
+        Args:
+            served: Name of the model; "" if any worker would do.
+            placement: What it chose.
+            request: What it was told.
+            at_s: When.
+        """
+        _, policy = self._policy(served, placement.worker.kind, [placement.worker])
+        policy.learn(placement, request, at_s)
 
     def pin(self, worker: Worker, request: RoutingRequest) -> Placed:
         """Have a certain worker take a request."""

@@ -7,10 +7,13 @@ runs. That is how a forward becomes a program that one native call runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
+
+from sylvan.kernels.adapters import LoraLayer
 
 Dtype = Literal["f32", "bf16", "i32"]
 Rows = Literal["tokens", "outputs"]
@@ -68,6 +71,21 @@ class Rope:
 
     cos_sin: torch.Tensor
     interleaved: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionVariant:
+    """What the attention of few families does besides.
+
+    `chunk`: tokens see those of their own chunk of so many. `query_scales`: float32 (positions,),
+    by which queries are multiplied at last. `norm_last`: norms of heads follow positions. `slopes`:
+    float32 (N,), by which scores of a head fall with each token of distance (ALiBi).
+    """
+
+    chunk: int | None = None
+    query_scales: torch.Tensor | None = None
+    norm_last: bool = False
+    slopes: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +157,10 @@ class LatentParts:
     rope: Rope  # of the turning columns
 
 
+HostFunction = Callable[[torch.Tensor, Any], torch.Tensor]
+"""What a program calls back: its rows (T, D), and what the program was run with, to rows (T, D)."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedTensor:
     """A matrix of a step that does not exist yet: `rows` x `cols` of `dtype`.
@@ -161,6 +183,24 @@ class TracedTensor:
     def shape(self) -> tuple[int, int]:
         """(-1, cols): how many rows there are is known only when the program runs."""
         return (-1, self.cols)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Unsupported(f"{name} of a traced tensor")
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Refuses what is no op of `sylvan.kernels.ops`."""
+        raise Unsupported(f"torch.{getattr(func, '__name__', func)} of a traced tensor")
+
+    def _refuse(self, *args: object) -> Any:
+        raise Unsupported("arithmetic on a traced tensor")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __getitem__ = __neg__ = __matmul__ = _refuse
 
 
 X = TypeVar("X", torch.Tensor, TracedTensor)
@@ -205,6 +245,10 @@ class Tracer(Protocol):
         """See `ops.linear`."""
         ...
 
+    def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
+        """See `ops.lora`."""
+        ...
+
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
         """See `ops.glu`."""
         ...
@@ -218,16 +262,24 @@ class Tracer(Protocol):
         qkv: TracedTensor,
         layer: AttentionLayer,
         rope: Rope | None,
-        q_norm: HeadNorm | None,
-        k_norm: HeadNorm | None,
+        norms: tuple[HeadNorm | None, HeadNorm | None],
+        variant: AttentionVariant | None,
     ) -> TracedTensor:
-        """Head norms, rotary, KV store and paged attention over the step's page table."""
+        """See `ops.attention`."""
         ...
 
     def latent_attention(
         self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
     ) -> TracedTensor:
         """See `ops.latent_attention`."""
+        ...
+
+    def xielu(self, x: TracedTensor, numbers: Sequence[torch.Tensor]) -> TracedTensor:
+        """See `ops.xielu`; its numbers in their order."""
+        ...
+
+    def host_call(self, x: TracedTensor, call: HostFunction) -> TracedTensor:
+        """Rows that Python makes of x while the program runs: as many, of the same columns."""
         ...
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:

@@ -7,6 +7,7 @@ from sylvan.kernels.embed import embedding
 from sylvan.kernels.experts import experts
 from sylvan.kernels.gating import activation, glu, xielu
 from sylvan.kernels.latent import latent_attention, latent_heads, latent_output
+from sylvan.kernels.lora import lora
 from sylvan.kernels.matmul import linear
 from sylvan.kernels.norm import layer_norm, rms_norm
 from sylvan.kernels.paged import attention
@@ -26,6 +27,7 @@ __all__ = [
     "latent_output",
     "layer_norm",
     "linear",
+    "lora",
     "ragged_attention",
     "rms_norm",
     "scale",

@@ -157,6 +157,18 @@ class LeaveGroup(msgspec.Struct, frozen=True, tag="leave_group"):
     name: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Read a LoRA adapter from a directory of the executor's machine, and keep it in host memory.
+
+    Its result tells the id by which requests name it (`GenerateRequest.lora`), its rank, and its
+    size in bytes. `pinned` it leaves neither host memory nor its slot on the device.
+    """
+
+    name: str
+    path: str
+    pinned: bool = False
+
+
 ExecutorCommand = (
     LoadWeights
     | UnloadWeights
@@ -169,6 +181,7 @@ ExecutorCommand = (
     | CheckHealth
     | JoinGroup
     | LeaveGroup
+    | LoadAdapter
 )
 
 

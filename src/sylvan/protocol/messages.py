@@ -236,6 +236,25 @@ class SetWeightVersion(msgspec.Struct, frozen=True, kw_only=True, tag="weight_ve
     version: str
 
 
+class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_adapter"):
+    """An adapter that was loaded before may be asked for by its id; it is read when it is.
+
+    `num_bytes` as `LoadAdapter` told.
+    """
+
+    id: str
+    path: str
+    num_bytes: int
+    pinned: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Serve no new requests with an adapter; with `abort`, those with it end now."""
+
+    id: str
+    abort: bool = False
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Leave the scheduler loop; the only command that does."""
 
@@ -249,6 +268,8 @@ Command = (
     | Resume
     | SetWeightVersion
     | Shutdown
+    | RegisterAdapter
+    | UnloadAdapter
     | ExecutorCommand
 )
 

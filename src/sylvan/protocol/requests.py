@@ -56,7 +56,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     sample: int = 0  # index among n; part of the key of the random numbers
     eos_ids: tuple[int, ...] = ()  # empty with ignore_eos
     logprobs: LogprobOptions | None = None
-    lora: str | None = None
+    lora: str | None = None  # id of the adapter: its name and its contents
     tenant: str = ""
     cache_salt: str = ""  # isolates the prefix cache; derived from tenant, extra_key, cache_salt
     shared_tokens: int = 0  # leading ones that the salt does not set apart
@@ -76,6 +76,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     token_types: np.ndarray | None = None  # int32 (prompt_len,): segment of each token, for pairs
     dimensions: int | None = None
     normalize: bool = True
+    lora: str | None = None  # id of the adapter: its name and its contents
     tenant: str = ""
     cache_salt: str = ""  # isolates the prefix cache; derived from tenant
     priority: int = 0

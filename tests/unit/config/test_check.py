@@ -8,13 +8,24 @@ from sylvan.config.check import RULES, check
 from sylvan.config.facts import DeviceFacts
 from sylvan.config.fields import fields, replaced, sections
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import Config, KVEventsConfig, LoraConfig, SpeculativeConfig
+from sylvan.config.tree import Config, DisaggConfig, KVEventsConfig, LoraConfig, SpeculativeConfig
 from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts, make_model
 
 STANDALONE = SpeculativeConfig(algorithm="standalone", draft_model="d")
 BROKEN = {
-    "feature does not exist yet": ({"lora": LoraConfig()}, "lora: not supported yet: LoRA"),
+    "feature does not exist yet": (
+        {"disagg": DisaggConfig(role="prefill")},
+        "disagg: not supported yet: prefill and decode",
+    ),
+    "fewer adapters in memory than in a batch": (
+        {"lora": LoraConfig(max_loaded=3)},
+        "lora.max_loaded=3: fewer than lora.max_per_batch=8",
+    ),
+    "pinned adapters": (
+        {"lora": LoraConfig(pinned=("a",))},
+        "lora.pinned=('a',): a is not one of lora.adapters",
+    ),
     "replicas behind another front": (
         {"server.replicas": 2, "server.root_path": "/x"},
         "server.root_path: not with server.replicas=2: start the servers one by one",
@@ -241,7 +252,8 @@ def test_a_device_that_is_not_there_says_why():
 
 
 def test_all_broken_rules_are_reported_at_once(facts):
-    text = complaint({"lora": LoraConfig(), "quantization": "w8a8", "cache.eviction": "lur"}, facts)
+    disagg = DisaggConfig(role="prefill")
+    text = complaint({"disagg": disagg, "quantization": "w8a8", "cache.eviction": "lur"}, facts)
 
     assert len(text.splitlines()) == 3
     assert "did you mean lru?" in text

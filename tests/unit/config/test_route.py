@@ -99,11 +99,7 @@ def test_what_is_not_here_is_refused_by_name(words):
 @pytest.mark.parametrize(
     "words",
     [
-        "--prefill-selector a=b",
         "--backend openai --history-backend memory",
-        "--jwt-issuer https://i",
-        "--processes 2",
-        "--prefill http://p:1 --decode http://d:1",
         "--tokens.cache-bytes 1MiB",
     ],
 )
@@ -126,6 +122,8 @@ def test_servers_that_speak_grpc_are_accepted():
         ("--service-discovery", "needs discovery.selector"),
         ("--selector a=b", "with discovery.kubernetes only"),
         ("--service-discovery-port 1", "with discovery.kubernetes only"),
+        ("--prefill-selector a=b --decode-selector c=d", "with discovery.kubernetes only"),
+        ("--service-discovery --prefill-selector a=b", "need each other"),
     ],
 )
 def test_pods_need_a_selector_and_a_selector_pods(words, why):
@@ -163,3 +161,23 @@ def test_secrets_are_not_dumped():
     assert "secret" not in str(dump(loaded.config, schema=ROUTE))
     assert "secret" not in repr(loaded.config)
     assert dump(RouteConfig(), schema=ROUTE)["routing"]["policy"] == "cache_aware"
+
+
+def test_settings_of_either_policy_of_a_pair_are_read():
+    words = "--prefill-policy bucket --decode-policy manual --bucket-adjust-interval-secs 3"
+    check_route(read(*words.split(), "--max-idle-secs", "9"))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--processes 2 --uds /tmp/x", "cannot be shared"),
+        ("--processes 4 --max-concurrent-requests 3", "divided among 4"),
+        ("--processes 2 --prometheus-port 65535", "the ports after"),
+        ("--jwt-issuer https://i", "needs control.jwt_audience"),
+        ("--jwt-role-mapping a=admin", "without control.jwt_issuer"),
+    ],
+)
+def test_what_cannot_work_is_refused(words, why):
+    with pytest.raises(ConfigError, match=why):
+        check_route(read(*words.split()))

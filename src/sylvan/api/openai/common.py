@@ -204,14 +204,6 @@ def salt_of(body: GenerationBody) -> str:
     return join_salt(body.extra_key, body.cache_salt)
 
 
-def adapter_of(body: GenerationBody) -> str | None:
-    """The adapter that the body asks for, as `lora_path` or as `model: "base:adapter"`."""
-    if body.lora_path:
-        return body.lora_path
-    _, colon, adapter = (body.model or "").partition(":")
-    return adapter if colon and adapter else None
-
-
 def adapter_fields(body: GenerationBody) -> dict[str, str]:
     """Where the body has what the engine knows as `lora_path`."""
     return {} if body.lora_path else {"lora_path": "model"}

@@ -163,8 +163,8 @@ class Information:
             {
                 "worker": worker.url,
                 "load": worker.load,
-                "own_load": worker.num_running,
-                "queued_tokens": worker.queued_tokens,
+                "own_load": worker.num_running + worker.peer_running,
+                "queued_tokens": worker.waiting_tokens,
             }
             for worker in self._parts.registry.workers
         ]

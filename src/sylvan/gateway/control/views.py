@@ -23,7 +23,7 @@ def worker_view(worker: Worker, job: Job | None = None) -> dict[str, Any]:
         "is_healthy": worker.is_healthy,
         "is_draining": worker.draining,
         "load": worker.load,
-        "queued_tokens": worker.queued_tokens,
+        "queued_tokens": worker.waiting_tokens,
         "circuit_breaker": worker.breaker.state.value,
         "connection_mode": worker.connection,
         "runtime_type": spec.runtime,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
 from sylvan.gateway.control.api import Own, Params
+from sylvan.gateway.control.bodies import decoded, malformed
 from sylvan.gateway.control.views import counts, pending_view, worker_view
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.workers.jobs import Jobs, WorkerPatch
@@ -16,7 +17,7 @@ from sylvan.gateway.workers.spec import WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import RequestError
 
-T = TypeVar("T")
+Changed = Callable[[str, WorkerSpec | None], None]
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -28,10 +29,13 @@ class WorkerRoutes:
     Attributes:
         registry: All workers.
         jobs: Does what takes time.
+        changed: Told of the address of each worker that an operator changes, and of what it is now;
+            None: it is removed.
     """
 
     registry: Registry
     jobs: Jobs
+    changed: Changed
 
     @property
     def routes(self) -> tuple[Own, ...]:
@@ -58,8 +62,9 @@ class WorkerRoutes:
 
     async def add(self, caller: Caller, params: Params) -> None:
         """Have a worker added."""
-        spec = checked(_decoded(await caller.body(MAX_BODY_BYTES), WorkerSpec))
+        spec = checked(decoded(await caller.body(MAX_BODY_BYTES), WorkerSpec))
         worker_id = self.jobs.add(spec)
+        self.changed(spec.url, spec)
         content = {
             "status": "accepted",
             "worker_id": worker_id,
@@ -85,47 +90,32 @@ class WorkerRoutes:
         worker = self._find(params["id"])
         if worker is None:
             raise _unknown(params["id"])
-        patch = _decoded(await caller.body(MAX_BODY_BYTES), WorkerPatch)
+        patch = decoded(await caller.body(MAX_BODY_BYTES), WorkerPatch)
         try:
             spec = patch.applied(worker.spec)
         except msgspec.ValidationError as error:
-            raise _malformed(error) from error
+            raise malformed(error) from error
         self.jobs.update(worker, spec)
+        self.changed(spec.url, spec)
         content = {"status": "accepted", "worker_id": worker.id, "message": "It is being changed."}
         await caller.reply_json(content, 202)
 
     async def remove(self, caller: Caller, params: Params) -> None:
         """Have a worker removed once it has finished what it has."""
         worker = self._find(params["id"])
+        job = self.jobs.get(params["id"])
         if worker is not None:
             self.jobs.remove(worker)
-        elif not self.jobs.cancel(params["id"]):
+            self.changed(worker.spec.url, None)
+        elif job is not None and self.jobs.cancel(params["id"]):
+            self.changed(job.url, None)
+        else:
             raise _unknown(params["id"])
         content = {"status": "accepted", "worker_id": params["id"], "message": "It is removed."}
         await caller.reply_json(content, 202)
 
     def _find(self, name: str) -> Worker | None:
         return self.registry.get(name) or self.registry.by_url(name)
-
-
-def _decoded(body: bytes, kind: type[T]) -> T:
-    """A body of a known form.
-
-    Raises:
-        RequestError: It is of another form; names the field.
-    """
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _malformed(error) from error
-    except msgspec.DecodeError as error:
-        raise RequestError(f"The body is not valid JSON: {error}.") from error
-
-
-def _malformed(error: msgspec.ValidationError) -> RequestError:
-    message, _, path = str(error).partition(" - at ")
-    param = path.strip("`$.") or None
-    return RequestError(f"{param or 'body'}: {message}.", param=param)
 
 
 def _unknown(worker_id: str) -> RequestError:

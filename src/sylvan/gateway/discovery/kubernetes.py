@@ -1,19 +1,42 @@
-"""Pods that match a selector; needs the extra `kubernetes`."""
+"""Pods that match selectors; needs the extra `kubernetes`."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import aiohttp
 import msgspec
 from kubernetes_asyncio import client, config
 
+from sylvan.config.route import DiscoveryConfig
 from sylvan.gateway.discovery.api import LookError
-from sylvan.gateway.workers.spec import WorkerSpec, normal_url
+from sylvan.gateway.workers.spec import Kind, WorkerSpec, normal_url
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """Pods with the same part in serving.
+
+    Attributes:
+        kind: Their part.
+        labels: That they have; not empty.
+    """
+
+    kind: Kind
+    labels: Mapping[str, str]
+
+    @property
+    def selector(self) -> str:
+        """As the API server wants it."""
+        return ",".join(f"{key}={value}" for key, value in sorted(self.labels.items()))
 
 
 class KubernetesSource:
@@ -24,43 +47,42 @@ class KubernetesSource:
     pods.
 
     Args:
-        selector: Labels that pods must have; not empty.
-        namespace: Of the pods; None: all.
-        port: Of the servers.
+        groups: Which pods; one that is in several is in the first of them.
+        config: Namespace and port of the pods, and the annotation with the bootstrap port of a
+            prefill pod.
         template: What holds for all workers.
     """
 
     name: ClassVar[str] = "kubernetes"
 
     def __init__(
-        self,
-        selector: Mapping[str, str],
-        namespace: str | None,
-        port: int,
-        template: WorkerSpec,
+        self, groups: Sequence[PodGroup], config: DiscoveryConfig, template: WorkerSpec
     ) -> None:
-        self._selector = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
-        self._namespace = namespace
-        self._port = port
+        self._groups = groups
+        self._config = config
         self._template = template
-        self._last: Sequence[str] | None = None
+        self._last: Sequence[WorkerSpec] | None = None
 
     async def look(self) -> Sequence[WorkerSpec] | None:
         """See `Source.look`."""
+        found: dict[str, WorkerSpec] = {}
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                pods = await self._pods()
+                for group in self._groups:
+                    for pod in filter(_serves, await self._pods(group.selector)):
+                        spec = self._spec(group.kind, pod)
+                        found.setdefault(spec.url, spec)
         except TimeoutError as error:
             raise LookError(f"the API server did not answer in {TIMEOUT_S:g} s") from error
         except (config.ConfigException, client.ApiException, aiohttp.ClientError, OSError) as error:
             raise LookError(f"pods cannot be listed: {str(error)[:300]}") from error
-        urls = sorted({self._url(pod.status.pod_ip) for pod in pods if _serves(pod)})
-        if urls == self._last:
+        specs = [found[url] for url in sorted(found)]
+        if specs == self._last:
             return None
-        self._last = urls
-        return [msgspec.structs.replace(self._template, url=url) for url in urls]
+        self._last = specs
+        return specs
 
-    async def _pods(self) -> Sequence[Any]:
+    async def _pods(self, selector: str) -> Sequence[Any]:
         library: Any = client  # it has no types
         loaders: Any = config
         settings = library.Configuration()
@@ -70,16 +92,33 @@ class KubernetesSource:
             await loaders.load_kube_config(client_configuration=settings)
         async with library.ApiClient(settings) as connection:
             api = library.CoreV1Api(connection)
-            asked = {"label_selector": self._selector}
-            if self._namespace is None:
+            asked = {"label_selector": selector}
+            if self._config.namespace is None:
                 found = await api.list_pod_for_all_namespaces(**asked)
             else:
-                found = await api.list_namespaced_pod(self._namespace, **asked)
+                found = await api.list_namespaced_pod(self._config.namespace, **asked)
         return found.items
 
-    def _url(self, address: str) -> str:
+    def _spec(self, kind: Kind, pod: Any) -> WorkerSpec:
+        address: str = pod.status.pod_ip
         shown = f"[{address}]" if ":" in address else address
-        return normal_url(f"http://{shown}:{self._port}")
+        return msgspec.structs.replace(
+            self._template,
+            url=normal_url(f"http://{shown}:{self._config.port}"),
+            worker_type=kind,
+            bootstrap_port=self._bootstrap_port(pod) if kind == "prefill" else None,
+        )
+
+    def _bootstrap_port(self, pod: Any) -> int | None:
+        """As the annotation says; what is no port is as good as none."""
+        annotations: dict[str, str] = pod.metadata.annotations or {}
+        given = annotations.get(self._config.bootstrap_annotation, "")
+        if given.isascii() and given.isdigit() and 0 < int(given) < 65536:
+            return int(given)
+        if given:
+            name = self._config.bootstrap_annotation
+            logger.warning("pod %s: %s=%r is no port", pod.metadata.name, name, given[:40])
+        return None
 
 
 def _serves(pod: Any) -> bool:

@@ -23,8 +23,8 @@ class GrpcComponents:
 
     def __init__(self, config: RouteConfig) -> None:
         self.upstream = GrpcUpstream(config.workers)
-        self.probe = GrpcProbe(self.upstream, config.workers)
-        self._library = TextLibrary(config.tokens, self.probe.tokenizer)
+        follows = config.routing.cache_events
+        self.probe = GrpcProbe(self.upstream, config.workers, settings=follows)
         self._closing: set[asyncio.Task[None]] = set()
 
     def removed(self, worker: Worker) -> None:
@@ -35,19 +35,24 @@ class GrpcComponents:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def router(self, exchange: ExchangeParts) -> GrpcRouter:
+    async def tokenizer(self, worker: Worker) -> tuple[bytes, str]:
+        """See `Fetch`."""
+        return await self.probe.tokenizer(worker)
+
+    def router(self, exchange: ExchangeParts, library: TextLibrary) -> GrpcRouter:
         """Serves requests, with what it shares with the HTTP router."""
         return GrpcRouter(
             GrpcParts(
                 registry=exchange.registry,
                 placing=exchange.placing,
-                library=self._library,
+                library=library,
                 upstream=self.upstream,
                 probe=self.probe,
                 health=exchange.health,
                 families=exchange.families,
                 budget=exchange.budget,
                 retry=exchange.retry,
+                failover=exchange.failover,
                 limits=exchange.limits,
                 clock=exchange.clock,
                 wall=exchange.wall,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,11 +17,15 @@ from sylvan.gateway.placing import Placed
 from sylvan.gateway.text.model import ModelText
 from sylvan.gateway.upstream.grpc import GrpcUpstream, Metadata
 from sylvan.gateway.workers.worker import Dispatch
-from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.messages import Finish, TokenLogprobs, Usage
+from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.text.detokenizer import DetokenizerOptions
 from sylvan.text.output import OutputRules
+
+EMBEDDINGS = "/v1/embeddings"
+"""The one route that asks for vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class SampleDelta:
         token_ids: New ids.
         usage: Counts so far.
         finish: Why it ended, with the last delta.
+        logprobs: Of the new ids, if they were asked for.
+        prompt_logprobs: Of the prompt, once, likewise.
     """
 
     index: int
@@ -59,6 +66,8 @@ class SampleDelta:
     token_ids: Sequence[int]
     usage: Usage
     finish: Finish | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
 
 
 class ReplyFormat(Protocol):
@@ -90,6 +99,7 @@ class Prepared:
         rules: How text becomes an answer.
         format: Makes the answer.
         namespace: Prompts of different namespaces share nothing in a cache.
+        logprobs: Log probabilities that were asked for.
     """
 
     model: str | None
@@ -100,6 +110,23 @@ class Prepared:
     rules: OutputRules
     format: ReplyFormat
     namespace: str = ""
+    logprobs: LogprobOptions | None = None
+
+
+class SampleProgress(Protocol):
+    """One sample as far as it has come; see `sylvan.gateway.grpc.samples`."""
+
+    token_ids: list[int]
+    usage: Usage
+    finish_reason: str
+
+    def take(self, part: pb.GenerateStreamChunk | pb.GenerateComplete) -> SampleDelta:
+        """What a reply brings."""
+        ...
+
+    def emitted(self, index: int) -> pb.EmittedSample:
+        """What another worker must know to go on with it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -114,7 +141,9 @@ class RequestState:
         message: By request building.
         metadata: By dispatch metadata.
         replies: By request execution; the first one has been read.
-        totals: Tokens of each sample so far.
+        samples: As far as they have come; kept from attempt to attempt.
+        seed: Of samples, where neither the client nor the operator has one.
+        losses: Workers lost in a row, without progress.
         avoid: Ids of workers that have failed.
     """
 
@@ -125,8 +154,15 @@ class RequestState:
     message: pb.GenerateRequest | None = None
     metadata: Metadata = ()
     replies: AsyncGenerator[pb.GenerateResponse, None] | None = None
-    totals: dict[int, Usage] = field(default_factory=dict[int, Usage])
+    samples: Sequence[SampleProgress] = ()
+    seed: int = field(default_factory=lambda: secrets.randbits(62))
+    losses: int = 0
     avoid: set[str] = field(default_factory=set[str])
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to be continued."""
+        return any(sample.token_ids or sample.finish_reason for sample in self.samples)
 
 
 @dataclass(slots=True)

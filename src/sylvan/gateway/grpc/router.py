@@ -7,10 +7,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sylvan.config.route import LimitsConfig, RetryConfig
-from sylvan.gateway.errors import UpstreamError
+from sylvan.config.route import FailoverConfig, LimitsConfig, RetryConfig
+from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.flow.retry import Retries, RetryBudget
-from sylvan.gateway.grpc.context import RequestContext, RequestInput, Stage
+from sylvan.gateway.grpc.context import EMBEDDINGS, RequestContext, RequestInput, Stage
+from sylvan.gateway.grpc.embeddings import Embeddings
 from sylvan.gateway.grpc.stages.client_acquisition import ClientAcquisition
 from sylvan.gateway.grpc.stages.dispatch_metadata import DispatchMetadata
 from sylvan.gateway.grpc.stages.preparation import Preparation
@@ -20,6 +21,7 @@ from sylvan.gateway.grpc.stages.response_processing import ResponseProcessing
 from sylvan.gateway.grpc.stages.worker_selection import WorkerSelection
 from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.observe.families import Families
@@ -33,8 +35,10 @@ from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.registry import Registry
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.journal import Totals
+from sylvan.protocol.messages import Usage
 from sylvan.utils.clock import Clock
 
+PATIENCE_STEP_S = 0.1
 _WORKERS_FAULT = ("connect", "closed", "stall", "protocol")
 
 
@@ -52,6 +56,7 @@ class GrpcParts:
         families: Metrics.
         budget: Of retries, for all requests together.
         retry: When to try again.
+        failover: When to move a stream.
         limits: How long a client may be.
         clock: For durations.
         wall: Seconds since 1970.
@@ -67,6 +72,7 @@ class GrpcParts:
     families: Families
     budget: RetryBudget
     retry: RetryConfig
+    failover: FailoverConfig
     limits: LimitsConfig
     clock: Clock
     wall: Clock
@@ -76,21 +82,35 @@ class GrpcParts:
 class GrpcRouter:
     """Serves requests by workers that speak gRPC.
 
-    Preparation is done once. Another attempt begins with the selection of a worker; after the
-    first byte to the client there is none.
+    Preparation is done once. Another attempt begins with the selection of a worker. What a worker
+    has given is kept, and another one goes on from there if it can; else a request begins anew as
+    long as the client has seen nothing of it.
     """
 
     def __init__(self, parts: GrpcParts) -> None:
         self._parts = parts
         self._preparation = Preparation(parts.registry, parts.library, parts.wall)
+        self._embeddings = Embeddings(
+            parts.registry,
+            parts.placing,
+            parts.library,
+            (parts.upstream, parts.probe),
+            self._attempts,
+            parts.limits.request_timeout_s,
+        )
         self._attempt: Sequence[Stage] = (
             WorkerSelection(parts.placing),
             ClientAcquisition(parts.upstream),
             RequestBuilding(),
             DispatchMetadata(parts.probe),
-            RequestExecution(parts.limits.request_timeout_s),
+            RequestExecution(parts.probe, parts.failover.stall_s),
             ResponseProcessing(),
         )
+
+    def _attempts(self, endpoint: str) -> Attempts:
+        parts = self._parts
+        retries = Retries(parts.retry, parts.budget, parts.rng)
+        return Attempts(retries, parts.families.worker, parts.health, endpoint)
 
     async def serve(self, caller: Caller, route: Passed, asked: Asked, meter: Meter) -> Totals:
         """Serve one request, or tell the client why not; returns its tokens.
@@ -101,30 +121,81 @@ class GrpcRouter:
             CallerGoneError: The client left.
         """
         answer = Answer(caller, route.family, self._parts.limits.slow_client_s)
-        context = RequestContext(RequestInput(caller, route, asked, answer, meter))
+        given = RequestInput(caller, route, asked, answer, meter)
+        if route.path == EMBEDDINGS:
+            return await self._embed(given)
+        context = RequestContext(given)
         await self._run(self._preparation, context)
         retries = Retries(self._parts.retry, self._parts.budget, self._parts.rng)
         while True:
             try:
                 await self._try(context)
-            except UpstreamError as error:
-                pause_s = None if caller.started else retries.next_pause_s()
-                if pause_s is None:
+            except (UpstreamError, NoWorkerError) as error:
+                if not await self._tries_again(context, error, retries):
+                    if not caller.started and isinstance(error, NoWorkerError):
+                        raise
                     meter.failed(error)
                     if caller.started:
                         meter.cut()
                     await answer.fail(error)
                     return _totals(context)
-                await asyncio.sleep(pause_s)
             else:
                 totals = _totals(context)
                 meter.done(totals)
                 return totals
 
+    async def _embed(self, given: RequestInput) -> Totals:
+        try:
+            totals = await self._embeddings.serve(given)
+        except ExceptionGroup as group:
+            error = group.exceptions[0]  # the others were cancelled, or have failed likewise
+            if isinstance(error, UpstreamError):
+                given.meter.failed(error)
+            raise error from None
+        given.meter.done(totals)
+        return totals
+
+    async def _tries_again(
+        self, context: RequestContext, error: UpstreamError | NoWorkerError, retries: Retries
+    ) -> bool:
+        """Whether another attempt is to be made; returns when it is time."""
+        state, started = context.state, context.input.caller.started
+        if isinstance(error, NoWorkerError):
+            return started and await self._waits(context)
+        state.losses += error.kind in ("closed", "stall")
+        if state.begun and self._can_continue():
+            context.input.meter.continued()
+            return state.losses <= self._parts.failover.max_moves
+        pause_s = None if started else retries.next_pause_s()
+        if pause_s is None:
+            return False
+        await asyncio.sleep(pause_s)
+        if state.begun:  # nobody goes on with it, so it begins anew
+            await self._run(self._preparation, context)
+        return True
+
+    def _can_continue(self) -> bool:
+        if not self._parts.failover.enabled:
+            return False
+        workers = self._parts.registry.workers
+        return any(w.found.journals and w.connection == "grpc" for w in workers)
+
+    async def _waits(self, context: RequestContext) -> bool:
+        """Whether a worker has come that can go on with the stream; waits for one."""
+        parts, model = self._parts, context.prepared.model
+        deadline = parts.clock() + parts.failover.stall_s
+        while parts.clock() < deadline:
+            await asyncio.sleep(PATIENCE_STEP_S)
+            try:
+                parts.registry.candidates(model, connection="grpc", continuing=True)
+            except NoWorkerError:
+                continue
+            return True
+        return False
+
     async def _try(self, context: RequestContext) -> None:
         state = context.state
         success = False
-        state.totals.clear()
         try:
             for stage in self._attempt:
                 context.input.caller.span.event(stage.name, {})
@@ -181,10 +252,10 @@ class GrpcRouter:
 
 def _totals(context: RequestContext) -> Totals:
     """Tokens so far; the prompt that samples share counts once."""
-    usages = context.state.totals
-    first = next(iter(usages.values()), None)
+    samples = context.state.samples
+    first = samples[0].usage if samples else Usage()
     return Totals(
-        prompt_tokens=first.prompt_tokens if first else 0,
-        completion_tokens=sum(usage.completion_tokens for usage in usages.values()),
-        cached_tokens=first.cached_tokens if first else 0,
+        prompt_tokens=first.prompt_tokens,
+        completion_tokens=sum(sample.usage.completion_tokens for sample in samples),
+        cached_tokens=first.cached_tokens,
     )

@@ -104,7 +104,7 @@ class Answer:
 
     def totals(self) -> Totals:
         """Tokens that the answer, if it is a whole one, says it took."""
-        return _usage(bytes(self._body)) if self._held is not None else Totals()
+        return usage_in(bytes(self._body)) if self._held is not None else Totals()
 
     @property
     def _streams(self) -> bool:
@@ -128,7 +128,7 @@ class _Counted(msgspec.Struct):
     meta_info: _Usage | None = None
 
 
-def _usage(body: bytes) -> Totals:
+def usage_in(body: bytes) -> Totals:
     """Counts in a whole answer of any family; none, if it has none."""
     if b"_tokens" not in body:
         return Totals()

@@ -28,6 +28,7 @@ class Asked:
         prompt: See `RoutingRequest.prompt`.
         namespace: See `RoutingRequest.namespace`, less the tenant.
         rid: Name of the request, if the client gave one.
+        token_ids: See `RoutingRequest.token_ids`.
     """
 
     raw: bytes
@@ -37,6 +38,7 @@ class Asked:
     prompt: bytes = b""
     namespace: str = ""
     rid: str | None = None
+    token_ids: Sequence[int] | None = None
 
 
 def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> Asked:
@@ -56,12 +58,14 @@ def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -
     if model is not None and not isinstance(model, str):
         raise RequestError("model must be a string.", param="model")
     rid = fields.get("rid")
+    prompt = prompt_of(fields)
     return Asked(
         raw=raw,
         fields=fields,
         model=model or None,
         stream=fields.get("stream", streams_by_default) is True,
-        prompt=prompt_of(fields),
+        prompt=prompt,
+        token_ids=_given_ids(fields) if prompt else None,
         namespace=_namespace(fields),
         rid=rid if isinstance(rid, str) else None,
     )
@@ -115,6 +119,16 @@ def _prompt(value: Any) -> bytes:
     if isinstance(items[0], int):
         return _ids(items)
     return _prompt(items[0])  # of a batch the first prompt decides
+
+
+def _given_ids(fields: Fields) -> Sequence[int] | None:
+    """Token ids of the one prompt, if it is given so."""
+    for name in ("input_ids", "prompt"):
+        value = fields.get(name)
+        if value:
+            items = cast("list[Any]", value) if isinstance(value, list) else []
+            return items if items and isinstance(items[0], int) else None
+    return None
 
 
 def _ids(value: Sequence[Any]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sylvan.config.route import FailoverConfig, LimitsConfig, RetryConfig
@@ -11,6 +12,7 @@ from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.flow.retry import Retries, RetryBudget
 from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.outgoing import Journal, new_ticket
 from sylvan.gateway.http.relay import RefusedError, Relay
@@ -22,7 +24,8 @@ from sylvan.gateway.placing import Placed, Placing
 from sylvan.gateway.policies.api import Outcome, RoutingRequest
 from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.registry import Registry
-from sylvan.gateway.workers.worker import Dispatch, Worker
+from sylvan.gateway.workers.spec import Kind
+from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import Totals
 from sylvan.utils.clock import Clock
 
@@ -61,6 +64,11 @@ class ExchangeParts:
     wall: Clock
     rng: random.Random = field(default_factory=random.Random)
 
+    def attempts(self, endpoint: str) -> Attempts:
+        """Of a request that has just come."""
+        retries = Retries(self.retry, self.budget, self.rng)
+        return Attempts(retries, self.families.worker, self.health, endpoint)
+
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
@@ -68,6 +76,16 @@ class Pinned:
 
     worker: Worker
     strict: bool = False
+
+
+def placed_as(caller: Caller, asked: Asked) -> RoutingRequest:
+    """What policies are told of a request."""
+    return RoutingRequest(
+        prompt=asked.prompt,
+        namespace=f"{caller.tenant}/{asked.namespace}",
+        key=caller.headers.get("x-smg-routing-key", ""),
+        token_ids=asked.token_ids,
+    )
 
 
 class Exchange:
@@ -78,30 +96,26 @@ class Exchange:
 
     Attributes:
         totals: Tokens of the request, once it is served.
-        worker: Who served it last.
+        workers: Who served it last.
     """
 
     def __init__(
         self, parts: ExchangeParts, caller: Caller, route: Passed, asked: Asked, meter: Meter
     ) -> None:
         self._parts = parts
+        self._kind: Kind = "regular"
         self._caller = caller
         self._route = route
         self._asked = asked
         self._meter = meter
         self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
         self._headers: HeaderPairs = parts.sender.forwarding.headers(caller)
-        self._retries = Retries(parts.retry, parts.budget, parts.rng)
+        self._attempts = parts.attempts(route.path)
         self._journal = Journal(new_ticket(caller, parts.wall()), parts.failover.journal_bytes)
-        self._avoid: set[str] = set()
         self._losses = 0  # in a row, without progress: it may be the request that does it
-        self._placed_as = RoutingRequest(
-            prompt=asked.prompt,
-            namespace=f"{caller.tenant}/{asked.namespace}",
-            key=caller.headers.get("x-smg-routing-key", ""),
-        )
+        self._placed_as = placed_as(caller, asked)
         self.totals = Totals()
-        self.worker: Worker | None = None
+        self.workers: Sequence[Worker] = ()
 
     @property
     def tenant(self) -> str:
@@ -118,6 +132,7 @@ class Exchange:
             UnknownModelError: No worker serves the model.
             CallerGoneError: The client left.
         """
+        self._kind = self._parts.registry.single_kind(self._asked.model, "http")
         while True:
             try:
                 await self._attempt(self._place(pinned))
@@ -148,13 +163,15 @@ class Exchange:
         return placing.place(
             asked.model,
             self._placed_as,
+            kind=self._kind,
             connection="http",
-            avoid=self._avoid,
+            avoid=self._attempts.avoid,
             continuing=self._journal.begun,
         )
 
     async def _attempt(self, placed: Placed) -> None:
-        worker = self.worker = placed.worker
+        worker = placed.worker
+        self.workers = (worker,)
         self._caller.span.event("dispatch", {"worker": worker.url})
         dispatch = worker.begin(placed.placement.new_tokens)
         relay = Relay(self._answer, dispatch, self._meter)
@@ -167,7 +184,8 @@ class Exchange:
             if relay.progressed:
                 self._losses = 0
             self._caller.span.event("failure", {"worker": worker.url, "kind": error.kind})
-            self._blame(worker, dispatch, error)
+            self._losses += error.kind in ("closed", "stall")
+            self._attempts.blame(worker, dispatch, error)
             raise
         finally:
             dispatch.close()
@@ -185,20 +203,6 @@ class Exchange:
         elapsed_s = self._meter.elapsed_s if self._losses or self._journal.begun else 0.0
         await sender.send(request, worker, self._journal, relay, elapsed_s)
 
-    def _blame(self, worker: Worker, dispatch: Dispatch, error: UpstreamError) -> None:
-        """Count a failed attempt against its worker, if it is to blame."""
-        self._avoid.add(worker.id)
-        self._parts.families.worker.errors.labels(worker.kind, worker.connection, error.kind).inc()
-        if isinstance(error, RefusedError):
-            if error.refusal.status < 500:
-                dispatch.succeeded()
-            elif not error.is_overload:
-                dispatch.failed()
-            return
-        self._losses += error.kind in ("closed", "stall")
-        dispatch.failed()
-        self._parts.health.suspect(worker)
-
     async def _tries_again(self, error: UpstreamError) -> bool:
         """Whether another attempt is to be made; returns when it is time."""
         parts = self._parts
@@ -209,16 +213,7 @@ class Exchange:
                 return False
             self._meter.continued()
             return True
-        pause_s = self._retries.next_pause_s()
-        labels = ("regular", self._route.path)
-        if pause_s is None:
-            parts.families.worker.exhausted.labels(*labels).inc()
-            return False
-        parts.families.worker.retries.labels(*labels).inc()
-        tries = str(min(self._retries.tries - 1, 10))
-        parts.families.worker.backoff.labels(tries).observe(pause_s)
-        await asyncio.sleep(pause_s)
-        return True
+        return await self._attempts.another(self._kind)
 
     async def _waits(self) -> bool:
         """Whether a worker has come that can go on with the stream; waits for one."""
@@ -229,7 +224,7 @@ class Exchange:
         while parts.clock() < deadline:
             await asyncio.sleep(PATIENCE_STEP_S)
             try:
-                parts.registry.candidates(self._asked.model, connection="http", continuing=True)
+                parts.registry.candidates(self._asked.model, self._kind, "http", continuing=True)
             except NoWorkerError:
                 continue
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -18,7 +18,7 @@ class Running(Protocol):
         ...
 
     @property
-    def worker(self) -> Worker | None:
+    def workers(self) -> Sequence[Worker]:
         """Who serves it now."""
         ...
 

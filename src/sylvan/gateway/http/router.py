@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import orjson
@@ -20,10 +21,11 @@ from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.asked import Asked, nothing, read
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
-from sylvan.gateway.http.fanout import FanOut
+from sylvan.gateway.http.fanout import FanOut, servers
 from sylvan.gateway.http.following import Following
 from sylvan.gateway.http.inflight import Inflight
 from sylvan.gateway.http.outgoing import TARGET_WORKER
+from sylvan.gateway.http.pairs.exchange import PairExchange
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.http.search import Search
 from sylvan.gateway.observe.meter import Meter, ModelNames, Route
@@ -40,6 +42,14 @@ class GrpcServing(Protocol):
         ...
 
 
+class Tokenising(Protocol):
+    """Knows token ids of prompts that are given as text."""
+
+    async def of(self, path: str, asked: Asked) -> Sequence[int] | None:
+        """Ids of the prompt of a request; None if they are not known."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterParts:
     """What the router works with.
@@ -50,7 +60,9 @@ class RouterParts:
         clients: Budgets of tenants.
         limits: How long anything may take.
         max_body_bytes: Bound on bodies.
+        has_peers: Other processes of this gateway serve requests, too.
         grpc: For requests to workers that speak gRPC; None where that is not installed.
+        prompts: Tokenises prompts for policies that know ids; None: they are estimated.
     """
 
     exchange: ExchangeParts
@@ -58,7 +70,9 @@ class RouterParts:
     clients: Clients
     limits: LimitsConfig
     max_body_bytes: int
+    has_peers: bool = False
     grpc: GrpcServing | None = None
+    prompts: Tokenising | None = None
 
 
 class HttpRouter:
@@ -97,7 +111,8 @@ class HttpRouter:
             if await self._following.resume(caller):
                 return
             asked = read(raw, route.prompt_of, streams_by_default=route.streams)
-            if asked.stream and self._following.wanted(caller):
+            resumable = asked.stream and not self._parts.has_peers
+            if resumable and self._following.wanted(caller):
                 await self._following.serve(caller, lambda c: self._answered(c, route, asked))
             else:
                 await caller.until_gone(self._serve_one(caller, route, asked))
@@ -121,8 +136,15 @@ class HttpRouter:
         if parts.grpc is not None and self._only_grpc(asked):
             await self._serve_grpc(parts.grpc, caller, route, asked)
             return
+        if parts.prompts is not None and asked.token_ids is None:
+            ids = await parts.prompts.of(route.path, asked)
+            asked = replace(asked, token_ids=ids)
+        registry = parts.exchange.registry
+        paired = route.pairs and registry.paired(asked.model, "http")
         permit = await self._enter(caller.tenant)
-        exchange = Exchange(parts.exchange, caller, route, asked, self._meter(route, asked))
+        meter = self._meter(route, asked, backend="pd" if paired else "regular")
+        serving = PairExchange if paired else Exchange
+        exchange = serving(parts.exchange, caller, route, asked, meter)
         limit_s = parts.limits.request_timeout_s
         deadline = asyncio.timeout(limit_s)
         try:
@@ -145,7 +167,8 @@ class HttpRouter:
         permit = await self._enter(caller.tenant)
         limit_s = parts.limits.request_timeout_s
         deadline = asyncio.timeout(limit_s)
-        meter = self._meter(route, asked, "grpc")
+        paired = parts.exchange.registry.paired(asked.model, "grpc")
+        meter = self._meter(route, asked, "grpc", "pd" if paired else "regular")
         try:
             async with deadline:
                 totals = await grpc.serve(caller, route, asked, meter)
@@ -177,11 +200,13 @@ class HttpRouter:
         outcomes.labels("allowed").inc()
         return permit
 
-    def _meter(self, route: Passed, asked: Asked, connection: str = "http") -> Meter:
+    def _meter(
+        self, route: Passed, asked: Asked, connection: str = "http", backend: str = "regular"
+    ) -> Meter:
         exchange = self._parts.exchange
         served = exchange.registry.models
         model = served[0] if len(served) == 1 else asked.model
-        way = Route(connection, "regular", connection, self._models.label(model), route.path)
+        way = Route(connection, backend, connection, self._models.label(model), route.path)
         return Meter(exchange.families, way, exchange.clock, stream=asked.stream)
 
     async def _pinned(self, caller: Caller, asked: Asked) -> Pinned | None:
@@ -217,10 +242,13 @@ class HttpRouter:
             await self._fanout.serve(caller, route, raw)
             return
         running = self._inflight.find(asked.rid or "", caller.tenant)
-        workers = {r.worker.id: r.worker for r in running if r.worker is not None}
+        workers = {worker.id: worker for r in running for worker in r.workers}
         if not workers and not caller.tenant:
             await self._fanout.serve(caller, route, raw)
             return
+        if not workers and self._parts.has_peers:  # these know whose requests they have
+            able = servers(self._parts.exchange.registry.workers)
+            workers = {worker.id: worker for worker in able if worker.found.journals}
         told = orjson.dumps({"rid": asked.rid})
         for worker in workers.values():
             await self._search.tell(caller, "/abort_request", worker, told)

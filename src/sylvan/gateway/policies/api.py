@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sylvan.config.route import RoutingConfig
+from sylvan.gateway.prefixes.blocks import BlockIndex, Promise
 from sylvan.gateway.workers.ring import HashRing
 from sylvan.gateway.workers.worker import Worker
 from sylvan.utils.clock import Clock
@@ -48,11 +49,13 @@ class Placement:
         worker: Who takes the request.
         new_tokens: Tokens of the prompt that it must compute.
         branch: Why it was chosen, in one word for metrics.
+        promise: Kept by the policy until the request is over.
     """
 
     worker: Worker
     new_tokens: int
     branch: str = ""
+    promise: Promise | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +89,9 @@ class RoutingPolicy:
     def completed(self, placement: Placement, request: RoutingRequest, outcome: Outcome) -> None:
         """A request that this policy placed is over."""
 
+    def learn(self, placement: Placement, request: RoutingRequest, at_s: float) -> None:
+        """Another process of this gateway placed a request, at that time."""
+
     def forget(self, worker: Worker) -> None:
         """Nothing that was placed there counts any more: the worker is gone, or begins anew."""
 
@@ -99,12 +105,14 @@ class PolicyParts:
         clock: For what gets old.
         ring: All workers, by id.
         rng: For choices at random.
+        blocks: What workers say that they hold, if they are followed.
     """
 
     config: RoutingConfig
     clock: Clock
     ring: HashRing = field(default_factory=HashRing)
     rng: random.Random = field(default_factory=random.Random)
+    blocks: BlockIndex | None = None
 
 
 PolicyFactory = Callable[[PolicyParts], RoutingPolicy]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from random import Random
 
@@ -16,6 +18,7 @@ from sylvan.gateway.policies.api import (
     RoutingPolicy,
     RoutingRequest,
 )
+from sylvan.gateway.prefixes.blocks import BlockIndex
 from sylvan.gateway.prefixes.tree import PAGE, PrefixTree
 from sylvan.gateway.workers.worker import Worker
 
@@ -33,19 +36,32 @@ class CacheAware(RoutingPolicy):
     """Sends a request where it costs least; keeps an approximate tree of what each worker holds.
 
     The cost of a worker is, in tokens: those of prompts that it has yet to compute, those of this
-    prompt that it would have to, and `RUNNING_TOKENS` for each request that it runs. Since every
-    choice is of least cost, the costs of two workers differ by less than one prompt and one
-    request, whatever the trace; a cached prefix attracts what it saves and no more.
+    prompt that it would have to, and `RUNNING_TOKENS` for each request that it runs. Waiting delays
+    one request, computing what another worker holds delays whoever comes next as well: tokens that
+    wait count the less, down to half, the more workers are busy. Otherwise a prompt that is being
+    computed drives those that share its prefix to workers that compute it again. Since every choice
+    is of least cost, the costs of two workers differ by less than one prompt and one request,
+    whatever the trace; a cached prefix attracts what it saves and no more.
 
     With any of the three thresholds given, SGLang's rule decides instead: the least loaded worker
     if loads differ too much; else the one that holds most of the prompt, if that is enough; else
     the one with the smallest tree.
 
+    Of workers whose cache events are followed, what they hold of a prompt is not estimated but
+    known, where the token ids of the prompt are.
+
+    Args:
+        config: Thresholds, and the bound on the tree.
+        rng: Breaks ties.
+        blocks: What workers say that they hold; None: they are not followed.
+
     Attributes:
-        tree: What each worker holds, by its id.
+        tree: What each worker was given, by its id.
     """
 
-    def __init__(self, config: RoutingConfig, rng: Random) -> None:
+    def __init__(
+        self, config: RoutingConfig, rng: Random, blocks: BlockIndex | None = None
+    ) -> None:
         given = (
             config.cache_threshold,
             config.balance_abs_threshold,
@@ -57,18 +73,28 @@ class CacheAware(RoutingPolicy):
         self._choose = self._by_cost if given == (None, None, None) else self._by_thresholds
         self._bytes_per_token = float(BYTES_PER_TOKEN)
         self._rng = rng
+        self._blocks = blocks
         self.tree = PrefixTree(config.max_tree_bytes)
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
         """See `RoutingPolicy.select`."""
         found = self.tree.find(_salt(request.namespace) + request.prompt)
-        prompt = _Prompt(request, self.tree.matched(found), self._bytes_per_token)
+        held, ids = self.tree.matched(found), b""
+        if self._blocks is not None and not request.namespace.strip("/"):
+            ids = _as_int32(request.token_ids)
+            held = _corrected(held, self._blocks.matched(ids), request) if ids else held
+        prompt = _Prompt(request, held, self._bytes_per_token)
         placement = self._choose(workers, prompt)
         self.tree.insert(found, placement.worker.id)
-        return placement
+        if self._blocks is None or not ids:
+            return placement
+        promise = self._blocks.promise(placement.worker.id, ids)
+        return replace(placement, promise=promise)
 
     def completed(self, placement: Placement, request: RoutingRequest, outcome: Outcome) -> None:
         """See `RoutingPolicy.completed`."""
+        if placement.promise is not None:
+            placement.promise.close()
         if outcome.prompt_tokens and request.token_ids is None and request.prompt:
             seen = len(request.prompt) / outcome.prompt_tokens
             self._bytes_per_token += LEARNING_RATE * (seen - self._bytes_per_token)
@@ -76,6 +102,11 @@ class CacheAware(RoutingPolicy):
         if capacity:
             limit = int(capacity * self._bytes_per_token)
             self.tree.set_limit(placement.worker.id, limit)
+
+    def learn(self, placement: Placement, request: RoutingRequest, at_s: float) -> None:
+        """See `RoutingPolicy.learn`."""
+        found = self.tree.find(_salt(request.namespace) + request.prompt)
+        self.tree.insert(found, placement.worker.id)
 
     def forget(self, worker: Worker) -> None:
         """See `RoutingPolicy.forget`."""
@@ -85,10 +116,12 @@ class CacheAware(RoutingPolicy):
         least = math.inf
         ties: list[Worker] = []
         missing_of, matched = prompt.missing_of, prompt.matched
+        patience = 1.0 + sum(worker.load > 0 for worker in workers) / len(workers)
         for worker in workers:
             missing = missing_of(matched.get(worker.id, 0))
-            load = worker.num_running + worker.foreign_load
-            cost = (worker.queued_tokens + missing + RUNNING_TOKENS * load) * worker.cost
+            load = worker.num_running + worker.peer_running + worker.foreign_load
+            waiting = (worker.queued_tokens + worker.peer_tokens) / patience
+            cost = (waiting + missing + RUNNING_TOKENS * load) * worker.cost
             if cost < least:
                 least, ties = cost, [worker]
             elif cost == least:
@@ -147,6 +180,29 @@ class _Prompt:
         )
 
 
+def _as_int32(token_ids: Sequence[int] | None) -> bytes:
+    """Empty if they are not known, or none."""
+    try:
+        return array("i", token_ids or ()).tobytes()
+    except (TypeError, OverflowError):  # the worker will say what is wrong with them
+        return b""
+
+
+def _corrected(
+    held: Mapping[str, int], known: Mapping[str, int], request: RoutingRequest
+) -> Mapping[str, int]:
+    """Bytes that each worker holds, with what is known instead of what is estimated.
+
+    Args:
+        held: Bytes, those of the salt included, by worker.
+        known: Tokens, of workers of which it is known.
+        request: Whose prompt it is; its token ids are given.
+    """
+    bytes_per_token = len(request.prompt) / max(1, len(request.token_ids or ()))
+    exact = {name: PAGE + math.ceil(count * bytes_per_token) for name, count in known.items()}
+    return {**held, **exact}
+
+
 def _salt(namespace: str) -> bytes:
     """One page that keeps namespaces apart."""
     return blake2b(namespace.encode(), digest_size=PAGE).digest()
@@ -154,4 +210,4 @@ def _salt(namespace: str) -> bytes:
 
 def create(parts: PolicyParts) -> CacheAware:
     """See `PolicyFactory`."""
-    return CacheAware(parts.config, parts.rng)
+    return CacheAware(parts.config, parts.rng, parts.blocks)

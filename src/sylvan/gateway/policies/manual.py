@@ -17,6 +17,7 @@ Assignment = Callable[[Sequence[Worker]], Worker]
 @dataclass(slots=True)
 class _Sticky:
     worker_id: str
+    assigned_s: float
     used_s: float
 
 
@@ -66,16 +67,31 @@ class Manual(RoutingPolicy):
                     return Placement(worker, request.num_tokens, "sticky")
             self._drop(request.key)
         worker = self._assign(workers)
-        self._keys[request.key] = _Sticky(worker.id, now)
-        self._groups[worker.id] += 1
-        if len(self._keys) > MAX_KEYS:
-            self._drop(next(iter(self._keys)))
+        self._keep(request.key, worker, now)
         return Placement(worker, request.num_tokens, "new" if known is None else "moved")
+
+    def learn(self, placement: Placement, request: RoutingRequest, at_s: float) -> None:
+        """See `RoutingPolicy.learn`. Of two assignments of one key the later one counts."""
+        known = self._keys.get(request.key)
+        if placement.branch == "sticky":
+            if known is not None and known.worker_id == placement.worker.id:
+                known.used_s = max(known.used_s, at_s)
+                self._keys.move_to_end(request.key)
+        elif request.key and (known is None or known.assigned_s < at_s):
+            if known is not None:
+                self._drop(request.key)
+            self._keep(request.key, placement.worker, at_s)
 
     def forget(self, worker: Worker) -> None:
         """See `RoutingPolicy.forget`."""
         for key in [k for k, sticky in self._keys.items() if sticky.worker_id == worker.id]:
             self._drop(key)
+
+    def _keep(self, key: str, worker: Worker, now: float) -> None:
+        self._keys[key] = _Sticky(worker.id, now, now)
+        self._groups[worker.id] += 1
+        if len(self._keys) > MAX_KEYS:
+            self._drop(next(iter(self._keys)))
 
     def _expire(self, now: float) -> None:
         while self._keys:

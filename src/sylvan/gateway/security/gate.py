@@ -65,6 +65,7 @@ class Gate:
 
         Raises:
             UnauthorizedError: Nobody who may.
+            CapacityError: That cannot be found out now.
         """
         presented = credential(headers)
         if not self.operators and self.tokens is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["admin", "user"]
+ROLES: tuple[Role, ...] = ("admin", "user")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -36,6 +37,38 @@ _CLIENT_FAULTS = {
     grpc.StatusCode.ALREADY_EXISTS: 409,
 }
 _OVERLOADS = {grpc.StatusCode.RESOURCE_EXHAUSTED: 429, grpc.StatusCode.UNAVAILABLE: 503}
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Watches over a call.
+
+    Attributes:
+        stall_s: After so many seconds of silence the worker is asked how it is.
+        is_alive: Asks it.
+    """
+
+    stall_s: float
+    is_alive: Callable[[], Awaitable[bool]]
+
+    async def over(self, reading: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a read, however long it takes while the worker is alive.
+
+        Raises:
+            TimeoutError: It is not.
+        """
+        task = asyncio.ensure_future(reading)
+        try:
+            while True:
+                await asyncio.wait((task,), timeout=self.stall_s)
+                if task.done():
+                    return task.result()
+                if not await self.is_alive() and not task.done():
+                    raise TimeoutError
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
 
 class GrpcUpstream:
@@ -86,7 +119,7 @@ class GrpcUpstream:
         url: str,
         request: pb.GenerateRequest,
         metadata: Metadata,
-        stall_s: float,
+        watch: Watch,
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """The answers to `Generate`; closing it cancels the request.
 
@@ -94,7 +127,7 @@ class GrpcUpstream:
             url: The worker.
             request: What to generate.
             metadata: Goes with it.
-            stall_s: Longest time without an answer.
+            watch: What is done while it is silent.
 
         Raises:
             UpstreamError: The worker is lost, or fails.
@@ -108,9 +141,8 @@ class GrpcUpstream:
         call: Any = stub(request, metadata=list(metadata))
         try:
             while True:
-                with _explained(stall_s):
-                    async with asyncio.timeout(stall_s):
-                        reply = await call.read()
+                with _explained(watch.stall_s):
+                    reply = await watch.over(call.read())
                 if reply is grpc.aio.EOF:
                     return
                 yield reply
@@ -184,7 +216,8 @@ def _error_of(code: grpc.StatusCode, details: str) -> UpstreamError | RequestErr
         return RequestError(details[:2000], status=_CLIENT_FAULTS[code])
     if code in _OVERLOADS:
         lost = code is grpc.StatusCode.UNAVAILABLE
-        kind = "connect" if lost else "status"
+        reached = "connect" not in details.lower()
+        kind = "status" if not lost else "closed" if reached else "connect"
         return UpstreamError(f"The worker: {details[:500]}", kind=kind, status=_OVERLOADS[code])
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UpstreamError("The worker did not answer in time.", kind="stall", status=504)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
 from sylvan.config.route import WorkersConfig
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.upstream.grpc import GrpcUpstream, Metadata
+from sylvan.gateway.workers.events import EVENT_SETTINGS
 from sylvan.gateway.workers.probe import Reported
 from sylvan.gateway.workers.spec import WorkerSpec
 from sylvan.gateway.workers.worker import Discovered, Worker
@@ -16,9 +21,13 @@ from sylvan.rpc import scheduler_pb2 as pb
 class GrpcProbe:
     """As `HttpProbe`, over gRPC."""
 
-    def __init__(self, upstream: GrpcUpstream, workers: WorkersConfig) -> None:
+    def __init__(
+        self, upstream: GrpcUpstream, workers: WorkersConfig, *, settings: bool = False
+    ) -> None:
+        """With `settings`, new workers are asked for their settings, too."""
         self._upstream = upstream
         self._workers = workers
+        self._settings = settings
 
     def metadata(self, spec: WorkerSpec) -> Metadata:
         """By which a worker knows us."""
@@ -74,6 +83,7 @@ class GrpcProbe:
             raise UpstreamError(str(error), kind="status") from error
         name = model.served_model_name or model.model_path
         return Discovered(
+            journals=model.continues_requests,
             models=(name,) if name else (),
             capacity_tokens=sum(row.max_total_num_tokens for row in loads.loads),
             version=loads.version,
@@ -84,6 +94,7 @@ class GrpcProbe:
                 "model_type": model.model_type,
                 "served_model_name": model.served_model_name,
             },
+            settings=await self._event_settings(spec, timeout_s) if self._settings else {},
         )
 
     async def load(self, worker: Worker, timeout_s: float) -> Reported | None:
@@ -103,6 +114,21 @@ class GrpcProbe:
         """The worker's tokenizer; see `GrpcUpstream.tokenizer`."""
         metadata = self.metadata(worker.spec)
         return await self._upstream.tokenizer(worker.spec.url, metadata, timeout_s)
+
+    async def _event_settings(self, spec: WorkerSpec, timeout_s: float) -> dict[str, Any]:
+        try:
+            reply = await self._upstream.call(
+                spec.url,
+                "GetServerInfo",
+                pb.GetServerInfoRequest(),
+                pb.GetServerInfoResponse,
+                self.metadata(spec),
+                timeout_s,
+            )
+        except (UpstreamError, RequestError):  # it is for operators
+            return {}
+        told: dict[str, Any] = MessageToDict(reply.server_args)
+        return {name: told[name] for name in EVENT_SETTINGS if told.get(name)}
 
     async def _loads(self, spec: WorkerSpec, timeout_s: float) -> pb.GetLoadsResponse:
         return await self._upstream.call(

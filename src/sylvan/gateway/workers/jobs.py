@@ -143,6 +143,12 @@ class Jobs:
         self._set(job, "failed", "cancelled")
         return True
 
+    def cancel_url(self, url: str) -> None:
+        """Give up adding the worker at an address."""
+        for job in self.open:
+            if job.url == url:
+                self.cancel(job.worker_id)
+
     async def settled(self) -> None:
         """Wait until no job is open."""
         while self._tasks:
@@ -190,8 +196,11 @@ class Jobs:
         found = await self._reached(worker)
         ranks = range(found.dp_size) if spec.dp_aware else (None,)
         for rank in ranks:
-            member = worker if rank in (None, 0) else Worker(spec, parts.clock, parts.breaker)
-            member.dp_rank = rank
+            if rank in (None, 0):
+                member = worker
+                member.dp_rank = rank
+            else:
+                member = Worker(spec, parts.clock, parts.breaker, dp_rank=rank)
             member.found = found
             member.health.healthy = True
             parts.registry.add(member)

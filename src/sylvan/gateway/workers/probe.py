@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import msgspec
 from sylvan.config.route import HealthConfig, WorkersConfig
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.upstream.http import Answered, HttpUpstream, Outgoing
+from sylvan.gateway.workers.events import EVENT_SETTINGS
 from sylvan.gateway.workers.spec import WorkerSpec
 from sylvan.gateway.workers.worker import Discovered, Worker
 from sylvan.protocol.journal import JOURNAL_HEADER, KEY_HEADER, PROBE, TICKET_HEADER
@@ -60,14 +61,27 @@ class Reported:
 
 
 class HttpProbe:
-    """Asks workers over HTTP."""
+    """Asks workers over HTTP.
+
+    Args:
+        upstream: Speaks HTTP.
+        workers: How workers know us.
+        health: What they are asked.
+        settings: New workers are asked for their settings, too.
+    """
 
     def __init__(
-        self, upstream: HttpUpstream, workers: WorkersConfig, health: HealthConfig
+        self,
+        upstream: HttpUpstream,
+        workers: WorkersConfig,
+        health: HealthConfig,
+        *,
+        settings: bool = False,
     ) -> None:
         self._upstream = upstream
         self._workers = workers
         self._health = health
+        self._settings = settings
 
     async def is_healthy(self, worker: Worker, timeout_s: float) -> bool:
         """Whether a worker says that it is well; learns whether it takes tickets."""
@@ -98,13 +112,17 @@ class HttpProbe:
         if not names and isinstance(served, str):
             names = [served]
         rows = loads.loads if loads else []
+        info: Mapping[str, object] = {}
+        if spec.dp_aware or self._settings:
+            info = await self._server_info(spec, timeout_s)
         return Discovered(
             models=tuple(names),
             journals=_takes_tickets(answer),
             capacity_tokens=sum(row.max_total_num_tokens for row in rows),
-            dp_size=await self._dp_size(spec, timeout_s) if spec.dp_aware else 1,
+            dp_size=_dp_size(info) if spec.dp_aware else 1,
             version=str(details.get("version", "")),
             details=details,
+            settings={name: info[name] for name in EVENT_SETTINGS if info.get(name)},
         )
 
     async def load(self, worker: Worker, timeout_s: float) -> Reported | None:
@@ -139,13 +157,12 @@ class HttpProbe:
                 return found
         return {}
 
-    async def _dp_size(self, spec: WorkerSpec, timeout_s: float) -> int:
+    async def _server_info(self, spec: WorkerSpec, timeout_s: float) -> Mapping[str, object]:
         for path in ("/server_info", "/get_server_info"):
             found = await self._ask(spec, path, dict[str, object], timeout_s)
-            size = found.get("dp_size") if found else None
-            if isinstance(size, int) and 1 <= size <= 4096:
-                return size
-        return 1
+            if found is not None:
+                return found
+        return {}
 
     async def _ask(self, spec: WorkerSpec, path: str, kind: type[T], timeout_s: float) -> T | None:
         """What a worker answers, if it is of that kind."""
@@ -170,3 +187,8 @@ class HttpProbe:
 
 def _takes_tickets(answer: Answered) -> bool:
     return answer.header(JOURNAL_HEADER) == "1"
+
+
+def _dp_size(info: Mapping[str, object]) -> int:
+    size = info.get("dp_size")
+    return size if isinstance(size, int) and 1 <= size <= 4096 else 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sylvan.gateway.errors import NoWorkerError, UnknownModelError
 from sylvan.gateway.workers.ring import HashRing
-from sylvan.gateway.workers.spec import Connection, Kind
+from sylvan.gateway.workers.spec import KINDS, Connection, Kind
 from sylvan.gateway.workers.worker import Worker
 
 MAX_WORKERS = 4096
@@ -52,12 +52,14 @@ class Registry:
         ring: All workers by id.
         on_add: Told of each worker that was added.
         on_remove: Told of each worker that was removed.
+        on_load: Told of each worker whose load has changed.
     """
 
     def __init__(self) -> None:
         self.ring = HashRing()
         self.on_add: list[Listener] = []
         self.on_remove: list[Listener] = []
+        self.on_load: list[Listener] = []
         self._workers: dict[str, Worker] = {}
         self._by_url: dict[str, Worker] = {}
         self._groups: dict[tuple[str | None, Kind, Connection | None], _Group] = {}
@@ -93,6 +95,7 @@ class Registry:
         self._by_url[worker.url] = worker
         self.ring.add(worker.id)
         worker.on_change.append(self.changed)
+        worker.on_load.append(self._loaded)
         self.changed(worker)
         for listener in self.on_add:
             listener(worker)
@@ -105,6 +108,7 @@ class Registry:
             del self._by_url[worker.url]
         self.ring.remove(worker.id)
         worker.on_change.remove(self.changed)
+        worker.on_load.remove(self._loaded)
         self.changed(worker)
         for listener in self.on_remove:
             listener(worker)
@@ -113,6 +117,10 @@ class Registry:
         """A worker serves something else, or has become available or ceased to be."""
         self._groups.clear()
         self._sets = None
+
+    def _loaded(self, worker: Worker) -> None:
+        for listener in self.on_load:
+            listener(worker)
 
     def has(self, kind: Kind, connection: Connection | None = None) -> bool:
         """Whether there is a worker of that kind, available or not."""
@@ -157,7 +165,31 @@ class Registry:
         Raises:
             UnknownModelError: No worker serves the model, while several models are served.
         """
-        return bool(self._group(self.known_model(model), "regular", connection).workers)
+        known = self.known_model(model)
+        return any(self._group(known, kind, connection).workers for kind in KINDS)
+
+    def paired(self, model: str | None, connection: Connection) -> bool:
+        """Whether prefill and decode workers serve a model together, available or not.
+
+        Where it has regular workers, these do.
+
+        Raises:
+            UnknownModelError: No worker serves the model, while several models are served.
+        """
+        return self.single_kind(model, connection) == "prefill"
+
+    def single_kind(self, model: str | None, connection: Connection) -> Kind:
+        """Of the workers that serve what takes one worker; prefill ones compute prompts.
+
+        Raises:
+            UnknownModelError: No worker serves the model, while several models are served.
+        """
+        known = self.known_model(model)
+        if self._group(known, "regular", connection).workers:
+            return "regular"
+        pairs: tuple[Kind, Kind] = ("prefill", "decode")
+        apart = any(self._group(known, kind, connection).workers for kind in pairs)
+        return "prefill" if apart else "regular"
 
     def known_model(self, model: str | None) -> str | None:
         """The name under which a model is served; None if any worker will do.

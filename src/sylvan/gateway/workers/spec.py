@@ -10,11 +10,11 @@ import msgspec
 from sylvan.protocol.errors import RequestError
 
 Kind = Literal["regular", "prefill", "decode"]
+KINDS: tuple[Kind, ...] = ("regular", "prefill", "decode")
 Connection = Literal["http", "grpc"]
 
 MAX_URL_CHARS = 2048
 MAX_LABELS = 64
-DEFAULT_BOOTSTRAP_PORT = 8998
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -31,7 +31,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         priority: Workers of a higher priority are used as long as one of them is available.
         cost: How much its load weighs; a worker of half the speed has 2.
         worker_type: Its part in serving.
-        bootstrap_port: Where a prefill worker meets decode workers.
+        bootstrap_port: Where a prefill worker meets decode workers; None: on the usual port, 8998.
         runtime: Name of the software.
         tokenizer_path: Directory of its tokenizer, for workers that speak gRPC.
         reasoning_parser: Format of its reasoning, likewise.

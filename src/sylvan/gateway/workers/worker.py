@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from uuid import uuid4
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 from sylvan.config.route import BreakerConfig, HealthConfig
 from sylvan.gateway.workers.breaker import CircuitBreaker
@@ -52,6 +53,7 @@ class Discovered:
         dp_size: Its data-parallel ranks.
         version: Of its software.
         details: `/model_info` as it answered.
+        settings: What of `/server_info` says where it publishes cache events.
     """
 
     models: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class Discovered:
     dp_size: int = 1
     version: str = ""
     details: dict[str, object] = field(default_factory=dict[str, object])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Worker:
@@ -68,7 +71,7 @@ class Worker:
     Its load is counted by `Dispatch`, which `begin` returns.
 
     Attributes:
-        id: Its name towards operators.
+        id: Its name towards operators; the same in all gateways, and each time it is added.
         spec: As it was added.
         dp_rank: Which rank of the server it stands for; None: the whole server.
         found: What it said about itself.
@@ -81,6 +84,9 @@ class Worker:
         queued_tokens: Tokens of prompts that it was given, does not hold in its cache, and has not
             begun to answer.
         foreign_load: Requests that it has from others than this gateway, as far as it told.
+        peer_running: Requests that other processes of this gateway gave it.
+        peer_tokens: As `queued_tokens`, of those.
+        on_load: Told when `num_running` or `queued_tokens` changed.
     """
 
     def __init__(
@@ -91,9 +97,9 @@ class Worker:
         *,
         dp_rank: int | None = None,
     ) -> None:
-        self.id = uuid4().hex
         self.spec = spec
         self.dp_rank = dp_rank
+        self.id = uuid5(NAMESPACE_URL, self.url).hex
         self.found = Discovered()
         self.breaker = CircuitBreaker(breaker or BreakerConfig(), clock)
         self.health = Health()
@@ -101,6 +107,10 @@ class Worker:
         self.num_running = 0
         self.queued_tokens = 0
         self.foreign_load = 0
+        self.peer_running = 0
+        self.peer_tokens = 0
+        self.on_load: list[Callable[[Worker], None]] = []
+        self._peers: dict[int, tuple[int, int]] = {}
         self.cost = spec.cost
         self.clock = clock
         self.on_change: list[Callable[[Worker], None]] = []
@@ -129,12 +139,17 @@ class Worker:
     @property
     def load(self) -> int:
         """Requests that it is busy with, this gateway's and others'."""
-        return self.num_running + self.foreign_load
+        return self.num_running + self.peer_running + self.foreign_load
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of prompts that it has yet to compute for this gateway, all its processes."""
+        return self.queued_tokens + self.peer_tokens
 
     @property
     def weighted_load(self) -> float:
         """The load of a worker of cost 1 that is as busy."""
-        return (self.num_running + self.foreign_load) * self.cost
+        return self.load * self.cost
 
     @property
     def is_healthy(self) -> bool:
@@ -148,10 +163,27 @@ class Worker:
 
     def see_health(self, ok: bool, config: HealthConfig) -> bool:
         """Take in a check; returns whether the worker's health changed."""
-        changed = self.health.see(ok, self.clock(), self.thresholds(config))
+        thresholds = (
+            self.spec.health_success_threshold or config.successes,
+            self.spec.health_failure_threshold or config.failures,
+        )
+        changed = self.health.see(ok, self.clock(), thresholds)
         if changed:
             self.changed()
         return changed
+
+    def see_peer(self, process: int, running: int, tokens: int) -> None:
+        """Take in how busy it is with requests of another process of this gateway."""
+        old_running, old_tokens = self._peers.pop(process, (0, 0))
+        if running or tokens:
+            self._peers[process] = (running, tokens)
+        self.peer_running += running - old_running
+        self.peer_tokens += tokens - old_tokens
+
+    def loaded(self) -> None:
+        """Tell whoever wants to know that its load has changed."""
+        for listener in self.on_load:
+            listener(self)
 
     def drain(self) -> None:
         """Give it nothing more."""
@@ -162,13 +194,6 @@ class Worker:
         """Tell whoever wants to know that its availability may have changed."""
         for listener in self.on_change:
             listener(self)
-
-    def thresholds(self, config: HealthConfig) -> tuple[int, int]:
-        """Good and bad checks in a row that change its health."""
-        return (
-            self.spec.health_success_threshold or config.successes,
-            self.spec.health_failure_threshold or config.failures,
-        )
 
     def begin(self, new_tokens: int = 0) -> Dispatch:
         """Count one request from now on until the dispatch is closed.
@@ -195,11 +220,14 @@ class Dispatch:
         worker.num_running += 1
         worker.queued_tokens += new_tokens
         worker.breaker.sent()
+        worker.loaded()
 
     def answered(self) -> None:
         """The worker has begun to answer: the prompt is computed."""
-        self.worker.queued_tokens -= self._tokens
-        self._tokens = 0
+        if self._tokens:
+            self.worker.queued_tokens -= self._tokens
+            self._tokens = 0
+            self.worker.loaded()
 
     def succeeded(self) -> None:
         """The worker did what a working one does, which may be to refuse a bad request."""
@@ -220,6 +248,7 @@ class Dispatch:
         self._open = False
         self.answered()
         self.worker.num_running -= 1
+        self.worker.loaded()
         if not self._verdict:
             self._verdict = True
             self.worker.breaker.abandoned()

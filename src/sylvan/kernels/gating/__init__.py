@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import ActivationKind, TracedTensor, Unsupported, X
+from sylvan.kernels.api import ActivationKind, TracedTensor, X
 from sylvan.kernels.gating import reference
 from sylvan.kernels.gpu.choice import Choice
 
@@ -31,5 +31,5 @@ def xielu(
 ) -> X:
     """The activation of Apertus, with learnt slopes (arXiv:2411.13010); numbers of shape (1,)."""
     if isinstance(x, TracedTensor):
-        raise Unsupported("the activation xIELU")
+        return x.tracer.xielu(x, (alpha_p, alpha_n, beta, eps))
     return reference.xielu(x, alpha_p, alpha_n, beta, eps)

@@ -1,5 +1,6 @@
 // Functions of single numbers, and gated ones: of the first half of a row, times the second half.
 #include "../matmul/levels.h"
+#include <cmath>
 
 namespace {
 
@@ -45,7 +46,30 @@ template <class T> void activation(const Activation& op, const Step& s, int64_t 
     quantise_row(op.quantised, cols, s, r, out);
 }
 
+// exp(x) - 1 below zero, to 1e-7 of itself: a series where the difference would cancel.
+vf expm1(vf x) {
+    vf series = splat(1.f / 362880.f);
+    for (float term : {1.f / 40320, 1.f / 5040, 1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f})
+        series = fma(series, x, splat(term));
+    return select(x > -.5f, series * x, exp(x) - 1.f);
+}
+
+template <class T> void xielu(const Xielu& op, const Step& s, int64_t r) {
+    auto softplus = [](float x) { return x > 20 ? x : std::log1p(std::exp(x)); };
+    float line = *at(op.beta, s);
+    vf beta = splat(line), above = splat(softplus(*at(op.alpha_p, s))), below = splat(line + softplus(*at(op.alpha_n, s)));
+    vf eps = splat(*at(op.eps, s));
+    const T* x = at<T>(op.x, s) + r * stride(op.cols);
+    T* out = at<T>(op.out, s) + r * stride(op.cols);
+    each(out, op.cols, [=](int i) {
+        vf v = get(x + i);
+        return select(v > 0.f, above * (v * v), (expm1(min(v, eps)) - v) * below) + beta * v;
+    });
+    quantise_row(op.quantised, op.cols, s, r, out);
+}
+
 }  // namespace
 
 const Kernel glu_kernel[2] = {per_row<glu<bf16>>, per_row<glu<float>>};
 const Kernel activation_kernel[2] = {per_row<activation<bf16>>, per_row<activation<float>>};
+const Kernel xielu_kernel[2] = {per_row<xielu<bf16>>, per_row<xielu<float>>};

@@ -243,7 +243,7 @@ class PagedAttention:
         cols = width + layer.num_kv_heads * layer.value_dim
         rows = tracer.input(cols, tracer.dtype)
         rope = Rope(torch.zeros(1, work.turning), work.interleaved) if work.turning else None
-        found = tracer.attention(rows, layer, rope, *work.norms)
+        found = tracer.attention(rows, layer, rope, work.norms, None)
         tracer.external(found)
         layout = compile_graph(tracer.graph)
         program = Program(self._library, layout)

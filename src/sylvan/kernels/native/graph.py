@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 
-from sylvan.kernels.api import LinearWeight, Rows
+from sylvan.kernels.api import HostFunction, LinearWeight, Rows
 from sylvan.kernels.memory import Bytes
 from sylvan.kernels.native.copies import WeightCopy
-from sylvan.kernels.native.schema import Op
+from sylvan.kernels.native.schema import Op, operands, reads, writes
 
 _TILE_ROWS = 32  # rows of a matrix tile: buffers are long enough for the last one to be whole
 
@@ -29,6 +30,20 @@ class ProgramLimits:
         return most if times == 1 else most + _TILE_ROWS  # tiles of experts begin anywhere
 
 
+@operands
+class HostCall(Op):
+    """Rows that a function of Python makes; the library runs what is before and behind it.
+
+    `function`: its number in the graph. `x_f32`: x is float32 beside rows of another type.
+    """
+
+    x: Annotated[int, reads("row", "T, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    function: int
+    cols: int
+    x_f32: bool = False
+
+
 @dataclass(slots=True)
 class Graph:
     """Ops in the order in which they run.
@@ -43,6 +58,7 @@ class Graph:
         weights: By constant, matrices and stacks of them that are to be packed.
         tables: By constant, matrices that are to be kept as float32 rows.
         copies: What the constants keep of the model's weights.
+        functions: What `HostCall` ops call.
     """
 
     limits: ProgramLimits
@@ -55,6 +71,7 @@ class Graph:
     weights: dict[int, LinearWeight] = field(default_factory=dict[int, LinearWeight])
     tables: dict[int, LinearWeight] = field(default_factory=dict[int, LinearWeight])
     copies: list[WeightCopy] = field(default_factory=list[WeightCopy])
+    functions: list[HostFunction] = field(default_factory=list[HostFunction])
 
     def buffer(self, num_bytes: int) -> int:
         """A new virtual buffer."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sylvan.kernels.api import HostFunction
 from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import OP
 from sylvan.kernels.native.copies import MatrixCopy, WeightCopy
-from sylvan.kernels.native.graph import Graph
+from sylvan.kernels.native.graph import Graph, HostCall
 from sylvan.kernels.native.opset import OPS
 from sylvan.kernels.native.schema import ROW_TYPES, ROWS, Op, buffers_of, fields_of
 
@@ -24,6 +25,7 @@ class Layout:
     memory: list[Bytes]
     home: Sequence[int]  # virtual buffer -> entry
     copies: Sequence[WeightCopy]  # what is kept of the model's weights
+    functions: Sequence[HostFunction]  # of host calls
 
     @property
     def buffers(self) -> list[Bytes]:
@@ -56,8 +58,9 @@ def plan_memory(graph: Graph) -> Layout:
         free.extend(home[ref] for ref in dict.fromkeys(mine) if last[ref] == index)
     records = np.zeros(len(graph.ops), OP)
     for record, op in zip(records, graph.ops, strict=True):
-        _encode(record, op, home)
-    return Layout(graph.ops, records, memory, home, graph.copies)
+        if not isinstance(op, HostCall):
+            _encode(record, op, home)
+    return Layout(graph.ops, records, memory, home, graph.copies, graph.functions)
 
 
 def _packed(data: Bytes | None) -> Bytes:

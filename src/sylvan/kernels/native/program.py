@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from sylvan.kernels.api import TracedTensor
+from sylvan.kernels.api import Dtype, TracedTensor
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.builder import padded
+from sylvan.kernels.native.graph import HostCall
 from sylvan.kernels.native.layout import Layout
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.schema import Op
@@ -19,7 +22,10 @@ from sylvan.kernels.native.tracer import view
 
 
 class Program:
-    """The ops of segments `first` to `stop`. Programs of one layout share its buffers."""
+    """The ops of segments `first` to `stop`. Programs of one layout share its buffers.
+
+    Host calls cut it into parts, which the library runs by a call each.
+    """
 
     def __init__(
         self, library: Library, layout: Layout, first: int = 0, stop: int | None = None
@@ -28,21 +34,52 @@ class Program:
         last = sys.maxsize if stop is None else stop
         chosen = [i for i, op in enumerate(layout.ops) if first <= op.segment < last]
         self.ops: list[Op] = [layout.ops[i] for i in chosen]
-        records = np.ascontiguousarray(layout.records[chosen])
-        table = (ctypes.c_void_p * len(layout.memory))(*(m.ctypes.data for m in layout.memory))
         self._run = library.dll.sylvan_program_run
         self._bind = library.dll.sylvan_program_bind
-        self._handle = library.dll.sylvan_program_new(
-            records.ctypes.data, len(records), ctypes.addressof(table), len(layout.memory)
-        )
-        weakref.finalize(self, library.dll.sylvan_program_free, self._handle)
+        self._parts: list[_NativePart | HostCall] = []
+        native: list[int] = []
+        for index in chosen:
+            op = layout.ops[index]
+            if isinstance(op, HostCall):
+                self._parts += [_NativePart(library, layout, native), op]
+                native = []
+            else:
+                native.append(index)
+        self._parts.append(_NativePart(library, layout, native))
+        self._handles = [part.handle for part in self._parts if isinstance(part, _NativePart)]
+        self._handle = self._handles[0]
+        self._whole = len(self._handles) == 1
 
-    def run(self, step: Run) -> int:
+    @property
+    def calls_host(self) -> bool:
+        """Whether there are host calls: then it cannot make inputs or sample."""
+        return not self._whole
+
+    def run(self, step: Run, context: object = None) -> int:
         """Compute a step; the GIL is released. The step's counts must fit what was traced.
+
+        Args:
+            step: Its numbers and where they lie.
+            context: Given to host calls.
 
         Returns how many of the rows that were sampled had no possible token.
         """
-        return self._run(self._handle, ctypes.byref(step))
+        if self._whole:
+            return self._run(self._handle, ctypes.byref(step))
+        assert not step.inputs
+        assert not step.sample
+        for part in self._parts:
+            if isinstance(part, HostCall):
+                self._call(part, step.tokens, context)
+            elif part.ops:
+                self._run(part.handle, ctypes.byref(step))
+        return 0
+
+    def _call(self, op: HostCall, rows: int, context: object) -> None:
+        x = self._view(op.x, rows, op.cols, "f32" if op.x_f32 else op.dtype)
+        out = self._view(op.out, rows, padded(op.cols), op.dtype)
+        out[:, : op.cols] = self._layout.functions[op.function](x, context)
+        out[:, op.cols :] = 0
 
     def number(self, value: TracedTensor) -> int:
         """Of a value's memory, for `bind`."""
@@ -54,32 +91,55 @@ class Program:
         The caller vouches for what lies there: rows of `padded` columns, as many as are computed
         (a product with matrix tiles reads whole tiles, see `TILE_ROWS`).
         """
-        self._bind(self._handle, number, address)
+        for handle in self._handles:
+            self._bind(handle, number, address)
 
     def read(self, value: TracedTensor, rows: int) -> torch.Tensor:
         """The first rows of a value, without copying; overwritten by the next run."""
-        memory = self._layout.memory[self._layout.home[value.id]]
-        return view(memory, rows, value.cols, value.dtype)
+        return self._view(value.id, rows, value.cols, value.dtype)
 
     def write(self, value: TracedTensor, matrix: torch.Tensor) -> None:
         """Fill the first rows of a value, and the padding of these rows with zeros."""
-        memory = self._layout.memory[self._layout.home[value.id]]
-        rows = view(memory, len(matrix), padded(value.cols), value.dtype)
+        rows = self._view(value.id, len(matrix), padded(value.cols), value.dtype)
         rows[:, : value.cols] = matrix
         rows[:, value.cols :] = 0
 
     def run_at(self, step: Run, *places: tuple[int, int]) -> int:
-        """`bind` each number to its address, then `run`."""
+        """`bind` each number to its address, then `run`; of a program without host calls."""
         for number, address in places:
             self._bind(self._handle, number, address)
         return self._run(self._handle, ctypes.byref(step))
 
-    def profile(self, step: Run) -> list[tuple[Op, int]]:
+    def profile(self, step: Run, context: object = None) -> list[tuple[Op, int]]:
         """Run once and return each op with its nanoseconds."""
-        spent = np.zeros(len(self.ops), np.int64)
-        step.profile = spent.ctypes.data
-        try:
-            self.run(step)
-        finally:
-            step.profile = None
-        return [(op, int(ns)) for op, ns in zip(self.ops, spent, strict=True)]
+        found: list[tuple[Op, int]] = []
+        for part in self._parts:
+            if isinstance(part, HostCall):
+                start = time.perf_counter_ns()
+                self._call(part, step.tokens, context)
+                found.append((part, time.perf_counter_ns() - start))
+                continue
+            spent = np.zeros(len(part.ops), np.int64)
+            step.profile = spent.ctypes.data
+            try:
+                self._run(part.handle, ctypes.byref(step))
+            finally:
+                step.profile = None
+            found += zip(part.ops, spent.tolist(), strict=True)
+        return found
+
+    def _view(self, ref: int, rows: int, cols: int, dtype: Dtype) -> torch.Tensor:
+        return view(self._layout.memory[self._layout.home[ref]], rows, cols, dtype)
+
+
+class _NativePart:
+    """Ops that one call of the library runs."""
+
+    def __init__(self, library: Library, layout: Layout, chosen: Sequence[int]) -> None:
+        self.ops = [layout.ops[i] for i in chosen]
+        records = np.ascontiguousarray(layout.records[list(chosen)])
+        table = (ctypes.c_void_p * len(layout.memory))(*(m.ctypes.data for m in layout.memory))
+        self.handle: int = library.dll.sylvan_program_new(
+            records.ctypes.data, len(records), ctypes.addressof(table), len(layout.memory)
+        )
+        weakref.finalize(self, library.dll.sylvan_program_free, self.handle)

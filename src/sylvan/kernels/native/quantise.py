@@ -18,10 +18,11 @@ from sylvan.kernels.native.opset import (
     Quantise,
     QuantisedRows,
     RmsNorm,
+    Xielu,
 )
 from sylvan.kernels.native.schema import Op, buffers_of
 
-_MAKERS = (RmsNorm, LayerNorm, Glu, Activation, GatherRows)
+_MAKERS = (RmsNorm, LayerNorm, Glu, Activation, Xielu, GatherRows)
 
 
 def quantise_rows(graph: Graph) -> Graph:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
+from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import (
     ActivationKind,
     AttentionLayer,
+    AttentionVariant,
     Dtype,
     ExpertWeights,
     HeadNorm,
+    HostFunction,
     LatentParts,
     LinearWeight,
     Rope,
@@ -27,8 +30,9 @@ from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import Constants
 from sylvan.kernels.native.builder import ProgramBuilder, function_of, padded
 from sylvan.kernels.native.experts import trace_chosen, trace_experts
-from sylvan.kernels.native.graph import Graph, ProgramLimits
+from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
 from sylvan.kernels.native.latent import trace_latent
+from sylvan.kernels.native.lora import trace_lora
 from sylvan.kernels.native.opset import (
     Activation,
     Add,
@@ -48,6 +52,7 @@ from sylvan.kernels.native.opset import (
     Softcap,
     Source,
     TakeRows,
+    Xielu,
 )
 from sylvan.kernels.paged.cache import LayerPages, PageShape, allocate_pages
 
@@ -64,7 +69,8 @@ _SOURCES: Mapping[int, Source] = {
 class NativeTracer:
     """See `kernels.api.Tracer`. The model is left as it is; `compile_graph` packs its weights.
 
-    `pages` are the layers' KV pages by attention index.
+    `pages` are the layers' KV pages by attention index. Unless a program computes `whole_steps`,
+    nothing in it depends on the number of a row.
     """
 
     def __init__(
@@ -73,7 +79,10 @@ class NativeTracer:
         limits: ProgramLimits,
         pages: Mapping[int, LayerPages],
         constants: Constants,
+        *,
+        whole_steps: bool = True,
     ) -> None:
+        self._whole_steps = whole_steps
         self._builder = ProgramBuilder(self, dtype, limits, constants)
         # Inputs of every step: ids, positions, types of its tokens; rows whose logits are wanted.
         self.input_ids = TracedTensor(self, _IDS, 1, "i32")
@@ -186,6 +195,12 @@ class NativeTracer:
         shift = None if bias is None else self._builder.vector(bias)
         return self._builder.linear(x, weight, shift, out_f32=out_f32)
 
+    def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
+        """See `Tracer.lora`."""
+        if not self._whole_steps:
+            raise Unsupported("adapters of rows that are not those of a step")
+        return trace_lora(self._builder, x, y, layer)
+
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
         """See `Tracer.glu`."""
         self._builder.expect(gate_up, "glu")
@@ -201,15 +216,41 @@ class NativeTracer:
         self._builder.emit(op, out)
         return out
 
+    def xielu(self, x: TracedTensor, numbers: Sequence[torch.Tensor]) -> TracedTensor:
+        """See `Tracer.xielu`."""
+        out = self._builder.new(x.cols, x.dtype, x)
+        alpha_p, alpha_n, beta, eps = map(self._builder.vector, numbers)
+        op = Xielu(
+            x=x.id,
+            alpha_p=alpha_p,
+            alpha_n=alpha_n,
+            beta=beta,
+            eps=eps,
+            out=out.id,
+            cols=x.cols,
+        )
+        self._builder.emit(op, out)
+        return out
+
+    def host_call(self, x: TracedTensor, call: HostFunction) -> TracedTensor:
+        """See `Tracer.host_call`."""
+        out = self._builder.new(x.cols, None, x)
+        self.graph.functions.append(call)
+        number = len(self.graph.functions) - 1
+        op = HostCall(x=x.id, out=out.id, function=number, cols=x.cols, x_f32=self._is_wide(x))
+        self._builder.emit(op, out)
+        return out
+
     def attention(
         self,
         qkv: TracedTensor,
         layer: AttentionLayer,
         rope: Rope | None,
-        q_norm: HeadNorm | None,
-        k_norm: HeadNorm | None,
+        norms: tuple[HeadNorm | None, HeadNorm | None],
+        variant: AttentionVariant | None,
     ) -> TracedTensor:
         """See `Tracer.attention`."""
+        variant, (q_norm, k_norm) = variant or AttentionVariant(), norms
         self._builder.expect(qkv, "attention")
         kv = self._kv_pages(layer)
         width = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
@@ -217,16 +258,22 @@ class NativeTracer:
         table, rotary_dim = self._rope(rope, layer.head_dim)
         q_weight, q_whole = self._head_norm(q_norm, layer.head_dim, layer.num_heads)
         k_weight, k_whole = self._head_norm(k_norm, layer.head_dim, layer.num_kv_heads)
+        if variant.norm_last and (q_whole or k_whole):
+            raise Unsupported("norms of all heads at once after rotary positions")
+        if not layer.causal and (variant.chunk or variant.slopes is not None):
+            raise Unsupported("chunks or biases by distance where tokens see their whole text")
         store = RopeStore(
             qkv=qkv.id,
             kv=kv,
             cos_sin=table,
             q_norm=q_weight,
             k_norm=k_weight,
+            q_scales=self._optional(variant.query_scales),
             rotary_dim=rotary_dim,
             interleaved=rope is not None and rope.interleaved,
             q_norm_whole=q_whole,
             k_norm_whole=k_whole,
+            norm_last=variant.norm_last,
             q_eps=q_norm.eps if q_norm else 0.0,
             k_eps=k_norm.eps if k_norm else 0.0,
         )
@@ -234,15 +281,16 @@ class NativeTracer:
         out = self._builder.new(layer.num_heads * layer.value_dim)
         if self._parts is None:
             self._parts = self.graph.constant(allocate(PARTS_MIB << 20))
-        sinks = None if layer.sinks is None else self._builder.vector(layer.sinks)
         for op in (Attention, AttentionMerge):
             attention = op(
                 qkv=qkv.id,
                 kv=kv,
                 out=out.id,
                 parts=self._parts,
-                sinks=sinks,
+                sinks=self._optional(layer.sinks),
+                slopes=self._optional(variant.slopes),
                 window=layer.window or 0,
+                chunk=variant.chunk or 0,
                 parts_mib=PARTS_MIB,
                 scale=layer.scale,
                 softcap=layer.softcap or 0.0,
@@ -263,7 +311,7 @@ class NativeTracer:
             self._builder,
             (q, kv),
             parts,
-            lambda rows: self.attention(rows, layer, None, None, None),
+            lambda rows: self.attention(rows, layer, None, (None, None), None),
         )
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:
@@ -342,6 +390,9 @@ class NativeTracer:
         return trace_chosen(self._builder, x, top_k, weights)
 
     # ---- parts
+    def _optional(self, vector: torch.Tensor | None) -> int | None:
+        return None if vector is None else self._builder.vector(vector)
+
     def _is_wide(self, x: TracedTensor) -> bool:
         """Whether rows are float32 in a program of other rows."""
         return x.dtype == "f32" != self.dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, TracedTensor
+from sylvan.kernels.api import AttentionLayer, AttentionVariant, HeadNorm, Rope, TracedTensor
 
 
 def attention(
@@ -11,11 +11,12 @@ def attention(
     rope: Rope | None = None,
     q_norm: HeadNorm | None = None,
     k_norm: HeadNorm | None = None,
+    variant: AttentionVariant | None = None,
 ) -> TracedTensor:
     """Attend over the step's pages. Shape: (T, (N + 2 K) H) to (T, N H).
 
     Rows hold N query heads, then K key heads, then K value heads. A layer that is not causal reads
-    the texts of the step instead, each of which must be whole. Recorded only: on tensors an
+    the texts of the step instead, each of which must be whole. Traced only: on tensors an
     attention backend of the runtime does the same, with `paged.reference` for the head work.
     """
-    return qkv.tracer.attention(qkv, layer, rope, q_norm, k_norm)
+    return qkv.tracer.attention(qkv, layer, rope, (q_norm, k_norm), variant)

@@ -12,23 +12,31 @@ constexpr float LOG2_E = 1.44269504f;
 
 // Weights are powers of two, and a score is the power over `unit`. Where nothing but a positive factor stands between the
 // products and the powers, the products are the scores, and the factor is the unit.
-template <class E> bool raw_scores(const Attention& op, const Room<E>& room) { return !room.k_scale && !(op.softcap > 0) && op.scale > 0; }
+template <class E> bool raw_scores(const Attention& op, const Room<E>& room) {
+    return !room.k_scale && !(op.softcap > 0) && op.scale > 0 && !op.slopes.present();
+}
 template <class E> float unit(const Attention& op, const Room<E>& room) { return raw_scores(op, room) ? op.scale * LOG2_E : 1.f; }
 
-template <class E> void finish_scores(const Attention& op, const Room<E>& room, float* score, int begin, int end) {
+struct Bias {  // of a vector's scores: `slope` for each token after the one at `own` of the chunk, none where that is 0
+    float slope;
+    int own;
+};
+
+template <class E> void finish_scores(const Attention& op, const Room<E>& room, float* score, int begin, int end, Bias bias) {
     vf scale = splat(op.scale);
     float cap = op.softcap;
     for (int t = begin; t < end; t += LANES) {
         vf v = load<vf>(score + t) * scale;
         if (room.k_scale) v *= load<vf>(room.k_scale + t);
         if (cap > 0) v = tanh(v / cap) * cap;
+        if (bias.slope != 0) v += converted<vf>(lanes() + (t - bias.own)) * bias.slope;
         store(score + t, v * LOG2_E);
     }
 }
 
 // Scores to weights of one vector, which sees tokens low .. high of the chunk. Blocks outside give zeros, and only the
 // blocks at the two ends need masks.
-template <class E> void soften(const Attention& op, Room<E>& room, int i, Span span, int low, int high, float* part) {
+template <class E> void soften(const Attention& op, Room<E>& room, int i, Span span, int low, int high, float slope, float* part) {
     float* score = room.score[i];
     auto* weight = room.weight[i];
     const float* v_scale = room.v_scale;
@@ -38,7 +46,7 @@ template <class E> void soften(const Attention& op, Room<E>& room, int i, Span s
         vi token = lanes() + t;
         return select((token >= low) & (token < high), v, other);
     };
-    if (!raw_scores(op, room)) finish_scores(op, room, score, begin, end);
+    if (!raw_scores(op, room)) finish_scores(op, room, score, begin, end, {slope, high - 1});
     vf top = splat(NOTHING), total{}, power = splat(unit(op, room));
     for (int t = begin; t < end; t += LANES) top = max(top, cut(load<vf>(score + t), t, splat(NOTHING)));
     float m = largest(top);
@@ -61,8 +69,11 @@ template <class E> void attend(const Attention& op, const Step& s, const Query& 
     scores(pages, q, span, room);
     if (pages.h.small) pages.widen_vals(span, room);
     if (pages.h.shared) pages.values_of_keys(span, room);
-    for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++)
-        soften(op, room, i, span, q.low[i] - start, q.end[i] - start, part->of(i, room.stride));
+    const float* slopes = at(op.slopes, s);
+    for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++) {
+        float slope = slopes ? slopes[q.head[i]] : 0.f;
+        soften(op, room, i, span, q.low[i] - start, q.end[i] - start, slope, part->of(i, room.stride));
+    }
     values(pages, q, span, room, part);
 }
 

@@ -31,6 +31,7 @@ struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i
             row[i] = start + r, head[i] = kv_head * group + (item.first + i) % group;
             end[i] = before + r + 1;
             low[i] = window ? std::max(0, end[i] - window) : 0;
+            if (op.chunk) low[i] = std::max(low[i], (end[i] - 1) / op.chunk * op.chunk);
             if (whole) end[i] = window ? std::min(rows, r + window) : rows;
         }
     }

@@ -52,12 +52,20 @@ template <class E> void store_value(typename E::row* to, int token, const typena
     for (; d < padded; d++) to[d * e + token] = d < cols ? value[d] : 0;
 }
 
+// A head with its norm and rotary position; rounded between them where the norm is last.
+template <class T> void prepare_head(const RopeStore& op, const T* in, T* out, int dim, const Norm& norm, const Rope& rope) {
+    if (!op.norm_last || !norm.weight) return prepare(in, out, dim, norm, rope);
+    T rotated[MAX_HEAD + KEY_PAD];
+    prepare(in, rotated, dim, Norm{nullptr, 0, 0}, rope);
+    prepare(rotated, out, dim, norm, Rope{nullptr, nullptr, 0, false});
+}
+
 template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r) {
     typedef typename E::row T;
     constexpr int e = E::ELEMENTS;
     Heads h(op.kv);
     T* row = at<T>(op.qkv, s) + r * h.qkv_stride();
-    const float* table = at(op.cos_sin, s);
+    const float *table = at(op.cos_sin, s), *q_scales = at(op.q_scales, s);
     Rope rope{nullptr, nullptr, table ? op.rotary_dim : 0, op.interleaved != 0};
     if (table) rope.cos = table + int64_t(s.run->positions[r]) * rope.dim, rope.sin = rope.cos + rope.dim / 2;
     const T* keys = row + h.hq * h.dim;
@@ -66,7 +74,9 @@ template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r
     if (op.k_norm_whole) k_norm.scale = inverse_rms(keys, h.hkv * h.dim, op.k_eps);
     T head[MAX_HEAD + KEY_PAD];
     for (int i = 0; i < h.hq; i++, q_norm.weight += op.q_norm_whole ? h.dim : 0) {
-        prepare(row + i * h.dim, head, h.dim, q_norm, rope);
+        prepare_head(op, row + i * h.dim, head, h.dim, q_norm, rope);
+        if (q_scales)
+            for (int d = 0; d < h.dim; d += LANES) put(head + d, get(head + d) * q_scales[s.run->positions[r]]);
         memcpy(row + i * h.dim, head, h.dim * sizeof(T));
     }
     const int32_t* slots = op.kv.whole_text ? s.texts.slots : s.run->slots + int64_t(op.kv.table) * s.run->slot_step;
@@ -75,7 +85,7 @@ template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r
     const int32_t* starts = s.run->row_start;
     bool newest = e > 1 && off % e == 0 && std::binary_search(starts + 1, starts + s.run->seqs + 1, int32_t(r) + 1);
     for (int i = 0; i < h.hkv; i++, k_norm.weight += op.k_norm_whole ? h.dim : 0) {
-        prepare(keys + i * h.dim, head, h.dim, k_norm, rope);
+        prepare_head(op, keys + i * h.dim, head, h.dim, k_norm, rope);
         const T* value = row + (h.hq + h.hkv) * h.dim + i * h.v_dim;
         if (h.small) {
             store_levels<E>(op, s, h, slot, i, head, value);

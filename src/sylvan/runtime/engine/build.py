@@ -36,6 +36,7 @@ from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
+from sylvan.runtime.features.lora.build import LoraServing
 from sylvan.runtime.features.speculation.build import build_speculation
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.model import DraftModel
@@ -90,18 +91,20 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         vocab_size,
         free_core=_number(config.threads) < inspect_machine().cores,
     )
+    lora = LoraServing(config.lora) if config.lora else None
+    workers = (*STANDARD_WORKERS, lambda site: grammar.worker, *([lora.worker] if lora else ()))
     executor, model = build_executor(
         path,
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker)),
+        parts=ExecutorParts(workers),
     )
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
-    capabilities: tuple[Capability, ...] = (grammar.control,)
+    capabilities: tuple[Capability, ...] = (grammar.control, *([lora.control] if lora else ()))
     speculation = draft = None
     if config.speculative is not None:
         if not executor.caps.draft_chains:
@@ -141,6 +144,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
             "kv_bytes": model.kv_bytes,
             "state_bytes": model.num_states * model.state_bytes,
             "weight_version": config.weight_version,
+            "adapters": lora.load(executor) if lora else None,
         },
         state=lambda: _state(config, grammar, model, speculation),
         inspect=inspect,
@@ -148,6 +152,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         close=close,
         num_grammar_reqs=grammar.num_waiting,
         weight_version=config.weight_version,
+        lora=lora,
     )
 
 

@@ -13,6 +13,7 @@ from sylvan.protocol.commands import (
     ExecutorCommand,
     JoinGroup,
     LeaveGroup,
+    LoadAdapter,
     LoadWeights,
     ReleaseMemory,
     UnloadWeights,
@@ -25,7 +26,15 @@ from sylvan.runtime.sched.scheduler import Scheduler
 
 _ABORTED = Finish(type="abort", message="the weights were replaced", status=503)
 
-_BESIDE = (LoadWeights, UnloadWeights, JoinGroup, LeaveGroup, DescribeMemory, CheckHealth)
+_BESIDE = (
+    LoadWeights,
+    UnloadWeights,
+    JoinGroup,
+    LeaveGroup,
+    DescribeMemory,
+    CheckHealth,
+    LoadAdapter,
+)
 """Commands that touch nothing that steps read: these go on meanwhile."""
 
 

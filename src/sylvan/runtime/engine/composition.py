@@ -9,6 +9,7 @@ from typing import Any
 from sylvan.config import Config
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.features.lora.build import LoraServing
 from sylvan.runtime.sched.scheduler import Scheduler
 
 Emit = Callable[[Sequence[TokenOutput]], None]
@@ -29,6 +30,7 @@ class Composition:
         close: Ends the executor and frees memory.
         num_grammar_reqs: Counts the requests whose grammar is being compiled.
         weight_version: Label of the weights.
+        lora: Adapters; None: there are none to be served.
     """
 
     scheduler: Scheduler
@@ -39,6 +41,7 @@ class Composition:
     close: Callable[[], None]
     num_grammar_reqs: Callable[[], int] = lambda: 0
     weight_version: str = DEFAULT_VERSION
+    lora: LoraServing | None = None
 
 
 Build = Callable[[Config, Emit], Composition]

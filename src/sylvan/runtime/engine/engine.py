@@ -296,6 +296,32 @@ class Engine:
         }
         return self._wait(self._weights.from_distributed(_body(DistributedBody, given)))
 
+    def load_lora_adapter(
+        self, lora_name: str, lora_path: str, pinned: bool = False
+    ) -> tuple[bool, str]:
+        """Serve the LoRA adapter in a directory under a name, which `lora_path` then asks for.
+
+        Returns: whether it was loaded, and why not.
+        """
+        return self._wait(self._load_adapter(lora_name, lora_path, pinned=pinned))
+
+    async def async_load_lora_adapter(
+        self, lora_name: str, lora_path: str, pinned: bool = False
+    ) -> tuple[bool, str]:
+        """As `load_lora_adapter`, on the caller's event loop."""
+        return await self._bridge(self._load_adapter(lora_name, lora_path, pinned=pinned))
+
+    def unload_lora_adapter(self, lora_name: str) -> tuple[bool, str]:
+        """Serve no new requests with an adapter.
+
+        Returns: whether there was one, and why not.
+        """
+        return self._wait(self._unload_adapter(lora_name))
+
+    async def async_unload_lora_adapter(self, lora_name: str) -> tuple[bool, str]:
+        """As `unload_lora_adapter`, on the caller's event loop."""
+        return await self._bridge(self._unload_adapter(lora_name))
+
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
         """The first rows of a tensor, as nested lists.
 
@@ -368,6 +394,12 @@ class Engine:
     @property
     def _caller(self) -> vectors.Caller:
         return vectors.Caller(manager=self._runtime.manager)
+
+    async def _load_adapter(self, name: str, path: str, *, pinned: bool) -> tuple[bool, str]:
+        return await _tried(self._runtime.manager.adapters.load(name, path, pinned=pinned))
+
+    async def _unload_adapter(self, name: str) -> tuple[bool, str]:
+        return await _tried(self._runtime.manager.adapters.unload(name))
 
     async def _encode(
         self, prompt: object, input_ids: object, fields: dict[str, Any]
@@ -496,3 +528,11 @@ async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
 
 async def _later(call: Callable[[], T]) -> T:
     return call()
+
+
+async def _tried(work: Coroutine[Any, Any, object]) -> tuple[bool, str]:
+    try:
+        await work
+    except RequestError as error:
+        return False, str(error)
+    return True, ""

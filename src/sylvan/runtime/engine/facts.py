@@ -93,6 +93,7 @@ def gather_facts(config: Config) -> Facts:
         absent=absent,
         model=model_facts(config.model, trusted=config.trust_remote_code),
         **_draft(config),
+        adapter_rank=_adapter_rank(config),
         attention={
             name: _offered(name, facts, kinds.values())
             for name, facts in ATTENTION.items()
@@ -128,6 +129,18 @@ def _draft(config: Config) -> dict[str, Any]:
     except (ConfigError, OSError, ValueError) as error:
         raise ConfigError(f"speculative.draft_model={name}: {error}") from None
     return {"draft": facts, "draft_reads_alike": same}
+
+
+def _adapter_rank(config: Config) -> int:
+    """The largest rank that the adapters to load at start name; 0 where none can be read."""
+    ranks = [0]
+    for path in config.lora.adapters.values() if config.lora else ():
+        try:
+            found = json.loads((Path(path) / "adapter_config.json").read_bytes())
+            ranks += [found["r"], *(found.get("rank_pattern") or {}).values()]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # loading it says what is wrong
+    return max((rank for rank in ranks if isinstance(rank, int)), default=0)
 
 
 def _vocabulary(tokenizer: Path) -> object:

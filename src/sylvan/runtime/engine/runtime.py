@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from sylvan.config import Config
@@ -19,6 +20,7 @@ from sylvan.runtime.engine.roles import Replica, Topology
 from sylvan.runtime.engine.served import served_facts
 from sylvan.runtime.engine.supervisor import DuringStart, Supervisor
 from sylvan.runtime.engine.text import load_tokenizer, read_chat_template
+from sylvan.runtime.tokenizer.adapters import Adapters, AdapterSettings
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.router import ReplicaRouter
 from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
@@ -81,6 +83,7 @@ class Runtime:
         topology = topology or Topology()
         async with AsyncExitStack() as stack:
             router = ReplicaRouter(topology.num_replicas)
+            adapters = Adapters(router, _adapter_settings(config))
             if config.processes == "many":
                 supervisor = Supervisor(config, topology, progress=progress, prewarmed=prewarmed)
                 stack.push_async_callback(supervisor.close)
@@ -98,7 +101,9 @@ class Runtime:
                     stack.push_async_callback(engine.close)
                     await engine.start()
                     backends.append(engine)
-            manager = TokenizerManager(tokenizer, _limits(config, topology), router=router)
+            manager = TokenizerManager(
+                tokenizer, _limits(config, topology), router=router, adapters=adapters
+            )
             stack.pop_all()
         return cls(manager, backends)
 
@@ -159,6 +164,18 @@ def _replicas(config: Config, tokenizer: Tokenizer, router: ReplicaRouter) -> li
         return served_facts(config, facts, tokenizer, path)
 
     return [Replica(client, facts_of) for client in router.clients]
+
+
+def _adapter_settings(config: Config) -> AdapterSettings:
+    if (lora := config.lora) is None:
+        return AdapterSettings()
+    data_dir = config.server.data_dir
+    return AdapterSettings(
+        enabled=True,
+        base=config.served_model_name or Path(config.model).name,
+        allowed_dirs=lora.allowed_dirs,
+        state_file=str(Path(data_dir) / "adapters.json") if data_dir else None,
+    )
 
 
 def _limits(config: Config, topology: Topology) -> EdgeLimits:

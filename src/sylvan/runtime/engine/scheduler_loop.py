@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sylvan.protocol.commands import ExecutorCommand, UpdateWeights
+from sylvan.protocol.commands import ExecutorCommand, LoadAdapter, UpdateWeights
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.messages import (
     DEFAULT_VERSION,
@@ -28,6 +28,7 @@ from sylvan.protocol.messages import (
     Heartbeat,
     Params,
     Pause,
+    RegisterAdapter,
     Resume,
     SetWeightVersion,
     Shutdown,
@@ -38,6 +39,7 @@ from sylvan.protocol.messages import (
     TokenBatch,
     TokenOutput,
     ToScheduler,
+    UnloadAdapter,
 )
 from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
@@ -300,6 +302,10 @@ class SchedulerLoop:
                     raise RequestError("the prefix cache has no answer to that", status=404)
             case Pause() | Resume() | SetWeightVersion():
                 body = self._steer(command)
+            case RegisterAdapter() | UnloadAdapter():
+                if self._built.lora is None:
+                    raise RequestError("no adapters are served (lora)")
+                body = self._built.lora.execute(command, self._scheduler)
             case Shutdown():
                 self._shutdown = True
             case _:
@@ -329,6 +335,8 @@ class SchedulerLoop:
         if done is None:
             return False
         number, command, result = done
+        if isinstance(command, LoadAdapter) and not result.error and self._built.lora is not None:
+            result = self._built.lora.loaded(command, result)
         body = dict(result.body)
         if isinstance(command, UpdateWeights) and not result.error:
             if command.version is not None:

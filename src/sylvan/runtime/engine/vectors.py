@@ -45,6 +45,11 @@ class Caller:
         """About the model."""
         return self.manager.facts
 
+    def adapter(self, asked: str | None, model: str | None) -> str | None:
+        """The adapter that is asked for by name, or as a model."""
+        named = model and self.manager.adapters.find(model, self.tenant)
+        return asked or (model if named else None)
+
     def demand(self, *tasks: str, what: str) -> None:
         """Refuse what the model is not served for.
 
@@ -77,8 +82,8 @@ class Caller:
 async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
     """The reply of `/v1/embeddings`."""
     caller.demand("embed", "both", what="embeddings")
-    _no_adapter(body.lora_path)
-    asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0)
+    lora = caller.adapter(body.lora_path, body.model)
+    asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0, lora=lora)
     prompts = read_prompts(caller.facts.model_path)
     inputs = _prompted(_inputs(body.input, body.rid, asked), prompts, body.prompt_name)
     vectors = await caller.vectors(inputs)
@@ -95,7 +100,6 @@ async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
 
 async def encode(caller: Caller, body: EncodeBody) -> Reply | list[Reply]:
     """The reply of `/encode`, and of `/classify`, where the numbers are those of labels."""
-    _no_adapter(body.lora_path)
     began_s = caller.clock()
     inputs, is_batch = _native_inputs(body)
     if caller.facts.embeds:
@@ -188,7 +192,7 @@ def _native_inputs(body: EncodeBody) -> tuple[list[EmbedInput], bool]:
     if not items or not all(items):
         raise RequestError(f"{field} is empty; a text needs a token.", param=field)
     rids = _rids(body.rid, len(items), many)
-    asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0)
+    asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0, lora=body.lora_path)
     return [_native_input(i, n, asked) for i, n in zip(items, rids, strict=True)], many
 
 
@@ -210,11 +214,6 @@ def _rids(rid: str | list[str] | None, size: int, many: bool) -> list[str | None
     if len(rid) != size:
         raise RequestError(f"rid: one for each of the {size} texts is needed.", param="rid")
     return list(rid)
-
-
-def _no_adapter(name: str | None) -> None:
-    if name is not None:
-        raise RequestError(f"there is no adapter called {name!r}", param="lora_path")
 
 
 def _written(values: np.ndarray, body: EmbeddingsBody) -> list[float] | str:

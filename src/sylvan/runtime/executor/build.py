@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
+from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
-from sylvan.runtime.attention.native import NativeAttention
+from sylvan.runtime.attention.native import NativeAttention, NativeCalls
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
@@ -28,7 +30,7 @@ from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
-from sylvan.runtime.executor.graphs.program import ProgramRunner
+from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
@@ -138,6 +140,7 @@ def _in_memory(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
         edited_by=next((w.name for w in workers if w.edits_inputs), None),
+        adapt=_adapter_of(workers),
     )
     made = _with_program(plan) or _with_tensors(plan)
     head.runner = made.runner
@@ -146,6 +149,7 @@ def _in_memory(
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
     control = _control(plan, made, states)
+    control.extend(workers)
     worker = Worker(backend, slots, workers, control.gate)
     shape = pages_shape(config, plan.kv_shape, options)
     caps = ExecutorCaps(
@@ -230,8 +234,6 @@ def _with_traced(plan: ModelPlan) -> Made:
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
     if plan.config.path == "transformers":
         raise Unsupported("the model runs through transformers")
-    if plan.config.states:
-        raise Unsupported("some layers keep a recurrent state")
     if not plan.config.causal and plan.options.kv_dtype != "model":
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
@@ -239,6 +241,11 @@ def _with_traced(plan: ModelPlan) -> Made:
     pool = program_pool(plan.config, shape, plan.build, plan.kv_type)
     model = _deferred(plan)
     names = plan.names(model)
+    plan.adapt(model)
+    if plan.options.deterministic:
+        left = host_calls(model, plan.limits, pool, library, plan.build.dtype)
+        if left:
+            raise Unsupported(f"PyTorch computes {left}")
     runner = ProgramRunner(
         model,
         plan.limits,
@@ -247,16 +254,24 @@ def _with_traced(plan: ModelPlan) -> Made:
         dtype=plan.build.dtype,
         threads=plan.threads,
     )
+    attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
+    if runner.host_calls:
+        attention = NativeCalls(PagedAttention(library, plan.build.dtype, pool.layers))
+        name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.forget
     return Made(
-        f"program ({library.variant})",
+        name,
         runner,
         pool,
-        NativeAttention(),
+        attention,
         library,
-        exact=True,
-        weights=plan.live(model, names, runner.copies),
+        exact=not runner.host_calls,
+        weights=plan.live(model, names, runner.copies, changed),
         buffers=runner.buffers,
     )
+
+
+def _nothing() -> None:
+    """Nothing depends on the contents of weights."""
 
 
 class _LateHead:
@@ -279,9 +294,21 @@ def _workers(
         labels=plan.config.num_labels > 0,
         has_states=bool(plan.config.states),
         head=head,
+        skeleton=None if plan.config.path == "transformers" else plan.skeleton,
+        dtype=plan.build.dtype,
+        device=plan.build.device,
+        max_tokens=plan.limits.max_tokens,
     )
     made = (make(site) for make in parts.workers)
     return tuple(worker for worker in made if worker is not None)
+
+
+def _adapter_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[nn.Module], None]:
+    def adapt(model: nn.Module) -> None:
+        for worker in workers:
+            worker.adapt(model)
+
+    return adapt
 
 
 def _with_tensors(plan: ModelPlan) -> Made:
@@ -309,7 +336,9 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
     options, dtype = plan.options, plan.build.dtype
     if plan.platform or options.runner == "eager":
         model = _loaded(plan)
-        return model, None, plan.live(model, plan.names(model))
+        weights = plan.live(model, plan.names(model))
+        plan.adapt(model)
+        return model, None, weights
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
     shape = pages_shape(plan.config, plan.kv_shape, options)
     pages = (plan.config, shape) if attends and plan.config.causal else None
@@ -317,10 +346,12 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
         from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
 
         model = _loaded(plan)
+        plan.adapt(model)
         native = use_kernels(model, dtype, plan.threads, pages)
         return model, native, plan.live(model, None)
     model = _deferred(plan)
     names = plan.names(model)
+    plan.adapt(model)
     native = use_layer_kernels(model, dtype, plan.threads, pages)
     load_deferred(model)
     if native is None:
@@ -382,6 +413,9 @@ def _on_device(
     graph = can_graph and options.runner != "eager"
     try:
         model = _loaded(plan)
+        weights = plan.live(model, plan.names(model))
+        workers = _workers(plan, parts, head)
+        _adapter_of(workers)(model)
         executor, report = build_device(
             DevicePlan(
                 platform=platform,
@@ -399,9 +433,9 @@ def _on_device(
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
                 graph=graph,
-                capabilities=_workers(plan, parts, head),
+                capabilities=workers,
                 custom=tuple(parts.custom),
-                weights=plan.live(model, plan.names(model)),
+                weights=weights,
                 checkpoints=plan.checkpoints,
             )
         )

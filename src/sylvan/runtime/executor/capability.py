@@ -6,14 +6,16 @@ The control half is `sched.capability.Capability`; the two meet in `StepPlan.wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
@@ -24,6 +26,8 @@ from sylvan.runtime.sampling.constraints import Constraints
 
 Report = Callable[[], Any]
 """Makes the report of a step; called once its results have arrived."""
+Handler = Callable[[Any], dict[str, Any]]
+"""Carries out a command, and returns the body of its result; a ConfigError refuses it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +104,17 @@ class CapabilityWorker:
     def constraints(self) -> Constraints | None:
         """Masks and follows sampled tokens, if the capability constrains outputs."""
         return None
+
+    @property
+    def commands(self) -> Mapping[type[ExecutorCommand], Handler]:
+        """Commands that it carries out, beside the steps."""
+        return {}
+
+    def adapt(self, model: nn.Module) -> None:
+        """The model is about to be recorded, captured or run: the last time to change its layers.
+
+        Called again with another one where that turned out to be impossible.
+        """
 
     def prepare(self, work: Any) -> None:
         """First of all: `join` of the same step may need what comes with `work`."""

@@ -29,6 +29,7 @@ from sylvan.protocol.commands import (
 )
 from sylvan.protocol.errors import ConfigError, SylvanError
 from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.executor.capability import CapabilityWorker, Handler
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.sources import WeightSources
 from sylvan.runtime.executor.update_groups import UpdateGroups
@@ -93,7 +94,7 @@ class ExecutorControl:
         self._sources = WeightSources(self._update_groups, 2 * size)
         self._released: dict[MemoryTag, int] = {}
         self.gate = StepGate()
-        self._handlers: Mapping[type[ExecutorCommand], Callable[[Any], Body]] = {
+        self._handlers: dict[type[ExecutorCommand], Callable[[Any], Body]] = {
             LoadWeights: self._load,
             UnloadWeights: self._unload,
             UpdateWeights: self._update,
@@ -107,6 +108,11 @@ class ExecutorControl:
             LeaveGroup: self._leave,
         }
 
+    def extend(self, workers: Sequence[CapabilityWorker]) -> None:
+        """Commands that the worker halves of capabilities carry out are taken from now on."""
+        for worker in workers:
+            self._handlers |= worker.commands
+
     @property
     def blocked(self) -> str | None:
         """Why no step may run now; None: one may."""
@@ -119,7 +125,7 @@ class ExecutorControl:
         error, status = "", 400
         body: Body = {}
         try:
-            body = self._handlers[type(command)](command)
+            body = self._handler(command)(command)
         except ConfigError as refused:
             error = str(refused)
         except (SylvanError, Unsupported, OSError, *FAILURES) as failed:
@@ -131,6 +137,12 @@ class ExecutorControl:
     def close(self) -> None:
         """Leave all groups."""
         self._update_groups.close()
+
+    def _handler(self, command: ExecutorCommand) -> Handler:
+        found = self._handlers.get(type(command))
+        if found is None:
+            raise ConfigError(f"{type(command).__name__} needs a capability that is off")
+        return found
 
     def _load(self, command: LoadWeights) -> Body:
         return {"num_tensors": len(self._sources.keep(command.name, command.source).tensors)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.models.files import LoadFormat
@@ -65,6 +66,10 @@ class ModelSite:
         labels: Whether the model's head gives numbers of labels.
         has_states: Whether some layers keep a recurrent state.
         head: The model's head on vectors that are no rows of a step.
+        skeleton: Makes the model without contents; None: it is not of layers of ours.
+        dtype: Of its rows.
+        device: Where it computes.
+        max_tokens: Rows of the largest step.
     """
 
     vocab_size: int
@@ -72,6 +77,10 @@ class ModelSite:
     labels: bool
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
+    skeleton: Callable[[], nn.Module] | None
+    dtype: torch.dtype
+    device: torch.device
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class ModelPlan:
     platform: Platform | None = None
     hidden_layers: tuple[int, ...] = ()  # whose output capabilities read
     edited_by: str | None = None  # the capability that gives inputs as vectors
+    adapt: Callable[[nn.Module], None] = lambda model: None  # lets capabilities change layers
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
     def model(self) -> Any:

@@ -5,14 +5,13 @@ Shapes: T rows, N query heads, K key/value heads, H head dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, Unsupported, X
+from sylvan.kernels.api import AttentionLayer, AttentionVariant, Rope, TracedTensor, X
 from sylvan.kernels.paged import reference
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch, FusedAttention
@@ -62,30 +61,6 @@ class RaggedAttention(PagedAttention):
         return ops.ragged_attention(*heads, batch.q_starts_R.tolist(), self.layer)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Special:
-    """What the attention of few families does besides; step programs lack it.
-
-    `chunk`: tokens see those of their own chunk of so many. `query_scales`: float32 (positions,),
-    by which queries are multiplied at last. `norm_last`: norms of heads follow positions. `slopes`:
-    float32 (N,), by which scores of a head fall with each token of distance.
-    """
-
-    chunk: int | None = None
-    query_scales: torch.Tensor | None = None
-    norm_last: bool = False
-    slopes: torch.Tensor | None = None
-
-    @property
-    def names(self) -> str:
-        """For refusals."""
-        if self.chunk is not None:
-            return f"attention in chunks of {self.chunk} tokens"
-        if self.slopes is not None:
-            return "biases by distance (ALiBi)"
-        return "norms of heads after positions" if self.norm_last else "scaled queries"
-
-
 class SpecialAttention(PagedAttention):
     """As `PagedAttention`, with what is special (Llama 4, Ministral 3, Hunyuan)."""
 
@@ -95,48 +70,55 @@ class SpecialAttention(PagedAttention):
         rope: Rope | None,
         q_norm: RMSNorm | None,
         k_norm: RMSNorm | None,
-        special: Special,
+        variant: AttentionVariant,
     ) -> None:
         super().__init__(layer, rope, q_norm, k_norm)
-        self._special = special
+        self._variant = variant
 
     @property
     def reads_pages(self) -> bool:
         """Whether it gathers keys and values by itself, from pages that tensors can read."""
-        return self._special.chunk is not None or self._special.slopes is not None
+        return self._variant.chunk is not None or self._variant.slopes is not None
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
-        special, positions_T = self._special, batch.positions_T
+        variant = self._variant
         if isinstance(qkv, TracedTensor):
-            raise Unsupported(special.names)
+            norms = self._q_norm, self._k_norm
+            return ops.attention(qkv, self.layer, self._rope, *norms, variant)
         assert isinstance(qkv, torch.Tensor)
-        norms = self._q_norm, self._k_norm
-        before = (None, None) if special.norm_last else norms
+        norms, positions_T = (self._q_norm, self._k_norm), batch.positions_T
+        before = (None, None) if variant.norm_last else norms
         q, k, v = reference.split_heads(qkv, self.layer, positions_T, self._rope, before)
-        if special.norm_last:
+        if variant.norm_last:
             q, k = (
                 reference.head_norm(x.float(), norm).to(qkv.dtype)
                 for x, norm in zip((q, k), norms, strict=True)
             )
-        if special.query_scales is not None:
-            q = (q.float() * special.query_scales[positions_T.long(), None, None]).to(qkv.dtype)
+        if variant.query_scales is not None:
+            q = (q.float() * variant.query_scales[positions_T.long(), None, None]).to(qkv.dtype)
         if not self.reads_pages:
             return batch.attention.run(self.layer, q, k, v, batch).flatten(1)
-        return _attend(self.layer, special, (q, k, v), batch).flatten(1)
+        return _attend(self.layer, variant, (q, k, v), batch).flatten(1)
+
+
+def _name(variant: AttentionVariant) -> str:
+    if variant.chunk is not None:
+        return f"attention in chunks of {variant.chunk} tokens"
+    return "biases by distance (ALiBi)"
 
 
 def _attend(
     layer: AttentionLayer,
-    special: Special,
+    variant: AttentionVariant,
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     batch: ForwardBatch,
 ) -> torch.Tensor:
     """Each token attends to those of its chunk, request by request. Shape: (T, N, V)."""
     q_TNH, k_TKH, v_TKH = heads
     if q_TNH.device.type != "cpu":
-        shorter = f"; set context_len to {special.chunk}" if special.chunk else ""
-        raise ConfigError(f"{special.names} cannot be had on {q_TNH.device.type}{shorter}")
+        shorter = f"; set context_len to {variant.chunk}" if variant.chunk else ""
+        raise ConfigError(f"{_name(variant)} cannot be had on {q_TNH.device.type}{shorter}")
     batch.kv.store(layer.index, batch.slots_of(layer.index), k_TKH, v_TKH)
     keys, values = batch.kv.layer(layer.index)
     out_TNV = q_TNH.new_empty(len(q_TNH), layer.num_heads, layer.value_dim)
@@ -145,13 +127,13 @@ def _attend(
     reqs = zip(batch.req_slots_R.tolist(), batch.kv_lens_R.tolist(), strict=True)
     for r, (slot, length) in enumerate(reqs):
         first = length - (starts[r + 1] - starts[r])
-        chunk = special.chunk or length
+        chunk = variant.chunk or length
         for low in range(first // chunk * chunk, length, chunk):
             high = min(low + chunk, length)
             rows = slice(starts[r] + max(low, first) - first, starts[r] + high - first)
             pages = table_SP[slot, low // size : -(-high // size)].long()
             inside = slice(low % size, low % size + high - low)
             k_SKH, v_SKV = (x[pages].flatten(0, 1)[inside].to(q_TNH.dtype) for x in (keys, values))
-            found = reference.attend(q_TNH[rows], k_SKH, v_SKV, layer, special.slopes)
+            found = reference.attend(q_TNH[rows], k_SKH, v_SKV, layer, variant.slopes)
             out_TNV[rows] = found.unflatten(1, (layer.num_heads, layer.value_dim))
     return out_TNV

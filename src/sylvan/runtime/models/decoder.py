@@ -15,14 +15,13 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, Rope, X
+from sylvan.kernels.api import AttentionLayer, AttentionVariant, Rope, X
 from sylvan.kernels.experts import Routing
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import (
     PagedAttention,
     RaggedAttention,
-    Special,
     SpecialAttention,
 )
 from sylvan.runtime.layers.build import Build
@@ -126,7 +125,7 @@ def _moe_shape(moe: MoEConfig, config: ModelConfig) -> MoEShape:
 
 def special_attention(
     config: ModelConfig, build: Build, layer: int, ropes: Ropes
-) -> Special | None:
+) -> AttentionVariant | None:
     """What a layer does that few families do; None where texts are too short for it to matter."""
     chunk, scales = config.attention_chunk, ropes.scales_of(layer)
     if chunk is not None and (layer in config.nope_layers or build.length <= chunk):
@@ -134,7 +133,9 @@ def special_attention(
     slopes = torch.tensor(config.alibi_slopes) if config.alibi_slopes else None
     if not (chunk or config.qk_norm_last) and scales is None and slopes is None:
         return None
-    return Special(chunk=chunk, query_scales=scales, norm_last=config.qk_norm_last, slopes=slopes)
+    return AttentionVariant(
+        chunk=chunk, query_scales=scales, norm_last=config.qk_norm_last, slopes=slopes
+    )
 
 
 class Attention(nn.Module):

@@ -9,6 +9,7 @@ the matrix was, where that was saved. Arithmetic is in float32.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -87,11 +88,15 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A whole adapter; `whole` are tensors that replace those of the same names."""
+    """A whole adapter; `whole` are tensors that replace those of the same names.
+
+    `digest` is made of the contents of its files.
+    """
 
     config: AdapterConfig
     modules: Mapping[str, LowRank]
     whole: Mapping[str, torch.Tensor]
+    digest: str = ""
 
     @property
     def max_rank(self) -> int:
@@ -112,7 +117,8 @@ def read_adapter(folder: Path) -> Adapter:
         raise ConfigError(
             f"{str(folder)!r} has no {WEIGHTS}; pickles (adapter_model.bin) are not read"
         )
-    files = read_safetensors(_bytes(path), str(path))
+    data = _bytes(path)
+    files = read_safetensors(data, str(path))
     modules: dict[str, LowRank] = {}
     whole: dict[str, torch.Tensor] = {}
     for name in files.tensors:
@@ -131,7 +137,9 @@ def read_adapter(folder: Path) -> Adapter:
         raise ConfigError(f"{str(path)!r}: the tensor {next(iter(whole))!r} is not understood")
     if not modules and not whole:
         raise ConfigError(f"{str(path)!r} has no tensors")
-    return Adapter(config, modules, whole)
+    digest = hashlib.sha256((folder / CONFIG).read_bytes() + b"\0")
+    digest.update(data.data)
+    return Adapter(config, modules, whole, digest.hexdigest())
 
 
 class MergedWeights:
@@ -266,4 +274,7 @@ def _tensor_of(base: WeightFiles, name: str) -> str:
 
 
 def _bytes(path: Path) -> NDArray[np.uint8]:
-    return np.fromfile(path, np.uint8)
+    try:
+        return np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None

@@ -11,10 +11,11 @@ from typing import Any
 
 from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
+from sylvan.config.keys import read_key_file
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
-from sylvan.runtime.server.keyring import Keyring, read_key_file
+from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.parsers import Parsers, make_parsers
 from sylvan.runtime.server.settings import ServerSettings
@@ -105,6 +106,7 @@ def make_context(
     """
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
     keyring = Keyring(settings.api_keys, entries, clock)
+    engine.adapters.limit(keyring.adapters)
     store = BatchStore(settings.data_dir)
     size, most = settings.response_store_size, settings.max_response_bytes
     kept = (size, most, settings.retention_s, clock)

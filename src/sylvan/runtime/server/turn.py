@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from sylvan.api.openai.chat_logprobs import ChatLogprobs
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.runtime.server.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.server.endpoint import Call
 from sylvan.runtime.server.fields import of_tools
-from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.samples import collect, stream
 from sylvan.runtime.server.thinking import count_reasoning
 from sylvan.runtime.tokenizer.types import error_of

@@ -57,8 +57,6 @@ def check_input(inp: GenerateInput, facts: ModelFacts) -> None:
     if inp.priority not in _INT32:
         raise RequestError("priority must be a 32-bit integer", param="priority")
     _check_times(inp)
-    if inp.lora is not None:
-        raise RequestError(f"there is no adapter called {inp.lora!r}", param="lora_path")
 
 
 def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
@@ -121,7 +119,6 @@ def build_request(
         sampling=sampling,
         eos_ids=() if sampling.ignore_eos else facts.eos_ids,
         logprobs=inp.logprobs,
-        lora=inp.lora,
         tenant=inp.tenant,
         cache_salt=inp.cache_salt,
         priority=inp.priority,

@@ -12,6 +12,7 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import Command, ControlReply, Finish, Load
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.tokenizer.adapters import Adapters, AdapterSettings
 from sylvan.runtime.tokenizer.checks import (
     Prompt,
     build_request,
@@ -59,9 +60,11 @@ class TokenizerManager:
 
     Args:
         router: Serves the requests; default: of one replica.
+        adapters: Those of the router; default: none are served.
 
     Attributes:
         tokenizer: Of the model; safe to share between threads.
+        adapters: LoRA adapters that requests may name.
         limits: Bounds and defaults of the edge.
         router: Its clients are connected by whoever runs the schedulers.
         isolation: Cache salts of tenants.
@@ -73,9 +76,11 @@ class TokenizerManager:
         limits: EdgeLimits | None = None,
         clock: Clock = monotonic,
         router: ReplicaRouter | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.router = router or ReplicaRouter(clock=clock)
+        self.adapters = adapters or Adapters(self.router, AdapterSettings())
         self.limits = limits or EdgeLimits()
         self._clock = clock
         self._reserved = 0
@@ -132,7 +137,8 @@ class TokenizerManager:
         self._check_admission(inp.rid, inp.tenant, 1)
         request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
         owner = self.isolation.owner(inp.tenant)
-        request = msgspec.structs.replace(request, cache_salt=owner)
+        lora = self.adapters.id_of(inp.lora, inp.tenant)
+        request = msgspec.structs.replace(request, cache_salt=owner, lora=lora)
         live = LiveRequest(
             request.rid, [SampleState(request)], None, self._clock(), internal=inp.internal
         )
@@ -224,12 +230,14 @@ class TokenizerManager:
     def close(self) -> None:
         """End everything; nothing may be called afterwards."""
         self.router.stop()
+        self.adapters.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
         check_generates(self.facts)
         check_input(inp, self.facts)
+        self.adapters.id_of(inp.lora, inp.tenant)
         self._check_sampling(inp.sampling)
         rid = inp.rid or secrets.token_hex(16)
         # the place is taken while the text is tokenised
@@ -242,7 +250,8 @@ class TokenizerManager:
         given = (self.limits.seed, inp.default_seed)
         seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
-        return self._submit(inp, msgspec.structs.replace(base, rid=rid))
+        lora = self.adapters.id_of(inp.lora, inp.tenant)
+        return self._submit(inp, msgspec.structs.replace(base, rid=rid, lora=lora))
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         if sampling is not self._checked:  # the prompts of a body share theirs

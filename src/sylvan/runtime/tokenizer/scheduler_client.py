@@ -59,6 +59,7 @@ class SchedulerClient:
         heartbeat_s: Time of the last heartbeat; minus infinity before the first.
         num_samples: Of the requests that this client has.
         weight_version: Label of the weights in force, as of the last reply that told it.
+        reminders: Called with each `connect`; give commands that the scheduler carries out first.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SchedulerClient:
         self.heartbeat_s = -math.inf
         self.num_samples = 0
         self.weight_version = DEFAULT_VERSION
+        self.reminders: list[Callable[[ModelFacts], Sequence[Command]]] = []
         self._hand_over = hand_over
         self._clock = clock
         self._send: Send | None = None
@@ -99,6 +101,9 @@ class SchedulerClient:
         self.weight_version = str(facts.extra.get("weight_version") or DEFAULT_VERSION)
         self._send = send
         self.heartbeat_s = self._clock()
+        for reminder in self.reminders:
+            for command in reminder(facts):
+                self._steer(send, command)
         if self._checkpoint is not None:
             self._steer(send, self._checkpoint)
             self.weight_version = self._checkpoint.version or self.weight_version

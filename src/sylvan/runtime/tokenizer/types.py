@@ -40,6 +40,7 @@ class EmbedInput:
     truncate: bool = False
     normalize: bool = True
     rid: str | None = None
+    lora: str | None = None
     tenant: str = ""
     priority: int = 0
     deadline_s: float | None = None

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
-from sylvan.gateway.policies.api import Outcome, RoutingRequest
+from sylvan.config.route import RoutingConfig
+from sylvan.gateway import policies
+from sylvan.gateway.policies.api import Outcome, PolicyParts, RoutingRequest
 from sylvan.gateway.policies.cache_aware import RUNNING_TOKENS
+from sylvan.gateway.prefixes.blocks import BlockIndex
+from sylvan.gateway.prefixes.events import BlockStored
 from sylvan.gateway.workers.registry import Registry
 from sylvan.utils.clock import VirtualClock
+from sylvan.utils.plugins import load
 from tests.support.gateway import make_policy, make_worker
 
 SYSTEM = "You are a helpful assistant who answers at length. " * 40
@@ -137,3 +144,60 @@ def test_with_thresholds_a_poor_match_goes_to_the_smallest_tree(registry, thresh
     chosen = [thresholds.select(registry.workers, ask(c * 4000)).worker.id for c in "abc"]
 
     assert sorted(chosen) == sorted(worker.id for worker in registry.workers)
+
+
+def followed(registry):
+    """A policy that knows what the workers hold, and of which they said so."""
+    blocks = BlockIndex(1 << 20)
+    for worker in registry.workers:
+        blocks.begin(worker.id)
+        blocks.apply(worker.id, BlockStored([0], [0] * 4, 4), plain=False)
+    parts = PolicyParts(config=RoutingConfig(), clock=VirtualClock(), blocks=blocks)
+    return load(policies, "cache_aware").create(parts), blocks
+
+
+def tokens(*ids, namespace="/"):
+    return RoutingRequest(prompt=array("i", ids).tobytes(), namespace=namespace, token_ids=ids)
+
+
+def test_what_workers_say_wins_over_what_they_were_given(registry):
+    policy, blocks = followed(registry)
+    prompt = tuple(range(100, 500))
+    given = policy.select(registry.workers, tokens(*prompt))
+    policy.completed(given, tokens(*prompt), Outcome(success=True))
+    other = next(w for w in registry.workers if w is not given.worker)
+    hashes = list(range(1, 101))
+    blocks.apply(other.id, BlockStored(hashes, list(prompt), 4), plain=False)
+
+    found = policy.select(registry.workers, tokens(*prompt))
+
+    assert found.worker is other
+    assert (found.branch, found.new_tokens) == ("hit", 1)
+
+
+def test_prompts_that_are_computed_now_count_as_held(registry):
+    policy, blocks = followed(registry)
+    prompt = tuple(range(100, 500))
+    first = policy.select(registry.workers, tokens(*prompt))
+    again = policy.select(registry.workers, tokens(*prompt, 7))
+    assert again.worker is first.worker
+    assert again.new_tokens == 1
+
+    for placement in (first, again):
+        policy.completed(placement, tokens(*prompt), Outcome(success=True))
+    later = policy.select(registry.workers, tokens(*prompt))
+    assert later.branch == "miss"  # no event has said that it is held
+    blocks.check()
+
+
+def test_namespaces_and_unknown_ids_are_estimated(registry):
+    policy, _ = followed(registry)
+    prompt = tuple(range(100, 500))
+    first = policy.select(registry.workers, tokens(*prompt, namespace="tenant/"))
+    policy.completed(first, tokens(*prompt), Outcome(success=True))
+
+    assert first.promise is None
+    again = policy.select(registry.workers, tokens(*prompt, namespace="tenant/"))
+    assert (again.worker, again.branch) == (first.worker, "hit")
+    odd = RoutingRequest(prompt=b"x" * 64, namespace="/", token_ids=[1, 2**70])
+    assert policy.select(registry.workers, odd).promise is None

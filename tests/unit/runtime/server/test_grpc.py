@@ -182,7 +182,6 @@ async def test_parameters_out_of_range_are_named(server, folder, case):
 
 
 ABSENT = {
-    "lora_id": "a",
     "return_hidden_states": True,
     "custom_logit_processor": "x",
     "input_embeds": [1.0],
@@ -306,10 +305,15 @@ async def test_the_tokenizer_is_fetched(server, folder, tmp_path):
     assert Tokenizer.load(tmp_path).encode("caf\u00e9") == ids(folder, "caf\u00e9")
 
 
-async def test_adapters_and_profiles_are_not_there(server):
+async def test_profiles_are_not_there_and_adapters_are_off(server, folder):
     assert (await server.call("ListLoadedLoRAAdapters")).loaded_adapters == []
-    for name in ("LoadLoRAAdapter", "StartProfile"):
-        assert (await refused(server.call(name))).code() is Code.UNIMPLEMENTED
+    assert (await refused(server.call("StartProfile"))).code() is Code.UNIMPLEMENTED
+    for name in ("LoadLoRAAdapter", "UnloadLoRAAdapter"):
+        error = await refused(server.call(name))
+        assert error.code() is Code.INVALID_ARGUMENT
+        assert "--enable-lora" in error.details()
+    error = await refused(server.all(request(folder, lora_id="a")))
+    assert "there is no adapter called 'a'" in error.details()
 
 
 async def test_keys_are_wanted_where_http_wants_them(folder):

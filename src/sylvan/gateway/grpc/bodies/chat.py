@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sylvan.api.openai.chat import ChatBody, NamedChoice, template_messages
+from sylvan.api.openai.chat import ChatBody, NamedChoice
+from sylvan.api.openai.chat_logprobs import ChatLogprobs
 from sylvan.api.openai.common import openai_sampling, usage_reply
 from sylvan.api.sampling import SamplingDefaults
 from sylvan.api.validation import parse
@@ -22,10 +23,11 @@ from sylvan.gateway.grpc.bodies.common import (
     with_markers,
 )
 from sylvan.gateway.grpc.context import Prepared, RequestInput, SampleDelta
+from sylvan.gateway.text.chat import template_request, tools_of
 from sylvan.gateway.text.model import ModelText
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish
-from sylvan.text.chat_template import ChatRequest
+from sylvan.protocol.requests import LogprobOptions
 from sylvan.text.output import Answer, OutputReader, OutputRules, Piece, ReasoningDelta
 from sylvan.text.tools import CallStart, TextDelta, ToolFamily, ToolSpec
 from sylvan.utils.threads import call_in_thread
@@ -39,6 +41,7 @@ PASSED = frozenset(
         *("custom_params", "regex", "ebnf", "json_schema", "structural_tag", "response_format"),
         *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "metadata"),
         *("separate_reasoning", "stream_reasoning", "continue_final_message"),
+        *("logprobs", "top_logprobs"),
         *("add_generation_prompt", "reasoning_effort", "enable_thinking", "store"),
     }
 )
@@ -56,7 +59,7 @@ async def prepare(
     body = parse(ChatBody, given.asked.fields)
     check_passed(body, PASSED, _NEUTRAL)
     tools = _tools(body)
-    request = _template_request(body, tools)
+    request = template_request(body, tools)
     prompt = await call_in_thread(text.template.render, request)
     variables = request.kwargs or {}
     thinks = (
@@ -71,7 +74,12 @@ async def prepare(
         message = "A grammar beside thinking or tools is not passed on to workers that speak gRPC."
         raise RequestError(message, param="response_format", status=501)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    maker = ChatFormat(given.caller.request_id, frame, sampling.n, rules, usage=usage)
+    wanted = _logprobs(body)
+    logs: list[ChatLogprobs | None] = [None] * sampling.n
+    if wanted is not None:
+        skip = sampling.skip_special_tokens
+        logs = [ChatLogprobs(text.tokenizer, skip_special_tokens=skip, every=False) for _ in logs]
+    maker = ChatFormat(given.caller.request_id, frame, logs, rules, usage=usage)
     return Prepared(
         model=model,
         text=text,
@@ -81,7 +89,14 @@ async def prepare(
         rules=rules,
         format=maker,
         namespace=given.asked.namespace,
+        logprobs=wanted,
     )
+
+
+def _logprobs(body: ChatBody) -> LogprobOptions | None:
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    return LogprobOptions(top=body.top_logprobs or 0) if body.logprobs else None
 
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:
@@ -89,28 +104,7 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
     if isinstance(choice, NamedChoice) or choice == "required":
         message = "tool_choice: workers that speak gRPC cannot be made to call."
         raise RequestError(message, param="tool_choice", status=501)
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    for tool in tools:
-        tool.setdefault("type", "function")
-    return [] if choice == "none" else tools
-
-
-def _template_request(body: ChatBody, tools: list[dict[str, Any]]) -> ChatRequest:
-    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    if body.enable_thinking is not None:
-        variables.setdefault("enable_thinking", body.enable_thinking)
-        variables.setdefault("thinking", body.enable_thinking)
-    going_on = bool(body.continue_final_message)
-    start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
-    return ChatRequest(
-        messages=template_messages(body.messages),
-        tools=tools or None,
-        add_generation_prompt=start,
-        continue_final_message=going_on,
-        kwargs=variables,
-    )
+    return tools_of(body)
 
 
 def _rules(
@@ -146,7 +140,19 @@ def _sampling(body: ChatBody) -> Any:
 class ChatFormat:
     """The answer of `/v1/chat/completions`."""
 
-    def __init__(self, name: str, frame: Frame, n: int, rules: OutputRules, *, usage: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        frame: Frame,
+        logs: Sequence[ChatLogprobs | None],
+        rules: OutputRules,
+        *,
+        usage: bool,
+    ) -> None:
+        """There is one of `logs` for each sample; None: log probabilities are not wanted."""
+        n = len(logs)
+        self._logs = logs
+        self._shown: list[list[dict[str, Any]]] = [[] for _ in logs]
         self._frame: dict[str, Any] = {"id": name, "created": frame.created, "model": frame.model}
         self._samples = collected(n)
         self._readers = [OutputReader(rules) for _ in range(n)]
@@ -185,12 +191,28 @@ class ChatFormat:
         if not self._begun[index]:
             self._begun[index] = True
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        for piece in pieces:
-            yield self._chunk(index, self._delta(piece))
+        logprobs = self._told(delta)
+        deltas = [self._delta(piece) for piece in pieces]
+        if not deltas and logprobs and logprobs["content"]:
+            deltas = [{"content": ""}]
+        for content in deltas:
+            yield self._chunk(index, content, logprobs=logprobs)
+            logprobs = None
         if delta.finish is not None:
             calls = self._readers[index].has_calls
             reason, matched = finish_name(delta.finish, calls=calls), delta.finish.matched
             yield self._chunk(index, {}, finish_reason=reason, matched_stop=matched)
+
+    def _told(self, delta: SampleDelta) -> dict[str, Any] | None:
+        """Log probabilities of what became visible."""
+        log = self._logs[delta.index]
+        if log is None:
+            return None
+        parts = [] if delta.logprobs is None else [delta.logprobs]
+        spans = self._readers[delta.index].spans()
+        found = log.reply(delta.token_ids, parts, delta.text, spans)
+        self._shown[delta.index] += found["content"]
+        return found
 
     def _chunk(self, index: int, content: dict[str, Any], **fields: Any) -> dict[str, Any]:
         choice = {
@@ -237,7 +259,7 @@ class ChatFormat:
         return {
             "index": index,
             "message": message,
-            "logprobs": None,
+            "logprobs": None if self._logs[index] is None else {"content": self._shown[index]},
             "finish_reason": finish_name(finish, calls=bool(answer.calls)),
             "matched_stop": finish.matched if finish else None,
         }

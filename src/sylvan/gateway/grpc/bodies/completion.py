@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sylvan.api.logprobs import CompletionLogprobs, CompletionToken
 from sylvan.api.openai.common import openai_sampling, usage_reply
+from sylvan.api.openai.completion_logprobs import CompletionTokenLog
 from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, prompts_of
 from sylvan.api.sampling import SamplingDefaults
 from sylvan.api.validation import parse
@@ -21,7 +23,9 @@ from sylvan.gateway.grpc.bodies.common import (
 )
 from sylvan.gateway.grpc.context import Prepared, RequestInput, SampleDelta
 from sylvan.gateway.text.model import ModelText
+from sylvan.protocol.requests import LogprobOptions
 from sylvan.text.output import OutputRules
+from sylvan.text.visible_tokens import VisibleTokens
 
 PASSED = frozenset(
     {
@@ -29,9 +33,10 @@ PASSED = frozenset(
         *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
         *("repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim"),
         *("skip_special_tokens", "logit_bias", "stream_interval", "custom_params", "metadata"),
-        *("regex", "ebnf", "json_schema", "structural_tag", "response_format"),
+        *("regex", "ebnf", "json_schema", "structural_tag", "response_format", "logprobs"),
     }
 )
+_LOG_FIELDS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 _NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0)
 
 
@@ -49,6 +54,9 @@ async def prepare(
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = openai_sampling(body, SamplingDefaults(), limit)
     ids = await text.ids.of(prompt) if isinstance(prompt, str) else prompt
+    wanted = None if body.logprobs is None else LogprobOptions(top=body.logprobs)
+    skip = sampling.skip_special_tokens
+    logs = [token_log(text, body.logprobs, skip=skip) for _ in range(sampling.n)]
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     return Prepared(
         model=model,
@@ -57,30 +65,52 @@ async def prepare(
         sampling=sampling,
         detokenizer=detokenizer_options(sampling),
         rules=OutputRules(),
-        format=CompletionFormat(given.caller.request_id, frame, sampling.n, usage=usage),
+        format=CompletionFormat(given.caller.request_id, frame, logs, usage=usage),
         namespace=given.asked.namespace,
+        logprobs=wanted,
     )
+
+
+def token_log(text: ModelText, top: int | None, *, skip: bool) -> CompletionTokenLog | None:
+    """Makes the log probabilities of one choice; None: they are not wanted.
+
+    Args:
+        text: Of the model.
+        top: Alternatives of each token; None: no log probabilities.
+        skip: The text leaves special tokens out.
+    """
+    if top is None:
+        return None
+    tokenizer = text.tokenizer
+    visible = VisibleTokens[CompletionToken](tokenizer, skip_special_tokens=skip)
+    return CompletionTokenLog(CompletionLogprobs(tokenizer.token_text, top), visible)
 
 
 class CompletionFormat:
     """The answer of `/v1/completions`."""
 
-    def __init__(self, name: str, frame: Frame, n: int, *, usage: bool) -> None:
+    def __init__(
+        self, name: str, frame: Frame, logs: Sequence[CompletionTokenLog | None], *, usage: bool
+    ) -> None:
+        """There is one of `logs` for each sample; None: log probabilities are not wanted."""
         self._frame: dict[str, Any] = {
             "id": name,
             "object": "text_completion",
             "created": frame.created,
             "model": frame.model,
         }
-        self._samples = collected(n)
+        self._samples = collected(len(logs))
+        self._logs = logs
+        self._shown: list[list[dict[str, Any]]] = [[] for _ in logs]
         self._usage = usage
 
     def events(self, delta: SampleDelta) -> bytes:
         """See `ReplyFormat.events`."""
         self._samples[delta.index].add(delta)
-        if not delta.text and delta.finish is None:
+        logprobs = self._logprobs(delta)
+        if not delta.text and delta.finish is None and logprobs is None:
             return b""
-        choice = self._choice(delta.index, delta.text, delta)
+        choice = self._choice(delta.index, delta.text, delta, logprobs)
         return event({**self._frame, "choices": [choice]})
 
     def end(self) -> bytes:
@@ -90,15 +120,43 @@ class CompletionFormat:
 
     def whole(self) -> Any:
         """See `ReplyFormat.whole`."""
-        choices = [self._choice(i, s.text, s) for i, s in enumerate(self._samples)]
+        choices = [
+            self._choice(i, sample.text, sample, self._joined(i))
+            for i, sample in enumerate(self._samples)
+        ]
         return {**self._frame, "choices": choices, "usage": self._counts()}
 
-    def _choice(self, index: int, text: str, part: Any) -> dict[str, Any]:
+    def _logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
+        log = self._logs[delta.index]
+        if log is None:
+            return None
+        parts = [] if delta.logprobs is None else [delta.logprobs]
+        found = log.reply(delta.token_ids, parts, delta.text)
+        if not found["tokens"]:
+            return None
+        self._shown[delta.index].append(found)
+        return found
+
+    def _joined(self, index: int) -> dict[str, Any] | None:
+        """All log probabilities of a sample."""
+        if self._logs[index] is None:
+            return None
+        joined: dict[str, Any] = {}
+        for name in _LOG_FIELDS:
+            lists = [part[name] for part in self._shown[index]]
+            known = [values for values in lists if values is not None]
+            no_tops = name == "top_logprobs" and not known
+            joined[name] = None if no_tops else [value for values in known for value in values]
+        return joined
+
+    def _choice(
+        self, index: int, text: str, part: Any, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
         finish = part.finish
         return {
             "index": index,
             "text": text,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": finish.type if finish else None,
             "matched_stop": finish.matched if finish else None,
         }

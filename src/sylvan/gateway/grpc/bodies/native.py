@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sylvan.api.native import GenerateBody, Limits, read_prompts
-from sylvan.api.native_reply import finish_reason
+from sylvan.api.native_reply import ReplyOptions, ReplyState
 from sylvan.api.validation import parse
 from sylvan.gateway.grpc.bodies.common import (
     DONE,
-    Collected,
     Frame,
     check_passed,
     collected,
@@ -20,10 +19,18 @@ from sylvan.gateway.grpc.bodies.common import (
 )
 from sylvan.gateway.grpc.context import Prepared, RequestInput, SampleDelta
 from sylvan.gateway.text.model import ModelText
+from sylvan.protocol.errors import RequestError
 from sylvan.protocol.sampling import MAX_N
 from sylvan.text.output import OutputRules
 
-PASSED = frozenset({"text", "input_ids", "sampling_params", "stream", "model", "rid"})
+PASSED = frozenset(
+    {
+        *("text", "input_ids", "sampling_params", "stream", "model", "rid", "return_logprob"),
+        *("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs"),
+    }
+)
+MAX_TOP = 1024
+"""Alternatives of a token; the worker's own limit is smaller."""
 _NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0, -1)
 
 
@@ -37,12 +44,22 @@ async def prepare(
     """
     body = parse(GenerateBody, given.asked.fields)
     check_passed(body, PASSED, _NEUTRAL)
-    prompts, is_batch = read_prompts(body, {}, Limits(max_samples=MAX_N, max_top_logprobs=0))
+    prompts, is_batch = read_prompts(body, {}, Limits(max_samples=MAX_N, max_top_logprobs=MAX_TOP))
     prompt = single_prompt(prompts, "text" if body.text is not None else "input_ids")
     ids = prompt.input_ids if prompt.text is None else await text.ids.of(prompt.text)
     sampling = prompt.sampling
     name = prompt.rid or given.caller.request_id
     many = is_batch or sampling.n > 1
+    wanted = prompt.logprobs
+    if wanted is not None and wanted.start is not None and wanted.token_ids:
+        message = "token_ids_logprob: workers that speak gRPC tell these of outputs only."
+        raise RequestError(message, param="token_ids_logprob", status=501)
+    options = ReplyOptions(
+        logprobs=wanted is not None,
+        top=wanted is not None and wanted.top > 0,
+        wanted_ids=wanted.token_ids if wanted is not None else (),
+        text_of=text.tokenizer.token_text if body.return_text_in_logprobs else None,
+    )
     return Prepared(
         model=model,
         text=text,
@@ -50,26 +67,30 @@ async def prepare(
         sampling=sampling,
         detokenizer=detokenizer_options(sampling),
         rules=OutputRules(),
-        format=NativeFormat(name, sampling.n, many=many),
+        format=NativeFormat(name, sampling.n, options, many=many),
         namespace=given.asked.namespace,
+        logprobs=wanted,
     )
 
 
 class NativeFormat:
     """The answer of `/generate`: streams have the text so far."""
 
-    def __init__(self, name: str, n: int, *, many: bool) -> None:
+    def __init__(self, name: str, n: int, options: ReplyOptions, *, many: bool) -> None:
         self._name = name
         self._samples = collected(n)
+        self._replies = [ReplyState(options) for _ in range(n)]
         self._many = many
 
     def events(self, delta: SampleDelta) -> bytes:
         """See `ReplyFormat.events`."""
-        sample = self._samples[delta.index]
-        sample.add(delta)
+        self._samples[delta.index].add(delta)
+        self._replies[delta.index].add(
+            delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs
+        )
         if not delta.token_ids and delta.finish is None:
             return b""
-        reply = self._reply(sample)
+        reply = self._reply(delta.index)
         return event({**reply, "index": delta.index} if self._many else reply)
 
     def end(self) -> bytes:
@@ -78,19 +99,9 @@ class NativeFormat:
 
     def whole(self) -> Any:
         """See `ReplyFormat.whole`."""
-        replies = [self._reply(sample) for sample in self._samples]
+        replies = [self._reply(index) for index in range(len(self._samples))]
         return replies if self._many else replies[0]
 
-    def _reply(self, sample: Collected) -> dict[str, Any]:
-        usage = sample.usage
-        return {
-            "text": sample.text,
-            "output_ids": sample.token_ids,
-            "meta_info": {
-                "id": self._name,
-                "finish_reason": finish_reason(sample.finish) if sample.finish else None,
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "cached_tokens": usage.cached_tokens,
-            },
-        }
+    def _reply(self, index: int) -> dict[str, Any]:
+        sample = self._samples[index]
+        return self._replies[index].reply(self._name, sample.usage, sample.finish, {})

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from sylvan.gateway.grpc.context import RequestContext
-from sylvan.gateway.observe.spans import TRACE_HEADERS
+from sylvan.gateway.grpc.metadata import metadata_of
 from sylvan.gateway.workers.grpc_probe import GrpcProbe
-
-TENANT_KEY = "x-sylvan-tenant"
 
 
 class DispatchMetadata:
@@ -19,13 +17,5 @@ class DispatchMetadata:
 
     async def run(self, context: RequestContext) -> None:
         """See `Stage.run`."""
-        caller = context.input.caller
-        pairs = [*self._probe.metadata(context.placed.worker.spec)]
-        pairs.append(("x-request-id", caller.request_id))
-        if caller.tenant:
-            pairs.append((TENANT_KEY, caller.tenant))
-        trace = caller.span.headers()
-        if trace is None:
-            trace = [(name, v) for name in TRACE_HEADERS if (v := caller.headers.get(name))]
-        pairs += trace
-        context.state.metadata = pairs
+        worker, caller = context.placed.worker, context.input.caller
+        context.state.metadata = metadata_of(self._probe, worker, caller)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sylvan.gateway.grpc.bodies import chat, completion, native
 from sylvan.gateway.grpc.bodies.common import Frame
-from sylvan.gateway.grpc.context import RequestContext
+from sylvan.gateway.grpc.context import EMBEDDINGS, RequestContext
+from sylvan.gateway.grpc.samples import Sample
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.workers.registry import Registry
 from sylvan.protocol.errors import RequestError
@@ -38,11 +39,13 @@ class Preparation:
         given = context.input
         read = READERS.get(given.route.path)
         if read is None:
-            served = ", ".join(READERS)
+            served = ", ".join((*READERS, EMBEDDINGS))
             message = f"{given.route.path} is not served by workers that speak gRPC; {served} are."
             raise RequestError(message, status=501)
         model = self._registry.known_model(given.asked.model)
         worker = self._registry.candidates(given.asked.model, connection="grpc")[0]
         text = await self._library.of(worker)
         shown = given.asked.model or (worker.models[0] if worker.models else "default")
-        context.state.prepared = await read(given, text, model, Frame(shown, int(self._wall())))
+        prepared = await read(given, text, model, Frame(shown, int(self._wall())))
+        context.state.prepared = prepared
+        context.state.samples = [Sample(prepared) for _ in range(prepared.sampling.n)]

@@ -30,13 +30,20 @@ class RequestBuilding:
 
     async def run(self, context: RequestContext) -> None:
         """See `Stage.run`."""
-        prepared = context.prepared
+        prepared, state = context.prepared, context.state
+        emitted = state.samples if state.begun else ()
+        wanted = prepared.logprobs
         context.state.message = pb.GenerateRequest(
             request_id=context.input.caller.request_id,
             tokenized=pb.TokenizedInput(input_ids=prepared.input_ids),
             sampling_params=sampling_message(prepared.sampling),
-            logprob_start_len=-1,
+            return_logprob=wanted is not None,
+            logprob_start_len=-1 if wanted is None or wanted.start is None else wanted.start,
+            top_logprobs_num=wanted.top if wanted is not None else 0,
+            token_ids_logprob=wanted.token_ids if wanted is not None else (),
             stream=True,
+            emitted=[sample.emitted(index) for index, sample in enumerate(emitted)],
+            default_seed=state.seed,
         )
 
 

@@ -27,6 +27,12 @@ class WorkerSelection:
             token_ids=prepared.input_ids,
         )
         state = context.state
-        placed = self._placing.place(prepared.model, request, connection="grpc", avoid=state.avoid)
+        placed = self._placing.place(
+            prepared.model,
+            request,
+            connection="grpc",
+            avoid=state.avoid,
+            continuing=state.begun,
+        )
         state.placed = placed
         state.dispatch = placed.worker.begin(placed.placement.new_tokens)

@@ -26,6 +26,7 @@ from sylvan.kernels.native.opset.experts import (
     Route,
     Scores,
 )
+from sylvan.kernels.native.opset.lora import LoraExpand, LoraShrink, LoraTables
 from sylvan.kernels.native.opset.rows import (
     Activation,
     Add,
@@ -47,6 +48,7 @@ from sylvan.kernels.native.opset.rows import (
     Source,
     TakeRows,
     WeightFormat,
+    Xielu,
 )
 from sylvan.kernels.native.opset.scans import DeltaScan, ShortConv, SpaceScan, StateSlots
 from sylvan.kernels.native.schema import Op
@@ -73,6 +75,9 @@ __all__ = [
     "Linear",
     "LinearInt4",
     "LinearInt8",
+    "LoraExpand",
+    "LoraShrink",
+    "LoraTables",
     "MoeAlign",
     "PageFormat",
     "Quantise",
@@ -92,6 +97,7 @@ __all__ = [
     "TakeRows",
     "ToStack",
     "WeightFormat",
+    "Xielu",
 ]
 
 OPS: tuple[type[Op], ...] = (
@@ -104,6 +110,7 @@ OPS: tuple[type[Op], ...] = (
     LinearInt4,
     Glu,
     Activation,
+    Xielu,
     RopeStore,
     Attention,
     AttentionMerge,
@@ -125,5 +132,7 @@ OPS: tuple[type[Op], ...] = (
     ShortConv,
     SpaceScan,
     DeltaScan,
+    LoraShrink,
+    LoraExpand,
 )
 """Every op; its place is its number in the library."""

@@ -45,7 +45,8 @@ class KVPages(Operands):
 class RopeStore(Op):
     """Norms and rotary positions of query and key heads; keys and values go into their pages.
 
-    Norms are of each head, or `whole`: of all heads at once.
+    Norms are of each head, or `whole`: of all heads at once; `norm_last`: after rotary positions.
+    Queries are multiplied by the scale of their position at last.
     """
 
     qkv: Annotated[int, updates("row", "T, heads of queries, keys, values")]
@@ -53,10 +54,12 @@ class RopeStore(Op):
     cos_sin: Annotated[BufferRef, reads("f32", "positions, rotary_dim")] = None
     q_norm: Annotated[BufferRef, reads("f32", "D or H D")] = None
     k_norm: Annotated[BufferRef, reads("f32", "D or H D")] = None
+    q_scales: Annotated[BufferRef, reads("f32", "positions")] = None
     rotary_dim: int = 0
     interleaved: bool = False
     q_norm_whole: bool = False
     k_norm_whole: bool = False
+    norm_last: bool = False
     q_eps: float = 0.0
     k_eps: float = 0.0
 
@@ -65,7 +68,9 @@ class RopeStore(Op):
 class Attention(Op):
     """Queries over the pages of their requests.
 
-    `window`: tokens that one sees, or 0. `parts`: chunks of long requests, merged by the next op.
+    `window`: tokens that one sees, or 0. `chunk`: tokens see those of their own chunk of so many,
+    or 0. `slopes`: by which a head's scores fall with each token of distance. `parts`: blocks of
+    long requests, merged by the next op.
     `work`: index of the heads of a group among those of the program, set by the library.
     """
 
@@ -74,7 +79,9 @@ class Attention(Op):
     out: Annotated[int, writes("row", "T, H value_dim")]
     parts: Annotated[int, updates("f32", "parts_mib")]
     sinks: Annotated[BufferRef, reads("f32", "H")] = None
+    slopes: Annotated[BufferRef, reads("f32", "H")] = None
     window: int = 0
+    chunk: int = 0
     parts_mib: int
     work: int = 0
     scale: float
@@ -83,7 +90,7 @@ class Attention(Op):
 
 @operands
 class AttentionMerge(Attention):
-    """Merges the chunks that `Attention` spread over threads; the same operands."""
+    """Merges the blocks that `Attention` spread over threads; the same operands."""
 
 
 @operands

@@ -191,6 +191,20 @@ class Activation(Op):
 
 
 @operands
+class Xielu(Op):
+    """xIELU (arXiv:2411.13010): a parabola above zero, an exponential below, and a line."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    alpha_p: Annotated[int, reads("f32", "1")]
+    alpha_n: Annotated[int, reads("f32", "1")]
+    beta: Annotated[int, reads("f32", "1")]
+    eps: Annotated[int, reads("f32", "1")]
+    out: Annotated[int, writes("row", "T, C")]
+    quantised: QuantisedRows = NOT_QUANTISED
+    cols: int
+
+
+@operands
 class TakeRows(Op):
     """The rows whose logits are wanted."""
 

@@ -143,6 +143,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     slots = RequestSlots(limits.max_reqs, plan.vocab_size)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)
+    control.extend(plan.capabilities)
     worker = Worker(backend, slots, plan.capabilities, control.gate)
     return DeviceExecutor(worker, caps, control), report
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.builder import padded
@@ -26,13 +27,14 @@ class NativeLayerLinear(nn.Module):
     def __init__(self, module: Linear, own: NativeRows, wide: NativeRows) -> None:
         """`own` makes rows of the model's dtype, `wide` of float32."""
         super().__init__()
-        self.weight, self.bias = module.weight, module.bias
+        self.weight, self.bias, self.lora = module.weight, module.bias, module.lora
         self._own, self._wide = own, wide
         self._default: bool = inspect.signature(module.forward).parameters["out_f32"].default
 
     def forward(self, x: torch.Tensor, *, out_f32: bool | None = None) -> torch.Tensor:
         """Shape: (T, K) -> (T, N), in the model's dtype or float32."""
-        return (self._wide if self._default or out_f32 else self._own)(x)
+        y = (self._wide if self._default or out_f32 else self._own)(x)
+        return y if self.lora is None else ops.lora(x, y, self.lora)
 
 
 class NativeLayerNorm(nn.Module):

@@ -40,7 +40,7 @@ from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.mlp import MLP, GatedMLP
-from sylvan.runtime.layers.moe import MoE
+from sylvan.runtime.layers.moe import MoE, Router
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.layers.recurrent import Recurrent
 from sylvan.runtime.models.config import ModelConfig
@@ -126,7 +126,7 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Nat
 
 def _tracer(library: Library, dtype: torch.dtype) -> NativeTracer:
     limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
-    return NativeTracer(dtype, limits, {}, library.constants)
+    return NativeTracer(dtype, limits, {}, library.constants, whole_steps=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,8 @@ def _layers(model: nn.Module, trial: NativeTracer) -> Iterator[_Layer]:
     kept = _only_read(model)
     tied: set[int] = set()
     for module, its_names in names.items():
-        if module in kept or not isinstance(module, _KINDS):
+        alone = isinstance(module, _KINDS) and not isinstance(module, Router)
+        if module in kept or not alone:
             continue
         try:
             _Traced.of(_Layer(module, its_names), trial)
@@ -201,9 +202,9 @@ class _Traced:
             found._way("", tracer.input_ids, module)
         elif isinstance(module, Linear):
             cols = module.weight.shape[1]
-            found._way("own", tracer.bound(cols, own), partial(module, out_f32=False))
+            found._way("own", tracer.bound(cols, own), partial(module.product, out_f32=False))
             if own != "f32":
-                found._way("f32", tracer.bound(cols, own), partial(module, out_f32=True))
+                found._way("f32", tracer.bound(cols, own), partial(module.product, out_f32=True))
         elif isinstance(module, RMSNorm | LayerNorm):
             found._norm(module)
         else:

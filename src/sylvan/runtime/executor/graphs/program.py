@@ -22,21 +22,18 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.fused import NativeStep
 from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.graphs.partial import (
+    SymbolicBatch,
+    check_host_modules,
+    finish_host_modules,
+    host_modules,
+    names_of,
+)
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.params import SamplingSlots
-
-
-class SymbolicBatch:
-    """What a model may read of its batch while it is traced."""
-
-    def __init__(self, tracer: NativeTracer) -> None:
-        self.input_ids_T = tracer.input_ids
-        self.positions_T = tracer.positions
-        self.sample_rows = tracer.sample_rows
-        self.token_types_T = tracer.token_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +50,13 @@ class ProgramRunner:
     """See `ModelRunner`. One native call a step, whatever the mix of prompts and decodes.
 
     Compiling packs the weights, one at a time, and frees those of torch parameters; but a model
-    that cannot be traced is left as it was. The batches given to `run` must have buffers of
-    `limits`, filled through `host`, and `pool` as their KV.
+    that cannot be traced is left as it was. Modules of blocks that cannot be are called back. The
+    batches given to `run` must have buffers of `limits`, filled through `host`, and `pool` as
+    their KV.
 
     Attributes:
         copies: What it keeps of the model's weights.
+        host_calls: Names of the modules that PyTorch computes; mostly none.
         buffers: Memory in which steps compute; nothing in it outlives a step.
     """
 
@@ -78,14 +77,19 @@ class ProgramRunner:
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
         """
-        sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
-        tracer = NativeTracer(dtype, sizes, pool.layers, library.constants)
-        traced = trace(model, tracer)
+        parts = dtype, _limits(limits), pool.layers, library.constants
+        tracer = NativeTracer(*parts)
+        with host_modules(model, NativeTracer(*parts)) as called:
+            traced = trace(model, tracer)
+        check_host_modules(called)
         library.dll.sylvan_threads(threads)
         layout = compile_graph(tracer.graph)
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies
+        self.host_calls = names_of(called)
+        if called:
+            self.copies = [*layout.copies, *finish_host_modules(called, dtype, threads)]
         self.buffers = [torch.from_numpy(part) for part in layout.buffers]
         self._program = Program(library, layout)
         self._rows_and_head = Program(library, layout, traced.take)
@@ -100,7 +104,9 @@ class ProgramRunner:
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         """See `ModelRunner.run`."""
-        self._program.run(self._step(batch))
+        if self._program.calls_host:
+            batch.attention.plan(batch)
+        self._program.run(self._step(batch), batch)
         return self._program.read(self._traced.logits, batch.num_samples)
 
     def fuse(
@@ -111,7 +117,7 @@ class ProgramRunner:
         params: SamplingSlots,
     ) -> NativeStep | None:
         """See `ModelRunner.fuse`."""
-        if not isinstance(sampler, NativeSampler):
+        if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
         whole = self._program.read(self._traced.logits, batch.limits.most_samples)
         return NativeStep(self._program, _bound(batch), batch, whole, last_token, params)
@@ -143,7 +149,7 @@ class ProgramRunner:
 
     def profile(self, batch: ForwardBatch) -> list[tuple[Op, int]]:
         """Run a step and return each op with its nanoseconds."""
-        return self._program.profile(self._step(batch))
+        return self._program.profile(self._step(batch), batch)
 
     def _step(self, batch: ForwardBatch) -> Run:
         if batch is not self._batch:
@@ -171,6 +177,28 @@ def _bound(batch: ForwardBatch) -> Run:
         out_rows=host.sample_rows.ctypes.data,
         types=host.token_types.ctypes.data,
     )
+
+
+def host_calls(
+    model: Model,
+    limits: BatchLimits,
+    pool: NativePool | NoPool,
+    library: Library,
+    dtype: torch.dtype,
+) -> str:
+    """Names of the modules that a program would leave to PyTorch; nothing is changed.
+
+    Raises:
+        Unsupported: there can be no program.
+    """
+    parts = dtype, _limits(limits), pool.layers, library.constants
+    with host_modules(model, NativeTracer(*parts)) as called:
+        trace(model, NativeTracer(*parts))
+    return names_of(called)
+
+
+def _limits(limits: BatchLimits) -> ProgramLimits:
+    return ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
 
 
 def trace(model: Model, tracer: NativeTracer) -> Traced:

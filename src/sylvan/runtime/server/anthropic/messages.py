@@ -21,6 +21,7 @@ from sylvan.api.sampling import read_sampling
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.conversation import (
     Conversation,
     RequestFacts,
@@ -71,6 +72,7 @@ def _conversation(
             rid=rid or call.context.ids(16),
             stream=stream,
             tenant=call.tenant.name,
+            lora=asked_adapter(call, body.model),
             priority=getattr(body, "priority", None) or 0,
             deadline_s=getattr(body, "timeout", None),
             ttft_ms=getattr(body, "ttft_ms", None),

@@ -47,12 +47,14 @@ class RpcCall:
         tenant: Who calls.
         deadline_s: Seconds that the client waits; None: it did not say.
         context: The server's parts.
+        from_gateway: It comes from a gateway that this server knows.
     """
 
     message: Any
     tenant: Tenant
     deadline_s: float | None
     context: Context
+    from_gateway: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ class Caller:
         if isinstance(tenant, Refusal):
             raise RequestError(tenant.message, status=tenant.status)
         named = headers.get(TENANT_KEY)
-        if named and trusts_gateway(self._context.settings, self._gate, headers):
+        from_gateway = trusts_gateway(self._context.settings, self._gate, headers)
+        if named and from_gateway:
             tenant = Tenant(name=named)
         if method.budgeted:
             self._context.keyring.admit(tenant)
@@ -140,7 +143,7 @@ class Caller:
         left_s = rpc.time_remaining()
         if left_s is not None and (left_s <= 0 or math.isinf(left_s)):
             left_s = None if left_s > 0 else 0.001
-        return RpcCall(message, tenant, left_s, self._context)
+        return RpcCall(message, tenant, left_s, self._context, from_gateway)
 
     def _count(self, method: Method, status: int) -> None:
         self._context.accounts.called(f"{self._path}/{method.name}", "GRPC", status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,10 @@ class SampleReplies:
     _ids: list[int] = field(default_factory=list[int])
     _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     _prompt_logprobs: TokenLogprobs | None = None
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """These were given out by another server."""
+        self._ids.extend(token_ids)
 
     def add(self, delta: SampleDelta) -> list[pb.GenerateResponse]:
         """The messages that are due now that a delta has come."""

@@ -8,10 +8,11 @@ import msgspec
 from google.protobuf.json_format import MessageToDict
 
 from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
-from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput
+from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta
 
 _PLAIN = ("temperature", "min_p", "frequency_penalty", "presence_penalty", "ignore_eos")
 _PLAIN_FLAGS = ("no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens")
@@ -38,16 +39,39 @@ def generate_input(
         RequestError: It asks for what is not there, or a field is malformed; names the field.
     """
     _refuse_absent(message)
+    seed = message.default_seed if message.HasField("default_seed") else None
     return GenerateInput(
         input_ids=list(message.tokenized.input_ids),
         sampling=sampling_of(message.sampling_params)
         if message.HasField("sampling_params")
         else SamplingParams(),
         logprobs=_logprobs(message),
+        lora=message.lora_id or None,
         rid=message.request_id or None,
         tenant=tenant,
         stream=message.stream,
         deadline_s=deadline_s,
+        default_seed=seed,
+        past=tuple(map(_emitted, message.emitted)) or None,
+    )
+
+
+def _emitted(sample: pb.EmittedSample) -> SampleDelta:
+    """What another server gave of a sample."""
+    finish = sample.finish_reason
+    if finish not in ("", "stop", "length", "abort"):
+        raise RequestError(f"emitted: {finish[:40]!r} is no finish_reason", param="emitted")
+    return SampleDelta(
+        rid="",
+        index=sample.index,
+        text="",
+        token_ids=tuple(sample.token_ids),
+        usage=Usage(
+            prompt_tokens=sample.prompt_tokens,
+            completion_tokens=sample.completion_tokens,
+            cached_tokens=sample.cached_tokens,
+        ),
+        finish=Finish(type=finish) if finish else None,
     )
 
 
@@ -127,7 +151,6 @@ def _refuse_absent(message: pb.GenerateRequest) -> None:
         "return_hidden_states": (message.return_hidden_states, "returning hidden states"),
         "custom_logit_processor": (message.custom_logit_processor, "custom logit processors"),
         "input_embeds": (message.input_embeds, "vectors as prompts"),
-        "lora_id": (message.lora_id, "LoRA adapters"),
         "require_reasoning": (message.require_reasoning, "reasoning without a template"),
         "data_parallel_rank": (message.data_parallel_rank, "choosing a rank over gRPC"),
     }

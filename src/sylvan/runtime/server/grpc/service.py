@@ -28,11 +28,17 @@ MAX_FLUSH_S = 60.0
 async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
     """Continue a prompt; closing the stream aborts the request."""
     message: pb.GenerateRequest = call.message
+    if message.emitted and not call.from_gateway:
+        text = "emitted is for gateways, and this server does not know you as one."
+        raise RequestError(text, param="emitted", status=403)
     inp = generate_input(message, call.tenant.name, call.deadline_s)
     samples = [
         SampleReplies(message.request_id, inp.logprobs, message.stream)
         for _ in range(inp.sampling.n)
     ]
+    for given in inp.past or ():
+        if given.index < len(samples):  # else it is refused
+            samples[given.index].begin(given.token_ids)
     async with aclosing(call.context.engine.generate(inp)) as deltas:
         async for delta in deltas:
             if (error := error_of(delta.finish)) is not None:
@@ -66,7 +72,9 @@ async def abort(call: RpcCall) -> Message:
 
 async def get_model_info(call: RpcCall) -> Message:
     """Which model this is."""
-    return about.model_info(call.context)
+    info = about.model_info(call.context)
+    info.continues_requests = call.from_gateway
+    return info
 
 
 async def get_server_info(call: RpcCall) -> Message:
@@ -103,13 +111,32 @@ async def get_tokenizer(call: RpcCall) -> AsyncGenerator[Message, None]:
 
 
 async def list_adapters(call: RpcCall) -> Message:
-    """Adapters that are loaded: none."""
-    return pb.ListLoadedLoRAAdaptersResponse()
+    """Adapters that are served, as far as the caller may use them."""
+    served = call.context.engine.adapters.served(call.tenant.name)
+    return pb.ListLoadedLoRAAdaptersResponse(
+        loaded_adapters=[
+            pb.LoadedLoRAAdapter(
+                lora_id=info.id, lora_name=info.name, lora_path=info.path, pinned=info.pinned
+            )
+            for info in served
+        ]
+    )
 
 
-async def adapters(call: RpcCall) -> NoReturn:
-    """Load or unload an adapter."""
-    raise RequestError("LoRA adapters are not supported.", status=501)
+async def load_adapter(call: RpcCall) -> Message:
+    """Serve the adapter in a directory."""
+    request, adapters = call.message, call.context.engine.adapters
+    info = await adapters.load(request.lora_name, request.lora_path, pinned=request.pinned)
+    ids = [each.id for each in adapters.served()]
+    return pb.LoadLoRAAdapterResponse(success=True, message=info.id, loaded_lora_ids=ids)
+
+
+async def unload_adapter(call: RpcCall) -> Message:
+    """Serve no new requests with an adapter."""
+    adapters = call.context.engine.adapters
+    info = await adapters.unload(call.message.lora_name)
+    ids = [each.id for each in adapters.served()]
+    return pb.UnloadLoRAAdapterResponse(success=True, message=info.id, loaded_lora_ids=ids)
 
 
 async def profile(call: RpcCall) -> NoReturn:
@@ -131,7 +158,7 @@ METHODS: Sequence[Method] = (
     Method("StartProfile", common.StartProfileRequest, unary=profile, level=_OPERATOR),
     Method("StopProfile", common.StopProfileRequest, unary=profile, level=_OPERATOR),
     Method("GetTokenizer", common.GetTokenizerRequest, stream=get_tokenizer),
-    Method("LoadLoRAAdapter", pb.LoadLoRAAdapterRequest, unary=adapters, level=_OPERATOR),
-    Method("UnloadLoRAAdapter", pb.UnloadLoRAAdapterRequest, unary=adapters, level=_OPERATOR),
+    Method("LoadLoRAAdapter", pb.LoadLoRAAdapterRequest, unary=load_adapter, level=_OPERATOR),
+    Method("UnloadLoRAAdapter", pb.UnloadLoRAAdapterRequest, unary=unload_adapter, level=_OPERATOR),
     Method("ListLoadedLoRAAdapters", pb.ListLoadedLoRAAdaptersRequest, unary=list_adapters),
 )

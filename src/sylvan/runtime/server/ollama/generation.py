@@ -24,6 +24,7 @@ from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.conversation import (
     Conversation,
     RequestFacts,
@@ -130,6 +131,7 @@ def _conversation(
             stream=body.stream is not False,
             tenant=call.tenant.name,
             logprobs=_logprobs(body),
+            lora=asked_adapter(call, body.model),
         ),
     )
 

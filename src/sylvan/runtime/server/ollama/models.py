@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from sylvan.api.ollama import OllamaShowBody
 from sylvan.api.version import VERSION
+from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
 
@@ -23,7 +24,10 @@ def timestamp(seconds: float) -> str:
 
 async def tags(call: Call[None]) -> Response:
     """The models that can be used."""
-    return json_response({"models": [_card(call.context)]})
+    context = call.context
+    adapters = context.engine.adapters.served(call.tenant.name)
+    cards = [_card(context), *(_card(context, adapter.name) for adapter in adapters)]
+    return json_response({"models": cards})
 
 
 async def running(call: Call[None]) -> Response:
@@ -43,7 +47,8 @@ async def show(call: Call[OllamaShowBody]) -> Response:
     context = call.context
     name = call.body.model or call.body.name or ""
     served = context.settings.served_model_name
-    if name.removesuffix(":latest") != served:
+    adapter = asked_adapter(call, name)
+    if adapter is None and name.removesuffix(":latest") != served:
         raise NotFoundError(f"model {name[:200]!r} not found")
     facts, parsers = context.engine.facts, context.parsers
     can = {
@@ -59,7 +64,7 @@ async def show(call: Call[OllamaShowBody]) -> Response:
             "parameters": "",
             "template": context.engine.tokenizer.chat_template or "",
             "modified_at": timestamp(context.started),
-            "details": _details(context),
+            "details": _details(context, adapter),
             "model_info": {
                 "general.architecture": facts.model_type,
                 f"{facts.model_type or 'model'}.context_length": facts.context_len,
@@ -75,22 +80,22 @@ async def version(call: Call[None]) -> Response:
     return json_response({"version": VERSION})
 
 
-def _card(context: Context) -> dict[str, Any]:
-    name = context.settings.served_model_name
+def _card(context: Context, adapter: str | None = None) -> dict[str, Any]:
+    name = adapter or context.settings.served_model_name
     return {
         "name": name,
         "model": name,
         "modified_at": timestamp(context.started),
         "size": 0,
         "digest": hashlib.sha256(context.engine.facts.model_path.encode()).hexdigest(),
-        "details": _details(context),
+        "details": _details(context, adapter),
     }
 
 
-def _details(context: Context) -> dict[str, Any]:
+def _details(context: Context, adapter: str | None = None) -> dict[str, Any]:
     family = context.engine.facts.model_type
     return {
-        "parent_model": "",
+        "parent_model": context.settings.served_model_name if adapter else "",
         "format": "safetensors",
         "family": family,
         "families": [family],

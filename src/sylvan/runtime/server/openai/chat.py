@@ -9,9 +9,9 @@ from typing import Any
 from starlette.responses import Response
 
 from sylvan.api.openai.chat import ChatBody, template_messages
+from sylvan.api.openai.chat_logprobs import ChatLogprobs
 from sylvan.api.openai.common import (
     adapter_fields,
-    adapter_of,
     grammar_fields,
     openai_sampling,
     salt_of,
@@ -19,6 +19,7 @@ from sylvan.api.openai.common import (
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.adapters import adapter_of
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.conversation import (
     Conversation,
@@ -31,7 +32,6 @@ from sylvan.runtime.server.conversation import (
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
-from sylvan.runtime.server.openai.chat_logprobs import ChatLogprobs
 from sylvan.runtime.server.openai.chat_tools import tool_use
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
@@ -110,7 +110,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
             stream=bool(body.stream),
             tenant=call.tenant.name,
             logprobs=_logprobs(body, context),
-            lora=adapter_of(body),
+            lora=adapter_of(call, body),
             cache_salt=salt_of(body),
             priority=body.priority or 0,
             deadline_s=body.timeout,

@@ -13,15 +13,16 @@ from sylvan.api.errors import Family, error_body
 from sylvan.api.logprobs import CompletionLogprobs, CompletionToken
 from sylvan.api.openai.common import (
     adapter_fields,
-    adapter_of,
     grammar_fields,
     openai_sampling,
     salt_of,
 )
+from sylvan.api.openai.completion_logprobs import CompletionTokenLog
 from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, prompts_of
 from sylvan.protocol.errors import RequestError, SylvanError
-from sylvan.protocol.messages import Finish, TokenLogprobs
+from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.server.adapters import adapter_of
 from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
 from sylvan.runtime.server.openai.meta import weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
@@ -29,10 +30,9 @@ from sylvan.runtime.server.openai.sglext import Extras
 from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.visible_tokens import VisibleTokens
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.text.infill import NOT_MADE, Infill
-from sylvan.text.spans import Span
+from sylvan.text.visible_tokens import VisibleTokens
 from sylvan.utils.threads import call_in_thread
 
 
@@ -167,7 +167,7 @@ class _Job:
             rid=self._id if len(self._prompts) == 1 else f"{self._id}_{i}",
             stream=bool(body.stream),
             logprobs=options if wanted else None,
-            lora=adapter_of(body),
+            lora=adapter_of(self._call, body),
             tenant=self._call.tenant.name,
             cache_salt=salt_of(body),
             priority=body.priority or 0,
@@ -195,14 +195,14 @@ class _Job:
             choice["prompt_token_ids"] = self._prompt_ids[prompt]
         return choice
 
-    def token_log(self) -> _TokenLog | None:
+    def token_log(self) -> CompletionTokenLog | None:
         """Makes the logprobs of one choice, if the client wants any."""
         if self._body.logprobs is None:
             return None
         tokenizer = self._context.engine.tokenizer
         skip = self._sampling.skip_special_tokens
         visible = VisibleTokens[CompletionToken](tokenizer, skip_special_tokens=skip)
-        return _TokenLog(
+        return CompletionTokenLog(
             CompletionLogprobs(tokenizer.token_text, self._body.logprobs),
             None if self._body.return_token_ids else visible,
         )
@@ -275,37 +275,6 @@ class _Writer:
         parts = [] if delta.logprobs is None else [delta.logprobs]
         found = self._log.reply(delta.token_ids, parts, delta.text)
         return found if found["tokens"] else None
-
-
-class _TokenLog:
-    """Log probabilities of the tokens of one choice: of the echoed prompt, and of its text.
-
-    `visible` is None where the client asked for all ids too: then there is one for each.
-    """
-
-    def __init__(
-        self, maker: CompletionLogprobs, visible: VisibleTokens[CompletionToken] | None
-    ) -> None:
-        self._maker = maker
-        self._visible = visible
-        self._ready: list[CompletionToken] = []
-        self._length = 0
-
-    def add_prompt(self, part: TokenLogprobs | None) -> None:
-        """Take in those of the prompt."""
-        self._ready += [] if part is None else self._maker.tokens(part)
-
-    def reply(
-        self, ids: Sequence[int], parts: Sequence[TokenLogprobs], text: str
-    ) -> dict[str, Any]:
-        """What can be said after more of the output."""
-        tokens = [token for part in parts for token in self._maker.tokens(part)]
-        if self._visible is not None:
-            start, self._length = self._length, self._length + len(text)
-            self._visible.add(ids, tokens, text)
-            tokens = self._visible.take([Span(start, self._length)])
-        ready, self._ready = [*self._ready, *tokens], []
-        return self._maker.reply(ready)
 
 
 def choice_of(

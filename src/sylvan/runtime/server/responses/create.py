@@ -27,6 +27,7 @@ from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.conversation import (
     Conversation,
     RequestFacts,
@@ -266,6 +267,7 @@ class Job:
                 stream=bool(body.stream),
                 tenant=self._call.tenant.name,
                 logprobs=self._logprobs,
+                lora=asked_adapter(self._call, body.model),
                 cache_salt=join_salt(body.extra_key, body.cache_salt),
                 priority=body.priority or 0,
                 deadline_s=body.timeout,

@@ -18,7 +18,6 @@ from sylvan.runtime.server.security import Level
 POST = ("POST",)
 
 _SENDING = "A server sends its weights to no other; start that one with the same checkpoint."
-_LORA = "LoRA adapters are not served beside a model; `sylvan lora merge` puts one into it."
 _PROFILE = "There is no profiler inside the server; use py-spy or perf from outside."
 _TRACES = "Requests are not traced; /metrics has how long they take."
 _SLOWER = "There is no way to slow the server down on purpose."
@@ -40,11 +39,6 @@ _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         _SENDING,
         GET,
         ("/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info"),
-    ),
-    (
-        _LORA,
-        POST,
-        ("/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter"),
     ),
     (_PROFILE, GET_POST, ("/start_profile", "/stop_profile")),
     (_TRACES, GET_POST, ("/set_trace_level",)),

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from sylvan.api.adapters import (
+    AdapterReply,
+    LoadAdapterBody,
+    SentAdapterBody,
+    UnloadAdapterBody,
+)
 from sylvan.api.cache import CurveQuery, ExplainQuery, TreeQuery
 from sylvan.api.errors import Family
 from sylvan.api.native import (
@@ -39,6 +45,7 @@ from sylvan.runtime.server import pages
 from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.fields import grammars_in
 from sylvan.runtime.server.native import (
+    adapters,
     cache,
     control,
     generate,
@@ -222,6 +229,25 @@ _CONTROL = (
     ),
 )
 
+_ADAPTERS = tuple(
+    admin(
+        path,
+        handler=handler,
+        body=body,
+        reply=AdapterReply,
+        reply_on_failure=True,
+        statuses=(503,),
+        tag="Adapters",
+    )
+    for path, handler, body in (
+        ("/load_lora_adapter", adapters.load, LoadAdapterBody),
+        ("/v1/load_lora_adapter", adapters.load, LoadAdapterBody),
+        ("/load_lora_adapter_from_tensors", adapters.load_sent, SentAdapterBody),
+        ("/unload_lora_adapter", adapters.unload, UnloadAdapterBody),
+        ("/v1/unload_lora_adapter", adapters.unload, UnloadAdapterBody),
+    )
+)
+
 _WEIGHTS = (
     *(
         admin(
@@ -312,6 +338,7 @@ NATIVE = (
     *_METRICS,
     *_CACHE,
     *_CONTROL,
+    *_ADAPTERS,
     *_WEIGHTS,
     *_PAGES,
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sylvan.runtime.server.visible_tokens import VisibleTokens
 from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer
 from sylvan.text.spans import Span
 from sylvan.text.tokenizer import Tokenizer
+from sylvan.text.visible_tokens import VisibleTokens
 from tests.support.scripted import write_checkpoint
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from sylvan.api.logprobs import chat_content
 from sylvan.protocol.messages import TokenLogprobs
-from sylvan.runtime.server.visible_tokens import VisibleTokens
 from sylvan.text.spans import Span
 from sylvan.text.tokenizer import Tokenizer
+from sylvan.text.visible_tokens import VisibleTokens
 
 
 class ChatLogprobs:

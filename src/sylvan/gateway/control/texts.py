@@ -1,0 +1,178 @@
+"""Tokenizers of the gateway, and its parsers of outputs on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from sylvan.api.openai.chat import ChatTool
+from sylvan.api.validation import parse
+from sylvan.gateway.control.api import Own, Params
+from sylvan.gateway.control.bodies import decoded
+from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.text.library import Loading, TextLibrary
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.text import reasoning, tools
+from sylvan.text.tools import ToolSpec
+from sylvan.utils.threads import call_in_thread
+
+MAX_BODY_BYTES = 16 << 20
+MAX_TOOLS = 1024
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class AddTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/tokenizers`.
+
+    Attributes:
+        name: Of the model.
+        source: Directory with its files.
+        chat_template_path: File with a template instead of its own.
+    """
+
+    name: Name
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    chat_template_path: str | None = None
+
+
+class ParseCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/parse/function_call`; `parser` and `tool_call_parser` are the same."""
+
+    text: str
+    tools: list[dict[str, Any]] = []
+    tool_call_parser: Name | None = None
+    parser: Name | None = None
+
+
+class ParseReasoning(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/parse/reasoning`; `parser` and `reasoning_parser` are the same."""
+
+    text: str
+    reasoning_parser: Name | None = None
+    parser: Name | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRoutes:
+    """Shows, adds and removes tokenizers; reads texts.
+
+    Attributes:
+        library: All tokenizers.
+    """
+
+    library: TextLibrary
+
+    @property
+    def routes(self) -> tuple[Own, ...]:
+        """Its routes."""
+        all_, one = "/v1/tokenizers", "/v1/tokenizers/{id}"
+        calls, thinking = "/parse/function_call", "/parse/reasoning"
+        return (
+            Own(path=all_, handler=self.show_all, level="operator"),
+            Own(path=all_, handler=self.add, methods=("POST",), level="operator"),
+            Own(path=one, handler=self.show, level="operator"),
+            Own(path=one, handler=self.remove, methods=("DELETE",), level="operator"),
+            Own(path=one + "/status", handler=self.status, level="operator"),
+            Own(path=calls, handler=self.parse_calls, methods=("POST",)),
+            Own(path=thinking, handler=self.parse_reasoning, methods=("POST",)),
+        )
+
+    async def show_all(self, caller: Caller, params: Params) -> None:
+        """All tokenizers that are loaded."""
+        loaded = [_view(one) for one in self.library.all if one.text is not None]
+        await caller.reply_json({"tokenizers": loaded})
+
+    async def add(self, caller: Caller, params: Params) -> None:
+        """Have a tokenizer loaded."""
+        body = decoded(await caller.body(MAX_BODY_BYTES), AddTokenizer)
+        made = self.library.add(body.name, body.source, body.chat_template_path)
+        content = {"id": made.id, "status": "pending", "message": "The tokenizer is being loaded."}
+        await caller.reply_json(content, 202, ("location", f"/v1/tokenizers/{made.id}"))
+
+    async def show(self, caller: Caller, params: Params) -> None:
+        """One tokenizer."""
+        await caller.reply_json(_view(self._find(params)))
+
+    async def status(self, caller: Caller, params: Params) -> None:
+        """How far a tokenizer is."""
+        found = self._find(params)
+        status, message = "processing", "It is being loaded."
+        if found.failure is not None:
+            status, message = "failed", found.failure
+        elif found.text is not None:
+            status, message = "completed", "It is loaded."
+        await caller.reply_json({"id": found.id, "status": status, "message": message})
+
+    async def remove(self, caller: Caller, params: Params) -> None:
+        """Forget a tokenizer."""
+        found = self._find(params)
+        self.library.remove(found)
+        await caller.reply_json({"success": True, "message": f"{found.name} is forgotten."})
+
+    async def parse_calls(self, caller: Caller, params: Params) -> None:
+        """Find the calls in a text."""
+        body = decoded(await caller.body(MAX_BODY_BYTES), ParseCalls)
+        with _asked_for("tool_call_parser"):
+            family = tools.family(_given(body.tool_call_parser, body.parser))
+        if family is None:
+            message = "tool_call_parser: this one finds no calls."
+            raise RequestError(message, param="tool_call_parser")
+        if len(body.tools) > MAX_TOOLS:
+            raise RequestError(f"tools: at most {MAX_TOOLS} are taken.", param="tools")
+        given = [parse(ChatTool, tool).model_dump(exclude_none=True) for tool in body.tools]
+        specs = ToolSpec.from_openai(given) if given else None
+        found = await call_in_thread(tools.parse, body.text, family.grammar, specs)
+        calls = [{"name": call.name, "arguments": call.arguments or "{}"} for call in found.calls]
+        content = {"normal_text": found.text, "tool_calls": calls, "success": True}
+        await caller.reply_json(content)
+
+    async def parse_reasoning(self, caller: Caller, params: Params) -> None:
+        """Split a text into thinking and answer."""
+        body = decoded(await caller.body(MAX_BODY_BYTES), ParseReasoning)
+        with _asked_for("reasoning_parser"):
+            family = reasoning.family(_given(body.reasoning_parser, body.parser))
+        if family is None:
+            message = "reasoning_parser: this one finds no thinking."
+            raise RequestError(message, param="reasoning_parser")
+        thought, text = await call_in_thread(
+            reasoning.separate,
+            body.text,
+            family,
+            start_in_reasoning=family.starts_in_reasoning(),
+        )
+        content = {"normal_text": text, "reasoning_text": thought, "success": True}
+        await caller.reply_json(content)
+
+    def _find(self, params: Params) -> Loading:
+        found = self.library.get(params["id"])
+        if found is None:
+            message = f"There is no tokenizer {params['id'][:200]!r}."
+            raise RequestError(message, param="id", status=404)
+        return found
+
+
+def _view(one: Loading) -> dict[str, Any]:
+    text = one.text
+    size = None if text is None else text.tokenizer.vocab_size
+    return {"id": one.id, "name": one.name, "source": one.source, "vocab_size": size}
+
+
+def _given(name: str | None, other: str | None) -> str:
+    found = name or other
+    if found is None:
+        raise ConfigError("must be given.")
+    return found
+
+
+@contextmanager
+def _asked_for(param: str) -> Generator[None]:
+    """What cannot be configured is the request's mistake here."""
+    try:
+        yield
+    except ConfigError as error:
+        raise RequestError(f"{param}: {error}", param=param) from error

@@ -1,0 +1,105 @@
+"""The samples of one request, as far as they have come; they outlive the worker that began them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.gateway.grpc.context import Prepared, SampleDelta, garbage
+from sylvan.gateway.grpc.logprobs import read_inputs, read_outputs
+from sylvan.protocol.messages import Finish, Usage
+from sylvan.rpc import scheduler_pb2 as pb
+from sylvan.text.detokenizer import IncrementalDetokenizer
+
+PROMPT_TAIL = 8
+"""Tokens of the prompt that decide whether an output continues a text."""
+
+
+class Sample:
+    """One sample.
+
+    Attributes:
+        token_ids: All that came.
+        usage: Counts so far.
+        finish_reason: Why it ended, as the worker says it; "": it goes on.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        tail = list(prepared.input_ids[-PROMPT_TAIL:])
+        self._detokenizer = IncrementalDetokenizer(
+            prepared.text.tokenizer, prepared.detokenizer, prompt_tail_ids=tail
+        )
+        self.token_ids: list[int] = []
+        self.usage = Usage()
+        self.finish_reason = ""
+        self._has_prompt = False
+
+    def take(self, part: pb.GenerateStreamChunk | pb.GenerateComplete) -> SampleDelta:
+        """What a reply brings.
+
+        Raises:
+            UpstreamError: It cannot be of this sample.
+        """
+        self.usage = Usage(
+            prompt_tokens=part.prompt_tokens,
+            completion_tokens=part.completion_tokens,
+            cached_tokens=part.cached_tokens,
+        )
+        if isinstance(part, pb.GenerateStreamChunk):
+            return self._delta(part, list(part.token_ids))
+        ids = list(part.output_ids)
+        if ids[: len(self.token_ids)] != self.token_ids:
+            raise garbage("a sample that ends otherwise than it began")
+        return self._delta(part, ids[len(self.token_ids) :], part)
+
+    def emitted(self, index: int) -> pb.EmittedSample:
+        """What another worker must know to go on with it."""
+        return pb.EmittedSample(
+            index=index,
+            token_ids=self.token_ids,
+            prompt_tokens=self.usage.prompt_tokens,
+            completion_tokens=self.usage.completion_tokens,
+            cached_tokens=self.usage.cached_tokens,
+            finish_reason=self.finish_reason,
+        )
+
+    def _delta(
+        self,
+        part: pb.GenerateStreamChunk | pb.GenerateComplete,
+        ids: Sequence[int],
+        end: pb.GenerateComplete | None = None,
+    ) -> SampleDelta:
+        found = self._detokenizer.push(ids, final=end is not None)
+        self.token_ids.extend(ids)
+        finish = None
+        if end is not None:
+            finish = _finish(end, found.stop)
+            self.finish_reason = end.finish_reason
+        prompt = None
+        if not self._has_prompt:
+            prompt = read_inputs(part.input_logprobs)
+            self._has_prompt = prompt is not None
+        return SampleDelta(
+            index=part.index,
+            text=found.text,
+            token_ids=ids,
+            usage=self.usage,
+            finish=finish,
+            logprobs=read_outputs(part.output_logprobs, len(ids)),
+            prompt_logprobs=prompt,
+        )
+
+
+def _finish(part: pb.GenerateComplete, stop: str | None) -> Finish:
+    matched: int | str | None = stop
+    which = part.WhichOneof("matched_stop")
+    if matched is None and which is not None:
+        matched = getattr(part, which)
+    match part.finish_reason:
+        case "stop":
+            return Finish(type="stop", matched=matched)
+        case "length":
+            return Finish(type="length", length=part.completion_tokens)
+        case "abort":
+            return Finish(type="abort", message="aborted")
+        case other:
+            raise garbage(f"finish_reason {other[:40]!r}")

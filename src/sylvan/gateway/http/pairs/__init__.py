@@ -1,0 +1,1 @@
+"""Requests that a prefill worker and a decode worker serve together."""

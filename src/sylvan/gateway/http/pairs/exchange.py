@@ -1,0 +1,315 @@
+"""One request that two workers serve: one computes the prompt, the other one continues it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sylvan.gateway.errors import NoWorkerError, UpstreamError
+from sylvan.gateway.flow.retry import RETRYABLE
+from sylvan.gateway.http.answer import Answer, usage_in
+from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.caller import Caller, HeaderPairs, Refusal
+from sylvan.gateway.http.exchange import ExchangeParts, Pinned, placed_as
+from sylvan.gateway.http.pairs.bootstrap import batch_size, new_meeting, with_meetings
+from sylvan.gateway.http.pairs.prompt_logprobs import PromptLogprobs
+from sylvan.gateway.http.relay import MAX_REFUSAL_BYTES, RefusedError
+from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.observe.meter import Meter
+from sylvan.gateway.placing import Placed
+from sylvan.gateway.policies.api import Outcome
+from sylvan.gateway.upstream.http import Incoming
+from sylvan.gateway.workers.spec import Kind
+from sylvan.gateway.workers.worker import Dispatch, Worker
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.journal import Totals
+
+MAX_MERGED_BYTES = 256 << 20
+"""Bound on an answer that log probabilities of the prompt are put into."""
+DRAIN_S = 5.0
+"""How long a prefill worker may take to end its answer after the decode worker has."""
+_KEPT_FIELDS = ("previous_response_id", "conversation", "session_params")
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt, as its two sides see it.
+
+    Attributes:
+        body: What both workers get.
+        accepted: Set when the prefill worker has taken the request; with log probabilities of the
+            prompt, if the client wants them.
+        received: The decode worker has given something, so it has the keys and values.
+    """
+
+    body: bytes
+    accepted: asyncio.Future[PromptLogprobs | None]
+    received: bool = False
+
+
+class _Half:
+    """The part of one of the two workers; counts against it until it is closed."""
+
+    def __init__(self, placed: Placed) -> None:
+        self.worker = placed.worker
+        self.dispatch = placed.worker.begin(placed.placement.new_tokens)
+        self.totals = Totals()
+        self.success = False
+        self._placed = placed
+
+    def close(self) -> None:
+        """The worker is done with it."""
+        self.dispatch.close()
+        outcome = Outcome(
+            success=self.success,
+            prompt_tokens=self.totals.prompt_tokens,
+            cached_tokens=self.totals.cached_tokens,
+        )
+        self._placed.completed(outcome)
+
+
+_Work = Callable[[Incoming, _Attempt, Dispatch], Awaitable[Totals]]
+
+
+class PairExchange:
+    """Serves one request by a prefill and a decode worker.
+
+    Both get the same body, which says where they meet. The answer is the decode worker's; that of
+    the prefill worker is read and dropped. As long as the client has seen nothing, another pair is
+    tried; later there is no other worker that could go on.
+
+    Attributes:
+        totals: Tokens of the request, once it is served.
+        workers: Who served it last.
+    """
+
+    def __init__(
+        self, parts: ExchangeParts, caller: Caller, route: Passed, asked: Asked, meter: Meter
+    ) -> None:
+        self._parts = parts
+        self._caller = caller
+        self._route = route
+        self._asked = asked
+        self._meter = meter
+        self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
+        self._attempts = parts.attempts(route.path)
+        self._failed: Kind = "decode"
+        self._placed_as = placed_as(caller, asked)
+        self._merges = route.path == "/generate" and asked.fields.get("return_logprob") is True
+        self._headers = self._sent_headers()
+        self.totals = Totals()
+        self.workers: Sequence[Worker] = ()
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self._caller.tenant
+
+    async def run(self, pinned: Pinned | None = None) -> None:
+        """Serve it, or tell the client why not.
+
+        Args:
+            pinned: Who is to serve it; the other one of the pair is chosen.
+
+        Raises:
+            UnknownModelError: No worker serves the model.
+            RequestError: It needs something that one worker keeps.
+            CallerGoneError: The client left.
+        """
+        check_pairable(self._asked)
+        while True:
+            try:
+                await self._attempt(*self._pair(pinned))
+            except UpstreamError as error:
+                if not await self._tries_again(error):
+                    await self._give_up(error)
+                    return
+            except NoWorkerError as error:
+                await self._give_up(error)
+                return
+            else:
+                self._meter.done(self.totals)
+                return
+
+    async def time_out(self, seconds: float) -> None:
+        """It took too long."""
+        message = f"The request took longer than {seconds:g} s."
+        await self._give_up(UpstreamError(message, kind="timeout", status=504))
+
+    def _place(self, kind: Kind, pinned: Pinned | None) -> Placed:
+        placing = self._parts.placing
+        if pinned is not None and pinned.worker.kind == kind:
+            if pinned.worker.available:
+                return placing.pin(pinned.worker, self._placed_as)
+            if pinned.strict:
+                raise NoWorkerError(f"The worker {pinned.worker.id} is not available.")
+        return placing.place(
+            self._asked.model,
+            self._placed_as,
+            kind=kind,
+            connection="http",
+            avoid=self._attempts.avoid,
+        )
+
+    def _pair(self, pinned: Pinned | None) -> tuple[_Half, _Half]:
+        """Choose both workers.
+
+        Raises:
+            UnknownModelError: No worker serves the model.
+            NoWorkerError: There is none of one kind.
+        """
+        prefill = _Half(self._place("prefill", pinned))
+        try:
+            return prefill, _Half(self._place("decode", pinned))
+        except BaseException:
+            prefill.close()
+            raise
+
+    async def _attempt(self, prefill: _Half, decode: _Half) -> None:
+        self.workers = (prefill.worker, decode.worker)
+        for half in (prefill, decode):
+            self._caller.span.event("dispatch", {"worker": half.worker.url})
+        asked = self._asked
+        size = batch_size(self._route.path, asked.fields)
+        meet = partial(new_meeting, prefill.worker)
+        body = with_meetings(asked.raw, asked.fields, size, meet)
+        loop = asyncio.get_running_loop()
+        attempt = _Attempt(body, loop.create_future())
+        feeding = loop.create_task(self._send(prefill, attempt, self._feed))
+        decoding = loop.create_task(self._send(decode, attempt, self._decode))
+        try:
+            await asyncio.wait((feeding, decoding), return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done() and not decoding.done() and not attempt.received:
+                await feeding  # a failure now leaves the decode worker waiting for nothing
+            await decoding
+            await asyncio.wait((feeding,), timeout=DRAIN_S)
+        finally:
+            for task in (feeding, decoding):
+                task.cancel()
+            await asyncio.gather(feeding, decoding, return_exceptions=True)
+            prefill.close()
+            decode.close()
+
+    async def _send(self, half: _Half, attempt: _Attempt, work: _Work) -> None:
+        """Send the request to one of the two, and count what comes of it."""
+        worker, sender = half.worker, self._parts.sender
+        request = sender.outgoing(self._caller, self._headers, worker, attempt.body)
+        try:
+            async with sender.upstream.send(request) as incoming:
+                half.totals = await work(incoming, attempt, half.dispatch)
+            half.dispatch.succeeded()
+            half.success = True
+        except UpstreamError as error:
+            self._failed = worker.kind
+            self._caller.span.event("failure", {"worker": worker.url, "kind": error.kind})
+            self._attempts.blame(worker, half.dispatch, error)
+            raise
+
+    async def _feed(self, incoming: Incoming, attempt: _Attempt, dispatch: Dispatch) -> Totals:
+        """Read what the prefill worker answers.
+
+        Raises:
+            UpstreamError: It broke off.
+            RefusedError: It refused.
+        """
+        if incoming.status >= 300:
+            raise await _refused(incoming)
+        if not self._merges:
+            attempt.accepted.set_result(None)
+        body = bytearray()
+        async for chunk in incoming.chunks():
+            dispatch.answered()
+            if self._merges or len(body) <= MAX_REFUSAL_BYTES:
+                body += chunk
+            if len(body) > MAX_MERGED_BYTES:
+                raise UpstreamError("The worker's answer is too large.", kind="protocol")
+        if self._merges:
+            attempt.accepted.set_result(PromptLogprobs(bytes(body)))
+        return usage_in(bytes(body)) if len(body) <= MAX_REFUSAL_BYTES else Totals()
+
+    async def _decode(self, incoming: Incoming, attempt: _Attempt, dispatch: Dispatch) -> Totals:
+        """Pass on what the decode worker answers.
+
+        Raises:
+            UpstreamError: It broke off.
+            RefusedError: It refused, and the client has seen nothing.
+        """
+        self._meter.answered(incoming.status)
+        if incoming.status in RETRYABLE:
+            raise await _refused(incoming)
+        prompt = await attempt.accepted if incoming.status < 300 else None
+        if prompt is not None and not self._asked.stream:
+            await self._merged(incoming, attempt, prompt)
+        else:
+            await self._passed(incoming, attempt, dispatch, prompt)
+        self.totals = self._answer.totals()
+        await self._answer.end()
+        return self.totals
+
+    async def _passed(
+        self,
+        incoming: Incoming,
+        attempt: _Attempt,
+        dispatch: Dispatch,
+        prompt: PromptLogprobs | None,
+    ) -> None:
+        async for chunk in incoming.chunks():
+            if not attempt.received:
+                attempt.received = True
+                dispatch.answered()
+                self._meter.first_byte()
+                await self._answer.head(incoming.status, incoming.headers)
+            await self._answer.data(prompt.events(chunk) if prompt is not None else chunk)
+        if not attempt.received:  # an empty body
+            await self._answer.head(incoming.status, incoming.headers)
+        elif prompt is not None:
+            await self._answer.data(prompt.end())
+
+    async def _merged(self, incoming: Incoming, attempt: _Attempt, prompt: PromptLogprobs) -> None:
+        body = prompt.whole(await incoming.read(MAX_MERGED_BYTES))
+        attempt.received = True
+        self._meter.first_byte()
+        kept = [pair for pair in incoming.headers if pair[0] != "content-length"]
+        await self._answer.head(incoming.status, [*kept, ("content-length", str(len(body)))])
+        await self._answer.data(body)
+
+    async def _tries_again(self, error: UpstreamError) -> bool:
+        if self._answer.started:
+            return False
+        if isinstance(error, RefusedError) and error.refusal.status not in RETRYABLE:
+            return False
+        return await self._attempts.another(self._failed)
+
+    async def _give_up(self, error: UpstreamError | NoWorkerError) -> None:
+        self._meter.failed(error)
+        if isinstance(error, RefusedError) and not self._answer.started:
+            await self._answer.refuse(error.refusal)
+            return
+        if self._answer.started:
+            self._meter.cut()
+        await self._answer.fail(error)
+
+    def _sent_headers(self) -> HeaderPairs:
+        headers = self._parts.sender.forwarding.headers(self._caller)
+        if not self._merges:
+            return headers
+        return [pair for pair in headers if pair[0] != "accept-encoding"]  # it is read here
+
+
+def check_pairable(asked: Asked) -> None:
+    """Refuse what needs a thing that only one worker keeps.
+
+    Raises:
+        RequestError: Names the field.
+    """
+    for name in _KEPT_FIELDS:
+        if asked.fields.get(name):
+            message = f"{name} is not served where prefill and decode are apart."
+            raise RequestError(message, param=name, status=501)
+
+
+async def _refused(incoming: Incoming) -> RefusedError:
+    body = await incoming.read(MAX_REFUSAL_BYTES)
+    return RefusedError(Refusal(incoming.status, incoming.headers, body))

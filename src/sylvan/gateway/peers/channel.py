@@ -1,0 +1,69 @@
+"""Sends to the other processes of the gateway, and hears from them, over ZeroMQ."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from sylvan.gateway.peers.messages import Batch, Message
+
+logger = logging.getLogger(__name__)
+
+HIGH_WATER = 10_000
+"""Batches that wait for a slow process before it misses some; what counts is repeated."""
+
+
+class PeerChannel:
+    """The sockets of one process; belongs to one event loop.
+
+    Args:
+        folder: Private; where the sockets are.
+        number: Of this process.
+        count: Of all processes.
+    """
+
+    def __init__(self, folder: Path, number: int, count: int) -> None:
+        self._number = number
+        self._context = zmq.asyncio.Context()
+        self._out = self._socket(zmq.PUB)
+        self._out.bind(_address(folder, number))
+        self._in = self._socket(zmq.SUB)
+        self._in.setsockopt(zmq.SUBSCRIBE, b"")
+        for other in range(count):
+            if other != number:
+                self._in.connect(_address(folder, other))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Batch)
+
+    def send(self, messages: list[Message]) -> None:
+        """Send to all others; who is not there misses it."""
+        data = self._encoder.encode(Batch(self._number, messages))
+        self._out.send(data)
+
+    async def receive(self) -> Batch:
+        """The next batch of another process."""
+        while True:
+            data = await self._in.recv()
+            try:
+                return self._decoder.decode(data)
+            except msgspec.MsgspecError as error:
+                logger.warning("a process of this gateway sent garbage: %s", error)
+
+    def close(self) -> None:
+        """Hear and send nothing any more."""
+        self._context.destroy(linger=0)
+
+    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        socket.setsockopt(zmq.LINGER, 0)
+        return socket
+
+
+def _address(folder: Path, number: int) -> str:
+    return f"ipc://{folder}/peer-{number}"

@@ -1,0 +1,213 @@
+"""Shares what this process knows with the others, and takes in what they know."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from sylvan.gateway.errors import QueueFullError
+from sylvan.gateway.peers.channel import PeerChannel
+from sylvan.gateway.peers.messages import Batch, Loads, Message, Placed, Spent, WorkerChange
+from sylvan.gateway.placing import Placing
+from sylvan.gateway.policies.api import Placement, RoutingRequest
+from sylvan.gateway.security.clients import Clients
+from sylvan.gateway.workers.jobs import Jobs
+from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.spec import WorkerSpec
+from sylvan.gateway.workers.worker import Worker
+from sylvan.protocol.errors import RequestError
+from sylvan.utils.clock import Clock
+
+FLUSH_S = 0.005
+"""Changes wait so long for others that go with them."""
+BEAT_S = 0.5
+"""Everything that a process may have missed is repeated so often."""
+SILENT_S = 3.0
+"""A process that says nothing for so long has no requests any more."""
+MAX_PROMPT_BYTES = 64 << 10
+"""Of longer prompts the others learn the beginning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharingParts:
+    """What is shared.
+
+    Attributes:
+        channel: To the other processes.
+        number: Of this process.
+        registry: Workers, whose loads are told.
+        placing: Policies, which learn what others placed.
+        jobs: Add and remove workers.
+        clients: Budgets of tenants.
+        clock: The same in all processes of this machine.
+    """
+
+    channel: PeerChannel
+    number: int
+    registry: Registry
+    placing: Placing
+    jobs: Jobs
+    clients: Clients
+    clock: Clock
+
+
+class Sharing:
+    """Keeps the processes of one gateway in step; belongs to one event loop.
+
+    Nothing waits for an answer. Loads and changes of workers are repeated, so that a process that
+    starts again, or missed something, knows them half a second later.
+    """
+
+    def __init__(self, parts: SharingParts) -> None:
+        self._parts = parts
+        self._pending: list[Message] = []
+        self._changed: set[Worker] = set()
+        self._flush: asyncio.TimerHandle | None = None
+        self._changes: dict[str, WorkerChange] = {}
+        self._versions = 0
+        self._heard_s: dict[int, float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to tell and to listen."""
+        parts, loop = self._parts, asyncio.get_running_loop()
+        parts.registry.on_load.append(self._loaded)
+        parts.placing.on_place.append(self._placed)
+        parts.clients.on_spend.append(self._spent)
+        self._tasks = [loop.create_task(self._listen()), loop.create_task(self._beat())]
+
+    async def close(self) -> None:
+        """Tell and hear nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._flush is not None:
+            self._flush.cancel()
+        self._parts.channel.close()
+
+    def worker_changed(self, url: str, spec: WorkerSpec | None) -> None:
+        """An operator changed a worker here; None: removed it."""
+        self._versions += 1
+        change = WorkerChange(url, (self._versions, self._parts.number), spec)
+        self._changes[url] = change
+        self._tell(change)
+
+    def _loaded(self, worker: Worker) -> None:
+        self._changed.add(worker)
+        self._soon()
+
+    def _placed(self, model: str, placement: Placement, request: RoutingRequest) -> None:
+        worker = placement.worker
+        self._tell(
+            Placed(
+                model,
+                worker.kind,
+                worker.url,
+                placement.branch,
+                request.prompt[:MAX_PROMPT_BYTES],
+                request.namespace,
+                request.key,
+                self._parts.clock(),
+            )
+        )
+
+    def _spent(self, tenant: str, requests: int, tokens: int) -> None:
+        self._tell(Spent(tenant, requests, tokens))
+
+    def _tell(self, message: Message) -> None:
+        self._pending.append(message)
+        self._soon()
+
+    def _soon(self) -> None:
+        if self._flush is None:
+            loop = asyncio.get_running_loop()
+            self._flush = loop.call_later(FLUSH_S, self._send)
+
+    def _send(self) -> None:
+        self._flush = None
+        messages, self._pending = self._pending, []
+        if self._changed:
+            messages.append(Loads({worker.url: _load(worker) for worker in self._changed}))
+            self._changed.clear()
+        if messages:
+            self._parts.channel.send(messages)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._send()
+            busy = {w.url: _load(w) for w in self._parts.registry.workers if w.num_running}
+            self._parts.channel.send([Loads(busy, complete=True), *self._changes.values()])
+            self._forget_silent()
+
+    def _forget_silent(self) -> None:
+        now = self._parts.clock()
+        for process, heard_s in tuple(self._heard_s.items()):
+            if now - heard_s > SILENT_S:
+                del self._heard_s[process]
+                for worker in self._parts.registry.workers:
+                    worker.see_peer(process, 0, 0)
+
+    async def _listen(self) -> None:
+        while True:
+            self._take(await self._parts.channel.receive())
+
+    def _take(self, batch: Batch) -> None:
+        self._heard_s[batch.process] = self._parts.clock()
+        for message in batch.messages:
+            match message:
+                case Placed():
+                    self._learn(message)
+                case Loads():
+                    self._see_loads(batch.process, message)
+                case Spent():
+                    clients = self._parts.clients
+                    clients.spent_elsewhere(message.tenant, message.requests, message.tokens)
+                case WorkerChange():
+                    self._follow(message)
+
+    def _learn(self, placed: Placed) -> None:
+        worker = self._parts.registry.by_url(placed.worker)
+        if worker is None:
+            return
+        request = RoutingRequest(prompt=placed.prompt, namespace=placed.namespace, key=placed.key)
+        placement = Placement(worker, 0, placed.branch)
+        self._parts.placing.learn(placed.model, placement, request, placed.at_s)
+
+    def _see_loads(self, process: int, loads: Loads) -> None:
+        for url, (running, queued) in loads.rows.items():
+            worker = self._parts.registry.by_url(url)
+            if worker is not None:
+                worker.see_peer(process, running, queued)
+        if loads.complete:
+            for worker in self._parts.registry.workers:
+                if worker.url not in loads.rows:
+                    worker.see_peer(process, 0, 0)
+
+    def _follow(self, change: WorkerChange) -> None:
+        known = self._changes.get(change.url)
+        if known is not None and known.version >= change.version:
+            return
+        self._changes[change.url] = change
+        self._versions = max(self._versions, change.version[0])
+        apply_change(change, self._parts.registry, self._parts.jobs)
+
+
+def apply_change(change: WorkerChange, registry: Registry, jobs: Jobs) -> None:
+    """Do here what an operator had another process do."""
+    members = [worker for worker in registry.workers if worker.spec.url == change.url]
+    if change.spec is None:
+        for worker in members:
+            jobs.remove(worker)
+        jobs.cancel_url(change.url)
+    elif not members:
+        try:
+            jobs.add(change.spec)
+        except (RequestError, QueueFullError):
+            return  # it is being added here, or there are too many, as the other process said
+    elif members[0].spec != change.spec:
+        jobs.update(members[0], change.spec)
+
+
+def _load(worker: Worker) -> tuple[int, int]:
+    return worker.num_running, worker.queued_tokens

@@ -1,0 +1,62 @@
+"""Token ids of prompts to workers that take text, for policies that know blocks of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sylvan.api.openai.chat import ChatBody
+from sylvan.api.validation import parse
+from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.text.chat import template_request, tools_of
+from sylvan.gateway.text.library import TextLibrary
+from sylvan.gateway.text.model import ModelText
+from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.worker import Worker
+from sylvan.protocol.errors import RequestError
+from sylvan.utils.threads import call_in_thread
+
+_TEXTS = {"/generate": "text", "/v1/completions": "prompt"}
+
+
+class PromptIds:
+    """Tokenises as a worker would, to know where a prompt is; the worker still gets the text.
+
+    Args:
+        registry: All workers.
+        library: Text of their models.
+    """
+
+    def __init__(self, registry: Registry, library: TextLibrary) -> None:
+        self._registry = registry
+        self._library = library
+
+    async def of(self, path: str, asked: Asked) -> Sequence[int] | None:
+        """Ids of the one prompt of a request; None if they are not known now.
+
+        Raises:
+            UnknownModelError: No worker serves the model, while several models are served.
+        """
+        worker = self._worker(asked.model)
+        text = self._library.at_hand(worker) if worker is not None else None
+        if text is None:
+            return None
+        if path == "/v1/chat/completions":
+            return await _conversation(text, asked)
+        prompt = asked.fields.get(_TEXTS.get(path, ""))
+        return await text.ids.of(prompt) if isinstance(prompt, str) and prompt else None
+
+    def _worker(self, model: str | None) -> Worker | None:
+        known = self._registry.known_model(model)
+        for worker in self._registry.workers:
+            if known is None or known in worker.models:
+                return worker
+        return None
+
+
+async def _conversation(text: ModelText, asked: Asked) -> Sequence[int] | None:
+    try:
+        body = parse(ChatBody, asked.fields)
+        request = template_request(body, tools_of(body))
+        return (await call_in_thread(text.template.render, request)).input_ids
+    except RequestError:  # the worker will say what is wrong with it
+        return None

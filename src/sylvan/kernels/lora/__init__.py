@@ -1,0 +1,26 @@
+"""Low-rank adapters (LoRA): matrices of their own for the rows of some requests of a step."""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.kernels.adapters import LoraLayer
+from sylvan.kernels.api import TracedTensor, X
+from sylvan.kernels.lora import reference
+
+
+def lora(x: X, y: X, layer: LoraLayer) -> X:
+    """Add what the adapters of this step change: y += scale * B (A x), in place.
+
+    Rows whose request has no adapter stay as they are, and cost nothing. Sums are float32; A x is
+    rounded to the type of x, and the result to that of y.
+
+    Shape: x (T, K), y (T, N).
+    Returns: y.
+    """
+    if isinstance(x, TracedTensor):
+        assert isinstance(y, TracedTensor)
+        return x.tracer.lora(x, y, layer)
+    assert isinstance(x, torch.Tensor)
+    assert isinstance(y, torch.Tensor)
+    return reference.lora(x, y, layer)

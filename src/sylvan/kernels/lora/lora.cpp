@@ -1,0 +1,139 @@
+// Low-rank adapters: rows of some requests are also multiplied by two small matrices of their adapter. Shrink makes the inner
+// rows, A x, expand adds scale * B (A x) to y. Matrices are packed [outputs / 16][words of inputs][16].
+#include "../native/amx.h"
+#include "../native/kernel.h"
+
+namespace lora {
+
+struct Factors {  // of one part of a layer's outputs, in one slot
+    const uint32_t *down, *up;
+    int32_t rank;  // 0: the adapter does not change this part
+    float scale;
+};
+
+struct SlotRows {  // rows by slot
+    const int32_t* table;
+    const LoraTables& tables;
+
+    SlotRows(const LoraTables& tables, const Step& s) : table(at(tables.slot_rows, s)), tables(tables) {}
+    int count() const { return table[0]; }
+    int slot(int g) const { return table[1 + 3 * g]; }
+    int first(int g) const { return table[2 + 3 * g]; }
+    int rows(int g) const { return table[3 + 3 * g]; }
+    const int32_t* listed(int i) const { return table + 1 + 3 * tables.slots + i; }
+};
+
+struct Block {  // entries first .. first + count of the list of rows
+    int first, count;
+    const int32_t* rows;
+    const Factors* factors;  // of their slot, by part
+};
+
+constexpr int WIDTH = 512;        // columns of y in a tile
+constexpr int EXPAND_ROWS = 128;  // rows of it
+
+int shrink_rows(const LoraShrink& op) { return std::clamp(SCRATCH_BYTES / op.x_bytes / 16 * 16, 16, 64); }
+
+// Rows of a slot are cut into blocks of `high`, and each block into `each` tiles.
+int block_tiles(const LoraTables& tables, const Step& s, int high, int each) {
+    SlotRows by_slot(tables, s);
+    int tiles = 0;
+    for (int g = 0; g < by_slot.count(); g++) tiles += ceil_div(by_slot.rows(g), high) * each;
+    return tiles;
+}
+Block block(const LoraTables& tables, const Step& s, int b, int high) {
+    SlotRows by_slot(tables, s);
+    int g = 0;
+    for (int blocks; b >= (blocks = ceil_div(by_slot.rows(g), high)); g++) b -= blocks;
+    int first = by_slot.first(g) + b * high;
+    const auto* factors = reinterpret_cast<const Factors*>(at(tables.factors, s)) + int64_t(by_slot.slot(g)) * tables.parts;
+    return {first, std::min(high, by_slot.rows(g) - b * high), by_slot.listed(first), factors};
+}
+
+int across(const LoraExpand& op, const Step& s) {  // tiles of all parts
+    int tiles = 0;
+    for (int p = 0; p < op.tables.parts; p++) tiles += ceil_div(at(op.part_cols, s)[p], WIDTH);
+    return tiles;
+}
+
+int shrink_tiles(const LoraShrink& op, const Step& s) { return block_tiles(op.tables, s, shrink_rows(op), op.tables.parts); }
+int expand_tiles(const LoraExpand& op, const Step& s) {
+    return at(op.tables.slot_rows, s)[0] ? block_tiles(op.tables, s, EXPAND_ROWS, across(op, s)) : 0;
+}
+
+// Calls f(row, block, sums) for the products of rows of x, `stride` bytes apart, with blocks of 16 outputs, `step` words apart.
+// Matrix tiles also read the rows up to the next multiple of 16: whatever lies there is computed, and dropped.
+template <class E, class F>
+void products(const char* x, int64_t stride, int count, const uint32_t* w, int64_t step, int blocks, int words, F&& f) {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<E, Bf16>) {
+        alignas(64) float raw[TILE * TILE];
+        for (int n = 0; n < blocks; n++)
+            for (int m = 0; m < count; m += TILE) {
+                tiles_1x1<TilesBf16>(raw, x + m * stride, stride, reinterpret_cast<const char*>(w + n * step), ceil_div(words, TILE_WORDS));
+                for (int i = 0; i < std::min(TILE, count - m); i++) f(m + i, n, load<vf>(raw + i * LANES));
+            }
+        return;
+    }
+#endif
+    for (int n = 0; n < blocks; n++)
+        for (int m = 0; m < count; m += TILE_ROWS)
+            constant<TILE_ROWS>(std::min(TILE_ROWS, count - m), [&](auto M) {
+                vf acc[M][1] = {};
+                multiply<E, M, 1>(acc, reinterpret_cast<const uint32_t*>(x + m * stride), stride / 4, w + n * step, 0, LANES, words,
+                                  count <= 4 ? 384 : 0);
+                for (int i = 0; i < M; i++) f(m + i, n, acc[i][0]);
+            });
+}
+
+template <class E> void shrink(const LoraShrink& op, const Step& s, int t, void* scratch) {
+    using T = typename E::row;
+    const int parts = op.tables.parts, width = op.tables.width, words = op.x_bytes / 4;
+    const Block b = block(op.tables, s, t / parts, shrink_rows(op));
+    const Factors& factors = b.factors[t % parts];
+    if (!factors.rank) return;
+    char* x = static_cast<char*>(scratch);
+    for (int i = 0; i < b.count; i++) memcpy(x + int64_t(i) * op.x_bytes, at<char>(op.x, s) + int64_t(b.rows[i]) * op.x_bytes, op.x_bytes);
+    const int64_t step = int64_t(parts) * width;
+    T* out = at<T>(op.inner, s) + b.first * step + t % parts * width;
+    const int blocks = ceil_div(factors.rank, LANES);
+    products<E>(x, op.x_bytes, b.count, factors.down, int64_t(words) * LANES, blocks, words,
+                [&](int m, int n, vf v) { put(out + m * step + n * LANES, v); });
+    if (blocks % 2)  // expand reads whole steps of matrix tiles
+        for (int m = 0; m < b.count; m++) put(out + m * step + blocks * LANES, vf{});
+}
+
+template <class T> void add(T* y, vf v, int n) {  // to the first n of 16
+    if (n >= LANES) return put(y, get(y) + v);
+    T all[LANES] = {};
+    memcpy(all, y, n * sizeof(T));
+    put(all, get(all) + v);
+    memcpy(y, all, n * sizeof(T));
+}
+
+template <class E> void expand(const LoraExpand& op, const Step& s, int t, void*) {
+    using T = typename E::row;
+    const int parts = op.tables.parts, width = op.tables.width, each = across(op, s);
+    const int32_t* cols = at(op.part_cols, s);
+    int part = 0, rest = t % each, first = 0;  // columns of y before the part
+    for (; rest >= ceil_div(cols[part], WIDTH); part++) rest -= ceil_div(cols[part], WIDTH), first += cols[part];
+    const Block b = block(op.tables, s, t / each, EXPAND_ROWS);
+    const Factors& factors = b.factors[part];
+    if (!factors.rank) return;
+    const int words = ceil_div(factors.rank, E::ELEMENTS), count = std::min(WIDTH, cols[part] - rest * WIDTH);
+    const int64_t step = int64_t(parts) * width;
+    const T* inner = at<T>(op.inner, s) + b.first * step + part * width;
+    const uint32_t* up = factors.up + int64_t(rest) * WIDTH * words;
+    first += rest * WIDTH;
+    products<E>(reinterpret_cast<const char*>(inner), step * sizeof(T), b.count, up, int64_t(words) * LANES, ceil_div(count, LANES), words,
+                [&](int m, int n, vf v) {
+        const int64_t to = int64_t(b.rows[m]) * op.y_stride + first + n * LANES;
+        if (op.f32) add(at<float>(op.y, s) + to, v * factors.scale, count - n * LANES);
+        else add(at<T>(op.y, s) + to, v * factors.scale, count - n * LANES);
+    });
+}
+
+}  // namespace lora
+
+const Kernel lora_shrink_kernel[2] = {tiled<lora::shrink_tiles, lora::shrink<Bf16>>, tiled<lora::shrink_tiles, lora::shrink<F32>>};
+const Kernel lora_expand_kernel[2] = {tiled<lora::expand_tiles, lora::expand<Bf16>>, tiled<lora::expand_tiles, lora::expand<F32>>};

@@ -1,0 +1,48 @@
+"""Low-rank adapters of some requests of a step.
+
+Shapes: T rows, R rows that have an adapter, S slots of adapters, P parts of a layer's outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from sylvan.kernels.native.schema import Op, Operands, operands, reads, updates, writes
+
+
+@operands
+class LoraTables(Operands):
+    """Which rows use which slot, and what is in it; see `kernels.adapters`.
+
+    `slot_rows`: how many slots have rows; of each its number, the first in the list of rows and how
+    many they are; then the list. `factors`: of each slot and part, where its matrices lie, their
+    rank and scale. `width`: columns of each part between the two products.
+    """
+
+    slot_rows: Annotated[int, reads("i32", "1 + 3 S + R")]
+    factors: Annotated[int, reads("u8", "S, P, 24")]
+    slots: int
+    parts: int
+    width: int
+
+
+@operands
+class LoraShrink(Op):
+    """Rows times the first matrix of their adapter, in the order of the list of rows."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    inner: Annotated[int, writes("row", "R, P, width")]
+    tables: LoraTables
+    x_bytes: int
+
+
+@operands
+class LoraExpand(Op):
+    """These times the second matrix and its scale are added to the rows; `f32` beside others."""
+
+    y: Annotated[int, updates("row", "T, outputs")]
+    inner: Annotated[int, reads("row", "R, P, width")]
+    part_cols: Annotated[int, reads("i32", "P")]
+    tables: LoraTables
+    y_stride: int
+    f32: bool = False

@@ -1,0 +1,33 @@
+"""What is known of a LoRA adapter that is served."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter by the name that clients use.
+
+    `id` is made of the name and the contents of its files; requests carry it to the scheduler.
+    """
+
+    name: str
+    id: str
+    path: str
+    rank: int
+    num_bytes: int
+    pinned: bool = False
+
+
+def encode_adapters(adapters: list[AdapterInfo]) -> str:
+    """As JSON."""
+    return msgspec.json.encode(adapters).decode()
+
+
+def decode_adapters(text: str) -> list[AdapterInfo]:
+    """What `encode_adapters` made.
+
+    Raises:
+        msgspec.MsgspecError: it is something else.
+    """
+    return msgspec.json.decode(text, type=list[AdapterInfo])

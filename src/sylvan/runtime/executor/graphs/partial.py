@@ -1,0 +1,136 @@
+"""Modules that cannot be traced run through PyTorch, between the native parts of a program.
+
+One odd module costs that module, not the model: its block's norms, residuals and other modules, the
+embedding and the head stay in the program. What kernels know within it still runs on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from sylvan.config.env import threads_are_calm
+from sylvan.kernels import ops
+from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.native.copies import WeightCopy
+from sylvan.kernels.native.tracer import NativeTracer
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.executor.graphs.layers import use_native_layers
+from sylvan.runtime.layers.attention import PagedAttention, SpecialAttention
+from sylvan.runtime.layers.latent import LatentAttention
+from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
+from sylvan.runtime.models.checkpoint import load_deferred
+from sylvan.runtime.models.registry import Model
+
+
+class SymbolicBatch:
+    """What a model may read of its batch while it is traced."""
+
+    def __init__(self, tracer: NativeTracer) -> None:
+        self.input_ids_T = tracer.input_ids
+        self.positions_T = tracer.positions
+        self.sample_rows = tracer.sample_rows
+        self.token_types_T = tracer.token_types
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"{name} of a batch")
+
+
+@contextlib.contextmanager
+def host_modules(model: Model, trial: NativeTracer) -> Iterator[list[nn.Module]]:
+    """While it lasts, modules of blocks that cannot be traced emit calls of themselves.
+
+    Args:
+        model: Its `layers` have the blocks; modules within these take rows, and perhaps the batch,
+            and make as many rows of the same columns. Norms do not.
+        trial: Modules are traced by it first; what it traces is never compiled.
+
+    Yields: the modules that were called so, in their order.
+    """
+    found: list[nn.Module] = []
+    blocks: Any = getattr(model, "layers", ())
+    parts = [part for block in blocks for part in block.children()]
+    parts = [part for part in parts if not isinstance(part, RMSNorm | LayerNorm)]
+    for part in parts:
+        part.forward = _traced_or_called(part, trial, found)
+    try:
+        yield found
+    finally:
+        for part in parts:
+            del part.forward
+
+
+def _traced_or_called(
+    module: nn.Module, trial: NativeTracer, found: list[nn.Module]
+) -> Callable[..., Any]:
+    forward = module.forward
+
+    def run(x: TracedTensor, *batch: SymbolicBatch) -> Any:
+        try:
+            forward(trial.input(x.cols, x.dtype), *(SymbolicBatch(trial) for _ in batch))
+        except Unsupported:
+            _check_attention(module, trial)
+            found.append(module)
+            return x.tracer.host_call(x, _on_tensors(forward, with_batch=bool(batch)))
+        return forward(x, *batch)
+
+    return run
+
+
+def _check_attention(module: nn.Module, trial: NativeTracer) -> None:
+    """Refuse attention within that cannot be had over the program's pages by calls of its own.
+
+    Raises:
+        Unsupported: says why.
+    """
+    for part in module.modules():
+        if isinstance(part, LatentAttention):
+            raise Unsupported("attention over latents outside of the program")
+        if isinstance(part, SpecialAttention) and part.reads_pages:
+            raise Unsupported("attention that reads pages outside of the program")
+        if isinstance(part, PagedAttention):
+            layer = part.layer
+            cols = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
+            qkv = trial.input(cols + layer.num_kv_heads * layer.value_dim, trial.dtype)
+            ops.attention(qkv, layer)
+
+
+def _on_tensors(
+    forward: Callable[..., torch.Tensor], *, with_batch: bool
+) -> Callable[[torch.Tensor, ForwardBatch], torch.Tensor]:
+    return forward if with_batch else lambda x_TD, batch: forward(x_TD)
+
+
+def finish_host_modules(
+    modules: list[nn.Module], dtype: torch.dtype, threads: int
+) -> list[WeightCopy]:
+    """Give modules that run through PyTorch their weights, and kernels for the layers within.
+
+    Returns: what these keep of the weights.
+    """
+    inner = nn.ModuleList(modules)
+    native = use_native_layers(inner, dtype, threads)
+    load_deferred(inner)
+    return [] if native is None else list(native.copies)
+
+
+def check_host_modules(modules: list[nn.Module]) -> None:
+    """Refuse what cannot be computed between the parts of a program.
+
+    Raises:
+        Unsupported: says what.
+    """
+    if modules and not threads_are_calm():
+        raise Unsupported(
+            f"PyTorch computes {names_of(modules)}, and its threads would spin between parts of a "
+            "program; set OMP_WAIT_POLICY=PASSIVE before Python starts"
+        )
+
+
+def names_of(modules: list[nn.Module]) -> str:
+    """Their classes, for people."""
+    return ", ".join(sorted({type(module).__name__ for module in modules}))

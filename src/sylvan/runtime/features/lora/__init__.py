@@ -1,0 +1,1 @@
+"""Serves LoRA adapters beside the base model, several in one step."""

@@ -1,0 +1,171 @@
+"""Which adapters have a copy in host memory, which are being read, and which go first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from sylvan.runtime.features.lora.work import AdapterFiles
+
+
+class Copy(Enum):
+    """Where the matrices of an adapter are."""
+
+    ABSENT = auto()
+    WANTED = auto()
+    LOADING = auto()
+    RESIDENT = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    """An adapter as the scheduler sees it.
+
+    Attributes:
+        id: Its name and what its files contain.
+        path: Where it lies.
+        num_bytes: Of a host copy.
+        pinned: It keeps its copy and its slot.
+        copy: Whether there is a host copy.
+        fresh: The copy was read for a request that has not started yet.
+        error: Why it could not be read the last time.
+        requests: Requests that are known here and have not ended, by name.
+        running: Those of them that have started.
+        leaving: It was unloaded: it goes once it has no requests.
+    """
+
+    id: str
+    path: str
+    num_bytes: int
+    pinned: bool = False
+    copy: Copy = Copy.ABSENT
+    fresh: bool = False
+    error: str = ""
+    requests: set[str] = field(default_factory=set[str])
+    running: set[str] = field(default_factory=set[str])
+    leaving: bool = False
+
+
+class HostCopies:
+    """Bounds host copies by count and by bytes; those used longest ago go first.
+
+    Args:
+        most: Copies.
+        most_bytes: Of all copies.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._known: dict[str, Adapter] = {}  # those used longest ago first
+        self._wanted: dict[str, Adapter] = {}
+        self._num_kept = self._kept_bytes = 0
+        self._num_loading = 0
+
+    def __iter__(self) -> Iterator[Adapter]:
+        return iter(self._known.values())
+
+    def get(self, adapter: str) -> Adapter | None:
+        """The adapter of an id."""
+        return self._known.get(adapter)
+
+    @property
+    def num_resident(self) -> int:
+        """Adapters with a copy, or whose copy is being read."""
+        return self._num_kept
+
+    @property
+    def loading(self) -> bool:
+        """Whether any copy is being read."""
+        return self._num_loading > 0
+
+    def add(self, adapter: Adapter, *, resident: bool) -> None:
+        """An adapter is known from now on; `resident`: its copy has been read already."""
+        if (known := self._known.get(adapter.id)) is not None:
+            known.leaving, known.pinned, known.path = False, adapter.pinned, adapter.path
+            adapter = known
+        self._known[adapter.id] = adapter
+        if resident and adapter.copy is not Copy.RESIDENT:
+            if adapter.copy is not Copy.LOADING:
+                self._count(adapter, 1)
+            else:
+                self._num_loading -= 1
+            self._wanted.pop(adapter.id, None)
+            adapter.copy = Copy.RESIDENT
+
+    def use(self, adapter: Adapter) -> bool:
+        """Somebody wants it now; returns whether its copy is there, and has it read if not."""
+        self._known[adapter.id] = self._known.pop(adapter.id)
+        if adapter.copy is Copy.ABSENT:
+            adapter.copy = Copy.WANTED
+            self._wanted[adapter.id] = adapter
+        return adapter.copy is Copy.RESIDENT
+
+    def next_loads(self) -> tuple[list[str], list[AdapterFiles]]:
+        """Copies that go now, and adapters that are to be read in their place."""
+        dropped = self._shrink(0, 0)
+        loads: list[AdapterFiles] = []
+        for adapter in tuple(self._wanted.values()):
+            if not adapter.requests and not adapter.pinned:  # whoever wanted it has left
+                del self._wanted[adapter.id]
+                adapter.copy = Copy.ABSENT
+                continue
+            if not self._fits(1, adapter.num_bytes):
+                dropped += self._shrink(1, adapter.num_bytes)
+                if not self._fits(1, adapter.num_bytes):
+                    break  # others must not be read in its place forever
+            del self._wanted[adapter.id]
+            adapter.copy, adapter.fresh = Copy.LOADING, True
+            self._count(adapter, 1)
+            self._num_loading += 1
+            loads.append(AdapterFiles(adapter.id, adapter.path))
+        return dropped, loads
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `next_loads` might have something."""
+        return bool(self._wanted) or any(a.leaving and not a.requests for a in self)
+
+    def loaded(self, adapter: str) -> None:
+        """A copy has been read."""
+        known = self._known.get(adapter)
+        if known is not None and known.copy is Copy.LOADING:
+            self._num_loading -= 1
+            known.copy, known.error = Copy.RESIDENT, ""
+
+    def failed(self, adapter: str, why: str) -> None:
+        """A copy could not be read."""
+        known = self._known.get(adapter)
+        if known is not None and known.copy is Copy.LOADING:
+            self._num_loading -= 1
+            self._count(known, -1)
+            known.copy, known.fresh, known.error = Copy.ABSENT, False, why
+
+    def _shrink(self, more: int, more_bytes: int) -> list[str]:
+        """Let copies go until there is room for so many more, as far as possible."""
+        dropped: list[str] = []
+        for adapter in tuple(self._known.values()):
+            leaves = adapter.leaving and not adapter.requests
+            if adapter.copy is Copy.RESIDENT and not adapter.running:
+                kept = adapter.pinned or (adapter.fresh and adapter.requests)
+                if leaves or not (kept or self._fits(more, more_bytes)):
+                    dropped.append(adapter.id)
+                    self._count(adapter, -1)
+                    adapter.copy, adapter.fresh = Copy.ABSENT, False
+            if leaves and adapter.copy in (Copy.ABSENT, Copy.WANTED):
+                self._forget(adapter)
+        return dropped
+
+    def _forget(self, adapter: Adapter) -> None:
+        self._known.pop(adapter.id, None)
+        self._wanted.pop(adapter.id, None)
+
+    def _fits(self, more: int, more_bytes: int) -> bool:
+        return (
+            self._num_kept + more <= self._most
+            and self._kept_bytes + more_bytes <= self._most_bytes
+        )
+
+    def _count(self, adapter: Adapter, sign: int) -> None:
+        self._num_kept += sign
+        self._kept_bytes += sign * adapter.num_bytes

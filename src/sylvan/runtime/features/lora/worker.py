@@ -1,0 +1,135 @@
+"""Worker half: host copies, slots, and which rows of a step use which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch import nn
+
+from sylvan.kernels.adapters import LoraLayer, LoraRows
+from sylvan.protocol.commands import ExecutorCommand, LoadAdapter
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.executor.capability import CapabilityWorker, Handler, Report, StepContext
+from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.lora.store import AdapterStore, HostCopy
+from sylvan.runtime.features.lora.work import LoraWork, Rows
+from sylvan.runtime.models.adapters import AdapterTargets
+
+_IDLE_WAIT_S = 0.005  # for copies, in steps without rows: in place of asking again and again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraRoom:
+    """What there is room for.
+
+    Attributes:
+        slots: Adapters in one step.
+        max_rank: Largest rank of a module.
+        most_bytes: Of a host copy.
+    """
+
+    slots: int
+    max_rank: int
+    most_bytes: int
+
+
+class LoraWorker(CapabilityWorker):
+    """Puts adapters into the linear layers of the model that it is made for."""
+
+    name: ClassVar = "lora"
+
+    def __init__(self, site: ModelSite, room: LoraRoom) -> None:
+        self._site, self._room = site, room
+        self._rows = LoraRows(room.slots, site.max_tokens, room.max_rank)
+        self._made: AdapterStore | None = None
+        self._layers: list[LoraLayer] = []
+        self._assigned: tuple[Rows, ...] = ()
+
+    def adapt(self, model: nn.Module) -> None:
+        """See `CapabilityWorker.adapt`.
+
+        Raises:
+            ConfigError: adapters cannot change this model.
+        """
+        site = self._site
+        if site.skeleton is None:
+            raise ConfigError(
+                "lora: this model runs through transformers, beside which adapters cannot be "
+                "served; `sylvan lora merge` puts one into its checkpoint"
+            )
+        place = partial(LoraLayer, self._rows, dtype=site.dtype, device=site.device)
+        targets = AdapterTargets(model, site.skeleton(), place)
+        if not targets.layers:
+            raise ConfigError("lora: this model has no linear layers that adapters could change")
+        if self._made is not None:
+            self._made.close()
+        self._made, self._layers = AdapterStore(targets, self._room.max_rank), targets.layers
+
+    @property
+    def commands(self) -> Mapping[type[ExecutorCommand], Handler]:
+        """See `CapabilityWorker.commands`."""
+        return {LoadAdapter: self._load}
+
+    def read(self, name: str, path: str) -> HostCopy:
+        """Read an adapter and keep its copy.
+
+        Raises:
+            ConfigError: it cannot be served beside this model, or is too large.
+        """
+        copy = self._store.read(name, path)
+        if copy.num_bytes > self._room.most_bytes:
+            self._store.drop((copy.id,))
+            raise ConfigError(
+                f"the adapter takes {copy.num_bytes:,} bytes; lora.memory is "
+                f"{self._room.most_bytes:,}"
+            )
+        return copy
+
+    def prepare(self, work: LoraWork) -> None:
+        """Take in what has changed; no step runs now."""
+        store = self._store
+        store.drop(work.drop)
+        store.start(work.load)
+        for slot, name in work.slots.items():
+            self._fill(slot, store[name])
+        if work.rows != self._assigned:
+            self._rows.assign([(r.slot, r.start, r.stop) for r in work.rows])
+            self._assigned = work.rows
+
+    def before_forward(self, step: StepContext, work: LoraWork) -> None:
+        """Captured graphs know no adapters."""
+        step.may_use_graph &= not work.rows
+
+    def after_forward(self, step: StepContext, work: LoraWork) -> Report:
+        """Copies that have been read meanwhile."""
+        return self._store.report
+
+    def idle_step(self, work: LoraWork) -> Report:
+        """The same, for which nothing else has to wait."""
+        return lambda: self._store.report(_IDLE_WAIT_S)
+
+    def close(self) -> None:
+        """End the store."""
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def _store(self) -> AdapterStore:
+        assert self._made is not None, "`adapt` comes first"
+        return self._made
+
+    def _fill(self, slot: int, copy: HostCopy) -> None:
+        parts = {id(layer): changed for layer, changed in copy.content}
+        for layer in self._layers:
+            found = parts.get(id(layer))
+            if found is None:
+                layer.unload(slot)
+            else:
+                layer.load(slot, found)
+
+    def _load(self, command: Any) -> dict[str, Any]:
+        copy = self.read(command.name, command.path)
+        return {"id": copy.id, "rank": copy.rank, "num_bytes": copy.num_bytes}

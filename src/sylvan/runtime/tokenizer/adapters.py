@@ -1,0 +1,332 @@
+"""The adapters that clients may name: loaded and unloaded while serving, and back after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.adapters import AdapterInfo, decode_adapters
+from sylvan.protocol.commands import LoadAdapter
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.protocol.messages import Command, RegisterAdapter, UnloadAdapter
+from sylvan.runtime.tokenizer.router import ReplicaRouter
+from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.utils.threads import call_in_thread
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 600.0
+MAX_NAME_CHARS = 256
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSettings:
+    """What the operator decided.
+
+    Attributes:
+        enabled: Adapters can be served at all.
+        base: Name of the model, which no adapter may take.
+        allowed_dirs: Where adapters may be loaded from; empty: anywhere.
+        state_file: Remembers what was loaded and unloaded, for the next start.
+    """
+
+    enabled: bool = False
+    base: str = ""
+    allowed_dirs: tuple[str, ...] = ()
+    state_file: str | None = None
+
+
+class _State(msgspec.Struct, kw_only=True):
+    """What a state file holds.
+
+    `adapters` are not in the configuration; `unloaded` are names that are, and are not served.
+    """
+
+    adapters: list[AdapterInfo] = []
+    unloaded: list[str] = []
+
+
+@dataclass(slots=True)
+class _Known:
+    """By name; `configured` are the names of the configuration."""
+
+    adapters: dict[str, AdapterInfo] = field(default_factory=dict[str, AdapterInfo])
+    configured: set[str] = field(default_factory=set[str])
+    unloaded: set[str] = field(default_factory=set[str])
+
+
+class Adapters:
+    """Names of adapters, and what they stand for, in all replicas.
+
+    A replica that was restarted is told of all adapters before it gets requests again. Belongs to
+    the event loop of the API process.
+
+    Args:
+        router: Its clients are told.
+        settings: Of the operator.
+    """
+
+    def __init__(self, router: ReplicaRouter, settings: AdapterSettings) -> None:
+        self._router, self._settings = router, settings
+        self._known: _Known | None = None
+        self._tenants: Mapping[str, frozenset[str]] = {}
+        self._lock = asyncio.Lock()
+        self._spool: Path | None = None
+        for client in router.clients:
+            client.reminders.append(self._remind)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether adapters can be served."""
+        return self._settings.enabled
+
+    def limit(self, tenants: Mapping[str, Collection[str]]) -> None:
+        """Have tenants see the adapters of these names only; others see all."""
+        self._tenants = {tenant: frozenset(names) for tenant, names in tenants.items()}
+
+    def served(self, tenant: str | None = None) -> list[AdapterInfo]:
+        """All adapters, or those that a tenant may use, in the order in which they were loaded."""
+        known = self._known.adapters.values() if self._known else ()
+        return [info for info in known if tenant is None or self._may_use(info.name, tenant)]
+
+    def find(self, name: str, tenant: str) -> AdapterInfo | None:
+        """The adapter that a tenant calls by this name, or by its id."""
+        if self._known is None:
+            return None
+        info = self._known.adapters.get(name)
+        if info is None and "@" in name:
+            info = next((i for i in self._known.adapters.values() if i.id == name), None)
+        return info if info is not None and self._may_use(info.name, tenant) else None
+
+    def id_of(self, name: str | None, tenant: str) -> str | None:
+        """The id of the adapter that a tenant asks for, if any.
+
+        Raises:
+            RequestError: there is none of that name for this tenant.
+        """
+        if name is None:
+            return None
+        info = self.find(name, tenant)
+        if info is None:
+            raise RequestError(f"there is no adapter called {name[:200]!r}", param="lora_path")
+        return info.id
+
+    async def load(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
+        """Serve the adapter in a directory under a name.
+
+        Raises:
+            RequestError: the name is taken, or the adapter cannot be served; nothing is loaded.
+            CapacityError: a scheduler is being restarted, or did not answer in time.
+        """
+        self._check_allowed(path)
+        async with self._lock:
+            return await self._load(name, path, pinned=pinned)
+
+    async def load_tensors(
+        self, name: str, config: Mapping[str, Any], weights: bytes, *, pinned: bool = False
+    ) -> AdapterInfo:
+        """Serve an adapter whose files are given: its configuration, and a safetensors file.
+
+        Raises:
+            RequestError, CapacityError: see `load`.
+        """
+        async with self._lock:
+            self._check_name(name)
+            folder = await call_in_thread(self._write, config, weights)
+            try:
+                return await self._load(name, str(folder), pinned=pinned)
+            except BaseException:
+                await call_in_thread(shutil.rmtree, folder, ignore_errors=True)
+                raise
+
+    async def unload(self, name: str, *, abort: bool = False) -> AdapterInfo:
+        """Serve no new requests with an adapter; those under way finish, or end with `abort`.
+
+        Raises:
+            RequestError: there is none of that name.
+            CapacityError: a scheduler is being restarted, or did not answer in time.
+        """
+        async with self._lock:
+            known = self._state()
+            info = known.adapters.get(name)
+            if info is None:
+                raise RequestError(
+                    f"lora_name: there is no adapter called {name[:200]!r}", param="lora_name"
+                )
+            del known.adapters[name]
+            try:
+                await self._router.control(UnloadAdapter(id=info.id, abort=abort))
+            except BaseException:
+                known.adapters[name] = info
+                raise
+            if name in known.configured:
+                known.unloaded.add(name)
+            await self._save()
+            return info
+
+    def close(self) -> None:
+        """Remove the files of adapters that were sent, unless the next start needs them."""
+        if self._spool is not None and self._settings.state_file is None:
+            shutil.rmtree(self._spool, ignore_errors=True)
+
+    # ---- inside
+
+    def _may_use(self, name: str, tenant: str) -> bool:
+        allowed = self._tenants.get(tenant)
+        return allowed is None or name in allowed
+
+    def _state(self) -> _Known:
+        if not self._settings.enabled or self._known is None:
+            raise RequestError("adapters are off; start the server with --enable-lora", status=400)
+        return self._known
+
+    def _check_name(self, name: str) -> None:
+        known = self._state()
+        bad = not name.isprintable() or not 0 < len(name) <= MAX_NAME_CHARS
+        if bad or name == self._settings.base:
+            raise RequestError(
+                f"lora_name must have 1 to {MAX_NAME_CHARS} printable characters, and must not be "
+                "that of the model",
+                param="lora_name",
+            )
+        if name in known.adapters:
+            raise RequestError(
+                f"lora_name: an adapter called {name!r} is served already; unload it first",
+                param="lora_name",
+            )
+
+    def _check_allowed(self, path: str) -> None:
+        allowed = [Path(folder).resolve() for folder in self._settings.allowed_dirs]
+        if "\0" in path:
+            raise RequestError("lora_path must not have a null character", param="lora_path")
+        found = Path(path).resolve()
+        if allowed and not any(found.is_relative_to(folder) for folder in allowed):
+            raise RequestError(
+                f"lora_path: {path[:500]!r} is not in one of lora.allowed_dirs", param="lora_path"
+            )
+
+    async def _load(self, name: str, path: str, *, pinned: bool) -> AdapterInfo:
+        self._check_name(name)
+        replies = await self._router.control_each(LoadAdapter(name, path, pinned), LOAD_TIMEOUT_S)
+        failed = next((reply for _, reply in replies if not reply.ok), None)
+        bodies = [reply.body for _, reply in replies if reply.ok and reply.body]
+        if failed is not None or not bodies:
+            for body in bodies:  # of other replicas
+                await self._router.control(UnloadAdapter(id=body["id"]))
+            message, status = (failed.message, failed.status) if failed else ("not loaded", 500)
+            raise RequestError(message, param="lora_path", status=status)
+        body = bodies[0]
+        info = AdapterInfo(
+            name=name,
+            id=body["id"],
+            path=path,
+            rank=body["rank"],
+            num_bytes=body["num_bytes"],
+            pinned=pinned,
+        )
+        known = self._state()
+        known.adapters[name] = info
+        await self._save()
+        return info
+
+    def _remind(self, facts: ModelFacts) -> Sequence[Command]:
+        """A scheduler started with the adapters of the configuration: what it has to know more."""
+        text = facts.extra.pop("adapters", None)
+        if not isinstance(text, str):
+            return ()
+        has = decode_adapters(text)
+        if self._known is None:
+            self._known = self._first(has)
+        ids = {info.id for info in has}
+        wanted = {info.id: info for info in self._known.adapters.values()}
+        return [
+            *_registered(info for info in wanted.values() if info.id not in ids),
+            *(UnloadAdapter(id=gone) for gone in ids - wanted.keys()),
+        ]
+
+    def _first(self, has: Sequence[AdapterInfo]) -> _Known:
+        state = _read_state(self._settings.state_file)
+        known = _Known(configured={info.name for info in has})
+        known.unloaded = set(state.unloaded) & known.configured
+        known.adapters = {info.name: info for info in has if info.name not in known.unloaded}
+        for info in state.adapters:
+            known.adapters.setdefault(info.name, info)
+        return known
+
+    async def _save(self) -> None:
+        path, known = self._settings.state_file, self._state()
+        if path is None:
+            return
+        added = [
+            info
+            for name, info in known.adapters.items()
+            if name not in known.configured or name in known.unloaded
+        ]
+        state = _State(adapters=added, unloaded=sorted(known.unloaded))
+        try:
+            await call_in_thread(_write_whole, Path(path), msgspec.json.encode(state))
+        except OSError:
+            logger.exception("lora.state_file %s cannot be written", path)
+
+    def _write(self, config: Mapping[str, Any], weights: bytes) -> Path:
+        """The files of an adapter that was sent, in a directory of their own."""
+        if self._spool is None:
+            state_file = self._settings.state_file
+            if state_file is None:
+                self._spool = Path(tempfile.mkdtemp(prefix="sylvan-lora-"))
+            else:
+                self._spool = Path(f"{state_file}.adapters")
+                self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = Path(tempfile.mkdtemp(dir=self._spool))
+        (folder / _CONFIG).write_text(json.dumps(dict(config)))
+        (folder / _WEIGHTS).write_bytes(weights)
+        return folder
+
+
+def _registered(adapters: Iterable[AdapterInfo]) -> list[Command]:
+    return [
+        RegisterAdapter(id=i.id, path=i.path, num_bytes=i.num_bytes, pinned=i.pinned)
+        for i in adapters
+    ]
+
+
+def _read_state(path: str | None) -> _State:
+    """What the last run left.
+
+    Raises:
+        ConfigError: the file is there, but cannot be read.
+    """
+    if path is None or not Path(path).exists():
+        return _State()
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=_State)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"lora.state_file={path}: cannot be read: {error}") from None
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """So that a reader, or the next start, finds the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

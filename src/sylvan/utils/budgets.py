@@ -1,0 +1,77 @@
+"""What tenants may spend a minute."""
+
+from __future__ import annotations
+
+import math
+
+from sylvan.protocol.errors import CapacityError
+from sylvan.utils.clock import Clock
+
+
+class Budget:
+    """A bucket that fills at a steady rate up to one minute's worth, and may run a debt."""
+
+    def __init__(self, per_minute: float, what: str, clock: Clock) -> None:
+        self._per_minute = per_minute
+        self._what = what
+        self._clock = clock
+        self._level = per_minute
+        self._at = clock()
+
+    def check(self) -> None:
+        """Refuse while nothing is left.
+
+        Raises:
+            CapacityError: With status 429 and the time until there is something again.
+        """
+        now = self._clock()
+        refill = (now - self._at) * self._per_minute / 60
+        self._level = min(self._per_minute, self._level + refill)
+        self._at = now
+        if self._level < 1:
+            message = f"The budget of {self._per_minute:g} {self._what} per minute is used up."
+            wait_s = max(1.0, math.ceil((1 - self._level) * 60 / self._per_minute))
+            raise CapacityError(message, status=429, retry_after_s=wait_s)
+
+    def spend(self, amount: float) -> None:
+        """Take `amount` out, even if that leaves a debt."""
+        self._level -= amount
+
+
+class Budgets:
+    """Requests and tokens of each tenant; who has no budget may spend anything."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._requests: dict[str, Budget] = {}
+        self._tokens: dict[str, Budget] = {}
+
+    def add(self, tenant: str, requests: float | None, tokens: float | None) -> None:
+        """Limit a tenant to so many requests and tokens a minute; None: no limit."""
+        if requests is not None:
+            self._requests[tenant] = Budget(requests, "requests", self._clock)
+        if tokens is not None:
+            self._tokens[tenant] = Budget(tokens, "tokens", self._clock)
+
+    def admit(self, tenant: str) -> None:
+        """Count a request.
+
+        Raises:
+            CapacityError: With status 429; a budget of the tenant is used up.
+        """
+        if tokens := self._tokens.get(tenant):
+            tokens.check()
+        if requests := self._requests.get(tenant):
+            requests.check()
+            requests.spend(1)
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Count the tokens of a finished request."""
+        if budget := self._tokens.get(tenant):
+            budget.spend(tokens)
+
+    def spent_elsewhere(self, tenant: str, requests: int, tokens: int) -> None:
+        """Count what a tenant used of its budget in another process."""
+        for budgets, amount in ((self._requests, requests), (self._tokens, tokens)):
+            if budget := budgets.get(tenant):
+                budget.spend(amount)

@@ -1,0 +1,83 @@
+"""Adapters beside the base model against `peft` inside of transformers, family by family."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sylvan.protocol.requests import LogprobOptions
+from tests.parity.checkpoints import FAMILIES, VOCAB, write
+from tests.parity.families import DENSE, EXPERT
+from tests.parity.rounding import Exact
+from tests.support.adapters import AdapterServing, write_adapter
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # peft's own, about transformers and torch
+
+NEW = 6
+EVERYTHING = LogprobOptions(token_ids=tuple(range(VOCAB)))
+ATTENTION = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+CASES = {
+    "llama": (FAMILIES["llama"], {}),
+    "llama-tied-bias": (FAMILIES["llama-tied-bias"], {}),
+    "qwen3": (FAMILIES["qwen3"], {}),
+    "gemma2": (DENSE["gemma2"], {}),
+    "gpt2": (DENSE["gpt2"], {"fan_in_fan_out": True}),
+    "phi3": (DENSE["phi3"], {}),
+    "falcon-40b": (DENSE["falcon-40b"], {}),
+    "gpt-neox": (DENSE["gpt-neox"], {}),
+    "mixtral": (EXPERT["mixtral"], ATTENTION),
+}
+ADAPTERS = {
+    "first": {"r": 4, "lora_alpha": 8},
+    "second": {"r": 3, "lora_alpha": 5, "use_rslora": True},
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    """A model, two adapters, and by name what transformers computes with them."""
+    config, fields = CASES[request.param]
+    folder = tmp_path_factory.mktemp("lora")
+    base = write(config(), 1, folder / "base")
+    models = {None: Exact(base)}
+    for seed, (name, its) in enumerate(ADAPTERS.items()):
+        model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+        models[name] = Exact(write_adapter(model, folder / name, seed, **fields | its))
+    return folder, models
+
+
+def test_as_peft_computes_alone_mixed_cold_and_cached(case):
+    folder, models = case
+    prompts = [np.random.default_rng(n).integers(4, VOCAB, n).tolist() for n in (37, 5)]
+    serving = AdapterServing(
+        folder / "base", {name: folder / name for name in ADAPTERS}, runner="auto"
+    )
+
+    def answers(together: bool) -> dict:
+        found = {}
+        for name in models:
+            for number, prompt in enumerate(prompts):
+                rid = serving.ask(prompt, name, logprobs=EVERYTHING, max_new_tokens=NEW)
+                found[name, number] = rid
+                if not together:
+                    serving.run()
+        serving.run()
+        return found
+
+    rounds = [answers(together) for together in (False, True, True)]  # the last two are cached
+
+    seen = []
+    for name, model in models.items():
+        for number, prompt in enumerate(prompts):
+            rids = [found[name, number] for found in rounds]
+            tokens = serving.tokens[rids[0]]
+            assert all(serving.tokens[rid] == tokens for rid in rids)
+            want, bound = (part[len(prompt) - 1 :] for part in model.rows(prompt + tokens[:-1]))
+            for rid in rids:
+                got = np.concatenate([o.logprobs.chosen_logprobs for o in serving.outputs[rid]])
+                assert (np.abs(got - want).max(1) <= bound).all()
+                seen.append(got[0])
+    base, first, second = (seen[6 * number] for number in range(3))
+    assert min(np.abs(x - y).max() for x, y in ((base, first), (first, second))) > 0.1

@@ -1,0 +1,101 @@
+"""Random LoRA adapters that `peft` writes, and the real scheduler and executor that serve them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+from safetensors.numpy import load_file, save_file
+from transformers import PreTrainedModel
+
+from sylvan.config.tree import LoraConfig
+from sylvan.protocol.commands import LoadAdapter
+from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.options import ExecutorParts
+from sylvan.runtime.features.lora.build import LoraServing
+from sylvan.runtime.features.standard import STANDARD_WORKERS
+from tests.parity.serving import Serving
+
+MEMORY = 1 << 30
+
+
+def write_adapter(
+    model: PreTrainedModel, folder: Path, seed: int, **fields: Any
+) -> PreTrainedModel:
+    """An adapter with random numbers; returns the model with it. `model` is used up."""
+    wanted = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**wanted | fields))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    adapted.save_pretrained(folder)
+    return adapted.base_model.model
+
+
+class AdapterServing(Serving):
+    """Serves the adapters in `folders`, which `ids` then names; `settings` are those of lora.*."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        folders: dict[str, Path],
+        settings: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> None:
+        fields.setdefault("runner", "auto")
+        given = {"memory": MEMORY, "max_rank": 64} | (settings or {})
+        self.lora = lora = LoraServing(LoraConfig(**given))
+        super().__init__(
+            model_dir,
+            build=lambda path, options: build_executor(
+                path, options, parts=ExecutorParts((*STANDARD_WORKERS, lora.worker))
+            ),
+            capabilities=(*fields.pop("capabilities", ()), lora.control),
+            **fields,
+        )
+        self.ids: dict[str | None, str | None] = {None: None}
+        for name, folder in folders.items():
+            self.load(name, folder)
+
+    def load(self, name: str, folder: Path, *, pinned: bool = False) -> str:
+        """Load an adapter while serving; returns its id."""
+        command = LoadAdapter(name, str(folder), pinned)
+        result = self.executor.control(command).wait()
+        assert not result.error, result.error
+        result = self.lora.loaded(command, result)
+        assert not result.error, result.error
+        self.ids[name] = result.body["id"]
+        return result.body["id"]
+
+    def ask(self, prompt: list[int], adapter: str | None = None, **fields: Any) -> str:
+        """Add a request with an adapter, by its name."""
+        return self.add(prompt, lora=self.ids[adapter], **fields)
+
+
+def write_random_adapter(folder: Path, model_dir: Path, seed: int, **fields: Any) -> Path:
+    """An adapter for every linear layer of a checkpoint in Llama's shape, without transformers."""
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": "all-linear",
+        "base_model_name_or_path": str(model_dir),
+    } | fields
+    rng, rank = np.random.default_rng(seed), config["r"]
+    tensors: dict[str, np.ndarray] = {}
+    for name, tensor in load_file(model_dir / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if ".layers." in name and tensor.ndim == 2:
+            outputs, inputs = tensor.shape
+            for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+                numbers = rng.normal(0, 0.2, shape).astype(np.float32)
+                tensors[f"base_model.model.{module}.{part}.weight"] = numbers
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
