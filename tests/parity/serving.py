@@ -20,6 +20,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
@@ -50,6 +51,7 @@ class Serving:
         preempt_every: int = 0,
         workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]] = (),
         store: ServingStore | None = None,
+        platform: Platform | None = None,
         **limits: object,
     ) -> None:
         """`workers`: halves of `capabilities`; `store`: below the device's memory."""
@@ -57,7 +59,7 @@ class Serving:
             workers = (*workers, store.worker)
         if workers:
             parts = ExecutorParts((*STANDARD_WORKERS, *workers))
-            build = partial(build_executor, parts=parts)
+            build = partial(build_executor, parts=parts, platform=platform)
         self._preempt_every = preempt_every  # steps
         self.limits = Limits(
             **{"max_running_reqs": 8, "max_batch_tokens": 512, "inflight": 1 + overlap} | limits

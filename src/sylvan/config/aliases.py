@@ -175,7 +175,8 @@ def _role(value: object) -> Pairs:
 
 def _algorithm(value: object) -> Pairs:
     """Names of algorithms are written in capitals elsewhere."""
-    yield "speculative.algorithm", plain_text(value).replace("_", "-")
+    name = plain_text(value).replace("_", "-")
+    yield "speculative.algorithm", "nextn" if name == "mtp" else name
 
 
 def _storage(value: object) -> Pairs:
@@ -262,6 +263,10 @@ _RENAMED = {
     "lora_eviction_policy": "lora.eviction",
     "speculative_draft_model_path": "speculative.draft_model",
     "speculative_draft_model": "speculative.draft_model",
+    "tp_size": "parallel.tp",
+    "tensor_parallel_size": "parallel.tp",
+    "tp": "parallel.tp",
+    "dist_timeout": "parallel.join_timeout_s",
     "speculative_num_steps": "speculative.num_steps",
     "speculative_eagle_topk": "speculative.topk",
     "speculative_num_draft_tokens": "speculative.num_draft_tokens",
@@ -289,9 +294,6 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
 }
 
 _REFUSED: Mapping[str, tuple[object, ...]] = {
-    "tp_size": ("tensor parallelism", 1),
-    "tensor_parallel_size": ("tensor parallelism", 1),
-    "tp": ("tensor parallelism", 1),
     "pp_size": ("pipeline parallelism", 1),
     "pipeline_parallel_size": ("pipeline parallelism", 1),
     "pp": ("pipeline parallelism", 1),

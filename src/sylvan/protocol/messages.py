@@ -324,8 +324,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     gen_throughput: float = 0.0  # tokens generated a second since the heartbeat before
     last_gen_throughput: float = 0.0  # the same, of the last heartbeat by which there were any
     num_grammar_reqs: int = 0  # of those that wait, whose grammar is being compiled
+    lora_slots_used: int = 0  # slots on the device with an adapter
+    lora_slots_total: int = 0  # 0: no adapters are served
+    lora_adapters: int = 0  # that may be asked for
+    lora_copies: int = 0  # of these, in host memory
     paused: bool = False  # nothing is computed before a Resume
     tiers: TierLoad | None = None  # None: there are none
+
+    @property
+    def lora_utilization(self) -> float:
+        """Share of the slots that are used."""
+        return self.lora_slots_used / self.lora_slots_total if self.lora_slots_total else 0.0
 
     @property
     def accept_length(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sylvan.protocol.commands import ExecutorCommand, LoadAdapter, UpdateWeights
-from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.protocol.errors import CapacityError, RankLostError, RequestError, SylvanError
 from sylvan.protocol.messages import (
     DEFAULT_VERSION,
     Abort,
@@ -168,6 +168,7 @@ class SchedulerLoop:
         load = msgspec.structs.replace(
             load,
             num_grammar_reqs=self._built.num_grammar_reqs(),
+            **(self._built.lora.counts if self._built.lora else {}),
             paused=self._paused or bool(self._commands.blocked),
             tiers=self._built.stores.load() if self._built.stores is not None else None,
         )
@@ -248,6 +249,8 @@ class SchedulerLoop:
         self._idle_at_s = self._heartbeat_due_s + HEARTBEAT_S
         try:
             progressed = self._scheduler.step()
+        except RankLostError:  # nobody's request is to blame; those under way go on elsewhere
+            raise
         except Exception as error:
             self._failed_steps += 1
             if self._failed_steps >= MAX_FAILED_STEPS:
