@@ -58,6 +58,10 @@ BROKEN = {
         {"parallel.tp": 2, "lora": LoraConfig()},
         "parallel.tp=2: adapters are served by one rank only so far",
     ),
+    "ranks with tiers": (
+        {"parallel.tp": 2, "tiers": TiersConfig()},
+        "parallel.tp=2: KV tiers are kept by one rank only so far",
+    ),
     "ranks with overlap": (
         {"parallel.tp": 2, "scheduler.overlap": "on"},
         "scheduler.overlap=on has steps launched ahead, and parallel.tp=2 ranks agree on each",

@@ -182,7 +182,6 @@ class KVTiers(Capability):
         """See `Capability.on_load`."""
         if (found := self._prefetches.get(req.rid)) is not None:
             self._stop(found)
-            found.loading = True
         for load in self._loads.take():
             self._outbox.loads.append(self._load_pages(load))
             pages = sum(len(part.entries) for part in load.pages if not part.group)

@@ -53,7 +53,6 @@ class Prefetch:
         progress: The newest that is known of the fetch.
         learnt: Pages of the prefix that the tree knows of.
         restarts: How often it was begun anew.
-        loading: The request has memory; reading has ended.
     """
 
     began_s: float
@@ -66,7 +65,6 @@ class Prefetch:
     progress: Fetched | None = None
     learnt: int = 0
     restarts: int = 0
-    loading: bool = False
 
     @property
     def done(self) -> bool:
