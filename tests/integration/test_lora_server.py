@@ -171,6 +171,10 @@ async def test_all_apis_name_adapters_and_list_them(model_dir, folders):
             for model in ("base:latest", "first", "base:second")
         ]
         assert ollama == claude
+        loads = (await server.http.get("/v1/loads")).json()["loads"]
+        assert loads[0]["lora"]["slots_total"] == 8
+        metrics = (await server.http.get("/metrics")).text
+        assert "lora_pool_slots_total{" in metrics
         asked = {"input": PROMPT, "max_output_tokens": 8, "temperature": 0}
         responses = [
             (await server.post("/v1/responses", asked | {"model": model})).json()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sylvan.protocol.adapters import decode_adapters
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import RegisterAdapter, UnloadAdapter
 from sylvan.runtime.features.lora.copies import Adapter
 from tests.parity.serving import Serving
 from tests.support.adapters import AdapterServing, write_random_adapter
+from tests.support.delayed import DelayedPlatform
 from tests.support.random_model import write_random_model
 
 COUNT = 6
@@ -88,6 +90,40 @@ def test_answers_depend_neither_on_company_nor_on_slots(
     assert load.slots_used <= load.slots_total == settings["max_per_batch"]
     assert load.loaded == COUNT
     serving.close()
+
+
+def test_on_a_device_steps_with_adapters_replay_no_graph(model_dir, folders, prompts, alone):
+    serving = AdapterServing(
+        model_dir,
+        folders,
+        {"max_per_batch": 2},
+        platform=DelayedPlatform(),
+        options={"attention": "dense", "context_len": 128},
+        max_running_reqs=2,
+        max_batch_tokens=32,
+    )
+    assert serving.facts.runner == "graph"
+
+    rids = {n: serving.ask(prompts[1], n, max_new_tokens=NEW) for n in (None, "a0", "a1", "a2")}
+    serving.run()
+
+    assert {name: serving.tokens[rid] for name, rid in rids.items()} == {
+        name: alone[name][1] for name in rids
+    }
+
+
+def test_adapters_at_the_start_may_be_more_than_memory_holds(model_dir, folders, prompts, alone):
+    given = {name: str(folder) for name, folder in folders.items()}
+    serving = AdapterServing(
+        model_dir, {}, {"adapters": given, "max_per_batch": 2, "max_loaded": 2}
+    )
+    found = decode_adapters(serving.lora.load(serving.executor))
+    serving.ids |= {info.name: info.id for info in found}
+
+    assert serving.lora.control.load.copies == 2
+    rid = serving.ask(prompts[0], NAMES[-1], max_new_tokens=NEW)
+    serving.run()
+    assert serving.tokens[rid] == alone[NAMES[-1]][0]
 
 
 def test_requests_without_an_adapter_take_no_slot(model_dir, folders, prompts, alone):

@@ -14,10 +14,7 @@ from transformers import PreTrainedModel
 
 from sylvan.config.tree import LoraConfig
 from sylvan.protocol.commands import LoadAdapter
-from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.lora.build import LoraServing
-from sylvan.runtime.features.standard import STANDARD_WORKERS
 from tests.parity.serving import Serving
 
 MEMORY = 1 << 30
@@ -52,9 +49,7 @@ class AdapterServing(Serving):
         self.lora = lora = LoraServing(LoraConfig(**given))
         super().__init__(
             model_dir,
-            build=lambda path, options: build_executor(
-                path, options, parts=ExecutorParts((*STANDARD_WORKERS, lora.worker))
-            ),
+            workers=(lora.worker,),
             capabilities=(*fields.pop("capabilities", ()), lora.control),
             **fields,
         )

@@ -73,6 +73,7 @@ COMMANDS: Mapping[str, Command] = {
     "quantize": Command("sylvan.cli.quantize", "Write a checkpoint with 8 or 4 bits a weight."),
     "train-draft": Command("sylvan.cli.train_draft", "Train a head that guesses ahead."),
     "lora": Command("sylvan.cli.lora", "Check a LoRA adapter, or merge it into its model."),
+    "cache": Command("sylvan.cli.cache", "Look at a store of KV, check it, make it smaller."),
     "replay": Command("sylvan.cli.replay", "Play a recording of the scheduler back."),
     "check": Command("sylvan.cli.check", "Check this machine, or a model directory."),
 }

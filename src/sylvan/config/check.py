@@ -244,6 +244,51 @@ RULES = (
         ),
     ),
     Rule(
+        "ranks in one process",
+        ("parallel.tp", "processes"),
+        lambda c: c.config.parallel.tp > 1 and c.config.processes == "one",
+        "{parallel.tp} ranks are processes of their own, but {processes}; leave processes out",
+    ),
+    Rule(
+        "ranks on this device",
+        ("parallel.tp", "device"),
+        lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
+        "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
+        "parallel.tp=1, or device=cpu",
+    ),
+    Rule(
+        "ranks with adapters",
+        ("parallel.tp", "lora"),
+        lambda c: c.config.parallel.tp > 1 and c.config.lora is not None,
+        "{parallel.tp}: adapters are served by one rank only so far; use parallel.tp=1, or leave "
+        "lora out",
+    ),
+    Rule(
+        "ranks with tiers",
+        ("parallel.tp", "tiers"),
+        lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
+        "{parallel.tp}: KV tiers are kept by one rank only so far; use parallel.tp=1, or leave "
+        "tiers out",
+    ),
+    Rule(
+        "ranks with draft heads",
+        ("parallel.tp", "speculative.algorithm"),
+        lambda c: (
+            c.config.parallel.tp > 1
+            and c.config.speculative is not None
+            and c.config.speculative.algorithm in (*DRAFT_HEADS, OWN_HEAD)
+        ),
+        "{parallel.tp}: draft heads run on one rank only so far, {speculative.algorithm} too; use "
+        "parallel.tp=1, or the algorithm ngram",
+    ),
+    Rule(
+        "ranks with overlap",
+        ("parallel.tp", "scheduler.overlap"),
+        lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
+        "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
+        "leave scheduler.overlap at auto",
+    ),
+    Rule(
         "registered where nobody listens",
         ("server.register", "server.uds", "server.register_url"),
         lambda c: (
@@ -269,6 +314,27 @@ RULES = (
         PLUG_INS,
         lambda c: bool(_unknown_options(c)),
         lambda c: "\n".join(_unknown_options(c)),
+    ),
+    Rule(
+        "tiers without prefixes",
+        ("tiers", "cache.prefix"),
+        lambda c: c.config.tiers is not None and c.config.cache.prefix == "none",
+        "tiers keep cached prefixes, but {cache.prefix}; leave tiers out, or choose "
+        "cache.prefix=radix",
+    ),
+    Rule(
+        "tiers of vectors",
+        ("tiers", "task"),
+        lambda c: c.config.tiers is not None and not c.facts.model.causal,
+        "tiers keep cached prefixes, and this model has none: its tokens see those after them; "
+        "leave tiers out",
+    ),
+    Rule(
+        "tiers recorded",
+        ("tiers", "observe.record"),
+        lambda c: c.config.tiers is not None and c.config.observe.record is not None,
+        "{observe.record}: what a store brings cannot be played back; leave tiers or "
+        "observe.record out",
     ),
     Rule(
         "task not of this model",

@@ -114,7 +114,14 @@ def _task(state: _State) -> None:
 def _device(state: _State) -> None:
     kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
     state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
-    state.decide("threads", state.device.cores, "all cores that this process may use")
+    ranks = state.config.parallel.tp
+    why = "all cores that this process may use"
+    if ranks > 1:
+        why = f"its share of the cores, of {ranks} ranks"
+    state.decide("threads", max(1, state.device.cores // ranks), why)
+    compiled = "program" in state.device.runners
+    why = "faster than gloo" if compiled else "no kernels are compiled"
+    state.decide("parallel.backend", "shared" if compiled else "gloo", why)
 
 
 def _dtype(state: _State) -> None:
@@ -303,6 +310,8 @@ def _overlap(state: _State) -> None:
         state.decide("scheduler.overlap", "off", "guesses follow the newest token")
     if state.config.device != "cpu":
         state.decide("scheduler.overlap", "on", "the GPU computes while the CPU plans")
+    elif state.config.parallel.tp > 1:
+        state.decide("scheduler.overlap", "off", "ranks agree on each step")
     elif state.config.runner == "program" and _number(state.config.threads) < state.device.cores:
         state.decide("scheduler.overlap", "on", "the native step leaves a core free to plan")
     else:

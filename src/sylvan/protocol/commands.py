@@ -161,12 +161,14 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
     """Read a LoRA adapter from a directory of the executor's machine, and keep it in host memory.
 
     Its result tells the id by which requests name it (`GenerateRequest.lora`), its rank, and its
-    size in bytes. `pinned` it leaves neither host memory nor its slot on the device.
+    size in bytes. `pinned` it leaves neither host memory nor its slot on the device. Without `keep`
+    it is only checked, and read again when a request asks for it.
     """
 
     name: str
     path: str
     pinned: bool = False
+    keep: bool = True
 
 
 ExecutorCommand = (

@@ -19,6 +19,7 @@ import numpy as np
 from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.protocol.tiers import TierCommand, TierLoad
 
 DEFAULT_VERSION = "default"
 """Label of weights that nobody has labelled."""
@@ -77,6 +78,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
+    loaded_tokens: int = 0  # of these, those that a store of KV brought
     retractions: int = 0
     drafts: DraftCounts | None = None  # None: no guess of it was verified
 
@@ -267,6 +269,7 @@ Command = (
     | Pause
     | Resume
     | SetWeightVersion
+    | TierCommand
     | Shutdown
     | RegisterAdapter
     | UnloadAdapter
@@ -321,7 +324,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     gen_throughput: float = 0.0  # tokens generated a second since the heartbeat before
     last_gen_throughput: float = 0.0  # the same, of the last heartbeat by which there were any
     num_grammar_reqs: int = 0  # of those that wait, whose grammar is being compiled
+    lora_slots_used: int = 0  # slots on the device with an adapter
+    lora_slots_total: int = 0  # 0: no adapters are served
+    lora_adapters: int = 0  # that may be asked for
+    lora_copies: int = 0  # of these, in host memory
     paused: bool = False  # nothing is computed before a Resume
+    tiers: TierLoad | None = None  # None: there are none
+
+    @property
+    def lora_utilization(self) -> float:
+        """Share of the slots that are used."""
+        return self.lora_slots_used / self.lora_slots_total if self.lora_slots_total else 0.0
 
     @property
     def accept_length(self) -> float:

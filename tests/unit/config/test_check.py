@@ -8,12 +8,28 @@ from sylvan.config.check import RULES, check
 from sylvan.config.facts import DeviceFacts
 from sylvan.config.fields import fields, replaced, sections
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import Config, DisaggConfig, KVEventsConfig, LoraConfig, SpeculativeConfig
+from sylvan.config.tree import (
+    Config,
+    DisaggConfig,
+    KVEventsConfig,
+    LoraConfig,
+    SpeculativeConfig,
+    TiersConfig,
+)
 from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts, make_model
 
 STANDALONE = SpeculativeConfig(algorithm="standalone", draft_model="d")
 BROKEN = {
+    "tiers without prefixes": (
+        {"tiers": TiersConfig(), "cache.prefix": "none"},
+        "tiers keep cached prefixes, but cache.prefix=none",
+    ),
+    "tiers of vectors": ({"tiers": TiersConfig()}, "this model has none: its tokens see"),
+    "tiers recorded": (
+        {"tiers": TiersConfig(), "observe.record": "flight"},
+        "observe.record=flight: what a store brings cannot be played back",
+    ),
     "feature does not exist yet": (
         {"disagg": DisaggConfig(role="prefill")},
         "disagg: not supported yet: prefill and decode",
@@ -29,6 +45,22 @@ BROKEN = {
     "replicas behind another front": (
         {"server.replicas": 2, "server.root_path": "/x"},
         "server.root_path: not with server.replicas=2: start the servers one by one",
+    ),
+    "ranks in one process": (
+        {"parallel.tp": 2, "processes": "one"},
+        "parallel.tp=2 ranks are processes of their own, but processes=one",
+    ),
+    "ranks on this device": (
+        {"parallel.tp": 2, "device": "cuda"},
+        "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
+    ),
+    "ranks with adapters": (
+        {"parallel.tp": 2, "lora": LoraConfig()},
+        "parallel.tp=2: adapters are served by one rank only so far",
+    ),
+    "ranks with overlap": (
+        {"parallel.tp": 2, "scheduler.overlap": "on"},
+        "scheduler.overlap=on has steps launched ahead, and parallel.tp=2 ranks agree on each",
     ),
     "registered where nobody listens": (
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
@@ -208,6 +240,8 @@ def facts_for(name):
         return make_facts(model=make_model(quantization="w8a8"), devices=devices)
     if name == "attention not with this head size":
         return make_facts(model=make_model(head_dim=256))
+    if name == "tiers of vectors":
+        return make_facts(model=make_model(causal=False))
     if name == "pickled weights":
         return make_facts(model=make_model(weights="pt"))
     if name in ("no state for any request", "guesses with recurrent layers"):

@@ -19,6 +19,7 @@ from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.kernels import describe
+from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
@@ -26,6 +27,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
+from sylvan.runtime.engine.ranks import RankGroup
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
@@ -43,6 +45,8 @@ from sylvan.runtime.features.speculation.build import AnySpeculation, build_spec
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.features.tiers.build import TiersParts
+from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
@@ -81,6 +85,7 @@ def build_scheduler(
     emit: Emit,
     progress: Progress | None = None,
     also: Additions = Additions(),
+    ranks: RankGroup | None = None,
 ) -> Composition:
     """Load the model and wire everything that serves it.
 
@@ -89,41 +94,35 @@ def build_scheduler(
         emit: Takes the outputs of each step.
         progress: Told of the bytes that are loaded; None: lines of the log tell of them.
         also: What is added to that.
+        ranks: Those that hold the model with this process; None: there are no others.
 
     Raises:
         ConfigError: something cannot be served; one clear sentence.
+        RankLostError: another rank did not come.
     """
     config = resolved(config)
+    mesh = ranks.start(config) if ranks else ONE_RANK
     if config.device == "cpu" and (lack := describe().reasons.get("none")):
         logger.warning("no native kernels, PyTorch computes, several times slower: %s", lack)
-    torch.set_num_threads(_number(config.threads))
-    path = model_dir(config.model)
-    trusted = config.trust_remote_code
-    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
-    grammar = build_grammar(
-        config.grammar,
-        lambda: _vocabulary(config, vocab_size),
-        vocab_size,
-        free_core=_number(config.threads) < inspect_machine().cores,
-    )
+    grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
+    tiers = TiersParts(config.tiers) if config.tiers is not None else None
     workers = (
-        *STANDARD_WORKERS,
         lambda site: grammar.worker,
-        *([lora.worker] if lora else ()),
+        *(part.worker for part in (lora, tiers) if part),
         *_head(config),
         *also.workers,
     )
-    executor, model = build_executor(
-        path,
-        _options(config),
-        progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts(workers),
-    )
+    executor, model = _own_executor(config, workers, mesh, progress)
+    if ranks:
+        _warn_of_few_cores(config)
+        executor = ranks.executor(executor, mesh)
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
+    if tiers is not None:
+        tiers.open(config, model, model_dir(config.model))
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
     capabilities: tuple[Capability, ...] = (
         grammar.control,
@@ -140,7 +139,7 @@ def build_scheduler(
         draft = _draft_model(config)
         speculation = build_speculation(config.speculative, model.vocab_size, draft)
         capabilities = (*capabilities, speculation)
-    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher)
+    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher, tiers)
 
     def close() -> None:
         executor.close()
@@ -178,6 +177,7 @@ def build_scheduler(
         num_grammar_reqs=grammar.num_waiting,
         weight_version=config.weight_version,
         lora=lora,
+        stores=tiers.stores if tiers else None,
     )
 
 
@@ -188,6 +188,67 @@ def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | N
         return ()
     path = model_dir(given.draft_model) if given.draft_model is not None else None
     return (head_worker(path, given.algorithm, _number(given.num_steps)),)
+
+
+def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]]:
+    """The executor of another rank than the first, and what ends it.
+
+    Args:
+        config: Of the first rank, resolved.
+        mesh: This rank's place.
+
+    Raises:
+        ConfigError: see `build_scheduler`.
+    """
+    grammar = _grammar(config)
+    executor, _ = _own_executor(config, (lambda site: grammar.worker,), mesh, None)
+
+    def close() -> None:
+        executor.close()
+        grammar.close()
+
+    return executor, close
+
+
+def _grammar(config: Config) -> Grammar:
+    path, trusted = model_dir(config.model), config.trust_remote_code
+    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
+    return build_grammar(
+        config.grammar,
+        lambda: _vocabulary(config, vocab_size),
+        vocab_size,
+        free_core=_number(config.threads) < inspect_machine().cores,
+    )
+
+
+def _own_executor(
+    config: Config,
+    workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]],
+    mesh: Mesh,
+    progress: Progress | None,
+) -> tuple[Executor, ModelFacts]:
+    """What this process computes, with worker halves beside those that every server has."""
+    torch.set_num_threads(_number(config.threads))
+    return build_executor(
+        model_dir(config.model),
+        _options(config),
+        progress=progress or LoggedProgress(config.quantization),
+        parts=ExecutorParts((*STANDARD_WORKERS, *workers)),
+        mesh=mesh,
+    )
+
+
+def _warn_of_few_cores(config: Config) -> None:
+    wanted, cores = config.parallel.tp * _number(config.threads), inspect_machine().cores
+    if wanted > cores:
+        logger.warning(
+            "parallel.tp=%d with threads=%s: %d threads compute on %d cores, and wait for each "
+            "other; lower parallel.tp or threads",
+            config.parallel.tp,
+            config.threads,
+            wanted,
+            cores,
+        )
 
 
 def _draft_model(config: Config) -> DraftModel | None:
@@ -236,11 +297,16 @@ def compose_scheduler(
     emit: Emit,
     capabilities: tuple[Capability, ...] = (),
     publisher: KVEventPublisher | None = None,
+    tiers: TiersParts | None = None,
 ) -> tuple[Scheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
     settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
-    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction)
+    below = () if tiers is None else (tiers.tier,)
+    policy = None if tiers is None else tiers.policy(caps.kv_groups)
+    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
+    if tiers is not None:
+        capabilities = (*capabilities, tiers.control(cache))
     standard = standard_capabilities(
         cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all
     )
@@ -314,6 +380,18 @@ def _limits(config: Config, caps: ExecutorCaps) -> Limits:
         preemption_threshold=settings.preempt_threshold,
         whole_prompts=chunk_tokens == 0 or caps.both_ways,
     )
+
+
+def program_of(config: Config) -> tuple[str, Sequence[OpCost]]:
+    """Load a model as for serving it; the runner's name, and the ops of its step program if any.
+
+    Raises:
+        ConfigError: it cannot be served; one clear sentence.
+    """
+    config = resolved(config)
+    executor, facts = build_executor(model_dir(config.model), _options(config))
+    executor.close()
+    return facts.runner, facts.program
 
 
 def _options(config: Config) -> LocalOptions:

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import BatchLimits
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
@@ -72,6 +74,8 @@ class ModelSite:
         labels: Whether the model's head gives numbers of labels.
         has_states: Whether some layers keep a recurrent state.
         head: The model's head on vectors that are no rows of a step.
+        memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
+            the executor is built.
         draw: Tokens drawn from float32 logits (R, V), which are overwritten, for request slots and
             positions (R,): as the model's own logits there would be; of immediate backends only.
         model_dir: Its directory.
@@ -91,6 +95,7 @@ class ModelSite:
     labels: bool
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
+    memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
     draw: Callable[[torch.Tensor, IntArray, IntArray], IntArray]
     model_dir: Path
     config: ModelConfig

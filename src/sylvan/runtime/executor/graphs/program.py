@@ -13,6 +13,7 @@ from sylvan.kernels.api import TracedTensor
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import WeightCopy
+from sylvan.kernels.native.cost import OpCost, program_costs
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
@@ -28,6 +29,7 @@ from sylvan.runtime.executor.graphs.partial import (
     finish_host_modules,
     host_modules,
     names_of,
+    weight_bytes,
 )
 from sylvan.runtime.executor.outputs import layer_outputs
 from sylvan.runtime.models.registry import Model
@@ -58,6 +60,7 @@ class ProgramRunner:
 
     Attributes:
         copies: What it keeps of the model's weights.
+        costs: What its ops read and write.
         host_calls: Names of the modules that PyTorch computes; mostly none.
         buffers: Memory in which steps compute; nothing in it outlives a step.
     """
@@ -85,11 +88,13 @@ class ProgramRunner:
         with host_modules(model, NativeTracer(*parts)) as called:
             traced = trace(model, tracer, hidden_layers)
         check_host_modules(called)
+        sizes = [(type(module).__name__, weight_bytes(module)) for module in called]
         library.dll.sylvan_threads(threads)
         layout = compile_graph(tracer.graph)
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies
+        self.costs: Sequence[OpCost] = program_costs(layout, sizes)
         self.host_calls = names_of(called)
         if called:
             self.copies = [*layout.copies, *finish_host_modules(called, dtype, threads)]

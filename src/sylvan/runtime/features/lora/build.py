@@ -60,7 +60,9 @@ class LoraServing:
         """
         found: list[AdapterInfo] = []
         for name, path in self._settings.adapters.items():
-            command = LoadAdapter(name, path, name in self._settings.pinned)
+            pinned = name in self._settings.pinned
+            keep = pinned or self.control.has_room
+            command = LoadAdapter(name, path, pinned, keep)
             result = executor.control(command).wait()
             if result.error:
                 raise ConfigError(f"lora.adapters={name}={path}: {result.error}")
@@ -83,10 +85,21 @@ class LoraServing:
         body = result.body
         adapter = Adapter(body["id"], command.path, body["num_bytes"], pinned=command.pinned)
         try:
-            self.control.add(adapter, resident=True)
+            self.control.add(adapter, resident=command.keep)
         except RequestError as error:
             return CommandResult(error=str(error), status=error.status, blocked=result.blocked)
         return result
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How full slots and host memory are, as fields of `protocol.messages.Load`."""
+        load = self.control.load
+        return {
+            "lora_slots_used": load.slots_used,
+            "lora_slots_total": load.slots_total,
+            "lora_adapters": load.loaded,
+            "lora_copies": load.copies,
+        }
 
     def execute(
         self, command: RegisterAdapter | UnloadAdapter, scheduler: Scheduler

@@ -103,6 +103,11 @@ class Lora(Capability):
         known.requests |= {req.rid for req in live if _adapter_of(req) == adapter}
         return tuple(known.requests)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more adapter, as large as any so far, fits into host memory."""
+        return self._copies.has_room
+
     def is_resident(self, adapter: str) -> bool:
         """Whether there is a host copy."""
         known = self._copies.get(adapter)

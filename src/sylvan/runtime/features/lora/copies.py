@@ -124,7 +124,14 @@ class HostCopies:
     @property
     def has_work(self) -> bool:
         """Whether `next_loads` might have something."""
-        return bool(self._wanted) or any(a.leaving and not a.requests for a in self)
+        if self._wanted or any(a.leaving and not a.requests for a in self):
+            return True
+        return not self._fits(0, 0) and any(self._may_go(a) for a in self)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more copy fits that is as large as any so far."""
+        return self._fits(1, max((a.num_bytes for a in self), default=0))
 
     def loaded(self, adapter: str) -> None:
         """A copy has been read."""
@@ -146,15 +153,19 @@ class HostCopies:
         dropped: list[str] = []
         for adapter in tuple(self._known.values()):
             leaves = adapter.leaving and not adapter.requests
-            if adapter.copy is Copy.RESIDENT and not adapter.running:
-                kept = adapter.pinned or (adapter.fresh and adapter.requests)
-                if leaves or not (kept or self._fits(more, more_bytes)):
-                    dropped.append(adapter.id)
-                    self._count(adapter, -1)
-                    adapter.copy, adapter.fresh = Copy.ABSENT, False
+            goes = leaves and adapter.copy is Copy.RESIDENT
+            if goes or (not self._fits(more, more_bytes) and self._may_go(adapter)):
+                dropped.append(adapter.id)
+                self._count(adapter, -1)
+                adapter.copy, adapter.fresh = Copy.ABSENT, False
             if leaves and adapter.copy in (Copy.ABSENT, Copy.WANTED):
                 self._forget(adapter)
         return dropped
+
+    def _may_go(self, adapter: Adapter) -> bool:
+        """Whether nobody needs a copy now."""
+        needed = adapter.pinned or adapter.running or (adapter.fresh and adapter.requests)
+        return adapter.copy is Copy.RESIDENT and not needed
 
     def _forget(self, adapter: Adapter) -> None:
         self._known.pop(adapter.id, None)

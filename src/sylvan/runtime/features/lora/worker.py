@@ -132,4 +132,6 @@ class LoraWorker(CapabilityWorker):
 
     def _load(self, command: Any) -> dict[str, Any]:
         copy = self.read(command.name, command.path)
+        if not command.keep:
+            self._store.drop((copy.id,))
         return {"id": copy.id, "rank": copy.rank, "num_bytes": copy.num_bytes}

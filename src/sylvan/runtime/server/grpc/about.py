@@ -139,6 +139,13 @@ def _load(context: Context, client: SchedulerClient) -> pb.SchedulerLoad:
             paused=load.num_running_reqs if load.paused else 0,
             retracted=load.retractions,
         ),
+        lora=pb.LoRAMetrics(
+            slots_used=load.lora_slots_used,
+            slots_total=load.lora_slots_total,
+            utilization=load.lora_utilization,
+        )
+        if load.lora_slots_total
+        else None,
     )
 
 

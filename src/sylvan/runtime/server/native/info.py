@@ -135,6 +135,15 @@ async def loads(call: Call[None]) -> Response:
     if wanted & {"queues", "all"}:
         for row in rows:
             row["queues"] = _queues(clients[row["dp_rank"]])
+    if wanted & {"lora", "all"}:
+        for row in rows:
+            load = clients[row["dp_rank"]].load
+            if load.lora_slots_total:
+                row["lora"] = {
+                    "slots_used": load.lora_slots_used,
+                    "slots_total": load.lora_slots_total,
+                    "utilization": load.lora_utilization,
+                }
     if wanted & {"spec", "all"}:
         for row in rows:
             load = clients[row["dp_rank"]].load

@@ -34,6 +34,18 @@ def test_a_copy_that_is_asked_for_is_read_and_the_one_used_longest_ago_goes():
     assert copies.num_resident == 2
 
 
+def test_copies_beyond_the_bound_go_when_nobody_asks_for_another():
+    copies = HostCopies(2, 100)
+    assert copies.has_room
+    for name in "abc":
+        copies.add(adapter(name, pinned=name == "a"), resident=True)
+    assert not copies.has_room
+
+    assert copies.has_work
+    assert copies.next_loads() == (["b"], [])
+    assert not copies.has_work
+
+
 def test_bytes_bound_copies_too():
     copies = HostCopies(100, 10)
     copies.add(adapter("large", 8), resident=True)
