@@ -8,10 +8,12 @@ from safetensors.numpy import load_file, save_file
 
 from sylvan.kernels.native.library import describe
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.depth import LONGEST_PAUSE
+from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.standard import STANDARD_WORKERS
 from tests.contract.test_drafts_by_model import PROMPTS, WAYS, Ticks
@@ -191,6 +193,28 @@ def test_what_was_put_off_is_read_in_parts_that_fit(model_dir, tmp_path):
     assert speculation.counts.failures == 0
     for known, said in speculation.said:
         assert said == guesses(model_dir, head, known, len(said))
+
+
+def test_what_the_halves_tell_each_other_may_cross_processes(model_dir, expected, tmp_path):
+    head = write_head(tmp_path / "head", "eagle3", guessed=90)
+    serving, speculation = speculating(model_dir, head, "eagle3", chunk_tokens=6)
+    codec = StepCodec({"speculation": HeadWork}, {"speculation": HeadReport})
+    launch = serving.executor.launch
+
+    class Crossed:
+        def __init__(self, pending) -> None:
+            self._pending = pending
+
+        def wait(self):
+            return codec.result(codec.encode(self._pending.wait()))
+
+    def crossing(plan):
+        assert "speculation" in plan.work or not plan.num_slices
+        return Crossed(launch(codec.plan(codec.encode(plan))))
+
+    serving.executor.launch = crossing
+    assert serving.generate(PROMPTS, max_new_tokens=24) == expected["greedy"]
+    assert len(speculation.said) > 60
 
 
 def test_guesses_reach_beyond_the_longest_text(model_dir, tmp_path):

@@ -52,10 +52,10 @@ def head_worker(path: Path | None, algorithm: str, depth: int) -> Callable[[Mode
     """
 
     def make(site: ModelSite) -> HeadWorker:
-        if site.build.shard.size > 1:
+        if site.build.mesh.tp.size > 1:
             raise ConfigError(
                 f"speculative.algorithm={algorithm}: a draft head runs in one process, and the "
-                f"model is divided among {site.build.shard.size}; leave it out"
+                f"model is divided among {site.build.mesh.tp.size}; leave it out"
             )
         longer = replace(site, build=replace(site.build, length=site.build.length + depth))
         loaded = _eagle(path, algorithm, longer) if path else _next(longer)
