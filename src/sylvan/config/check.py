@@ -3,78 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from sylvan.checkpoints.formats import PICKLED
-from sylvan.config.exact import Obstacle, obstacle
-from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
+from sylvan.config.facts import Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
-from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, Config, SpeculativeConfig
+from sylvan.config.rule import Case, Rule
+from sylvan.config.speculative_rules import SPECULATIVE_RULES
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
     "this machine has no such device, or the installed torch cannot use it; choose device=cpu or "
     "auto"
 )
-ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
-"""How tokens can be guessed."""
-PLANNED_ALGORITHMS = ("medusa", "dflash", "dspark", "uno")
-MIN_CONTEXT = 64
-"""A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What a rule judges."""
-
-    resolved: Resolved
-    facts: Facts
-
-    @property
-    def config(self) -> Config:
-        """The resolved tree."""
-        return self.resolved.config
-
-    @property
-    def device(self) -> DeviceFacts | None:
-        """The device chosen, if it exists."""
-        return self.facts.devices.get(self.config.device)
-
-    @property
-    def attention(self) -> AttentionFacts | None:
-        """The attention backend chosen, if it exists."""
-        return self.facts.attention.get(self.config.attention)
-
-    @property
-    def obstacle(self) -> Obstacle | None:
-        """What is in the way of the same bits always."""
-        return obstacle(self.config, self.facts)
-
-    def asked(self, path: str) -> object:
-        """What somebody chose; None: nobody did, or all is resolved so that none can tell."""
-        decisions = self.resolved.decisions
-        return get(self.config, path) if decisions and path not in decisions else None
-
-    @property
-    def missing_bytes(self) -> int:
-        """How much more memory the plan needs than is free; 0 if none."""
-        plan = self.resolved.plan
-        least = min(MIN_CONTEXT, self.facts.model.context_len) * plan.kv_bytes_per_token
-        needed = plan.weight_bytes + plan.work_bytes + max(plan.kv_bytes, least)
-        return max(0, needed - plan.budget_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One impossible combination. `message` may name fields as `{cache.page_size}`."""
-
-    name: str
-    fields: tuple[str, ...]
-    broken: Callable[[Case], bool]
-    message: str | Callable[[Case], str]
 
 
 def check(resolved: Resolved, facts: Facts) -> None:
@@ -155,29 +99,6 @@ def _tokens_over_memory(case: Case) -> bool:
     return plan.bytes_of(last) >= memory
 
 
-def _drafts(case: Case) -> SpeculativeConfig:
-    """The section; one that breaks no rule where there is none."""
-    none = SpeculativeConfig(algorithm=ALGORITHMS[0], num_steps=1, topk=1, num_draft_tokens=2)
-    return case.config.speculative or none
-
-
-def _what_drafts(case: Case) -> str:
-    """What `speculative.draft_model` is to be."""
-    return "draft head" if _drafts(case).algorithm in DRAFT_HEADS else "smaller model"
-
-
-def _draft_ids(case: Case) -> int:
-    """Tokens that the draft model knows."""
-    return case.facts.draft.vocab_size if case.facts.draft else 0
-
-
-def _unknown_algorithm(case: Case) -> str:
-    given = _drafts(case).algorithm
-    known = f"there is {', '.join(ALGORITHMS)}"
-    about = "not supported yet" if given in PLANNED_ALGORITHMS else "unknown"
-    return f"{{speculative.algorithm}}: {about}{nearest(given, ALGORITHMS)}; {known}"
-
-
 _ALONE = ("server.root_path", "server.allowed_hosts", "server.register", "server.grpc_port")
 """Settings of a server that the gateway in front of replicas does not have."""
 
@@ -202,11 +123,6 @@ def _pinned(case: Case) -> str:
 def _context_over_cache(case: Case) -> bool:
     longest, plan = case.config.context_len, case.resolved.plan
     return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
-
-
-def _number(value: int | str | None) -> int:
-    """A value that is resolved."""
-    return value if isinstance(value, int) else 0
 
 
 RULES = (
@@ -548,105 +464,7 @@ RULES = (
             "lower it, or raise cache.memory (or cache.max_tokens)"
         ),
     ),
-    Rule(
-        "unknown algorithm of guesses",
-        ("speculative.algorithm",),
-        lambda c: _drafts(c).algorithm not in ALGORITHMS,
-        _unknown_algorithm,
-    ),
-    Rule(
-        "draft model without use",
-        ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: (
-            _drafts(c).algorithm in ("ngram", OWN_HEAD) and _drafts(c).draft_model is not None
-        ),
-        "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
-    ),
-    Rule(
-        "no draft model",
-        ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: (
-            _drafts(c).algorithm in ("standalone", *DRAFT_HEADS) and _drafts(c).draft_model is None
-        ),
-        lambda c: (
-            f"{{speculative.algorithm}} needs a {_what_drafts(c)}; name it by "
-            "speculative.draft_model"
-        ),
-    ),
-    Rule(
-        "draft model of another vocabulary",
-        ("speculative.draft_model", "model"),
-        lambda c: c.facts.draft is not None and not c.facts.draft_reads_alike,
-        lambda c: (
-            f"{{speculative.draft_model}} was made for {_draft_ids(c)} tokens, {{model}} has "
-            f"{c.facts.model.vocab_size}; choose a head that was trained for this model"
-            if _drafts(c).algorithm in DRAFT_HEADS
-            else "{speculative.draft_model}: its tokenizer is another one than that of {model}, so "
-            "that its ids stand for other texts; choose a model of the same family"
-        ),
-    ),
-    Rule(
-        "draft model that writes no text",
-        ("speculative.draft_model",),
-        lambda c: (
-            c.facts.draft is not None
-            and _drafts(c).algorithm == "standalone"
-            and (not c.facts.draft.causal or "generate" not in c.facts.draft.tasks)
-        ),
-        "{speculative.draft_model} writes no text; choose a model that generates",
-    ),
-    Rule(
-        "draft model with recurrent layers",
-        ("speculative.draft_model",),
-        lambda c: c.facts.draft is not None and c.facts.draft.state_numbers > 0,
-        "{speculative.draft_model} has recurrent layers, whose state cannot go back where a guess "
-        "was wrong; choose a model whose layers all attend",
-    ),
-    Rule(
-        "several guesses for a position",
-        ("speculative.topk",),
-        lambda c: _drafts(c).topk != 1,
-        "{speculative.topk}: one guess for each position is verified; leave it at auto",
-    ),
-    Rule(
-        "guesses and verified tokens differ",
-        ("speculative.num_draft_tokens", "speculative.num_steps"),
-        lambda c: _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1,
-        "{speculative.num_draft_tokens} must be one more than {speculative.num_steps}, the newest "
-        "token and the guesses after it; leave one of them at auto",
-    ),
-    Rule(
-        "match longer than what is compared",
-        ("speculative.min_match", "speculative.max_match"),
-        lambda c: _drafts(c).min_match > _drafts(c).max_match,
-        "{speculative.min_match} is more than {speculative.max_match}; leave one of them out",
-    ),
-    Rule(
-        "guesses not on this device",
-        ("speculative.algorithm", "device"),
-        lambda c: c.config.speculative is not None and c.config.device != "cpu",
-        "{speculative.algorithm}: steps on {device} verify no guesses yet; leave it out",
-    ),
-    Rule(
-        "guesses with recurrent layers",
-        ("speculative.algorithm",),
-        lambda c: c.config.speculative is not None and c.facts.model.state_numbers > 0,
-        "{speculative.algorithm}: this model has recurrent layers, whose state cannot go back "
-        "where a guess was wrong; leave it out",
-    ),
-    Rule(
-        "guesses where nothing is generated",
-        ("speculative.algorithm", "task"),
-        lambda c: c.config.speculative is not None and c.config.task in ("embed", "classify"),
-        "{speculative.algorithm}: with {task} nothing is generated; leave it out",
-    ),
-    Rule(
-        "guesses without the newest token",
-        ("speculative.algorithm", "scheduler.overlap"),
-        lambda c: c.config.speculative is not None and c.config.scheduler.overlap == "on",
-        "{speculative.algorithm} guesses what follows the newest token, which is not known yet "
-        "with {scheduler.overlap}; leave scheduler.overlap at auto",
-    ),
+    *SPECULATIVE_RULES,
     Rule(
         "TLS key without certificate",
         ("server.ssl_keyfile", "server.ssl_certfile"),

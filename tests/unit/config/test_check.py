@@ -58,6 +58,17 @@ BROKEN = {
         {"parallel.tp": 2, "lora": LoraConfig()},
         "parallel.tp=2: adapters are served by one rank only so far",
     ),
+    "ranks with tiers": (
+        {"parallel.tp": 2, "tiers": TiersConfig()},
+        "parallel.tp=2: KV tiers are kept by one rank only so far",
+    ),
+    "ranks with draft heads": (
+        {
+            "parallel.tp": 2,
+            "speculative": SpeculativeConfig(algorithm="eagle3", draft_model="d", num_steps=1),
+        },
+        "draft heads run on one rank only so far, speculative.algorithm=eagle3 too",
+    ),
     "ranks with overlap": (
         {"parallel.tp": 2, "scheduler.overlap": "on"},
         "scheduler.overlap=on has steps launched ahead, and parallel.tp=2 ranks agree on each",

@@ -1,0 +1,142 @@
+"""Combinations with speculation that cannot work."""
+
+from __future__ import annotations
+
+from sylvan.config.fields import nearest
+from sylvan.config.rule import Case, Rule
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
+
+ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
+"""How tokens can be guessed."""
+PLANNED_ALGORITHMS = ("medusa", "dflash", "dspark", "uno")
+
+
+def _drafts(case: Case) -> SpeculativeConfig:
+    """The section; one that breaks no rule where there is none."""
+    none = SpeculativeConfig(algorithm=ALGORITHMS[0], num_steps=1, topk=1, num_draft_tokens=2)
+    return case.config.speculative or none
+
+
+def _what_drafts(case: Case) -> str:
+    """What `speculative.draft_model` is to be."""
+    return "draft head" if _drafts(case).algorithm in DRAFT_HEADS else "smaller model"
+
+
+def _draft_ids(case: Case) -> int:
+    """Tokens that the draft model knows."""
+    return case.facts.draft.vocab_size if case.facts.draft else 0
+
+
+def _unknown_algorithm(case: Case) -> str:
+    given = _drafts(case).algorithm
+    known = f"there is {', '.join(ALGORITHMS)}"
+    about = "not supported yet" if given in PLANNED_ALGORITHMS else "unknown"
+    return f"{{speculative.algorithm}}: {about}{nearest(given, ALGORITHMS)}; {known}"
+
+
+def _number(value: int | str | None) -> int:
+    """A value that is resolved."""
+    return value if isinstance(value, int) else 0
+
+
+SPECULATIVE_RULES = (
+    Rule(
+        "unknown algorithm of guesses",
+        ("speculative.algorithm",),
+        lambda c: _drafts(c).algorithm not in ALGORITHMS,
+        _unknown_algorithm,
+    ),
+    Rule(
+        "draft model without use",
+        ("speculative.algorithm", "speculative.draft_model"),
+        lambda c: (
+            _drafts(c).algorithm in ("ngram", OWN_HEAD) and _drafts(c).draft_model is not None
+        ),
+        "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
+    ),
+    Rule(
+        "no draft model",
+        ("speculative.algorithm", "speculative.draft_model"),
+        lambda c: (
+            _drafts(c).algorithm in ("standalone", *DRAFT_HEADS) and _drafts(c).draft_model is None
+        ),
+        lambda c: (
+            f"{{speculative.algorithm}} needs a {_what_drafts(c)}; name it by "
+            "speculative.draft_model"
+        ),
+    ),
+    Rule(
+        "draft model of another vocabulary",
+        ("speculative.draft_model", "model"),
+        lambda c: c.facts.draft is not None and not c.facts.draft_reads_alike,
+        lambda c: (
+            f"{{speculative.draft_model}} was made for {_draft_ids(c)} tokens, {{model}} has "
+            f"{c.facts.model.vocab_size}; choose a head that was trained for this model"
+            if _drafts(c).algorithm in DRAFT_HEADS
+            else "{speculative.draft_model}: its tokenizer is another one than that of {model}, so "
+            "that its ids stand for other texts; choose a model of the same family"
+        ),
+    ),
+    Rule(
+        "draft model that writes no text",
+        ("speculative.draft_model",),
+        lambda c: (
+            c.facts.draft is not None
+            and _drafts(c).algorithm == "standalone"
+            and (not c.facts.draft.causal or "generate" not in c.facts.draft.tasks)
+        ),
+        "{speculative.draft_model} writes no text; choose a model that generates",
+    ),
+    Rule(
+        "draft model with recurrent layers",
+        ("speculative.draft_model",),
+        lambda c: c.facts.draft is not None and c.facts.draft.state_numbers > 0,
+        "{speculative.draft_model} has recurrent layers, whose state cannot go back where a guess "
+        "was wrong; choose a model whose layers all attend",
+    ),
+    Rule(
+        "several guesses for a position",
+        ("speculative.topk",),
+        lambda c: _drafts(c).topk != 1,
+        "{speculative.topk}: one guess for each position is verified; leave it at auto",
+    ),
+    Rule(
+        "guesses and verified tokens differ",
+        ("speculative.num_draft_tokens", "speculative.num_steps"),
+        lambda c: _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1,
+        "{speculative.num_draft_tokens} must be one more than {speculative.num_steps}, the newest "
+        "token and the guesses after it; leave one of them at auto",
+    ),
+    Rule(
+        "match longer than what is compared",
+        ("speculative.min_match", "speculative.max_match"),
+        lambda c: _drafts(c).min_match > _drafts(c).max_match,
+        "{speculative.min_match} is more than {speculative.max_match}; leave one of them out",
+    ),
+    Rule(
+        "guesses not on this device",
+        ("speculative.algorithm", "device"),
+        lambda c: c.config.speculative is not None and c.config.device != "cpu",
+        "{speculative.algorithm}: steps on {device} verify no guesses yet; leave it out",
+    ),
+    Rule(
+        "guesses with recurrent layers",
+        ("speculative.algorithm",),
+        lambda c: c.config.speculative is not None and c.facts.model.state_numbers > 0,
+        "{speculative.algorithm}: this model has recurrent layers, whose state cannot go back "
+        "where a guess was wrong; leave it out",
+    ),
+    Rule(
+        "guesses where nothing is generated",
+        ("speculative.algorithm", "task"),
+        lambda c: c.config.speculative is not None and c.config.task in ("embed", "classify"),
+        "{speculative.algorithm}: with {task} nothing is generated; leave it out",
+    ),
+    Rule(
+        "guesses without the newest token",
+        ("speculative.algorithm", "scheduler.overlap"),
+        lambda c: c.config.speculative is not None and c.config.scheduler.overlap == "on",
+        "{speculative.algorithm} guesses what follows the newest token, which is not known yet "
+        "with {scheduler.overlap}; leave scheduler.overlap at auto",
+    ),
+)
