@@ -247,6 +247,19 @@ def test_pinned_adapters_keep_their_places(model_dir, folders, prompts):
     assert serving.lora.control.load.copies == 2
 
 
+def test_one_that_is_pinned_while_others_run_waits_for_a_place(model_dir, folders, prompts, alone):
+    serving = AdapterServing(model_dir, folders, {"max_per_batch": 2})
+    first = [serving.ask(prompts[0], name, max_new_tokens=NEW) for name in ("a0", "a1")]
+    serving.scheduler.step()
+    serving.load("a2", folders["a2"], pinned=True)
+    rest = [serving.ask(prompts[0], name, max_new_tokens=NEW) for name in ("a2", "a3", "a0")]
+    serving.run()
+
+    names = ("a0", "a1", "a2", "a3", "a0")
+    for name, rid in zip(names, first + rest, strict=True):
+        assert serving.tokens[rid] == alone[name][0]
+
+
 def test_an_adapter_that_was_registered_is_read_when_it_is_asked_for(
     model_dir, folders, prompts, alone
 ):
