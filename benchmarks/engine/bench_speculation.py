@@ -1,13 +1,13 @@
 """Claim: guesses make copying much faster, and cost next to nothing where they are wrong.
 
-The same requests in turn without and with speculation, medians over repeats. `copy`: prompts whose
-answers repeat them, guessed by `ngram`. The others have an oracle, which knows the answers from the
-runs without and is right about each guess with a set chance: `oracle` with adaptation, `fixed` with
-all guesses in each step and none of them right, which is what verifying costs. Answers of both runs
-must be the same.
+The same requests in turn without and with speculation, by one engine, medians over repeats. `copy`
+and `calls`: requests to the built-in model whose answers repeat parts of them, guessed by `ngram`.
+The others have an oracle, which knows the answers from the runs without and is right about each
+guess with a set chance: `oracle` with adaptation, `fixed` with all guesses in each step and none of
+them right, which is what verifying costs. Answers of both runs must be the same.
 
     python benchmarks/engine/bench_speculation.py [--model sapling|0.5B] [--batch 1 32]
-        [--what copy oracle fixed] [--chances 0 0.5 0.7 0.9] [--guesses 4] [--tokens 128]
+        [--what copy calls oracle fixed] [--chances 0 0.5 0.7 0.9] [--guesses 4] [--tokens 128]
         [--repeats 5] [--dtype bfloat16]
 """
 
@@ -38,16 +38,18 @@ from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.features.speculation.api import Proposal
 from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.text.chat_template import ChatRequest, ChatTemplate
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tools.train.draft_prompts import prompts
 
 HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()) | {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
     "torch_dtype": "bfloat16",
 }
-TEXT = (
-    "The lighthouse keeper wrote the same three lines each evening: the sea is calm, the lamp is "
-    "lit, the boats are home. "
-)
+KINDS = {"copy": ("copy",), "calls": ("tool_parallel",)}
+"""Kinds of requests to the built-in model whose answers repeat parts of them."""
 
 
 class Oracle:
@@ -73,25 +75,49 @@ class Oracle:
 
 
 @dataclass
+class Run:
+    """Seconds and steps after the first tokens, and the answers."""
+
+    seconds: float
+    steps: int
+    answers: dict[str, list[int]]
+
+
+@dataclass
 class Engine:
     """A scheduler with all its parts, and what it told."""
 
     built: Composition
     tokens: dict[str, list[int]] = field(default_factory=dict)
 
-    def run(self, requests: Sequence[GenerateRequest]) -> tuple[float, dict[str, list[int]]]:
-        """Seconds from the first token of all on, and the answers."""
+    def __post_init__(self) -> None:
+        hooks = vars(self.built.scheduler._hooks)
+        self._asked = {name: asked for name, asked in hooks.items() if isinstance(asked, tuple)}
+
+    def switch(self, *, on: bool) -> None:
+        """Have speculation take part, or not: of two engines, one has the luckier memory."""
+        hooks, own = self.built.scheduler._hooks, self.speculation
+        for name, asked in self._asked.items():
+            setattr(hooks, name, asked if on else tuple(c for c in asked if c is not own))
+
+    def run(self, requests: Sequence[GenerateRequest], batch: int, *, on: bool) -> Run:
+        """Answer so many requests at once; what counts begins with the first token of all."""
+        self.switch(on=on)
         scheduler = self.built.scheduler
         self.tokens.clear()
         scheduler.flush_cache()
-        for request in requests:
-            scheduler.add(request)
-        while any(not req.num_outputs for req in scheduler.running) or len(scheduler.waiting):
-            scheduler.step()
-        begun = time.perf_counter()
-        while not scheduler.idle:
-            scheduler.step()
-        return time.perf_counter() - begun, dict(self.tokens)
+        seconds, steps = 0.0, 0
+        for first in range(0, len(requests), batch):
+            for request in requests[first : first + batch]:
+                scheduler.add(request)
+            while any(not req.num_outputs for req in scheduler.running) or len(scheduler.waiting):
+                scheduler.step()
+            before, begun = scheduler.load().steps, time.perf_counter()
+            while not scheduler.idle:
+                scheduler.step()
+            seconds += time.perf_counter() - begun
+            steps += scheduler.load().steps - before
+        return Run(seconds, steps, dict(self.tokens))
 
     @property
     def speculation(self) -> Speculation:
@@ -101,7 +127,7 @@ class Engine:
 
 
 def start(model: str, guesses: int, options: dict[str, Any], **speculative: Any) -> Engine:
-    """An engine; without `speculative` one that does not speculate."""
+    """An engine that speculates."""
     told: dict[str, list[int]] = {}
 
     def emit(outputs: Sequence[TokenOutput]) -> None:
@@ -109,36 +135,41 @@ def start(model: str, guesses: int, options: dict[str, Any], **speculative: Any)
             told.setdefault(output.rid, []).extend(output.token_ids)
 
     keywords = {"model": model, "log_level": "warning", "overlap": "off"} | options
-    if speculative:
-        keywords |= {"speculative_num_steps": guesses, **speculative}
+    keywords |= {"speculative_num_steps": guesses, **speculative}
     return Engine(build_scheduler(gather(from_keywords(keywords)).config, emit), told)
 
 
-def requests(prompts: Sequence[IntArray], tokens: int) -> list[GenerateRequest]:
+def requests(
+    prompts: Sequence[IntArray], tokens: int, ends: tuple[int, ...] = ()
+) -> list[GenerateRequest]:
     sampling = SamplingParams(
-        max_new_tokens=tokens, temperature=0.0, ignore_eos=True, sampling_seed=0
+        max_new_tokens=tokens, temperature=0.0, ignore_eos=not ends, sampling_seed=0
     )
     return [
-        GenerateRequest(rid=str(i), input_ids=ids, output_ids=EMPTY_IDS, sampling=sampling)
+        GenerateRequest(
+            rid=str(i), input_ids=ids, output_ids=EMPTY_IDS, sampling=sampling, eos_ids=ends
+        )
         for i, ids in enumerate(prompts)
     ]
 
 
-def compare(off: Engine, on: Engine, asked: Sequence[GenerateRequest], repeats: int) -> dict:
+def compare(
+    engine: Engine, asked: Sequence[GenerateRequest], batch: int, repeats: int
+) -> dict[str, Any]:
     """Tokens a second of both, in turn; the first pair is not counted."""
     ratios: list[float] = []
     rates: list[float] = []
-    on.speculation  # noqa: B018 - fails here where there is none
-    before = on.built.scheduler.load()
+    saved: list[float] = []
+    before = engine.built.scheduler.load()
     for repeat in range(repeats + 1):
-        (off_s, wanted), (on_s, found) = off.run(asked), on.run(asked)
-        assert wanted == found, "speculation changed an answer"
+        plain, found = engine.run(asked, batch, on=False), engine.run(asked, batch, on=True)
+        assert plain.answers == found.answers, "speculation changed an answer"
+        generated = sum(len(answer) - 1 for answer in found.answers.values())
+        saved.append(plain.steps / found.steps)
         if repeat:
-            ratios.append(off_s / on_s)
-            rates.append(sum(map(len, found.values())) / on_s)
-    after = on.built.scheduler.load()
-    generated = after.generated_tokens - before.generated_tokens
-    steps = after.steps - before.steps
+            ratios.append(plain.seconds / found.seconds)
+            rates.append(generated / found.seconds)
+    after = engine.built.scheduler.load()
     verified = after.verified_drafts - before.verified_drafts
     accepted = after.accepted_draft_tokens - before.accepted_draft_tokens
     ratios.sort()
@@ -146,9 +177,8 @@ def compare(off: Engine, on: Engine, asked: Sequence[GenerateRequest], repeats: 
         "speedup": round(statistics.median(ratios), 3),
         "from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
         "tokens_a_second": round(statistics.median(rates), 1),
-        "tokens_a_pass_and_request": round(generated / steps / len(asked), 2),
+        "plain_steps_a_step": round(statistics.median(saved), 2),
         "accept_length": round(1 + accepted / verified, 2) if verified else None,
-        "verified_share": round(verified / steps / len(asked), 2),
     }
 
 
@@ -157,7 +187,7 @@ def main() -> int:
     parser.add_argument("--model", default="sapling")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--what", nargs="+", default=["copy", "oracle", "fixed"])
+    parser.add_argument("--what", nargs="+", default=["copy", "calls", "oracle", "fixed"])
     parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
     parser.add_argument("--guesses", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
@@ -177,38 +207,41 @@ def main() -> int:
 
 
 def measure(what: str, model: str, options: dict[str, Any], args: argparse.Namespace) -> None:
-    off = start(model, args.guesses, options)
-    guesses = 10 if what == "copy" else args.guesses
-    on = start(
+    guesses = 10 if what in KINDS else args.guesses
+    engine = start(
         model,
         guesses,
         options,
         speculative_algorithm="NGRAM",
         **({"speculative.adaptive": False} if what == "fixed" else {}),
     )
-    vocab_size = int(off.built.facts["vocab_size"] or 0)
+    vocab_size = int(engine.built.facts["vocab_size"] or 0)
     for batch in args.batch:
-        prompts = copying(batch) if what == "copy" else noise(batch, args.prompt, vocab_size)
-        asked = requests(prompts, args.tokens)
-        chances = {"copy": [None], "fixed": [0.0]}.get(what, args.chances)
+        if what in KINDS:
+            asked = requests(copying(max(32, batch), KINDS[what]), args.tokens, ends=(2,))
+        else:
+            asked = requests(noise(batch, args.prompt, vocab_size), args.tokens)
+        chances = [None] if what in KINDS else [0.0] if what == "fixed" else args.chances
         for chance in chances:
             if chance is not None:
                 oracle = Oracle(vocab_size)
-                oracle.chance, oracle.answers = chance, off.run(asked)[1]
-                on.speculation._drafter = oracle
-            found = compare(off, on, asked, args.repeats)
+                oracle.chance, oracle.answers = chance, engine.run(asked, batch, on=False).answers
+                engine.speculation._drafter = oracle
+            found = compare(engine, asked, batch, args.repeats)
             row = {"what": what, "batch": batch, "chance": chance, "guesses": guesses} | found
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
-    off.built.close()
-    on.built.close()
+    engine.built.close()
 
 
-def copying(batch: int) -> list[IntArray]:
-    """Prompts whose answers repeat them, with the built-in model's tokens."""
+def copying(count: int, kinds: Sequence[str]) -> list[IntArray]:
+    """Requests that the built-in model answers with parts of the prompt."""
     tokenizer = load_tokenizer(gather(from_keywords({"model": "sapling"})).config)
-    texts = [f"{i}. {TEXT * 4}" for i in range(batch)]
-    return [np.array(tokenizer.encode(text), np.int32) for text in texts]
+    chat, found = ChatTemplate(tokenizer), list[IntArray]()
+    for prompt in prompts(5, count, kinds):
+        asked = ChatRequest(messages=prompt["messages"], tools=prompt.get("tools"))
+        found.append(np.array(chat.render(asked).input_ids, np.int32))
+    return found
 
 
 def noise(batch: int, length: int, vocab_size: int) -> list[IntArray]:

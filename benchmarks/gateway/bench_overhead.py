@@ -4,9 +4,11 @@ Upstreams that answer at once, and a client on raw connections; the same request
 upstream, through `sylvan route`, and through SGLang's router in Rust where a Python that has the
 package `sglang-router` is named. Requests a second with 1, 32 and 256 at a time, whole and streamed
 (16 events), and what is added to the latency at a fixed rate. The gateway has a core of its own,
-where there are two.
+where there are two; with `--processes N` so many processes of it that share a port are measured as
+well, on all cores.
 
     python benchmarks/gateway/bench_overhead.py [--router PYTHON] [--seconds 5] [--rate 500]
+        [--processes 2]
 """
 
 from __future__ import annotations
@@ -180,6 +182,7 @@ def measure(name: str, port: int, args: argparse.Namespace) -> dict[str, dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--router", help="a Python with the package sglang-router")
+    parser.add_argument("--processes", type=int, default=1, help="of the gateway, besides one")
     parser.add_argument("--upstreams", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rate", type=float, default=500.0)
@@ -197,6 +200,13 @@ def main() -> None:
             port = int(front.url.rpartition(":")[2])
             wait_for(port)
             results["sylvan"] = measure("sylvan", port, args)
+        if args.processes > 1:
+            many = ("--processes", str(args.processes), "--health.interval-s", "5")
+            with gateway(urls, *many) as front:
+                port = int(front.url.rpartition(":")[2])
+                for _ in range(8 * args.processes):  # each of them has to know the upstreams
+                    wait_for(port)
+                results[f"{args.processes} procs"] = measure(f"{args.processes} procs", port, args)
         if args.router:
             with rust_router(args.router, urls, own) as port:
                 results["rust"] = measure("rust", port, args)

@@ -1,6 +1,7 @@
 """Claims: native families are faster than the path through transformers, and that path is no
 slower than transformers' own generate: at least 0.9 of it alone, at least 3 times where it serves.
-Native families that no step program holds are faster with native kernels than by PyTorch alone.
+Native families that no step program holds as a whole are faster with native kernels than by PyTorch
+alone (`--families lfm2 qwen3-next --ways native plain`).
 
     python benchmarks/models/bench_families.py [--families NAME ...] [--all] [--output FILE]
 

@@ -10,8 +10,9 @@ import pytest
 from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import Thinking
 from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.features.speculation.depth import LONGEST_PAUSE
 from sylvan.runtime.features.speculation.model import DraftModel
-from sylvan.runtime.features.speculation.together import LONGEST_PAUSE, ModelSpeculation
+from sylvan.runtime.features.speculation.together import ModelSpeculation
 from sylvan.runtime.sched.limits import Limits
 from tests.parity.serving import Serving, build_standard
 from tests.support.random_model import VOCAB, write_random_model
@@ -168,7 +169,7 @@ def test_it_writes_as_far_as_that_pays(model_dir, twin, guess_s, pays):
     else:
         assert load.verified_drafts < 12
         assert speculation.counts.looks < 30
-        assert 8 < speculation._pause <= LONGEST_PAUSE
+        assert 8 < speculation._pauses._pause <= LONGEST_PAUSE
 
 
 def test_chunks_retraction_and_the_cache_go_together_with_it(model_dir, expected):

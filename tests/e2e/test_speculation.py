@@ -9,10 +9,13 @@ import sys
 import httpx
 import pytest
 
+from sylvan.config.checkpoint import model_dir
 from tests.e2e.conftest import running
+from tests.support.draft_heads import write_head
 from tests.support.random_model import write_random_model
 
 COPY = "Say this again: the red fox ran over the hill, and the red fox ran over the hill, and"
+SAPLING = model_dir("sapling")
 PROMPTS = [COPY, "Write a poem about rain.", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2,", "Hello!"]
 WAYS = [
     {"temperature": 0},
@@ -99,6 +102,26 @@ def test_answers_are_those_of_a_server_without(plain, speculating, all_at_once):
         assert told(got) == told(want), body
 
 
+def test_a_head_that_knows_nothing_changes_no_answer(plain, tmp_path_factory):
+    head = write_head(tmp_path_factory.mktemp("head"), "eagle3", guessed=500, model=SAPLING)
+    flags = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))
+    wanted = answers(plain, all_at_once=True)
+    with (
+        running("sapling", *flags, "--speculative.adaptive", "false") as server,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+    ):
+        found = answers(client, all_at_once=True)
+        state = client.get("/server_info").json()["internal_states"][0]
+
+    for body, want, got in zip(bodies(), wanted, found, strict=True):
+        assert told(got) == told(want), body
+    assert state["speculation"]["drafts"] > 500
+    assert state["speculation"]["failures"] == 0
+    meta = found[0]["meta_info"]
+    assert meta["spec_num_proposed_drafts"] > 100
+    assert meta["spec_accept_length"] >= 1
+
+
 def test_counts_are_in_replies_loads_and_metrics(speculating):
     ask = {"max_new_tokens": 80, "temperature": 0, "ignore_eos": True}
     reply = speculating.post("/generate", json={"text": COPY * 3, "sampling_params": ask}).json()
@@ -129,7 +152,11 @@ def test_a_reply_without_guesses_says_nothing_of_them(plain):
     ("flags", "words"),
     [
         (("STANDALONE",), "standalone needs a smaller model"),
-        (("EAGLE3",), "speculative.algorithm=eagle3: not supported yet"),
+        (("NEXTN",), "layers of LlamaForCausalLM that guess further tokens are not served"),
+        (("DFLASH",), "speculative.algorithm=dflash: not supported yet"),
+        (("EAGLE3",), "speculative.algorithm=eagle3 needs a draft head"),
+        (("EAGLE3", "--speculative-draft-model-path", "STRANGER"), "was made for 264 tokens"),
+        (("EAGLE", "--speculative-draft-model-path", "sapling"), "no tensor 'fc.weight', so it is"),
         (("STANDALONE", "--speculative-draft-model-path", "/nowhere"), "there is no directory"),
         (("STANDALONE", "--speculative-draft-model-path", "STRANGER"), "its tokenizer is another"),
     ],

@@ -395,10 +395,19 @@ async def test_http_and_grpc_workers_stand_side_by_side(folder):
 
 
 @asynccontextmanager
-async def garbage(*replies):
-    """A worker whose answers to `Generate` are made up."""
+async def garbage(*replies, asked=None, fail=None):
+    """A worker whose answers to `Generate` are made up.
+
+    `asked` gets what it was asked; with `fail` it fails so, or holds if that is "hold".
+    """
 
     async def generate(data, rpc):
+        if asked is not None:
+            asked.append(pb.GenerateRequest.FromString(data))
+        if fail == "hold":
+            await asyncio.sleep(60)
+        elif fail is not None:
+            await rpc.abort(fail, "it does not work")
         for reply in replies:
             yield reply if isinstance(reply, bytes) else reply.SerializeToString()
 
@@ -540,11 +549,11 @@ class CuttingProxy:
             writer.transport.abort()
 
 
-LONG = "The quick brown fox jumps over the lazy dog. " * 8
+LONG = "The quick brown fox jumps over the lazy dog. " * 30  # more than the proxy lets through
 LOST = {
     "stream": ("/v1/chat/completions", {"messages": HELLO, "stream": True}),
-    "whole": ("/v1/completions", {"prompt": "x", "max_tokens": 300}),
-    "samples": ("/v1/completions", {"prompt": "x", "max_tokens": 300, "n": 3, "stream": True}),
+    "whole": ("/v1/completions", {"prompt": "x", "max_tokens": 1200}),
+    "samples": ("/v1/completions", {"prompt": "x", "max_tokens": 1200, "n": 3, "stream": True}),
     "native": (
         "/generate",
         {
@@ -552,7 +561,7 @@ LOST = {
             "stream": True,
             "return_logprob": True,
             "top_logprobs_num": 1,
-            "sampling_params": {"max_new_tokens": 300, "stop": ["dog. The quick brown fox X"]},
+            "sampling_params": {"max_new_tokens": 1200, "stop": ["dog. The quick brown fox X"]},
         },
     ),
 }
@@ -672,3 +681,70 @@ async def test_a_text_is_embedded_elsewhere_when_a_worker_is_gone(folder):
     assert reply.status_code == 200
     assert len(reply.json()["data"]) == 6
     assert len(b.engine.control.embeds) >= 6
+
+
+DONE = pb.GenerateResponse(
+    complete=pb.GenerateComplete(output_ids=[70, 71], finish_reason="stop", prompt_tokens=3)
+)
+
+
+@asynccontextmanager
+async def grpc_pairs(folder, prefills, decodes):
+    """A gateway in front of recording workers; each is (what it was asked, how it fails)."""
+    async with AsyncExitStack() as stack:
+        urls = [
+            await stack.enter_async_context(garbage(DONE, asked=asked, fail=fail))
+            for asked, fail in (*prefills, *decodes)
+        ]
+        settings = {
+            "workers__prefill_urls": (f"{urls[0]}#9001", *urls[1 : len(prefills)]),
+            "workers__decode_urls": tuple(urls[len(prefills) :]),
+            "tokens__tokenizer": str(folder),
+            "routing__policy": "round_robin",
+            "wait": len(urls),
+        }
+        yield await stack.enter_async_context(gateway(**settings))
+
+
+async def test_pairs_meet_in_one_room(folder):
+    prefill, decode = [], []
+    async with grpc_pairs(folder, [(prefill, None)], [(decode, None)]) as front:
+        for stream in (False, True):
+            reply = await front.post("/generate", {"text": "abc", "stream": stream})
+            assert reply.status_code == 200, reply.text
+        await until(lambda: all(w.load == 0 for w in front.runtime.registry.workers))
+    assert [m.disaggregated_params for m in prefill] == [m.disaggregated_params for m in decode]
+    first, second = (m.disaggregated_params for m in decode)
+    assert (first.bootstrap_host, first.bootstrap_port) == ("127.0.0.1", 9001)
+    assert 0 <= first.bootstrap_room < 2**31
+    assert first.bootstrap_room != second.bootstrap_room
+    assert prefill[0].tokenized == decode[0].tokenized
+
+
+@pytest.mark.parametrize("fail", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE])
+async def test_another_prefill_worker_is_tried_when_one_fails(folder, fail):
+    bad, good, decode = [], [], []
+    async with grpc_pairs(folder, [(bad, fail), (good, None)], [(decode, None)]) as front:
+        replies = [await front.post("/generate", {"text": "abc"}) for _ in range(3)]
+        await until(lambda: all(w.load == 0 for w in front.runtime.registry.workers))
+    assert [reply.status_code for reply in replies] == [200] * 3
+    assert len(bad) >= 1
+    assert len(good) >= 1
+
+
+async def test_a_refusal_of_a_prefill_worker_ends_the_wait_for_the_decode_worker(folder):
+    decode = []
+    fail = grpc.StatusCode.INVALID_ARGUMENT
+    async with grpc_pairs(folder, [([], fail)], [(decode, "hold")]) as front:
+        reply = await front.post("/generate", {"text": "abc"})
+        await until(lambda: all(w.load == 0 for w in front.runtime.registry.workers))
+    assert reply.status_code == 400
+    assert "it does not work" in reply.text
+
+
+async def test_log_probabilities_of_prompts_are_refused_by_pairs(folder):
+    async with grpc_pairs(folder, [([], None)], [([], None)]) as front:
+        body = {"text": "abc", "return_logprob": True, "logprob_start_len": 0}
+        reply = await front.post("/generate", body)
+    assert reply.status_code == 501
+    assert "logprob_start_len" in reply.json()["error"]["message"]

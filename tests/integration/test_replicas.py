@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +13,12 @@ import httpx
 import pytest
 
 from sylvan.protocol.messages import CachePrompts, CacheRequest, CacheTree, FlushCache, GetState
-from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.restart import RestartPolicy
 from sylvan.runtime.engine.roles import ROLES, Topology
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.server.app import create_app
 from sylvan.runtime.server.settings import ServerSettings
-from sylvan.runtime.tokenizer.types import GenerateInput
+from tests.support.streams import Streams, until
 from tests.support.tiny import ENDLESS, tiny_config, write_model
 
 DEADLINE_S = 60
@@ -45,40 +43,6 @@ async def processes(model: Path) -> AsyncIterator[Runtime]:
     runtime = await Runtime.start(tiny_config(model), topology=TWO)
     yield runtime
     await runtime.close()
-
-
-class Streams:
-    """Streams that are read at once."""
-
-    def __init__(self, runtime: Runtime, count: int, tokens: int) -> None:
-        self.ids: list[list[int]] = [[] for _ in range(count)]
-        self.finishes: list[str] = [""] * count
-        self._tokens = tokens
-        self.tasks = [asyncio.create_task(self._read(runtime, i)) for i in range(count)]
-
-    async def _read(self, runtime: Runtime, index: int) -> None:
-        sampling = SamplingParams(max_new_tokens=self._tokens, ignore_eos=True, sampling_seed=index)
-        inp = GenerateInput(text=f"stream {index}", sampling=sampling, rid=f"r{index}")
-        async with aclosing(runtime.manager.generate(inp)) as deltas:
-            async for delta in deltas:
-                self.ids[index] += delta.token_ids
-                if delta.finish is not None:
-                    self.finishes[index] = delta.finish.type
-
-    async def under_way(self) -> None:
-        """Wait until each has begun."""
-        await until(lambda: all(self.ids))
-
-    async def ended(self) -> list[list[int]]:
-        async with asyncio.timeout(DEADLINE_S):
-            await asyncio.gather(*self.tasks)
-        return self.ids
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not reached():
-            await asyncio.sleep(0.01)
 
 
 async def prompts_of_replicas(runtime: Runtime) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +16,17 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts
-from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from tests.support.kv import check_memory
+from tests.support.serving_store import ServingStore
 
 
 def build_standard(path: Path, options: LocalOptions, **also) -> tuple[Executor, ModelFacts]:
@@ -44,8 +49,17 @@ class Serving:
         build: Callable[[Path, LocalOptions], tuple[Executor, ModelFacts]] = build_standard,
         capabilities: tuple[Capability, ...] = (),
         preempt_every: int = 0,
+        workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]] = (),
+        store: ServingStore | None = None,
+        platform: Platform | None = None,
         **limits: object,
     ) -> None:
+        """`workers`: halves of `capabilities`; `store`: below the device's memory."""
+        if store is not None:
+            workers = (*workers, store.worker)
+        if workers:
+            parts = ExecutorParts((*STANDARD_WORKERS, *workers))
+            build = partial(build_executor, parts=parts, platform=platform)
         self._preempt_every = preempt_every  # steps
         self.limits = Limits(
             **{"max_running_reqs": 8, "max_batch_tokens": 512, "inflight": 1 + overlap} | limits
@@ -66,7 +80,10 @@ class Serving:
             ),
         )
         prefix = "none" if self.executor.caps.both_ways else "radix"
-        self.cache = kv_cache(self.executor.caps.kv_groups, prefix, "lru")
+        below = store.below(self.executor.caps) if store is not None else ((), None)
+        self.cache = kv_cache(self.executor.caps.kv_groups, prefix, "lru", *below)
+        if store is not None:
+            capabilities = (*capabilities, store.control(self.cache))
         self.scheduler = Scheduler(
             Parts(
                 cache=self.cache,
@@ -129,9 +146,12 @@ class Serving:
             if self._preempt_every and number % self._preempt_every == 0:
                 self.scheduler.pause("retract")  # windows alone may leave room for all
                 self.scheduler.resume()
-            if not self.scheduler.step() and self.scheduler.idle:
+            if self.scheduler.step():
+                continue
+            if self.scheduler.idle:
                 check_memory(self.scheduler, self.cache)
                 return
+            time.sleep(0.0002)  # threads move KV
         raise AssertionError("not done after 5000 steps")
 
     def generate(self, prompts: Sequence[Sequence[int]], **sampling: object) -> list[list[int]]:

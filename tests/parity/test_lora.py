@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from sylvan.protocol.requests import LogprobOptions
 from tests.parity.checkpoints import FAMILIES, VOCAB, write
 from tests.parity.families import DENSE, EXPERT
+from tests.parity.rare import ALL
 from tests.parity.rounding import Exact
 from tests.support.adapters import AdapterServing, write_adapter
 
@@ -28,11 +29,19 @@ CASES = {
     "falcon-40b": (DENSE["falcon-40b"], {}),
     "gpt-neox": (DENSE["gpt-neox"], {}),
     "mixtral": (EXPERT["mixtral"], ATTENTION),
+    "lfm2": (ALL["lfm2"], {}),  # a partial program: adapters within it, and beside it
 }
 ADAPTERS = {
     "first": {"r": 4, "lora_alpha": 8},
     "second": {"r": 3, "lora_alpha": 5, "use_rslora": True},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_in_a_server():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        yield
 
 
 @pytest.fixture(scope="module", params=CASES)

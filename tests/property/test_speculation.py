@@ -65,7 +65,7 @@ class AnyModel(SchedulerMachine):
     def teardown(self):
         super().teardown()
         if getattr(self, "sound", False):
-            assert not self.speculation._followed
+            assert not self.speculation._depth.followed
             assert not self.speculation._proposals
 
 

@@ -14,11 +14,7 @@ from transformers import PreTrainedModel
 
 from sylvan.config.tree import LoraConfig
 from sylvan.protocol.commands import LoadAdapter
-from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.lora.build import LoraServing
-from sylvan.runtime.features.standard import STANDARD_WORKERS
-from sylvan.runtime.platform.api import Platform
 from tests.parity.serving import Serving
 
 MEMORY = 1 << 30
@@ -46,7 +42,6 @@ class AdapterServing(Serving):
         model_dir: Path,
         folders: dict[str, Path],
         settings: dict[str, Any] | None = None,
-        platform: Platform | None = None,
         **fields: Any,
     ) -> None:
         fields.setdefault("runner", "auto")
@@ -54,12 +49,7 @@ class AdapterServing(Serving):
         self.lora = lora = LoraServing(LoraConfig(**given))
         super().__init__(
             model_dir,
-            build=lambda path, options: build_executor(
-                path,
-                options,
-                parts=ExecutorParts((*STANDARD_WORKERS, lora.worker)),
-                platform=platform,
-            ),
+            workers=(lora.worker,),
             capabilities=(*fields.pop("capabilities", ()), lora.control),
             **fields,
         )

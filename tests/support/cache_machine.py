@@ -91,7 +91,8 @@ class CacheMachine(RuleBasedStateMachine):
         limit = len(tokens) - 1
         peeked = self.cache.peek(key, limit)
         brought = self.cache.loads is not None and self.cache.loads.brings(key, limit)
-        kv = self.cache.acquire(key, limit, step=self.step_number, load=load)
+        most = len(tokens) if load else 0
+        kv = self.cache.acquire(key, limit, step=self.step_number, load=most)
         req = Request(key, tokens, kv, kv.cached, self.step_number)
         assert kv.cached <= limit
         assert req.history(kv.cached)[-1] in self.computed, "a hit on what nobody computed"
@@ -213,7 +214,7 @@ class CacheMachine(RuleBasedStateMachine):
     def displace(self, share: float) -> None:
         """A request that shares nothing takes the place of what is cached."""
         key = CacheKey(np.array([7], np.int32))
-        kv = self.cache.acquire(key, 0, step=self.step_number, load=False)
+        kv = self.cache.acquire(key, 0, step=self.step_number, load=0)
         room = int(self.cache.available_tokens * share)
         if self.cache.states is None or kv.state is not None:
             self.cache.extend(kv, room)

@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -15,11 +16,13 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.residency import Tier, TierPolicy
 from sylvan.runtime.cache.types import Node
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.core.states import StateWork
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.features.standard import standard_capabilities
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.limits import Limits, Parts
@@ -130,9 +133,13 @@ class CheckingExecutor:
         self.steps = 0
         self.states: dict[int, int] = {0: 0}
         self.slots: dict[int, Occupant] = {}
+        self.workers: dict[str, CapabilityWorker] = {}  # that need no model
 
     def launch(self, plan: StepPlan) -> Later:
         self.steps += bool(plan.num_slices)
+        for name, worker in self.workers.items():
+            if name in plan.work:
+                worker.prepare(plan.work[name])
         self._apply(plan)
         pieces = self._pieces(plan)
         self._advance_states(pieces, plan.work.get("recurrent"))
@@ -142,6 +149,9 @@ class CheckingExecutor:
         vectors = {p.index: self._vector(p) for p in pieces if self._embeds(p) and self._last(p)}
         if vectors:
             result.reports["embeddings"] = vectors
+        for name, worker in self.workers.items():
+            if name in plan.work and (report := worker.idle_step(plan.work[name])) is not None:
+                result.reports[name] = report()
         return Later(result)
 
     def spoil(self) -> None:
@@ -323,6 +333,14 @@ class Watcher(Capability):
         self.watch(batch)
 
 
+class KVStore(Protocol):
+    """What lies below the device of a world."""
+
+    def make_tier(self, groups: Sequence[KVGroup]) -> tuple[tuple[Tier, ...], TierPolicy]: ...
+
+    def join(self, world: World) -> Capability: ...
+
+
 class World:
     """A scheduler over checked memory, and what it told its clients."""
 
@@ -341,11 +359,13 @@ class World:
         has_full: bool = True,
         tenant_weights: Mapping[str, float] | None = None,
         max_samples: int = 0,
+        tiers: KVStore | None = None,
         **limits,
     ) -> None:
         kind = "radix" if prefix else "none"
         groups = kv_groups(pages + 1, page_size, windows, states, has_full=has_full)
-        self.cache = kv_cache(groups, kind, eviction)
+        below = tiers.make_tier(groups) if tiers is not None else ((), None)
+        self.cache = kv_cache(groups, kind, eviction, *below)
         self.allocator = self.cache._allocator
         self.tree, self.states = self.cache.tree, self.cache.states
         self.executor = CheckingExecutor(groups, max_samples=max_samples)
@@ -355,6 +375,8 @@ class World:
         self.outputs: dict[str, list] = {}
         standard = standard_capabilities(self.cache, makes_vectors=True, pools_all=pool_all)
         self.watcher = Watcher()
+        if tiers is not None:
+            capabilities = (*capabilities, tiers.join(self))
         parts = Parts(
             cache=self.cache,
             executor=self.executor,

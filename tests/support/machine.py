@@ -418,7 +418,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         full = memories.pop(0) if cache._has_full else None
         for node in below(self.world.tree.roots().values()):
             at = np.arange(len(node.tokens))
-            if full is not None:
+            if full is not None and len(node.pages):
                 found.update(full[slots_at(node.pages, at, cache.page_size)].tolist())
             for group, memory in enumerate(memories):
                 pages = node.parts.windows[group]

@@ -32,6 +32,7 @@ class ScriptedTier:
     """Holds pages under numbers that it gives out again after they were dropped."""
 
     def __init__(self, place: Place, device: Device, above: ScriptedTier | None, room: int) -> None:
+        self.whole_prefixes = False
         self.place, self.device, self.above, self.room = place, device, above, room
         self.held: dict[int, object] = {}  # by number; None until it is written
         self.transfers: list[Transfer] = []
@@ -45,6 +46,9 @@ class ScriptedTier:
     @property
     def free_pages(self) -> int:
         return self.room - len(self.held)
+
+    def wants(self, node: Node) -> bool:
+        return True
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
         count = -(-len(node.tokens) // self.device.groups[0].shape[1])

@@ -24,7 +24,10 @@ SPEC = Spec(
     usage="check [model MODEL | kernels] [flags]",
     doc="Check this machine, or how a model (a directory, a GGUF file or a URL) would be served "
     "here. The exit code is 1 if something is missing that serving needs.",
-    options=(Option("json", "Print one JSON object per finding, in a list."),),
+    options=(
+        Option("json", "Print one JSON object per finding, in a list."),
+        Option("program", "Load the model and list the ops of its step program, with their bytes."),
+    ),
     max_positions=2,
 )
 

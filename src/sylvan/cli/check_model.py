@@ -40,6 +40,29 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
     yield from _text(path, config)
     yield _generation(path)
     yield _outcome("fits", lambda: _fits(given))
+    if args.has("program"):
+        yield from _program(given)
+
+
+def _program(given: Parsed) -> Iterable[Finding]:
+    """What a step does, op by op; a floor is the time to read the op's weights from memory."""
+    from sylvan.kernels.native.cost import describe_costs, read_rate  # these load torch
+    from sylvan.kernels.native.library import load
+    from sylvan.runtime.engine.build import program_of
+
+    runner, costs = program_of(load_settings(given).config)
+    if not costs:
+        cost = "no step program: the log says why (sylvan serve sets OMP_WAIT_POLICY=PASSIVE)"
+        yield Finding("slow", "program", runner, cost)
+        return
+    rate = read_rate(load())
+    total = sum(cost.weight_bytes for cost in costs)
+    detail = f"{runner}: {len(costs)} ops, weights {size_text(total)}, read in no less than "
+    yield Finding(
+        "ok", "program", f"{detail}{total / rate * 1e3:.2f} ms at {size_text(int(rate))}/s"
+    )
+    for number, line in enumerate(describe_costs(costs, rate)):
+        yield Finding("ok", f"op {number}", line)
 
 
 def _fits(given: Parsed) -> str:

@@ -71,7 +71,9 @@ COMMANDS: Mapping[str, Command] = {
     "generate": Command("sylvan.cli.generate", "Continue a prompt and print the text."),
     "config": Command("sylvan.cli.config", "Show every setting: value, origin and reason."),
     "quantize": Command("sylvan.cli.quantize", "Write a checkpoint with 8 or 4 bits a weight."),
+    "train-draft": Command("sylvan.cli.train_draft", "Train a head that guesses ahead."),
     "lora": Command("sylvan.cli.lora", "Check a LoRA adapter, or merge it into its model."),
+    "cache": Command("sylvan.cli.cache", "Look at a store of KV, check it, make it smaller."),
     "replay": Command("sylvan.cli.replay", "Play a recording of the scheduler back."),
     "check": Command("sylvan.cli.check", "Check this machine, or a model directory."),
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from sylvan.config.hicache import extra_settings, storage_of
 from sylvan.config.parse import SWITCH_WORDS
 from sylvan.config.sglang_flags import NO_EFFECT, REFUSED
 
@@ -174,7 +175,19 @@ def _role(value: object) -> Pairs:
 
 def _algorithm(value: object) -> Pairs:
     """Names of algorithms are written in capitals elsewhere."""
-    yield "speculative.algorithm", plain_text(value).replace("_", "-")
+    name = plain_text(value).replace("_", "-")
+    yield "speculative.algorithm", "nextn" if name == "mtp" else name
+
+
+def _storage(value: object) -> Pairs:
+    if plain_text(value) not in ("", "null", "none"):
+        yield "tiers.storage", storage_of(value)
+
+
+def _storage_settings(value: object) -> Pairs:
+    """SGLang's table of settings of its stores; what is a section by itself turns tiers on."""
+    if value not in (None, "", "null"):
+        yield from ((f"tiers.{name}", item) for name, item in extra_settings(value).items())
 
 
 def _kv_events(value: object) -> Pairs:
@@ -250,12 +263,18 @@ _RENAMED = {
     "lora_eviction_policy": "lora.eviction",
     "speculative_draft_model_path": "speculative.draft_model",
     "speculative_draft_model": "speculative.draft_model",
+    "tp_size": "parallel.tp",
+    "tensor_parallel_size": "parallel.tp",
+    "tp": "parallel.tp",
+    "dist_timeout": "parallel.join_timeout_s",
     "speculative_num_steps": "speculative.num_steps",
     "speculative_eagle_topk": "speculative.topk",
     "speculative_num_draft_tokens": "speculative.num_draft_tokens",
     "speculative_ngram_max_trie_depth": "speculative.max_match",
     "disaggregation_transfer_backend": "disagg.transfer",
     "disaggregation_bootstrap_port": "disagg.bootstrap_port",
+    "hicache_write_policy": "tiers.write_policy",
+    "hicache_storage_prefetch_policy": "tiers.prefetch",
 }
 
 _SWITCHES: Mapping[str, tuple[str, object]] = {
@@ -270,12 +289,11 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
     "enable_cache_report": ("text.cache_report", True),
     "stream_response_default_include_usage": ("text.stream_include_usage", True),
     "enable_lora": ("lora", {}),
+    "enable_hierarchical_cache": ("tiers", {}),
+    "enable_hicache": ("tiers", {}),
 }
 
 _REFUSED: Mapping[str, tuple[object, ...]] = {
-    "tp_size": ("tensor parallelism", 1),
-    "tensor_parallel_size": ("tensor parallelism", 1),
-    "tp": ("tensor parallelism", 1),
     "pp_size": ("pipeline parallelism", 1),
     "pipeline_parallel_size": ("pipeline parallelism", 1),
     "pp": ("pipeline parallelism", 1),
@@ -298,14 +316,11 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "sampling_backend": ("choosing the sampler", "pytorch", "auto"),
     "hicache_ratio": ("a cache tier in host memory",),
     "hicache_size": ("a cache tier in host memory", 0),
-    "hicache_storage_backend": ("a cache tier in storage",),
 }
 
 _REFUSED_SWITCHES = {
     "skip_tokenizer_init": "serving without a tokenizer",
     "enable_multimodal": "images, audio and video",
-    "enable_hierarchical_cache": "a cache tier in host memory",
-    "enable_hicache": "a cache tier in host memory",
     "enable_torch_compile": "torch.compile",
     "enable_dp_attention": "data parallel attention",
     "enable_custom_logit_processor": "custom logit processors",
@@ -333,6 +348,10 @@ _NEEDLESS_VALUES = {
     "cuda_graph_max_bs": "graphs are captured up to the largest batch",
     "decode_log_interval": "steps are counted in metrics, not logged",
     "log_requests_level": "requests are not logged",
+    "hicache_io_backend": "pages are copied by the one way that the device has",
+    "hicache_mem_layout": "a page in a store has one layout",
+    "hicache_storage_prefetch_retry_poll_interval": "a failed prefetch is not tried again",
+    "hicache_storage_prefetch_retry_max_attempts": "a failed prefetch is not tried again",
 }
 
 _ALL: Mapping[str, Alias] = {
@@ -351,4 +370,6 @@ _ALL: Mapping[str, Alias] = {
     "disaggregation_mode": Alias("disagg.role", _role),
     "kv_events_config": Alias("kv_events", _kv_events),
     "speculative_algorithm": Alias("speculative.algorithm", _algorithm),
+    "hicache_storage_backend": Alias("tiers.storage", _storage),
+    "hicache_storage_backend_extra_config": Alias("tiers", _storage_settings),
 }

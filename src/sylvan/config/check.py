@@ -12,16 +12,16 @@ from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
-from sylvan.config.tree import Config, SpeculativeConfig
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, Config, SpeculativeConfig
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
     "this machine has no such device, or the installed torch cannot use it; choose device=cpu or "
     "auto"
 )
-ALGORITHMS = ("ngram", "standalone")
+ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """How tokens can be guessed."""
-PLANNED_ALGORITHMS = ("eagle", "eagle3", "nextn", "mtp", "medusa")
+PLANNED_ALGORITHMS = ("medusa", "dflash", "dspark", "uno")
 MIN_CONTEXT = 64
 """A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
 
@@ -161,6 +161,16 @@ def _drafts(case: Case) -> SpeculativeConfig:
     return case.config.speculative or none
 
 
+def _what_drafts(case: Case) -> str:
+    """What `speculative.draft_model` is to be."""
+    return "draft head" if _drafts(case).algorithm in DRAFT_HEADS else "smaller model"
+
+
+def _draft_ids(case: Case) -> int:
+    """Tokens that the draft model knows."""
+    return case.facts.draft.vocab_size if case.facts.draft else 0
+
+
 def _unknown_algorithm(case: Case) -> str:
     given = _drafts(case).algorithm
     known = f"there is {', '.join(ALGORITHMS)}"
@@ -234,6 +244,51 @@ RULES = (
         ),
     ),
     Rule(
+        "ranks in one process",
+        ("parallel.tp", "processes"),
+        lambda c: c.config.parallel.tp > 1 and c.config.processes == "one",
+        "{parallel.tp} ranks are processes of their own, but {processes}; leave processes out",
+    ),
+    Rule(
+        "ranks on this device",
+        ("parallel.tp", "device"),
+        lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
+        "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
+        "parallel.tp=1, or device=cpu",
+    ),
+    Rule(
+        "ranks with adapters",
+        ("parallel.tp", "lora"),
+        lambda c: c.config.parallel.tp > 1 and c.config.lora is not None,
+        "{parallel.tp}: adapters are served by one rank only so far; use parallel.tp=1, or leave "
+        "lora out",
+    ),
+    Rule(
+        "ranks with tiers",
+        ("parallel.tp", "tiers"),
+        lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
+        "{parallel.tp}: KV tiers are kept by one rank only so far; use parallel.tp=1, or leave "
+        "tiers out",
+    ),
+    Rule(
+        "ranks with draft heads",
+        ("parallel.tp", "speculative.algorithm"),
+        lambda c: (
+            c.config.parallel.tp > 1
+            and c.config.speculative is not None
+            and c.config.speculative.algorithm in (*DRAFT_HEADS, OWN_HEAD)
+        ),
+        "{parallel.tp}: draft heads run on one rank only so far, {speculative.algorithm} too; use "
+        "parallel.tp=1, or the algorithm ngram",
+    ),
+    Rule(
+        "ranks with overlap",
+        ("parallel.tp", "scheduler.overlap"),
+        lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
+        "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
+        "leave scheduler.overlap at auto",
+    ),
+    Rule(
         "registered where nobody listens",
         ("server.register", "server.uds", "server.register_url"),
         lambda c: (
@@ -259,6 +314,27 @@ RULES = (
         PLUG_INS,
         lambda c: bool(_unknown_options(c)),
         lambda c: "\n".join(_unknown_options(c)),
+    ),
+    Rule(
+        "tiers without prefixes",
+        ("tiers", "cache.prefix"),
+        lambda c: c.config.tiers is not None and c.config.cache.prefix == "none",
+        "tiers keep cached prefixes, but {cache.prefix}; leave tiers out, or choose "
+        "cache.prefix=radix",
+    ),
+    Rule(
+        "tiers of vectors",
+        ("tiers", "task"),
+        lambda c: c.config.tiers is not None and not c.facts.model.causal,
+        "tiers keep cached prefixes, and this model has none: its tokens see those after them; "
+        "leave tiers out",
+    ),
+    Rule(
+        "tiers recorded",
+        ("tiers", "observe.record"),
+        lambda c: c.config.tiers is not None and c.config.observe.record is not None,
+        "{observe.record}: what a store brings cannot be played back; leave tiers or "
+        "observe.record out",
     ),
     Rule(
         "task not of this model",
@@ -481,27 +557,40 @@ RULES = (
     Rule(
         "draft model without use",
         ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: _drafts(c).algorithm == "ngram" and _drafts(c).draft_model is not None,
+        lambda c: (
+            _drafts(c).algorithm in ("ngram", OWN_HEAD) and _drafts(c).draft_model is not None
+        ),
         "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
     ),
     Rule(
         "no draft model",
         ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: _drafts(c).algorithm == "standalone" and _drafts(c).draft_model is None,
-        "{speculative.algorithm} needs a smaller model; name it by speculative.draft_model",
+        lambda c: (
+            _drafts(c).algorithm in ("standalone", *DRAFT_HEADS) and _drafts(c).draft_model is None
+        ),
+        lambda c: (
+            f"{{speculative.algorithm}} needs a {_what_drafts(c)}; name it by "
+            "speculative.draft_model"
+        ),
     ),
     Rule(
         "draft model of another vocabulary",
         ("speculative.draft_model", "model"),
         lambda c: c.facts.draft is not None and not c.facts.draft_reads_alike,
-        "{speculative.draft_model}: its tokenizer is another one than that of {model}, so that its "
-        "ids stand for other texts; choose a model of the same family",
+        lambda c: (
+            f"{{speculative.draft_model}} was made for {_draft_ids(c)} tokens, {{model}} has "
+            f"{c.facts.model.vocab_size}; choose a head that was trained for this model"
+            if _drafts(c).algorithm in DRAFT_HEADS
+            else "{speculative.draft_model}: its tokenizer is another one than that of {model}, so "
+            "that its ids stand for other texts; choose a model of the same family"
+        ),
     ),
     Rule(
         "draft model that writes no text",
         ("speculative.draft_model",),
         lambda c: (
             c.facts.draft is not None
+            and _drafts(c).algorithm == "standalone"
             and (not c.facts.draft.causal or "generate" not in c.facts.draft.tasks)
         ),
         "{speculative.draft_model} writes no text; choose a model that generates",

@@ -21,7 +21,7 @@ from sylvan.config.plan import (
     weight_bytes,
     work_bytes,
 )
-from sylvan.config.tree import Config
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, Config
 
 CACHE_POLICIES = frozenset({"lpm", "dfs_weight"})
 """Policies that order by cached prefixes."""
@@ -29,6 +29,7 @@ SMALL_MODEL_PARAMS = 200_000_000
 MAX_RUNNING_REQS = 256
 NGRAM_GUESSES = 10
 MODEL_GUESSES = 4
+HEAD_GUESSES = 4
 USUAL_RANK = 64
 """Few adapters have a larger one."""
 ADAPTER_SHARE = 0.1
@@ -113,7 +114,14 @@ def _task(state: _State) -> None:
 def _device(state: _State) -> None:
     kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
     state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
-    state.decide("threads", state.device.cores, "all cores that this process may use")
+    ranks = state.config.parallel.tp
+    why = "all cores that this process may use"
+    if ranks > 1:
+        why = f"its share of the cores, of {ranks} ranks"
+    state.decide("threads", max(1, state.device.cores // ranks), why)
+    compiled = "program" in state.device.runners
+    why = "faster than gloo" if compiled else "no kernels are compiled"
+    state.decide("parallel.backend", "shared" if compiled else "gloo", why)
 
 
 def _dtype(state: _State) -> None:
@@ -275,7 +283,9 @@ def _speculative(state: _State) -> None:
         )
     else:
         steps, why = NGRAM_GUESSES, "a copy goes on for so long, mostly"
-        if given.draft_model is not None:
+        if given.algorithm in (*DRAFT_HEADS, OWN_HEAD):
+            steps, why = HEAD_GUESSES, "each takes a pass of the head"
+        elif given.draft_model is not None:
             steps, why = MODEL_GUESSES, "each takes a pass of the draft model"
     state.decide("speculative.num_steps", steps, why)
     state.decide("speculative.topk", 1, "chains of guesses are verified")
@@ -300,6 +310,8 @@ def _overlap(state: _State) -> None:
         state.decide("scheduler.overlap", "off", "guesses follow the newest token")
     if state.config.device != "cpu":
         state.decide("scheduler.overlap", "on", "the GPU computes while the CPU plans")
+    elif state.config.parallel.tp > 1:
+        state.decide("scheduler.overlap", "off", "ranks agree on each step")
     elif state.config.runner == "program" and _number(state.config.threads) < state.device.cores:
         state.decide("scheduler.overlap", "on", "the native step leaves a core free to plan")
     else:

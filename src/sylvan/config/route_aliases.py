@@ -105,7 +105,6 @@ _NEEDLESS_SWITCHES = {
     "enable_igw": "several models are always served",
     "pd_disaggregation": "prefill and decode workers are paired wherever there are any",
     "tokenizer_cache_enable_l0": "texts are cached unless tokens.cache_entries is 0",
-    "tokenizer_cache_enable_l1": "prefixes are cached unless tokens.cache_bytes is 0",
 }
 
 _NEEDLESS = {
@@ -114,6 +113,7 @@ _NEEDLESS = {
 
 _REFUSED: Mapping[str, str] = {
     "mini_lb": "the mini load balancer (pairs of workers are served without it)",
+    "tokenizer_cache_enable_l1": "a cache of prefixes (tokens.cache_entries keeps whole texts)",
     "mcp_config_path": "calling tools of MCP servers",
     "postgres_db_url": "a history in PostgreSQL (providers.history=sqlite keeps one in a file)",
     "postgres_pool_max": "a history in PostgreSQL",
@@ -134,6 +134,9 @@ _REFUSED: Mapping[str, str] = {
         )
     },
 }
+
+
+_REFUSED_SWITCHES = ("mini_lb", "tokenizer_cache_enable_l1")
 
 
 def _renamed(target: str) -> Alias:
@@ -224,8 +227,8 @@ _ALL: Mapping[str, Alias] = {
     **{name: _table(path) for name, path in _TABLES.items()},
     **{name: _needless(reason, is_switch=True) for name, reason in _NEEDLESS_SWITCHES.items()},
     **{name: _needless(reason, is_switch=False) for name, reason in _NEEDLESS.items()},
-    **{name: _refused(feature) for name, feature in _REFUSED.items() if name != "mini_lb"},
-    "mini_lb": _refused_switch(_REFUSED["mini_lb"]),
+    **{name: _refused(feature) for name, feature in _REFUSED.items()},
+    **{name: _refused_switch(_REFUSED[name]) for name in _REFUSED_SWITCHES},
     "prefill": Alias("workers.prefill_urls", _prefill, takes_many=True, repeats=True),
     "decode": Alias(
         "workers.decode_urls",

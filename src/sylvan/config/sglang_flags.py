@@ -27,8 +27,8 @@ NO_EFFECT: Mapping[str, str] = {
     "the garbage collector runs only while the server is at rest": (
         "gc_threshold= gc_warning_threshold_secs=0.0 enable_cudagraph_gc"
     ),
-    "there are no ranks that talk to each other": (
-        "nccl_port= dist_timeout= gated_launch_port= disable_attn_tp_gather "
+    "ranks talk over loopback, at ports that the system chooses": (
+        "nccl_port= gated_launch_port= disable_attn_tp_gather "
         "enable_dp_attention_local_control_broadcast disable_aiter_allreduce_fusion_in_decode "
         "disable_aiter_allreduce_fusion_in_prefill enforce_disable_flashinfer_allreduce_fusion "
         "disable_flashinfer_cutlass_moe_fp4_allgather engine_info_bootstrap_port=6789"
@@ -116,12 +116,8 @@ REFUSED: Mapping[str, str] = {
         "prefill_only_disable_kv_cache prefill_kv_cache_dequant_dtype=auto enable_hisparse "
         "hisparse_config="
     ),
-    "a cache tier in host memory or storage": (
-        "hicache_host_memory_fraction=0.8 hicache_host_memory_mode=cache "
-        "hicache_io_backend=kernel hicache_mem_layout=page_first "
-        "hicache_storage_backend_extra_config= hicache_storage_prefetch_policy=timeout "
-        "hicache_storage_prefetch_retry_max_attempts=8 "
-        "hicache_storage_prefetch_retry_poll_interval=8 hicache_write_policy=write_through"
+    "a cache tier in host memory": (
+        "hicache_host_memory_fraction=0.8 hicache_host_memory_mode=cache"
     ),
     "giving memory back while serving": (
         "enable_weights_cpu_backup enable_draft_weights_cpu_backup"
@@ -135,7 +131,7 @@ REFUSED: Mapping[str, str] = {
         "kt_cpuinfer= kt_threadpool_count=2 kt_num_gpu_experts= "
         "kt_max_deferred_experts_per_token="
     ),
-    "tensor, context and attention parallelism": (
+    "context and attention parallelism": (
         "attn_cp_size=1 attn_dp_size=1 dcp_size=1 dcp_comm_backend= dcp_replicate_q_proj= "
         "cp_strategy= enable_prefill_cp enable_cp_decode_attn_tp enable_dsa_cache_layer_split "
         "enable_kv_cache_sharding enable_dp_lm_head enable_tp_lm_head_all_to_all= "

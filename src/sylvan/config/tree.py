@@ -27,6 +27,10 @@ from sylvan.config.values import (
 BUILT_IN_MODEL = "sapling"
 DRAFTING_REQS = 8
 """Requests that may have all their guesses verified in the same step."""
+DRAFT_HEADS = ("eagle", "eagle3")
+"""Algorithms of speculation that have a head beside the model."""
+OWN_HEAD = "nextn"
+"""The one whose head is part of the model's checkpoint."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +96,22 @@ class SchedulerConfig(Section, frozen=True):
         """Steps under way at the same time; needs a resolved `overlap`."""
         assert self.overlap != "auto", "overlap is resolved before it is used"
         return 2 if self.overlap == "on" else 1
+
+
+class ParallelConfig(Section, frozen=True):
+    """Several processes that hold one model together."""
+
+    tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Ranks of tensor parallelism: processes of which each holds a share of every layer, and of its
+    KV, and computes with `threads` of its own."""
+    backend: Literal["auto", "shared", "gloo"] = "auto"
+    """How ranks tell each other numbers: through memory that they share, which needs the compiled
+    kernels, or over gloo."""
+    join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    """Seconds within which all ranks must have come together at the start."""
+    rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    """A rank without a sign of life for so long is ended; all ranks start anew then, and requests
+    go on."""
 
 
 class ServerConfig(Section, frozen=True):
@@ -271,9 +291,12 @@ class SpeculativeConfig(Section, frozen=True):
 
     algorithm: str
     """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
-    or in the output; `standalone` has a smaller model write ahead."""
+    or in the output; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
+    head that was trained for the model guess from its hidden vectors; `nextn` does so with the
+    layer for it that the model's checkpoint brings."""
     draft_model: str | None = None
-    """The smaller model of `standalone`: a directory, with the tokenizer of the model served."""
+    """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
+    or of the head of `eagle` or `eagle3`."""
     num_steps: Depth | Auto = "auto"
     """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"
@@ -325,6 +348,41 @@ class KVEventsConfig(Section, frozen=True):
     """Messages queued for the publisher's thread before more are dropped."""
 
 
+class TiersConfig(Section, frozen=True):
+    """A store of KV below the device's memory, which outlives the server. Present means on."""
+
+    storage: str | None = None
+    """Directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`, or what another
+    package offers; `file` is `tiers.directory`. Default: none, until one is attached while
+    serving."""
+    directory: str | None = None
+    """What `tiers.storage=file` stands for; default: a folder in the user's cache."""
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
+        "write_through"
+    )
+    """What goes there: all that no request uses any more, what a second request has used, or what
+    is next to be evicted."""
+    prefetch: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+    """How long a request waits for what the store has of its prompt: not at all, until all is
+    there, or for a time. With `best_effort` a server also starts when the store cannot be
+    reached."""
+    prefetch_min_tokens: Count = 256
+    """Fewer tokens are computed, not fetched."""
+    prefetch_timeout_s: Seconds = 1.0
+    """Of `timeout`, for any number of tokens."""
+    prefetch_timeout_per_ki_token_s: Seconds = 0.25
+    """Of `timeout`, in addition for each 1024 tokens."""
+    max_bytes: Bytes | None = None
+    """Size of the store; what was not used for longest goes first. For directories."""
+    namespace_bytes: Bytes | None = None
+    """The same for each tenant or salt by itself."""
+    ttl_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """A page that was not used for so long is forgotten. For directories and Redis."""
+    key_file: str | None = None
+    """File with the operator's key, of 32 bytes at least: pages are encrypted (AES-256-GCM), and
+    tenants find their own KV again after a restart, which they do with a key only."""
+
+
 class ObserveConfig(Section, frozen=True):
     """Logging."""
 
@@ -370,7 +428,7 @@ class Config(Section, frozen=True):
     """Where the model runs: `cpu`, `cuda` (NVIDIA), `rocm` (AMD), `xpu` (Intel), or what another
     package offers."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Auto = "auto"
-    """CPU threads of the model's kernels."""
+    """CPU threads of the model's kernels, in each rank."""
     attention: str = "auto"
     """Attention kernels."""
     runner: Literal["auto", "program", "graph", "eager"] = "auto"
@@ -389,6 +447,7 @@ class Config(Section, frozen=True):
     """Run API, scheduler and detokenizer in processes of their own, or all in this one."""
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
     text: TextConfig = TextConfig()
@@ -398,4 +457,5 @@ class Config(Section, frozen=True):
     speculative: SpeculativeConfig | None = None
     disagg: DisaggConfig | None = None
     kv_events: KVEventsConfig | None = None
+    tiers: TiersConfig | None = None
     observe: ObserveConfig = ObserveConfig()

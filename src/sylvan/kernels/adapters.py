@@ -108,7 +108,7 @@ class LoraLayer:
 
     Attributes:
         packed: Whether kernels read the matrices, which are then in their order; set by the
-            recorder of a step program.
+            tracer of a step program.
         memory: The table of slots and parts that kernels read.
     """
 

@@ -24,6 +24,46 @@ class Unsupported(Exception):  # noqa: N818 - not an error: the caller falls bac
     """A tracer cannot express an op or a shape; the message says which, for the operator."""
 
 
+class Communicator(Protocol):
+    """A group of ranks: processes (or threads) that call the same collectives in the same order.
+
+    Any of the methods raises RankLostError if another rank has ended or is late.
+    """
+
+    rank: int
+    size: int
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks, which have one shape. Shape: (...) -> (size, ...)."""
+        ...
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Part r goes to rank r; part r of the result came from there. Shape: (size, ...)."""
+        ...
+
+    def all_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The float32 sum of all ranks' x, as by `collective.tree_sum`; a new tensor."""
+        ...
+
+    def check(self) -> None:
+        """Raise RankLostError if a collective within a native program has failed."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowParts:
+    """Rows of which each rank of a group holds a part, all of them equally long.
+
+    Parts may repeat: heads of keys that several ranks hold count as often on every rank.
+    """
+
+    ranks: Communicator
+
+
 class LinearWeight(Protocol):
     """A matrix (out, in) that `linear` multiplies by: a torch tensor or a quantised weight."""
 
@@ -90,11 +130,15 @@ class AttentionVariant:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMSNorm of each query or key head before it turns: `weight` (head_dim,) plus `offset`."""
+    """RMSNorm of each query or key head before it turns: `weight` (head_dim,) plus `offset`.
+
+    A longer weight is for all heads at once; then `over` says which ranks hold the others.
+    """
 
     weight: torch.Tensor
     eps: float
     offset: float = 0.0
+    over: RowParts | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +257,9 @@ class Tracer(Protocol):
         Unsupported: from any method, when the op or its shapes cannot be traced.
     """
 
-    def embedding(self, ids: TracedTensor, weight: LinearWeight, scale: float) -> TracedTensor:
+    def embedding(
+        self, ids: TracedTensor, weight: LinearWeight, scale: float, part_from: int | None
+    ) -> TracedTensor:
         """See `ops.embedding`. `ids` is the batch's ids or positions."""
         ...
 
@@ -272,6 +318,20 @@ class Tracer(Protocol):
         self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
     ) -> TracedTensor:
         """See `ops.latent_attention`."""
+        ...
+
+    def all_reduce(
+        self,
+        x: TracedTensor,
+        ranks: Communicator,
+        bias: torch.Tensor | None,
+        like: TracedTensor,
+    ) -> TracedTensor:
+        """See `ops.all_reduce`."""
+        ...
+
+    def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
+        """See `ops.all_gather`; of float32 rows."""
         ...
 
     def xielu(self, x: TracedTensor, numbers: Sequence[torch.Tensor]) -> TracedTensor:

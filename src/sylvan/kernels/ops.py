@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sylvan.kernels.cast import cast
+from sylvan.kernels.collective import all_gather, all_reduce, all_to_all, reduce_scatter
 from sylvan.kernels.embed import embedding
 from sylvan.kernels.experts import experts
 from sylvan.kernels.gating import activation, glu, xielu
@@ -17,6 +18,9 @@ from sylvan.kernels.rows import add, scale, scale_rows, softcap, take_rows
 __all__ = [
     "activation",
     "add",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
     "attention",
     "cast",
     "embedding",
@@ -29,6 +33,7 @@ __all__ = [
     "linear",
     "lora",
     "ragged_attention",
+    "reduce_scatter",
     "rms_norm",
     "scale",
     "scale_rows",

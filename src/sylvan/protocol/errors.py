@@ -7,6 +7,7 @@
   - CapacityError      nobody's fault; retry later (HTTP 429 or 503)
   - ExecutorError      a device or rank failed; its requests are retried or aborted
     - DeviceMemoryError  a step did not fit; its requests are retried in smaller ones
+  - RankLostError      a rank of a group is gone; the whole group starts anew, requests are replayed
 """
 
 from __future__ import annotations
@@ -134,3 +135,7 @@ class ExecutorError(SylvanError):
 
 class DeviceMemoryError(ExecutorError):
     """The device had no memory for a step; a smaller one may fit."""
+
+
+class RankLostError(SylvanError):
+    """Another rank of this model has ended, or does not answer: none of them can go on."""

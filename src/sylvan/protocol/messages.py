@@ -19,6 +19,7 @@ import numpy as np
 from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.protocol.tiers import TierCommand, TierLoad
 
 DEFAULT_VERSION = "default"
 """Label of weights that nobody has labelled."""
@@ -77,6 +78,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
+    loaded_tokens: int = 0  # of these, those that a store of KV brought
     retractions: int = 0
     drafts: DraftCounts | None = None  # None: no guess of it was verified
 
@@ -267,6 +269,7 @@ Command = (
     | Pause
     | Resume
     | SetWeightVersion
+    | TierCommand
     | Shutdown
     | RegisterAdapter
     | UnloadAdapter
@@ -326,6 +329,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     lora_adapters: int = 0  # that may be asked for
     lora_copies: int = 0  # of these, in host memory
     paused: bool = False  # nothing is computed before a Resume
+    tiers: TierLoad | None = None  # None: there are none
 
     @property
     def lora_utilization(self) -> float:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 Clock = Callable[[], float]
 """Seconds since some fixed point; never goes back."""
 
 monotonic: Clock = time.monotonic
+
+
+def since_1970() -> float:
+    """Seconds since 1970: what files and other machines count by; may go back."""
+    return datetime.now(tz=UTC).timestamp()
 
 
 class VirtualClock:

@@ -265,3 +265,25 @@ def test_pickled_weights_are_reported_unless_asked_for(capsys, whole_model):
     assert (code, allowed) == (1, 0)
     assert "--load-format pt reads them" in found["weights"]["cost"]
     assert also["weights"]["detail"].startswith("1 PyTorch .bin files")
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+def test_the_program_is_listed_with_the_bytes_of_each_op(capsys, whole_model):
+    code, found = check_model(capsys, whole_model, "--program", "--context-len", "64")
+
+    assert code == 0
+    assert found["program"]["detail"].startswith("program (")
+    names = [row["detail"].split()[0] for what, row in found.items() if what.startswith("op ")]
+    assert names[0] == "Embed"
+    assert names[-1] == "Linear"
+    assert names.count("Attention") == 2  # layers
+    head = found[f"op {len(names) - 1}"]["detail"]
+    assert "outputs" in head
+    # a vocabulary padded to 32 rows, of hidden columns in 4 bytes
+    assert f"weights {-(-VOCAB // 32) * 32 * 64 * 4:>13,} B" in head
+
+
+def test_without_a_program_the_runner_is_named(capsys, whole_model):
+    _, found = check_model(capsys, whole_model, "--program", "--runner", "eager")
+
+    assert (found["program"]["status"], found["program"]["detail"]) == ("slow", "eager")

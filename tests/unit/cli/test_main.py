@@ -66,7 +66,7 @@ def test_help_fits_the_terminal(capsys):
     [
         (("serve", "--prot", "1"), "--prot: unknown flag (did you mean --port?)"),
         (("serve", "--cache.page-size", "0"), "expected int >= 1 | auto, got '0'"),
-        (("serve", "--tp-size", "4"), "--tp-size: not supported yet: tensor parallelism"),
+        (("serve", "--pp-size", "4"), "--pp-size: not supported yet: pipeline parallelism"),
         (("serve", "--lora-paths", "a=/x"), "lora: not supported yet: LoRA adapters"),
         (("serve", "a", "b"), "unexpected argument 'b'"),
         (("serve", "/no/such/model"), "there is no directory '/no/such/model'"),

@@ -27,6 +27,16 @@ FLAGS = {
     "--quantization w8a8": ("quantization", "w8a8"),
     "--context-length 32k": ("context_len", 32000),
     "--device cpu": ("device", "cpu"),
+    "--enable-hierarchical-cache": ("tiers.write_policy", "write_through"),
+    "--enable-hicache": ("tiers.write_policy", "write_through"),
+    "--hicache-storage-backend file": ("tiers.storage", "file"),
+    "--hicache-storage-backend redis://h/0": ("tiers.storage", "redis://h/0"),
+    '--hicache-storage-backend-extra-config {"prefetch_threshold":9}': (
+        "tiers.prefetch_min_tokens",
+        9,
+    ),
+    "--hicache-write-policy write_back": ("tiers.write_policy", "write_back"),
+    "--hicache-storage-prefetch-policy wait_complete": ("tiers.prefetch", "wait_complete"),
     "--record flight": ("observe.record", "flight"),
     "--random-seed 3": ("seed", 3),
     "--attention-backend reference": ("attention", "reference"),
@@ -90,6 +100,8 @@ FLAGS = {
     "--speculative-algorithm E --speculative-draft-model d": ("speculative.draft_model", "d"),
     "--speculative-algorithm E --speculative-num-steps 3": ("speculative.num_steps", 3),
     "--speculative-algorithm E --speculative-eagle-topk 4": ("speculative.topk", 4),
+    "--speculative-algorithm NEXTN": ("speculative.algorithm", "nextn"),
+    "--speculative-algorithm MTP": ("speculative.algorithm", "nextn"),
     "--speculative-algorithm E --speculative-num-draft-tokens 8": (
         "speculative.num_draft_tokens",
         8,
@@ -99,6 +111,10 @@ FLAGS = {
         "speculative.max_match",
         9,
     ),
+    "--tp-size 2": ("parallel.tp", 2),
+    "--tensor-parallel-size 2": ("parallel.tp", 2),
+    "--tp 2": ("parallel.tp", 2),
+    "--dist-timeout 30": ("parallel.join_timeout_s", 30.0),
     "--disaggregation-mode prefill": ("disagg.role", "prefill"),
     "--disaggregation-mode null": ("disagg", None),
     "--disaggregation-mode decode --disaggregation-transfer-backend x": ("disagg.transfer", "x"),
@@ -155,7 +171,7 @@ def test_flags_of_missing_features_are_refused(name):
 
 @pytest.mark.parametrize(
     "line",
-    ["--tp-size 1", "--tp 1", "--nnodes 1 --node-rank 0"],
+    ["--pp-size 1", "--ep 1", "--nnodes 1 --node-rank 0"],
 )
 def test_flags_of_missing_features_may_say_that_they_are_not_wanted(line):
     assert flags(line).given.settings == ()

@@ -8,12 +8,28 @@ from sylvan.config.check import RULES, check
 from sylvan.config.facts import DeviceFacts
 from sylvan.config.fields import fields, replaced, sections
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import Config, DisaggConfig, KVEventsConfig, LoraConfig, SpeculativeConfig
+from sylvan.config.tree import (
+    Config,
+    DisaggConfig,
+    KVEventsConfig,
+    LoraConfig,
+    SpeculativeConfig,
+    TiersConfig,
+)
 from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts, make_model
 
 STANDALONE = SpeculativeConfig(algorithm="standalone", draft_model="d")
 BROKEN = {
+    "tiers without prefixes": (
+        {"tiers": TiersConfig(), "cache.prefix": "none"},
+        "tiers keep cached prefixes, but cache.prefix=none",
+    ),
+    "tiers of vectors": ({"tiers": TiersConfig()}, "this model has none: its tokens see"),
+    "tiers recorded": (
+        {"tiers": TiersConfig(), "observe.record": "flight"},
+        "observe.record=flight: what a store brings cannot be played back",
+    ),
     "feature does not exist yet": (
         {"disagg": DisaggConfig(role="prefill")},
         "disagg: not supported yet: prefill and decode",
@@ -29,6 +45,22 @@ BROKEN = {
     "replicas behind another front": (
         {"server.replicas": 2, "server.root_path": "/x"},
         "server.root_path: not with server.replicas=2: start the servers one by one",
+    ),
+    "ranks in one process": (
+        {"parallel.tp": 2, "processes": "one"},
+        "parallel.tp=2 ranks are processes of their own, but processes=one",
+    ),
+    "ranks on this device": (
+        {"parallel.tp": 2, "device": "cuda"},
+        "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
+    ),
+    "ranks with adapters": (
+        {"parallel.tp": 2, "lora": LoraConfig()},
+        "parallel.tp=2: adapters are served by one rank only so far",
+    ),
+    "ranks with overlap": (
+        {"parallel.tp": 2, "scheduler.overlap": "on"},
+        "scheduler.overlap=on has steps launched ahead, and parallel.tp=2 ranks agree on each",
     ),
     "registered where nobody listens": (
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
@@ -208,6 +240,8 @@ def facts_for(name):
         return make_facts(model=make_model(quantization="w8a8"), devices=devices)
     if name == "attention not with this head size":
         return make_facts(model=make_model(head_dim=256))
+    if name == "tiers of vectors":
+        return make_facts(model=make_model(causal=False))
     if name == "pickled weights":
         return make_facts(model=make_model(weights="pt"))
     if name in ("no state for any request", "guesses with recurrent layers"):
@@ -326,7 +360,7 @@ def test_deterministic_steers_attention_and_runner_and_forbids_to_fall_back():
     assert resolve(Config(), inexact()).config.deterministic is True
 
 
-@pytest.mark.parametrize("name", ["EAGLE3", "mtp"])
+@pytest.mark.parametrize("name", ["MEDUSA", "dflash"])
 def test_algorithms_to_come_are_named_as_such(name):
     given = {"speculative": SpeculativeConfig(algorithm=name.lower())}
 
@@ -345,6 +379,27 @@ def test_lengths_of_drafts_follow_from_each_other(given, steps):
     assert found.speculative.num_draft_tokens == steps + 1
     assert found.scheduler.overlap == "off"
     assert complaint(asked, make_facts()) == ""
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_heads_are_named_by_a_directory_and_made_for_the_same_ids(name):
+    without = {"speculative": SpeculativeConfig(algorithm=name)}
+    asked = {"speculative": SpeculativeConfig(algorithm=name, draft_model="d")}
+    other = make_facts(draft=make_model(vocab_size=9, tasks=()), draft_reads_alike=False)
+
+    assert f"speculative.algorithm={name} needs a draft head" in complaint(without, make_facts())
+    assert "draft_model=d was made for 9 tokens, model=sapling has" in complaint(asked, other)
+    assert complaint(asked, make_facts(draft=make_model(tasks=()))) == ""
+
+
+def test_the_model_s_own_head_needs_no_directory():
+    asked = {"speculative": SpeculativeConfig(algorithm="nextn", draft_model="d")}
+    alone = {"speculative": SpeculativeConfig(algorithm="nextn")}
+
+    assert "nextn has no model; leave" in complaint(asked, make_facts())
+    assert complaint(alone, make_facts()) == ""
+    found = resolve(replaced(Config(), alone), make_facts()).config
+    assert found.speculative.num_steps == 4
 
 
 def test_a_draft_model_has_its_part_of_the_memory():

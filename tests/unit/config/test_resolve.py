@@ -31,6 +31,22 @@ def cpu_with(**changes):
     return make_facts(devices={"cpu": cpu})
 
 
+def test_ranks_share_the_cores_and_do_not_overlap(facts):
+    found = resolve(replaced(Config(), {"parallel.tp": 2}), facts).config
+
+    assert found.threads == facts.devices["cpu"].cores // 2
+    assert found.scheduler.overlap == "off"
+    assert found.parallel.backend == "gloo"  # no kernels are compiled there
+
+
+def test_ranks_share_memory_where_kernels_are_compiled(facts):
+    cpu = dataclasses.replace(facts.devices["cpu"], runners=("program", "eager"))
+
+    found = resolve(Config(), dataclasses.replace(facts, devices={"cpu": cpu})).config
+
+    assert found.parallel.backend == "shared"
+
+
 def test_nothing_stays_auto_but_what_the_model_decides(facts):
     resolved = resolve(Config(), facts)
 

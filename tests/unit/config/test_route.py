@@ -89,7 +89,14 @@ def test_flags_of_the_reference_are_accepted(words, path, wanted):
 
 
 @pytest.mark.parametrize(
-    "words", ["--mini-lb", "--mcp-config-path x", "--redis-url x", "--oracle-username x"]
+    "words",
+    [
+        "--mini-lb",
+        "--mcp-config-path x",
+        "--redis-url x",
+        "--oracle-username x",
+        "--tokenizer-cache-enable-l1",
+    ],
 )
 def test_what_is_not_here_is_refused_by_name(words):
     with pytest.raises(ConfigError, match="not supported"):

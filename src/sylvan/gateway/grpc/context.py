@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sylvan.gateway.errors import UpstreamError
+from sylvan.gateway.grpc.prefill import Prefill
 from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.asked import Asked
 from sylvan.gateway.http.caller import Caller
@@ -137,6 +138,7 @@ class RequestState:
         prepared: By preparation.
         placed: By worker selection.
         dispatch: Counts the request against its worker, until it is closed.
+        prefill: Of a pair, who computes the prompt; `placed` is then who continues it.
         client: By client acquisition.
         message: By request building.
         metadata: By dispatch metadata.
@@ -150,6 +152,7 @@ class RequestState:
     prepared: Prepared | None = None
     placed: Placed | None = None
     dispatch: Dispatch | None = None
+    prefill: Prefill | None = None
     client: GrpcUpstream | None = None
     message: pb.GenerateRequest | None = None
     metadata: Metadata = ()

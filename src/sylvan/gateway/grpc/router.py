@@ -99,7 +99,7 @@ class GrpcRouter:
             parts.limits.request_timeout_s,
         )
         self._attempt: Sequence[Stage] = (
-            WorkerSelection(parts.placing),
+            WorkerSelection(parts.registry, parts.placing),
             ClientAcquisition(parts.upstream),
             RequestBuilding(),
             DispatchMetadata(parts.probe),
@@ -163,7 +163,7 @@ class GrpcRouter:
         if isinstance(error, NoWorkerError):
             return started and await self._waits(context)
         state.losses += error.kind in ("closed", "stall")
-        if state.begun and self._can_continue():
+        if state.begun and self._can_continue(context):
             context.input.meter.continued()
             return state.losses <= self._parts.failover.max_moves
         pause_s = None if started else retries.next_pause_s()
@@ -174,8 +174,9 @@ class GrpcRouter:
             await self._run(self._preparation, context)
         return True
 
-    def _can_continue(self) -> bool:
-        if not self._parts.failover.enabled:
+    def _can_continue(self, context: RequestContext) -> bool:
+        paired = self._parts.registry.paired(context.prepared.model, "grpc")
+        if paired or not self._parts.failover.enabled:
             return False
         workers = self._parts.registry.workers
         return any(w.found.journals and w.connection == "grpc" for w in workers)
@@ -211,34 +212,39 @@ class GrpcRouter:
             await self._close(context, success=success)
 
     async def _close(self, context: RequestContext, *, success: bool) -> None:
+        """Waits for nothing before the counts are right: its client may be gone by now."""
         state = context.state
-        if state.replies is not None:
-            await state.replies.aclose()
-            state.replies = None
-        if state.dispatch is None:
-            return
-        if success:
-            state.dispatch.succeeded()
-        state.dispatch.close()
-        state.dispatch = None
-        totals = _totals(context)
-        outcome = Outcome(
-            success=success,
-            prompt_tokens=totals.prompt_tokens,
-            cached_tokens=totals.cached_tokens,
-        )
-        context.placed.completed(outcome)
+        if state.prefill is not None:
+            state.prefill.close()
+            state.prefill = None
+        if state.dispatch is not None:
+            if success:
+                state.dispatch.succeeded()
+            state.dispatch.close()
+            state.dispatch = None
+            totals = _totals(context)
+            outcome = Outcome(
+                success=success,
+                prompt_tokens=totals.prompt_tokens,
+                cached_tokens=totals.cached_tokens,
+            )
+            context.placed.completed(outcome)
+        replies, state.replies = state.replies, None
+        if replies is not None:
+            await replies.aclose()
 
     def _blame(self, context: RequestContext, error: UpstreamError) -> None:
-        state = context.state
+        state, prefill = context.state, context.state.prefill
         if state.dispatch is None:
             return
-        worker = context.placed.worker
+        worker, dispatch = context.placed.worker, state.dispatch
+        if prefill is not None and prefill.error is error:
+            worker, dispatch = prefill.worker, prefill.dispatch
         state.avoid.add(worker.id)
         families = self._parts.families.worker
         families.errors.labels(worker.kind, worker.connection, error.kind).inc()
         if error.kind in _WORKERS_FAULT:
-            state.dispatch.failed()
+            dispatch.failed()
             self._parts.health.suspect(worker)
 
     async def _run(self, stage: Stage, context: RequestContext) -> None:

@@ -9,12 +9,17 @@ from sylvan.kernels.gpu.choice import Choice
 _embedding = Choice(reference.embedding, "sylvan.kernels.embed.triton_embed")
 
 
-def embedding(ids: X, weight: LinearWeight, scale: float = 1.0) -> X:
+def embedding(
+    ids: X, weight: LinearWeight, scale: float = 1.0, *, part_from: int | None = None
+) -> X:
     """Row `ids[t]` of `weight` (V, D) times `scale`. Shape: (T, D) float32.
 
     With tied weights the head is the table: a quantised head gives dequantised rows. When traced,
-    an id beyond the table reads its last row.
+    an id beyond the table reads its last row. With `part_from` the weight is rows of a table
+    from there on: ids of other rows give zeros.
     """
     if isinstance(ids, TracedTensor):
-        return ids.tracer.embedding(ids, weight, scale)
+        return ids.tracer.embedding(ids, weight, scale, part_from)
+    if part_from is not None:
+        return reference.part_embedding(ids, weight, scale, part_from)
     return _embedding.on(ids)(ids, weight, scale)

@@ -8,8 +8,13 @@ template <class E> void embed(const Embed& op, const Step& s, int64_t r) {
     const int32_t* ids = op.source == Source::IDS         ? s.run->ids
                          : op.source == Source::POSITIONS ? s.run->positions
                                                           : s.run->types;
-    int64_t id = std::clamp(ids[r], 0, op.vocab_rows - 1), lane = id % LANES;
     float *out = at(op.out, s) + r * stride(cols), scale = op.scale;
+    int64_t own = int64_t(ids[r]) - op.first_row;
+    if (op.is_part && (own < 0 || own >= op.vocab_rows)) {  // another rank has the row
+        std::fill(out, out + stride(cols), 0.0f);
+        return;
+    }
+    int64_t id = std::clamp<int64_t>(own, 0, op.vocab_rows - 1), lane = id % LANES;
     const float* scales = at(op.col_scale, s);
     if (op.format == WeightFormat::DENSE) {
         const uint32_t* w = at<uint32_t>(op.weight, s) + id / LANES * words * LANES + lane;

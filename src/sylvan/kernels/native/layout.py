@@ -11,7 +11,7 @@ from sylvan.kernels.api import HostFunction
 from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import OP
 from sylvan.kernels.native.copies import MatrixCopy, WeightCopy
-from sylvan.kernels.native.graph import Graph, HostCall
+from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
 from sylvan.kernels.native.opset import OPS
 from sylvan.kernels.native.schema import ROW_TYPES, ROWS, Op, buffers_of, fields_of
 
@@ -26,6 +26,8 @@ class Layout:
     home: Sequence[int]  # virtual buffer -> entry
     copies: Sequence[WeightCopy]  # what is kept of the model's weights
     functions: Sequence[HostFunction]  # of host calls
+    sizes: Sequence[int]  # bytes of each virtual buffer, as many as there can be
+    limits: ProgramLimits
 
     @property
     def buffers(self) -> list[Bytes]:
@@ -60,7 +62,9 @@ def plan_memory(graph: Graph) -> Layout:
     for record, op in zip(records, graph.ops, strict=True):
         if not isinstance(op, HostCall):
             _encode(record, op, home)
-    return Layout(graph.ops, records, memory, home, graph.copies, graph.functions)
+    return Layout(
+        graph.ops, records, memory, home, graph.copies, graph.functions, graph.sizes, graph.limits
+    )
 
 
 def _packed(data: Bytes | None) -> Bytes:

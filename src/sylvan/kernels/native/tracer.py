@@ -13,6 +13,7 @@ from sylvan.kernels.api import (
     ActivationKind,
     AttentionLayer,
     AttentionVariant,
+    Communicator,
     Dtype,
     ExpertWeights,
     HeadNorm,
@@ -36,6 +37,8 @@ from sylvan.kernels.native.lora import trace_lora
 from sylvan.kernels.native.opset import (
     Activation,
     Add,
+    AllGather,
+    AllReduce,
     Attention,
     AttentionMerge,
     Cast,
@@ -44,6 +47,7 @@ from sylvan.kernels.native.opset import (
     KVPages,
     LayerNorm,
     PageFormat,
+    RankMemory,
     ResidualStream,
     RmsNorm,
     RopeStore,
@@ -54,6 +58,7 @@ from sylvan.kernels.native.opset import (
     TakeRows,
     Xielu,
 )
+from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.kernels.paged.cache import LayerPages, PageShape, allocate_pages
 
 PARTS_MIB = 8  # room for attention spread over threads
@@ -92,6 +97,7 @@ class NativeTracer:
         self._pages = pages
         self._texts: dict[tuple[int, ...], LayerPages] = {}
         self._parts: int | None = None
+        self._shared: int | None = None  # with other ranks
 
     @property
     def graph(self) -> Graph:
@@ -130,7 +136,9 @@ class NativeTracer:
         self.graph.inputs.append(value.id)  # a number that no other value has
 
     # ---- ops
-    def embedding(self, ids: TracedTensor, weight: LinearWeight, scale: float) -> TracedTensor:
+    def embedding(
+        self, ids: TracedTensor, weight: LinearWeight, scale: float, part_from: int | None
+    ) -> TracedTensor:
         """See `Tracer.embedding`."""
         if ids.id not in _SOURCES:
             raise Unsupported("embedding of computed ids")
@@ -141,6 +149,8 @@ class NativeTracer:
             source=_SOURCES[ids.id],
             cols=out.cols,
             vocab_rows=weight.shape[0],
+            first_row=part_from or 0,
+            is_part=part_from is not None,
             scale=scale,
         )
         self._builder.emit(op, out, dtype=self.dtype)
@@ -314,6 +324,54 @@ class NativeTracer:
             lambda rows: self.attention(rows, layer, None, (None, None), None),
         )
 
+    def all_reduce(
+        self,
+        x: TracedTensor,
+        ranks: Communicator,
+        bias: torch.Tensor | None,
+        like: TracedTensor,
+    ) -> TracedTensor:
+        """See `Tracer.all_reduce`."""
+        memory = self._rank_memory(ranks, padded(x.cols))
+        out = self._builder.new(x.cols, like.dtype, x)
+        op = AllReduce(
+            ranks=memory,
+            x=x.id,
+            bias=None if bias is None else self._builder.vector(bias),
+            out=out.id,
+            cols=x.cols,
+            x_f32=self._is_wide(x),
+            out_f32=self._is_wide(out),
+        )
+        self._builder.emit(op, out, dtype=self.dtype)
+        return out
+
+    def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
+        """See `Tracer.all_gather`."""
+        if x.dtype != "f32":
+            raise Unsupported(f"gathering {x.dtype} rows of several ranks")
+        share = -(-cols // ranks.size)
+        memory = self._rank_memory(ranks, share)
+        out = self._builder.new(cols, "f32", x)
+        op = AllGather(ranks=memory, x=x.id, out=out.id, cols=cols, share=share, own_cols=x.cols)
+        self._builder.emit(op, out, dtype=self.dtype)
+        return out
+
+    def _rank_memory(self, ranks: Communicator, row_numbers: int) -> RankMemory:
+        if not isinstance(ranks, SharedRanks):
+            raise Unsupported("collectives of ranks that share no memory")
+        if 4 * row_numbers > ranks.room_bytes:
+            raise Unsupported(f"collectives of rows of {row_numbers} columns")
+        if self._shared is None:
+            self._shared = self.graph.constant(ranks.memory)
+        return RankMemory(
+            memory=self._shared,
+            rank=ranks.rank,
+            size=ranks.size,
+            room_bytes=ranks.room_bytes,
+            timeout_s=ranks.timeout_s,
+        )
+
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:
         """See `Tracer.take_rows`."""
         if rows.id != _SAMPLE_ROWS:
@@ -472,6 +530,8 @@ class NativeTracer:
         """The weight, and whether it is over all heads at once."""
         if norm is None:
             return None, False
+        if norm.over is not None:
+            raise Unsupported("norms of heads that ranks share")
         size = norm.weight.numel()
         if size not in (head_dim, heads * head_dim):
             raise Unsupported(f"a head norm of {size} weights for {heads} heads of {head_dim}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import TracedTensor, X
+from sylvan.kernels.api import RowParts, TracedTensor, Unsupported, X
 from sylvan.kernels.gpu.choice import Choice
 from sylvan.kernels.norm import reference
 
@@ -19,15 +19,21 @@ def rms_norm(
     residual: X | None = None,
     *,
     weight_offset: float = 0.0,
+    over: RowParts | None = None,
 ) -> tuple[X, X]:
     """Return (h, residual): residual += x, then h = rms(residual) * (weight + weight_offset).
 
     Without `residual` it starts as x. The sum is float32, h has the dtype of `weight`; h is
     rounded once. The old `residual` must not be used afterwards: it may be updated in place.
+    With `over` each rank has its part of the rows, and of `weight`.
     """
     if isinstance(x, TracedTensor):
+        if over is not None:
+            raise Unsupported("norms of rows that ranks share")
         return x.tracer.rms_norm(x, weight, eps, residual, weight_offset)
     assert residual is None or isinstance(residual, torch.Tensor)
+    if over is not None:
+        return reference.rms_norm(x, weight, eps, residual, weight_offset, over)
     return _rms_norm.on(x)(x, weight, eps, residual, weight_offset)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from sylvan.kernels.api import RowParts
+from sylvan.kernels.collective.reference import mean_of_squares
+
 
 def rms_norm(
     x: torch.Tensor,
@@ -12,10 +15,11 @@ def rms_norm(
     eps: float,
     residual: torch.Tensor | None,
     offset: float,
+    over: RowParts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `norm.rms_norm`."""
     total = x.float() if residual is None else residual.float() + x.float()
-    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
+    inverse = torch.rsqrt(mean_of_squares(total, over) + eps)
     return (total * inverse * (weight.float() + offset)).to(weight.dtype), total
 
 

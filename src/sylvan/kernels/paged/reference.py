@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.collective.reference import mean_of_squares
 from sylvan.kernels.matmul.reference import quantise_rows
 
 
@@ -18,10 +19,10 @@ def head_norm(x_TNH: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
     """
     if norm is None:
         return x_TNH
-    if norm.weight.numel() != x_TNH.shape[-1]:
+    if norm.weight.numel() != x_TNH.shape[-1] or (norm.over and x_TNH.dim() > 2):
         whole = head_norm(x_TNH.flatten(-2), norm)
         return whole.unflatten(-1, x_TNH.shape[-2:])
-    inverse = torch.rsqrt(x_TNH.square().mean(-1, keepdim=True) + norm.eps)
+    inverse = torch.rsqrt(mean_of_squares(x_TNH, norm.over) + norm.eps)
     return x_TNH * inverse * (norm.weight.float() + norm.offset)
 
 

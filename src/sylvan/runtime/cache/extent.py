@@ -44,7 +44,7 @@ class Extents:
         found = walk(self._nodes.roots.get(key.namespace), key, limit, size)
         if found.end is not None:
             found.tail = self._tail(found.end, key.tokens[:limit], key, found.length)
-        extent = self._extent(found, load=True)
+        extent = self._extent(found, load=limit)
         return extent.length + (extent.tail.tokens if extent.tail else 0)
 
     def walked(self, node: Node, tokens: IntArray, key: CacheKey, length: int) -> Walk:
@@ -52,7 +52,7 @@ class Extents:
         tail = self._tail(node, tokens, key, length)
         return Walk(whole_path(node, self._nodes.page_size), length, tail, node)
 
-    def match(self, found: Walk, *, step: int, load: bool) -> Match:
+    def match(self, found: Walk, *, step: int, load: int) -> Match:
         """What a request may use of a walk; see `RadixCache.match`."""
         assert found.end is not None
         if found.tail is not None and found.tail.node.computed_at >= step:
@@ -66,8 +66,11 @@ class Extents:
         match.state = last.parts.state if last.parts else 0
         return match
 
-    def _extent(self, found: Walk, *, load: bool) -> Extent:
-        """The longest prefix that can be used, from the device alone if that is nearly as long."""
+    def _extent(self, found: Walk, *, load: int) -> Extent:
+        """The longest prefix that can be used, from the device alone if that is nearly as long.
+
+        `load`: longest one for which lower tiers may be read.
+        """
         size = self._nodes.page_size
         path, tail, length = found.path, found.tail, found.length
         on_device = 0
@@ -78,8 +81,9 @@ class Extents:
         if tail is not None and on_device == length and self._can_end(path, tail, length):
             return Extent(length, tail)
         near = self._longest(path, on_device, lower=False)
-        if load and self._min_load_tokens and near < length:
-            far = self._longest(path, length, lower=True)
+        load = min(load // size * size, length)
+        if self._min_load_tokens and near < load:
+            far = self._longest(path, load, lower=True)
             if far - near >= self._min_load_tokens:
                 return Extent(far, loads=True)
         return Extent(near)

@@ -71,6 +71,10 @@ class EvictionHeap:
             heapq.heapify(self._heap)
             self._void = 0
 
+    def __len__(self) -> int:
+        """Nodes that `pop` might return, unless they were locked or got children meanwhile."""
+        return len(self._heap) - self._void
+
     def holds(self, node: Node) -> bool:
         """Whether `pop` could return this node."""
         return node.queued > 0
@@ -132,6 +136,11 @@ class StagedHeap:
                 if not node.locks and (node.parts is None or not node.parts.on_device):
                     return node
         return self._heap.pop()
+
+    @property
+    def num_unstaged(self) -> int:
+        """Leaves that are not staged; more than there are, but 0 once all have been looked at."""
+        return len(self._heap)
 
     def pop_unstaged(self) -> Node | None:
         """The next leaf to be staged, or None; push it if it is not."""

@@ -121,6 +121,8 @@ class Loads:
                 self._arrive(node, part, kv)
         self._end(load)
         if kv is not None:
+            brought = sum(len(part.entries) for part in load.pages if not part.group)
+            kv.loaded = brought * self._nodes.page_size
             self._nodes.unlock(kv.node)
             kv.node = load.node  # with the lock of the load
             return kv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,9 @@ from sylvan.runtime.cache.windows import WindowPages
 Copy = tuple[int, int, int, int]
 """(source page, target page, tokens, KV group)."""
 
+
+ANY = sys.maxsize
+"""Tokens: no bound."""
 
 _SLACK = 64  # pages evicted beyond need: a call costs as much as a leaf does, whatever its size
 
@@ -105,7 +109,7 @@ class KVCacheManager:
         return self._tree.peek(key, limit)
 
     def acquire(
-        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: bool = True
+        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = ANY
     ) -> KVHandle:
         """Borrow the longest cached prefix of `key`, at most `limit` tokens.
 
@@ -114,15 +118,15 @@ class KVCacheManager:
             limit: Longest prefix to borrow.
             step: That is being planned; see `RadixCache.match`.
             priority: Of the request.
-            load: Use lower tiers too. The request must wait while the handle is `loading`.
+            load: Longest prefix for which lower tiers are read too. The request must wait while
+                the handle is `loading`.
         """
-        match = self._tree.match(
-            key, limit, step=step, priority=priority, load=load and self.loads is not None
-        )
+        load = load if self.loads is not None else 0
+        match = self._tree.match(key, limit, step=step, priority=priority, load=load)
         kv = self._borrow(key, match)
         if match.loads and self.loads is not None and not self._load(match, kv, self.loads):
             self.release(kv, 0, key.tokens, step=step)
-            return self.acquire(key, limit, step=step, priority=priority, load=False)
+            return self.acquire(key, limit, step=step, priority=priority, load=0)
         return kv
 
     def extend(self, kv: KVHandle, num_tokens: int, *, computed: int = 0) -> bool:

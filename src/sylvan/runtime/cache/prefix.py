@@ -75,9 +75,9 @@ class PrefixCache(Protocol):
         ...
 
     def match(
-        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: bool = False
+        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = 0
     ) -> Match:
-        """Longest cached prefix of at most `limit` tokens."""
+        """Longest cached prefix of `limit` tokens; of `load` tokens if lower tiers are read."""
         ...
 
     def insert(
@@ -143,7 +143,7 @@ class NoPrefixCache:
         return {}
 
     def match(
-        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: bool = False
+        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = 0
     ) -> Match:
         """See `PrefixCache.match`."""
         return Match(self._node, 0)

@@ -118,12 +118,12 @@ class RadixCache:
         return page_name(key, 0, len(key.tokens), self.page_size)
 
     def match(
-        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: bool = False
+        self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = 0
     ) -> Match:
         """Find the longest cached prefix of `key`, at most `limit` tokens, and mark it used.
 
-        A tail inside a page is offered only if an earlier step than `step` computed it. With `load`
-        prefixes in lower tiers are found too, if they are enough longer.
+        A tail inside a page is offered only if an earlier step than `step` computed it. Prefixes in
+        lower tiers of at most `load` tokens are found too, if they are enough longer.
         """
         tokens = key.tokens[:limit]
         node, length = self._descend(key, tokens, priority)

@@ -14,26 +14,49 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from sylvan.protocol.arrays import EMPTY_IDS
 from sylvan.runtime.cache.eviction import EvictionPolicy
 from sylvan.runtime.cache.heap import StagedHeap
+from sylvan.runtime.cache.matching import path_to, walk
 from sylvan.runtime.cache.tree import NodeTree
-from sylvan.runtime.cache.types import Locator, Node, NodeParts, Place, Writing
+from sylvan.runtime.cache.types import (
+    ABSENT,
+    CacheKey,
+    Locator,
+    Node,
+    NodeParts,
+    Place,
+    Writing,
+    overlapping,
+)
 
 _SLACK = 1024  # dead entries tolerated before a rebuild
 
 
 class Tier(Protocol):
-    """Control side of one memory below the device; its own means move the KV."""
+    """Control side of one memory below the device; its own means move the KV.
+
+    Attributes:
+        place: Where it is.
+        whole_prefixes: What it has of a prefix is of use only with all that comes before.
+    """
 
     place: Place
+    whole_prefixes: bool
 
     @property
     def free_pages(self) -> int:
         """Pages that it can take now."""
         ...
 
+    def wants(self, node: Node) -> bool:
+        """Whether it would ever take this node, however much room there is."""
+        ...
+
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
-        """Begin to write the KV of a node, as write `number`; None if the tier does not want it.
+        """Begin to write the KV of a node, as write `number`; None if that cannot be now.
 
         The tier reads from `source`: from `Node.pages`, `NodeParts.windows` and `NodeParts.state`
         if that is the device, else from `NodeParts.lower[source]`. It reads after all steps that
@@ -41,7 +64,8 @@ class Tier(Protocol):
         meanwhile; what it wrote is dropped then.
 
         Returns:
-            Where the tier will keep it. Pages of the first group are obligatory.
+            Where the tier will keep it. Pages of the first group are obligatory, but for a last one
+            that is not whole.
         """
         ...
 
@@ -51,6 +75,32 @@ class Tier(Protocol):
 
     def drop(self, locator: Locator) -> None:
         """Nobody needs this any more. Each page and state of a locator is dropped once."""
+        ...
+
+
+class Stored(Protocol):
+    """A prefix that a tier turned out to have, of pages that others wrote.
+
+    Each number is given once, and only for what is to be known from now on.
+
+    Attributes:
+        first: First page that is known to be there.
+        stop: Page after the last one.
+    """
+
+    first: int
+    stop: int
+
+    def page(self, page: int) -> int:
+        """Number of a page of the first group."""
+        ...
+
+    def window(self, group: int, page: int) -> int:
+        """Number of a page of a window group; `ABSENT` if it is not there."""
+        ...
+
+    def state(self, stop: int) -> int:
+        """Number of the recurrent state after so many pages; `ABSENT` if it is not there."""
         ...
 
 
@@ -80,7 +130,7 @@ class Residency:
         write_ahead_pages: int,
     ) -> None:
         self._nodes, self._heap = nodes, heap
-        self._write_ahead_pages = write_ahead_pages
+        self.write_ahead_pages = write_ahead_pages  # see `TierPolicy`; may be changed
         self._tiers = {tier.place: tier for tier in tiers}
         self._next = dict(itertools.pairwise(self._tiers))  # the place below each
         self._shelves = {place: _Shelf(eviction, place) for place in self._tiers}
@@ -91,6 +141,12 @@ class Residency:
     def places(self) -> Iterable[Place]:
         """Of the tiers, nearest first."""
         return self._tiers.keys()
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether `poll` might begin writes."""
+        heap = self._heap
+        return heap.num_unstaged > 0 and heap.staged_pages < self.write_ahead_pages
 
     def poll(self, completed: int) -> None:
         """Take in writes that ended, and begin new ones.
@@ -104,6 +160,65 @@ class Residency:
         self._write_ahead(completed)
         self.collect()
 
+    def back_up(self, node: Node, completed: int) -> bool:
+        """Begin to write a node and all above it, where no tier has them; False if one refuses.
+
+        Args:
+            node: A node on the device.
+            completed: See `poll`.
+        """
+        path = [*path_to(node)][::-1]
+        for each in path:
+            parts_of(each).readers += 1  # room is not made at the cost of this very prefix
+        try:
+            return all(self._back_up_node(each, completed) for each in path)
+        finally:
+            for each in path:
+                parts_of(each).readers -= 1
+
+    def on_device(self, key: CacheKey, limit: int) -> int:
+        """Tokens in whole pages of `key`, at most `limit`, that are on the device; no changes."""
+        found, nodes = 0, self._nodes
+        root = nodes.roots.get(key.namespace)
+        for node, count in walk(root, key, limit, nodes.page_size).path:
+            if not len(node.pages):
+                break
+            found += count * nodes.page_size
+        return found
+
+    def learn(self, key: CacheKey, place: Place, stored: Stored) -> bool:
+        """A tier has pages of a prefix that it was not known to have: from now on they are found.
+
+        False, changing nothing, if what is before them is not cached any more.
+        """
+        size, tier = self._nodes.page_size, self._tiers[place]
+        node, reached = self._reach(key, stored.stop * size)
+        if reached < stored.first * size:
+            return False
+        lacking = stored.stop - stored.first - tier.free_pages
+        if lacking > 0:
+            self._shed(place, lacking)
+            node, reached = self._reach(key, stored.stop * size)
+            if reached < stored.first * size or tier.free_pages < stored.stop - stored.first:
+                return False
+        for known in [*path_to(node)][::-1]:
+            if known.start >= stored.first * size:
+                self._learn_node(known, place, stored)
+        if reached < stored.stop * size:
+            tokens = key.tokens[reached : stored.stop * size].copy()
+            media = overlapping(key.media, reached, stored.stop * size)
+            leaf = Node(tokens, EMPTY_IDS, node, reached, key.namespace, media=media)
+            leaf.last_used = leaf.created = node.last_used
+            locator = self._locate(reached // size, stored.stop, stored)
+            self._nodes.attach(node, leaf, {place: locator})
+            self._shelves[place].push(leaf)
+        return True
+
+    def forget(self, place: Place) -> None:
+        """A tier is emptied or goes: nothing lies there any more, but what loads read just now."""
+        self._nodes.forget_all_lower(place)
+        self.collect()
+
     def collect(self) -> None:
         """Tell tiers what nobody needs any more."""
         dropped = self._nodes.dropped
@@ -113,21 +228,78 @@ class Residency:
 
     # ---- inside
 
+    def _reach(self, key: CacheKey, length: int) -> tuple[Node, int]:
+        """The deepest node on the way of the first `length` tokens, split there, and its end."""
+        nodes = self._nodes
+        root = nodes.roots.get(key.namespace) or Node(
+            EMPTY_IDS, EMPTY_IDS, None, namespace=key.namespace
+        )
+        found = walk(root, key, length, nodes.page_size)
+        end = nodes.node_at(found.path[-1].node, found.length) if found.path else root
+        return end, found.length
+
     def _write_ahead(self, completed: int) -> None:
         heap, later = self._heap, list[Node]()
-        while heap.staged_pages < self._write_ahead_pages and (node := heap.pop_unstaged()):
+        while heap.staged_pages < self.write_ahead_pages and (node := heap.pop_unstaged()):
             parts = parts_of(node)
             if parts.lower or parts.writing:
                 heap.stage(node, written=bool(parts.lower))
             elif node.computed_at > completed:
                 later.append(node)
-            elif any(self._write(node, Place.DEVICE, tier) for tier in self._tiers.values()):
-                heap.stage(node, written=False)
+            elif self._stage(node, completed):
+                heap.stage(node, written=not parts.writing)
             else:
                 later.append(node)
                 break
         for node in later:
             heap.push(node)
+
+    def _back_up_node(self, node: Node, completed: int) -> bool:
+        parts = parts_of(node)
+        if parts.lower or parts.writing or not self._is_wanted(node):
+            return True
+        return node.computed_at <= completed and self._write_anywhere(node)
+
+    def _is_wanted(self, node: Node) -> bool:
+        """Whether any tier would take a node. Nobody would find less than a page in one."""
+        whole = len(node.tokens) >= self._nodes.page_size
+        return whole and any(tier.wants(node) for tier in self._tiers.values())
+
+    def _write_anywhere(self, node: Node) -> bool:
+        """Offer a node to tiers, nearest first, until one takes it."""
+        return any(self._write(node, Place.DEVICE, tier) for tier in self._tiers.values())
+
+    def _stage(self, node: Node, completed: int) -> bool:
+        """Write a node before it is evicted, and what it is of no use without."""
+        if any(tier.whole_prefixes for tier in self._tiers.values()):
+            return self.back_up(node, completed)
+        return not self._is_wanted(node) or self._write_anywhere(node)
+
+    def _learn_node(self, node: Node, place: Place, stored: Stored) -> None:
+        """A node lies in a tier too, or more of it than was known."""
+        parts, size = parts_of(node), self._nodes.page_size
+        first, stop = node.start // size, node.stop // size
+        known = parts.lower.get(place)
+        if known is None:
+            if node.stop == stop * size and not parts.writing:
+                parts.lower[place] = self._locate(first, stop, stored)
+                self._shelves[place].push(node)
+                self._heap.mark_written(node)
+            return
+        for group, pages in enumerate(known.windows):
+            for at in np.flatnonzero(pages == ABSENT).tolist():
+                pages[at] = stored.window(group, first + at)
+        if known.state == ABSENT:
+            known.state = stored.state(stop)
+
+    def _locate(self, first: int, stop: int, stored: Stored) -> Locator:
+        each = range(first, stop)
+        groups = range(self._nodes.num_windows)
+        return Locator(
+            np.array([stored.page(page) for page in each], np.int64),
+            tuple(np.array([stored.window(g, page) for page in each], np.int64) for g in groups),
+            stored.state(stop),
+        )
 
     def _write(self, node: Node, source: Place, tier: Tier) -> bool:
         """Offer a node to a tier, after making room there."""

@@ -60,29 +60,35 @@ class NodeTree:
         self.dropped: list[tuple[Place, Locator]] = []  # what tiers may reuse; `Residency` takes it
         self.writing: dict[int, list[Node]] = {}  # nodes that a write to a tier copies, by number
         self._ordered = page_size > 1  # keep children sorted, to find hits inside a page
-        self._num_windows = num_windows
+        self.num_windows = num_windows
         self._events: deque[TreeEvent] | None = None
 
     # ---- structure
 
-    def attach(self, parent: Node, leaf: Node) -> None:
-        """Add a new leaf, whose pages are the tree's from now on."""
+    def attach(
+        self, parent: Node, leaf: Node, lower: Mapping[Place, Locator] | None = None
+    ) -> None:
+        """Add a new leaf, whose pages are the tree's from now on.
+
+        `lower`: where its KV lies otherwise.
+        """
         name = node_name(leaf, self.page_size)
         assert name not in parent.children
         if parent.parent is None:
             self.roots[parent.namespace] = parent
         parent.adopt(name, leaf, ordered=self._ordered)
-        if self._num_windows or self.tiered:
-            count = len(leaf.pages)
-            leaf.parts = NodeParts([np.zeros(count, np.int32) for _ in range(self._num_windows)])
-        if self.tiered:
+        if self.num_windows or self.tiered:
+            count = -(-len(leaf.tokens) // self.page_size)
+            leaf.parts = NodeParts([np.zeros(count, np.int32) for _ in range(self.num_windows)])
+            leaf.parts.lower.update(lower or ())
+        if self.tiered and len(leaf.pages):
             self._count_child(parent, 1)
         if not leaf.locks:
             self.evictable_pages += len(leaf.pages)
             self.heap.push(leaf)
         self.total_pages += len(leaf.pages)
         self.num_nodes += 1
-        if self._events is not None:
+        if self._events is not None and len(leaf.pages):
             self._note("insert", leaf, leaf.tokens)
 
     def split(self, node: Node, at: int) -> Node:
@@ -246,13 +252,17 @@ class NodeTree:
         if not node.places:
             self.remove(node)
 
-    def forget_all_lower(self) -> None:
-        """Forget what lower tiers have of all nodes, except what loads in progress read."""
+    def forget_all_lower(self, only: Place | None = None) -> None:
+        """Forget what lower tiers have of all nodes, except what loads in progress read.
+
+        `only`: what lies in that place.
+        """
         nodes = sorted(below(self.roots.values()), key=attrgetter("start"), reverse=True)
         for node in nodes:
             places = node.parts.lower if node.parts is not None and not node.parts.readers else ()
             for place in tuple(places):
-                self.forget_lower(node, place)
+                if node.parent is not None and only in (None, place):
+                    self.forget_lower(node, place)
 
     # ---- followers
 
@@ -299,7 +309,7 @@ class NodeTree:
                 self.num_nodes -= 1
 
     def _split_parts(self, upper: Node, node: Node, parts: NodeParts, pages: int) -> None:
-        if not (self._num_windows or self.tiered):  # recurrent states only
+        if not (self.num_windows or self.tiered):  # recurrent states only
             return
         upper.parts = own = NodeParts(readers=parts.readers)
         own.on_device = int(len(node.pages) > 0)

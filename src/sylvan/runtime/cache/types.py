@@ -350,6 +350,7 @@ class KVHandle:
     windows: tuple[WindowTable, ...] = ()
     has_full: bool = True
     loading: Load | None = None  # what must arrive before the request can run
+    loaded: int = 0  # of the cached tokens, those that a lower tier brought
 
     @property
     def tables(self) -> tuple[PageTable, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from sylvan.config.fields import replaced
 from sylvan.config.load import dump
 from sylvan.config.plan import useful_tokens
 from sylvan.config.resolve import resolve
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.kernels import describe
+from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
@@ -25,10 +27,12 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
+from sylvan.runtime.engine.ranks import RankGroup
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts, read_facts
-from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
@@ -37,11 +41,12 @@ from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import LoraServing
-from sylvan.runtime.features.speculation.build import build_speculation
-from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
+from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.model import DraftModel
-from sylvan.runtime.features.speculation.together import ModelSpeculation
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.features.tiers.build import TiersParts
+from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
@@ -67,44 +72,63 @@ def resolved(config: Config) -> Config:
     return result.config
 
 
-def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None) -> Composition:
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Capabilities that a configuration does not name: both halves."""
+
+    capabilities: tuple[Capability, ...] = ()
+    workers: tuple[Callable[[ModelSite], CapabilityWorker | None], ...] = ()
+
+
+def build_scheduler(
+    config: Config,
+    emit: Emit,
+    progress: Progress | None = None,
+    also: Additions = Additions(),
+    ranks: RankGroup | None = None,
+) -> Composition:
     """Load the model and wire everything that serves it.
 
     Args:
         config: May still hold `auto`.
         emit: Takes the outputs of each step.
         progress: Told of the bytes that are loaded; None: lines of the log tell of them.
+        also: What is added to that.
+        ranks: Those that hold the model with this process; None: there are no others.
 
     Raises:
         ConfigError: something cannot be served; one clear sentence.
+        RankLostError: another rank did not come.
     """
     config = resolved(config)
+    mesh = ranks.start(config) if ranks else ONE_RANK
     if config.device == "cpu" and (lack := describe().reasons.get("none")):
         logger.warning("no native kernels, PyTorch computes, several times slower: %s", lack)
-    torch.set_num_threads(_number(config.threads))
-    path = model_dir(config.model)
-    trusted = config.trust_remote_code
-    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
-    grammar = build_grammar(
-        config.grammar,
-        lambda: _vocabulary(config, vocab_size),
-        vocab_size,
-        free_core=_number(config.threads) < inspect_machine().cores,
-    )
+    grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
-    workers = (*STANDARD_WORKERS, lambda site: grammar.worker, *([lora.worker] if lora else ()))
-    executor, model = build_executor(
-        path,
-        _options(config),
-        progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts(workers),
+    tiers = TiersParts(config.tiers) if config.tiers is not None else None
+    workers = (
+        lambda site: grammar.worker,
+        *(part.worker for part in (lora, tiers) if part),
+        *_head(config),
+        *also.workers,
     )
+    executor, model = _own_executor(config, workers, mesh, progress)
+    if ranks:
+        _warn_of_few_cores(config)
+        executor = ranks.executor(executor, mesh)
     if model.num_pages:  # of the device's memory, which is known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
+    if tiers is not None:
+        tiers.open(config, model, model_dir(config.model))
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
-    capabilities: tuple[Capability, ...] = (grammar.control, *([lora.control] if lora else ()))
+    capabilities: tuple[Capability, ...] = (
+        grammar.control,
+        *([lora.control] if lora else ()),
+        *also.capabilities,
+    )
     speculation = draft = None
     if config.speculative is not None:
         if not executor.caps.draft_chains:
@@ -115,7 +139,7 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         draft = _draft_model(config)
         speculation = build_speculation(config.speculative, model.vocab_size, draft)
         capabilities = (*capabilities, speculation)
-    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher)
+    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher, tiers)
 
     def close() -> None:
         executor.close()
@@ -153,13 +177,84 @@ def build_scheduler(config: Config, emit: Emit, progress: Progress | None = None
         num_grammar_reqs=grammar.num_waiting,
         weight_version=config.weight_version,
         lora=lora,
+        stores=tiers.stores if tiers else None,
     )
+
+
+def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
+    """Makes the worker half of speculation by a draft head, if there is one."""
+    given = config.speculative
+    if given is None or given.algorithm not in (*DRAFT_HEADS, OWN_HEAD):
+        return ()
+    path = model_dir(given.draft_model) if given.draft_model is not None else None
+    return (head_worker(path, given.algorithm, _number(given.num_steps)),)
+
+
+def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]]:
+    """The executor of another rank than the first, and what ends it.
+
+    Args:
+        config: Of the first rank, resolved.
+        mesh: This rank's place.
+
+    Raises:
+        ConfigError: see `build_scheduler`.
+    """
+    grammar = _grammar(config)
+    executor, _ = _own_executor(config, (lambda site: grammar.worker,), mesh, None)
+
+    def close() -> None:
+        executor.close()
+        grammar.close()
+
+    return executor, close
+
+
+def _grammar(config: Config) -> Grammar:
+    path, trusted = model_dir(config.model), config.trust_remote_code
+    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
+    return build_grammar(
+        config.grammar,
+        lambda: _vocabulary(config, vocab_size),
+        vocab_size,
+        free_core=_number(config.threads) < inspect_machine().cores,
+    )
+
+
+def _own_executor(
+    config: Config,
+    workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]],
+    mesh: Mesh,
+    progress: Progress | None,
+) -> tuple[Executor, ModelFacts]:
+    """What this process computes, with worker halves beside those that every server has."""
+    torch.set_num_threads(_number(config.threads))
+    return build_executor(
+        model_dir(config.model),
+        _options(config),
+        progress=progress or LoggedProgress(config.quantization),
+        parts=ExecutorParts((*STANDARD_WORKERS, *workers)),
+        mesh=mesh,
+    )
+
+
+def _warn_of_few_cores(config: Config) -> None:
+    wanted, cores = config.parallel.tp * _number(config.threads), inspect_machine().cores
+    if wanted > cores:
+        logger.warning(
+            "parallel.tp=%d with threads=%s: %d threads compute on %d cores, and wait for each "
+            "other; lower parallel.tp or threads",
+            config.parallel.tp,
+            config.threads,
+            wanted,
+            cores,
+        )
 
 
 def _draft_model(config: Config) -> DraftModel | None:
     """The model that writes ahead, with as much memory in tokens as the one that is served."""
     given = config.speculative
-    if given is None or given.draft_model is None:
+    if given is None or given.algorithm != "standalone" or given.draft_model is None:
         return None
     path = model_dir(given.draft_model)
     facts = read_facts(path, config.dtype, None, trusted=config.trust_remote_code)
@@ -202,11 +297,16 @@ def compose_scheduler(
     emit: Emit,
     capabilities: tuple[Capability, ...] = (),
     publisher: KVEventPublisher | None = None,
+    tiers: TiersParts | None = None,
 ) -> tuple[Scheduler, Inspect]:
     """The scheduler of a resolved configuration over an executor that is there already."""
     settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
-    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction)
+    below = () if tiers is None else (tiers.tier,)
+    policy = None if tiers is None else tiers.policy(caps.kv_groups)
+    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
+    if tiers is not None:
+        capabilities = (*capabilities, tiers.control(cache))
     standard = standard_capabilities(
         cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all
     )
@@ -282,6 +382,18 @@ def _limits(config: Config, caps: ExecutorCaps) -> Limits:
     )
 
 
+def program_of(config: Config) -> tuple[str, Sequence[OpCost]]:
+    """Load a model as for serving it; the runner's name, and the ops of its step program if any.
+
+    Raises:
+        ConfigError: it cannot be served; one clear sentence.
+    """
+    config = resolved(config)
+    executor, facts = build_executor(model_dir(config.model), _options(config))
+    executor.close()
+    return facts.runner, facts.program
+
+
 def _options(config: Config) -> LocalOptions:
     size = _number(config.cache.page_size)
     running = _number(config.scheduler.max_running_reqs)
@@ -323,7 +435,7 @@ def _state(
     config: Config,
     grammar: Grammar,
     model: ModelFacts,
-    speculation: Speculation | ModelSpeculation | None,
+    speculation: AnySpeculation | None,
 ) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}

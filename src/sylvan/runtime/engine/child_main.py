@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from sylvan.config import Config
-from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.errors import ConfigError, RankLostError
 from sylvan.protocol.messages import Failed, FromScheduler
 from sylvan.transport.api import Sender
 from sylvan.transport.arrays import SharedArrays
@@ -46,6 +46,7 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
         parent_pid: Process id of the API process.
         sockets: File name of each of the child's sockets, by the child's name for it.
         reports_loading: Send `Loading` messages while weights are loaded, instead of logging.
+        rank: Of those that hold a model together.
     """
 
     config: Config
@@ -53,6 +54,7 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     parent_pid: int
     sockets: dict[str, str]
     reports_loading: bool = False
+    rank: int = 0
 
 
 class ChildMain:
@@ -61,12 +63,14 @@ class ChildMain:
     Attributes:
         config: The whole configuration, without secrets.
         reports_loading: See `ChildConfig`.
+        rank: See `ChildConfig`.
     """
 
     def __init__(self, child_config: ChildConfig) -> None:
         self._child_config = child_config
         self.config = child_config.config
         self.reports_loading = child_config.reports_loading
+        self.rank = child_config.rank
         self._workspace = Workspace.join(Path(child_config.workspace))
         self._arrays = SharedArrays(self._workspace.path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -91,6 +95,10 @@ class ChildMain:
         """Receiving end of one or more sockets, for messages of type `kind`."""
         addresses = [self._address(socket) for socket in sockets]
         return PullReceiver(self._context, addresses, Decoder(kind, self._arrays))
+
+    def path(self, socket: str) -> Path:
+        """Where a file lies that has a name among the sockets."""
+        return self._workspace.path / self._child_config.sockets[socket]
 
     def finish(self) -> None:
         """Close the sockets once everything sent was delivered, or after a second."""
@@ -137,6 +145,9 @@ def run_start(replies: Sender[FromScheduler], start: Callable[[], None]) -> int:
     except ConfigError as error:
         replies.send(Failed(message=str(error)))
         return EXIT_CONFIG
+    except RankLostError as error:
+        replies.send(Failed(message=str(error)))
+        return 1
     except MemoryError as error:
         replies.send(Failed(message=f"too little memory: {error}"))
         return EXIT_CONFIG

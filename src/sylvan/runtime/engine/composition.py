@@ -10,6 +10,7 @@ from sylvan.config import Config
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.features.lora.build import LoraServing
+from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.sched.scheduler import Scheduler
 
 Emit = Callable[[Sequence[TokenOutput]], None]
@@ -31,6 +32,7 @@ class Composition:
         num_grammar_reqs: Counts the requests whose grammar is being compiled.
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
+        stores: Of KV below the device's memory; None: there can be none.
     """
 
     scheduler: Scheduler
@@ -42,6 +44,7 @@ class Composition:
     num_grammar_reqs: Callable[[], int] = lambda: 0
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None
+    stores: Stores | None = None
 
 
 Build = Callable[[Config, Emit], Composition]

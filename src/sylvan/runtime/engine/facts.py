@@ -16,9 +16,9 @@ import sylvan.runtime.attention
 import sylvan.runtime.cache.eviction
 import sylvan.runtime.sched.policies
 from sylvan import kernels
-from sylvan.config.checkpoint import model_dir, model_facts
+from sylvan.config.checkpoint import model_dir, model_facts, vocabulary_rows
 from sylvan.config.facts import QUANTISED_BITS, AttentionFacts, DeviceFacts, Facts, cpu_facts
-from sylvan.config.tree import Config
+from sylvan.config.tree import DRAFT_HEADS, Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.features.grammar.libraries import installed_backends
 from sylvan.runtime.platform.facts import Kind
@@ -29,6 +29,7 @@ from sylvan.utils.machine import inspect_machine
 _ANYWHERE = frozenset({"cpu", "cuda", "rocm", "xpu"})
 _GPUS = frozenset({"cuda", "rocm"})
 _NO_ATTENTION = "null"  # for layers that attend by themselves; served otherwise, it talks nonsense
+TOKENIZER = "tokenizer.json"
 _8_BIT = frozenset({"model", "fp8_e4m3"})
 
 ATTENTION: Mapping[str, AttentionFacts] = {
@@ -124,8 +125,11 @@ def _draft(config: Config) -> dict[str, Any]:
     name = config.speculative.draft_model
     try:
         facts = model_facts(name, trusted=config.trust_remote_code)
-        ours, theirs = (model_dir(path) / "tokenizer.json" for path in (config.model, name))
-        same = _vocabulary(ours) == _vocabulary(theirs)
+        ours, theirs = model_dir(config.model), model_dir(name)
+        if config.speculative.algorithm in DRAFT_HEADS:  # they have no tokenizer
+            same = facts.vocab_size == vocabulary_rows(ours)
+        else:
+            same = _vocabulary(ours / TOKENIZER) == _vocabulary(theirs / TOKENIZER)
     except (ConfigError, OSError, ValueError) as error:
         raise ConfigError(f"speculative.draft_model={name}: {error}") from None
     return {"draft": facts, "draft_reads_alike": same}

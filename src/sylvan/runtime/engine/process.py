@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from sylvan.config.env import for_compute
 
 SCHEDULER_ARGV = (sys.executable, "-m", "sylvan.runtime.engine.scheduler_process")
+RANK_ARGV = (sys.executable, "-m", "sylvan.runtime.engine.rank_process")
 DETOKENIZER_ARGV = (sys.executable, "-m", "sylvan.runtime.engine.detokenizer_process")
 
 

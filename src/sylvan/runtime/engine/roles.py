@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sylvan.config import Config
@@ -12,7 +12,7 @@ from sylvan.protocol.messages import Alive, Ready, TextBatch
 from sylvan.protocol.shared_params import ParamsSender
 from sylvan.runtime.engine.child_process import FromChild
 from sylvan.runtime.engine.composition import Scalar
-from sylvan.runtime.engine.process import DETOKENIZER_ARGV, SCHEDULER_ARGV
+from sylvan.runtime.engine.process import DETOKENIZER_ARGV, RANK_ARGV, SCHEDULER_ARGV
 from sylvan.runtime.engine.restart import RestartPolicy
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient, Send
 from sylvan.runtime.tokenizer.types import ModelFacts
@@ -65,6 +65,11 @@ class ProcessRole:
         outbox: The process's name for its socket to the API process.
         inbox: Its name for the socket on which it takes messages of the API process, if it does.
         links: Its names for sockets to others of its replica, and what these are called there.
+        group: Roles of one group live together: when one of its processes has ended, the others of
+            the replica are ended, and all are started anew. Empty: the role is a group of its own.
+        peers: Its names for sockets and files that it shares with its group, and what these are
+            called there; made anew each time the group is started.
+        rank: Number of the process among those that hold a model together.
         environment: Makes the environment variables.
         restart: When it is started again after it has ended.
         heartbeat_limit_s: Age of its last heartbeat above which it is ended because it hangs; None
@@ -78,6 +83,9 @@ class ProcessRole:
     outbox: str
     inbox: str | None = None
     links: Mapping[str, str] = field(default_factory=dict[str, str])
+    group: str = ""
+    peers: Mapping[str, str] = field(default_factory=dict[str, str])
+    rank: int = 0
     environment: Callable[[], Mapping[str, str]] = for_compute
     restart: RestartPolicy = RestartPolicy()  # noqa: RUF009 - immutable
     heartbeat_limit_s: Callable[[Config], float] | None = None
@@ -133,6 +141,26 @@ class DetokenizerObserver:
         self.replica.client.give_up()
 
 
+@dataclass(frozen=True, slots=True)
+class RankObserver:
+    """The scheduler's process is of the same group: its observer is told what matters."""
+
+    replica: Replica
+
+    def on_ready(self, ready: Ready, send: Send) -> None:
+        """See `ProcessObserver.on_ready`."""
+
+    def on_message(self, message: FromChild) -> None:
+        """See `ProcessObserver.on_message`."""
+
+    def on_lost(self) -> None:
+        """See `ProcessObserver.on_lost`."""
+
+    def on_given_up(self) -> None:
+        """See `ProcessObserver.on_given_up`."""
+        self.replica.client.give_up()
+
+
 SCHEDULER = ProcessRole(
     name="scheduler",
     argv=SCHEDULER_ARGV,
@@ -154,12 +182,49 @@ DETOKENIZER = ProcessRole(
 )
 
 ROLES = (SCHEDULER, DETOKENIZER)
-"""The processes of a replica, in the order of their start."""
+"""The processes of a replica whose model one process holds, in the order of their start."""
+
+
+def roles_of(config: Config) -> tuple[ProcessRole, ...]:
+    """The processes of a replica: with several ranks, the first is the scheduler's process."""
+    size = config.parallel.tp
+    if size == 1:
+        return ROLES
+    shared = {MEETING: MEETING}
+    streams = {name: name for rank in range(1, size) for name in streams_of(rank)}
+    first = replace(SCHEDULER, group="ranks", peers=shared | streams)
+    others = (
+        ProcessRole(
+            name=f"rank-{rank}",
+            argv=RANK_ARGV,
+            observe=RankObserver,
+            outbox="replies",
+            group="ranks",
+            peers=shared | {name: name for name in streams_of(rank)},
+            rank=rank,
+            heartbeat_limit_s=lambda config: config.parallel.rank_timeout_s,
+            starts_first=True,
+        )
+        for rank in range(1, size)
+    )
+    return (first, *others, DETOKENIZER)
+
+
+MEETING = "meeting"
+"""File by which ranks find each other."""
+
+
+def streams_of(rank: int) -> tuple[str, str]:
+    """Sockets from the first rank to another, and back."""
+    return f"steps-{rank}", f"answers-{rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Which processes serve a model: those of `roles`, once for each replica."""
+    """Which processes serve a model: those of `roles`, once for each replica.
+
+    `roles` None: those of the configuration.
+    """
 
     num_replicas: int = 1
-    roles: tuple[ProcessRole, ...] = ROLES
+    roles: tuple[ProcessRole, ...] | None = None

@@ -20,7 +20,9 @@ from sylvan.runtime.engine.roles import Replica, Topology
 from sylvan.runtime.engine.served import served_facts
 from sylvan.runtime.engine.supervisor import DuringStart, Supervisor
 from sylvan.runtime.engine.text import load_tokenizer, read_chat_template
+from sylvan.runtime.storage.cipher import tenants_secret
 from sylvan.runtime.tokenizer.adapters import Adapters, AdapterSettings
+from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.router import ReplicaRouter
 from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
@@ -104,6 +106,8 @@ class Runtime:
             manager = TokenizerManager(
                 tokenizer, _limits(config, topology), router=router, adapters=adapters
             )
+            if (secret := tenants_secret(config.tiers)) is not None:
+                manager.isolation = CacheIsolation(secret)
             stack.pop_all()
         return cls(manager, backends)
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sylvan.protocol.commands import ExecutorCommand, LoadAdapter, UpdateWeights
-from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.protocol.errors import CapacityError, RankLostError, RequestError, SylvanError
 from sylvan.protocol.messages import (
     DEFAULT_VERSION,
     Abort,
@@ -43,6 +43,7 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
+from sylvan.protocol.tiers import TierCommand
 from sylvan.runtime.engine.commands import Commands
 from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.throughput import Throughput
@@ -134,6 +135,7 @@ class SchedulerLoop:
         """
         self._send_heartbeat()
         self._receive_messages(self._timeout_s() if wait else 0.0)
+        self._send_tier_replies()
         if not self._shutdown:
             progressed = self._commands.active and self._advance_commands()
             if not self._commands.stops_steps:
@@ -168,6 +170,7 @@ class SchedulerLoop:
             num_grammar_reqs=self._built.num_grammar_reqs(),
             **(self._built.lora.counts if self._built.lora else {}),
             paused=self._paused or bool(self._commands.blocked),
+            tiers=self._built.stores.load() if self._built.stores is not None else None,
         )
         self._ports.replies.send(Heartbeat(load=load))
 
@@ -184,6 +187,8 @@ class SchedulerLoop:
             timeout_s, self._wait_s = 0.0, 0.0
             if isinstance(message, Control) and isinstance(message.command, ExecutorCommand):
                 self._commands.add(message.id, message.command)
+            elif isinstance(message, Control) and isinstance(message.command, TierCommand):
+                self._add_tier_command(message.id, message.command)
             elif isinstance(message, Control):
                 controls.append(message)
             else:
@@ -244,6 +249,8 @@ class SchedulerLoop:
         self._idle_at_s = self._heartbeat_due_s + HEARTBEAT_S
         try:
             progressed = self._scheduler.step()
+        except RankLostError:  # nobody's request is to blame; those under way go on elsewhere
+            raise
         except Exception as error:
             self._failed_steps += 1
             if self._failed_steps >= MAX_FAILED_STEPS:
@@ -272,6 +279,18 @@ class SchedulerLoop:
         for req in tuple(self._scheduler.running):
             logger.error("request ended by a failed step rid=%s", req.rid)
             self._scheduler.abort(req.rid, finish)
+
+    def _add_tier_command(self, number: int, command: TierCommand) -> None:
+        """Stores answer when they are open, or closed; see `_send_tier_replies`."""
+        if self._built.stores is not None:
+            self._built.stores.add(number, command)
+            return
+        message = "there are no KV tiers: start the server with --enable-hierarchical-cache"
+        self._ports.replies.send(ControlReply(id=number, ok=False, message=message, status=400))
+
+    def _send_tier_replies(self) -> None:
+        for reply in self._built.stores.take_replies() if self._built.stores else ():
+            self._ports.replies.send(reply)
 
     def _reply(self, control: Control) -> ControlReply:
         reply = ControlReply(
@@ -343,6 +362,8 @@ class SchedulerLoop:
             if command.version is not None:
                 self._set_version(command.version)
             body |= {"weight_version": self._ports.weight_version}
+            if self._built.stores is not None:
+                self._built.stores.weights_changed()
             load = self._scheduler.load()
             body |= {"num_paused_requests": load.num_running_reqs + load.num_waiting_reqs}
         if not (self._commands.blocked or self._paused):

@@ -7,12 +7,13 @@ import sys
 from functools import partial
 from typing import Any, cast
 
-from sylvan.protocol.errors import ExecutorError
+from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.protocol.messages import Ready, ToScheduler
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.child_main import ChildMain, run_start
 from sylvan.runtime.engine.composition import Build, Composition
 from sylvan.runtime.engine.progress import ReportedProgress
+from sylvan.runtime.engine.ranks import rank_group
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
 from sylvan.utils import garbage
 
@@ -31,7 +32,7 @@ def main(build: Build | None = None) -> int:
         nonlocal ports, built
         inbox = cast(Any, child.receiver(ToScheduler, "inbox", "stops"))
         ports = Ports(inbox, cast(Any, child.sender("text")), replies)
-        make = build or partial(build_scheduler, progress=progress)
+        make = build or partial(build_scheduler, progress=progress, ranks=rank_group(child))
         built = make(child.config, ports.emit)
 
     code = run_start(replies, start)
@@ -47,7 +48,7 @@ def _serve(loop: SchedulerLoop) -> int:
     garbage.settle()
     try:
         loop.run()
-    except ExecutorError:
+    except (ExecutorError, RankLostError):
         logger.exception("the executor is lost; this process ends")
         return 1
     return 0

@@ -26,7 +26,13 @@ from sylvan.runtime.engine.child_process import ChildProcess, FromChild
 from sylvan.runtime.engine.process import SCHEDULER_ARGV, PrewarmedScheduler, start_process
 from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.engine.restart import Backoff
-from sylvan.runtime.engine.roles import ProcessObserver, ProcessRole, Replica, Topology
+from sylvan.runtime.engine.roles import (
+    ProcessObserver,
+    ProcessRole,
+    Replica,
+    Topology,
+    roles_of,
+)
 from sylvan.runtime.engine.watchdog import Watchdog
 from sylvan.transport.arrays import SharedArrays
 from sylvan.transport.codec import Decoder, Encoder
@@ -75,12 +81,14 @@ class Supervisor:
         # secrets never leave this process
         self._config = msgspec.structs.replace(config, server=ServerConfig())
         self._topology = topology or Topology()
+        self._roles = self._topology.roles or roles_of(config)
         self._progress = progress
         self._prewarmed = prewarmed
         self._workspace = Workspace.create(parent)
         self._arrays = SharedArrays(self._workspace.path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._runs = itertools.count(1)
+        self._group_runs: dict[tuple[int, str], int] = {}  # by replica and group
         self._slots: dict[str, _Slot] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -120,11 +128,14 @@ class Supervisor:
         self._progress = None
         for slot, ready in zip(slots, readies, strict=True):
             _observer(slot).on_ready(ready, slot.child.send)
+        groups: dict[tuple[int, str], list[_Slot]] = {}
         for slot in slots:
-            self._run_task(slot, self._keep(slot))
+            groups.setdefault((slot.replica, slot.role.group or slot.role.name), []).append(slot)
             if slot.role.heartbeat_limit_s is not None:
                 limit_s = slot.role.heartbeat_limit_s(self._config)
                 self._run_task(slot, self._watch(slot, Watchdog(limit_s)))
+        for group in groups.values():
+            self._run_task(group[0], self._keep(group))
 
     async def close(self) -> None:
         """End the children and remove what they used; idempotent."""
@@ -154,7 +165,7 @@ class Supervisor:
     def _spawn_all(self, *, first: bool) -> None:
         count = self._topology.num_replicas
         for replica in range(count):
-            for role in self._topology.roles:
+            for role in self._roles:
                 if role.starts_first == first:
                     name = role.name if count == 1 else f"{role.name}-{replica}"
                     child = self._spawn(role, replica, name)
@@ -163,6 +174,8 @@ class Supervisor:
     def _spawn(self, role: ProcessRole, replica: int, name: str) -> ChildProcess:
         run = next(self._runs)
         sockets = {ours: f"{link}-{replica}" for ours, link in role.links.items()}
+        group_run = self._group_runs.setdefault((replica, role.group), 1)
+        sockets |= {ours: f"{name}-{replica}-{group_run}" for ours, name in role.peers.items()}
         sockets[role.outbox] = f"out-{run}"
         sender: AsyncPushSender[ToScheduler] | None = None
         if role.inbox is not None:
@@ -186,6 +199,7 @@ class Supervisor:
                 parent_pid=os.getpid(),
                 sockets=sockets,
                 reports_loading=self._progress is not None and replica == 0,
+                rank=role.rank,
             )
         )
         return child
@@ -216,32 +230,47 @@ class Supervisor:
             logger.error("the %s is not supervised any more", slot.name, exc_info=error)
             _observer(slot).on_given_up()
 
-    async def _keep(self, slot: _Slot) -> None:
-        """Start a process again each time it has ended, as its policy allows."""
-        observer, backoff = _observer(slot), Backoff(slot.role.restart)
+    async def _keep(self, group: Sequence[_Slot]) -> None:
+        """Start the processes of a group again each time one has ended, as their policy allows."""
+        names = ", ".join(slot.name for slot in group)
+        backoff = Backoff(group[0].role.restart)
         while True:
-            await self._end_of(slot)
-            observer.on_lost()
+            await self._end_of(group)
+            for slot in group:
+                _observer(slot).on_lost()
             delay_s = backoff.next_delay_s()
             if delay_s is None:
-                logger.error("%s died too often; it is not started again", slot.name)
-                observer.on_given_up()
+                logger.error("%s died too often; it is not started again", names)
+                for slot in group:
+                    _observer(slot).on_given_up()
                 return
             await asyncio.sleep(delay_s)
-            slot.child = self._spawn(slot.role, slot.replica, slot.name)
-            with contextlib.suppress(ConfigError):  # then it ends, which the loop waits for
-                ready = await slot.child.ready
-                observer.on_ready(ready, slot.child.send)
-                logger.warning("%s restarted pid=%d", slot.name, slot.child.pid)
+            self._group_runs[group[0].replica, group[0].role.group] += 1
+            for slot in group:
+                slot.child = self._spawn(slot.role, slot.replica, slot.name)
+            with contextlib.suppress(ConfigError):  # then one ends, which the loop waits for
+                readies = await asyncio.gather(*(slot.child.ready for slot in group))
+                for slot, ready in zip(group, readies, strict=True):
+                    _observer(slot).on_ready(ready, slot.child.send)
+                    logger.warning("%s restarted pid=%d", slot.name, slot.child.pid)
 
-    async def _end_of(self, slot: _Slot) -> None:
-        """Wait until the process has ended, and clean up after it."""
-        child = slot.child
-        code = await asyncio.shield(child.ended)
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        logger.error("%s died (%s) pid=%d", slot.name, how, child.pid)
-        child.close()
-        self._workspace.sweep_arrays(child.pid)
+    async def _end_of(self, group: Sequence[_Slot]) -> None:
+        """Wait until a process has ended, end the others of its group, and clean up after them."""
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait([slot.child.ended for slot in group], return_when=first)
+        lost = [slot for slot in group if slot.child.ended.done()]
+        for slot in group:
+            child = slot.child
+            if slot not in lost:
+                child.signal(signal.SIGKILL)
+            code = await asyncio.shield(child.ended)
+            if slot in lost:
+                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                logger.error("%s died (%s) pid=%d", slot.name, how, child.pid)
+            else:
+                logger.error("%s was ended with its group pid=%d", slot.name, child.pid)
+            child.close()
+            self._workspace.sweep_arrays(child.pid)
 
     async def _watch(self, slot: _Slot, watchdog: Watchdog) -> None:
         """End a process that hangs, with its stacks printed, so that `_keep` starts another."""

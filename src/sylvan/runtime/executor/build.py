@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,15 +18,19 @@ from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention, NativeCalls
 from sylvan.runtime.attention.null import NullAttention
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.control import ExecutorControl
+from sylvan.runtime.executor.division import check_division
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
@@ -40,6 +45,7 @@ from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
     Progress,
     defer_weights,
@@ -56,9 +62,11 @@ from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.state_pages import StatePages
 from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
+from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
 from sylvan.utils import plugins
 
@@ -72,8 +80,9 @@ def build_executor(
     progress: Progress | None = None,
     parts: ExecutorParts | None = None,
     platform: Platform | None = None,
+    mesh: Mesh = ONE_RANK,
 ) -> tuple[Executor, ModelFacts]:
-    """Load a model and make the executor that runs it.
+    """Load a model, or this rank's part of it, and make the executor that runs it.
 
     Args:
         model_dir: Its directory.
@@ -81,11 +90,13 @@ def build_executor(
         progress: Told of the bytes that are loaded.
         parts: What capabilities add.
         platform: Instead of the one that `options.device` names.
+        mesh: The ranks that hold the model together; each of them calls this.
 
     Raises:
         ConfigError: the model or an option cannot be served; one clear sentence.
     """
     config = load_config(model_dir, headless=options.headless, trusted=options.trusted)
+    check_division(config, mesh)
     facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
     if options.embed is not None or config.head != "lm":
@@ -101,6 +112,7 @@ def build_executor(
             dtype=getattr(torch, facts.dtype),
             length=context,
             device=platform.device if platform else torch.device("cpu"),
+            mesh=mesh,
         ),
         limits=BatchLimits(
             max_tokens=options.max_batch_tokens,
@@ -134,8 +146,8 @@ def _in_memory(
 ) -> tuple[Executor, ModelFacts]:
     """Steps run in turn, or one ahead, in the memory of this process."""
     options, config, pooling = plan.options, plan.config, plan.pooling
-    head = _LateHead()
-    workers = _workers(plan, parts, head)
+    late = _LateParts()
+    workers = _workers(plan, parts, late)
     plan = replace(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
@@ -143,10 +155,11 @@ def _in_memory(
         adapt=_adapter_of(workers),
     )
     made = _with_program(plan) or _with_tensors(plan)
-    head.runner = made.runner
     states = plan.states
+    late.pages = [*made.pool.groups, *([StatePages(states.parts)] if states else [])]
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
+    late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
     control = _control(plan, made, states)
     control.extend(workers)
@@ -163,10 +176,12 @@ def _in_memory(
         draft_chains=made.runner.verifies_drafts and not config.states,
         draft_trees=made.runner.verifies_drafts and made.attention.caps.tree_mask,
     )
+    late.groups = caps.kv_groups
     facts = replace(
         facts,
         runner=made.name,
         exact=made.exact,
+        program=made.program,
         num_states=states.num_slots if states else 0,
         kv_bytes=_kv_bytes(made.pool),
     )
@@ -216,8 +231,6 @@ def _with_program(plan: ModelPlan) -> Made | None:
 
 
 def _check_capabilities(plan: ModelPlan) -> None:
-    if plan.hidden_layers:
-        raise Unsupported("a capability reads hidden vectors of layers")
     if plan.edited_by is not None:
         raise Unsupported(f"{plan.edited_by} gives inputs as vectors")
 
@@ -253,6 +266,7 @@ def _with_traced(plan: ModelPlan) -> Made:
         library,
         dtype=plan.build.dtype,
         threads=plan.threads,
+        hidden_layers=plan.hidden_layers,
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
@@ -267,6 +281,7 @@ def _with_traced(plan: ModelPlan) -> Made:
         exact=not runner.host_calls,
         weights=plan.live(model, names, runner.copies, changed),
         buffers=runner.buffers,
+        program=runner.costs,
     )
 
 
@@ -274,26 +289,50 @@ def _nothing() -> None:
     """Nothing depends on the contents of weights."""
 
 
-class _LateHead:
-    """The head of a runner that is made after those who use it."""
+class _LateParts:
+    """What is made after the worker halves that use it."""
 
     def __init__(self) -> None:
         self.runner: ModelRunner | None = None
+        self.sampler: TokenSampler | None = None
+        self.params: SamplingSlots | None = None
+        self.groups: Sequence[KVGroup] = ()
+        self.pages: Sequence[PageMemory] = ()
 
-    def __call__(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        """See `ModelSite.head`."""
         assert self.runner is not None
         return self.runner.head(vectors_RD)
 
+    def memory(self) -> tuple[Sequence[KVGroup], Sequence[PageMemory]]:
+        """See `ModelSite.memory`."""
+        return self.groups, self.pages
+
+    def draw(self, logits_RV: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+        """See `ModelSite.draw`."""
+        assert self.sampler is not None
+        assert self.params is not None
+        batch = SamplingBatch(slots, positions.astype(np.int64), self.params)
+        return self.sampler.sample(logits_RV, batch).token_ids
+
 
 def _workers(
-    plan: ModelPlan, parts: ExecutorParts, head: Callable[[torch.Tensor], torch.Tensor]
+    plan: ModelPlan, parts: ExecutorParts, late: _LateParts
 ) -> tuple[CapabilityWorker, ...]:
     site = ModelSite(
         vocab_size=plan.config.vocab_size,
         pooling=plan.pooling,
         labels=plan.config.num_labels > 0,
         has_states=bool(plan.config.states),
-        head=head,
+        head=late.head,
+        memory=late.memory,
+        draw=late.draw,
+        model_dir=plan.model_dir,
+        config=plan.config,
+        build=plan.build,
+        limits=plan.limits,
+        kv_shape=pages_shape(plan.config, plan.kv_shape, plan.options),
+        load_format=plan.options.load_format,
         skeleton=None if plan.config.path == "transformers" else plan.skeleton,
         dtype=plan.build.dtype,
         device=plan.build.device,
@@ -396,11 +435,16 @@ def _on_device(
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
-    head = _LateHead()
+    late = _LateParts()
     attention = _attention(plan, platform)
 
     def shape_of(pages: int) -> KVShape:
         return pages_shape(plan.config, replace(plan.kv_shape, num_pages=pages), options)
+
+    def make_pool(pages: int) -> KVCachePool:
+        pool = tensor_pool(plan.config, shape_of(pages), plan.build, plan.kv_type, platform)
+        late.pages = pool.groups  # of the last one, which is used
+        return pool
 
     platform.trim()
     before = platform.memory()
@@ -414,7 +458,7 @@ def _on_device(
     try:
         model = _loaded(plan)
         weights = plan.live(model, plan.names(model))
-        workers = _workers(plan, parts, head)
+        workers = _workers(plan, parts, late)
         _adapter_of(workers)(model)
         executor, report = build_device(
             DevicePlan(
@@ -424,9 +468,7 @@ def _on_device(
                 limits=plan.limits,
                 context_len=plan.build.length,
                 attention=attention,
-                make_pool=lambda pages: tensor_pool(
-                    plan.config, shape_of(pages), plan.build, plan.kv_type, platform
-                ),
+                make_pool=make_pool,
                 kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages)),
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
@@ -447,6 +489,7 @@ def _on_device(
         ) from None
     if options.runner == "graph" and not report.has_graphs:
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
+    late.groups = executor.caps.kv_groups
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
     kv_bytes = (report.num_pages - 1) * report.page_bytes

@@ -19,7 +19,7 @@ from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.core.step import Join, StepPlan
+from sylvan.runtime.core.step import Join, StepPlan, StepResult
 from sylvan.runtime.executor.backend import StepBackend
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.sampling.constraints import Constraints
@@ -92,7 +92,7 @@ class CapabilityWorker:
             sampled; such a step is not replayed from a captured graph.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`; such models run op
             by op, since step programs read token ids only.
-        hidden_layers: Layers whose output `after_forward` reads; likewise.
+        hidden_layers: Layers whose output is read after the forward pass.
     """
 
     name: ClassVar[str] = ""
@@ -136,8 +136,8 @@ class CapabilityWorker:
         """Instead of the three hooks around the model, in a step without slices."""
         return None
 
-    def after_sample(self, step: StepContext, work: Any, token_ids: IntArray) -> None:
-        """Sampled ids (S,) have arrived on the host."""
+    def after_result(self, step: StepContext, work: Any, result: StepResult) -> None:
+        """What the step brought is on the host, and known to be right or wrong; then reports."""
 
     def close(self) -> None:
         """The executor ends."""

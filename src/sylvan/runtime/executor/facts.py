@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import WeightReader
@@ -55,6 +56,7 @@ class ModelFacts:
     vector_size: int = 0  # numbers of an embedding; 0: none are made
     runner: str = ""
     exact: bool = False
+    program: Sequence[OpCost] = field(default=(), compare=False)  # ops of a step program
     num_pages: int = 0
     kv_bytes: int = 0
     expert_load: Mapping[str, torch.Tensor] = field(

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
 
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.core.forward import BatchLimits
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish
+from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
 RunnerName = Literal["auto", "eager", "program", "graph"]
@@ -66,6 +74,16 @@ class ModelSite:
         labels: Whether the model's head gives numbers of labels.
         has_states: Whether some layers keep a recurrent state.
         head: The model's head on vectors that are no rows of a step.
+        memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
+            the executor is built.
+        draw: Tokens drawn from float32 logits (R, V), which are overwritten, for request slots and
+            positions (R,): as the model's own logits there would be; of immediate backends only.
+        model_dir: Its directory.
+        config: Of the model.
+        build: What it is built with.
+        limits: Of a step.
+        kv_shape: Pages of its KV.
+        load_format: See `LocalOptions`.
         skeleton: Makes the model without contents; None: it is not of layers of ours.
         dtype: Of its rows.
         device: Where it computes.
@@ -77,6 +95,14 @@ class ModelSite:
     labels: bool
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
+    memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
+    draw: Callable[[torch.Tensor, IntArray, IntArray], IntArray]
+    model_dir: Path
+    config: ModelConfig
+    build: Build
+    limits: BatchLimits
+    kv_shape: KVShape
+    load_format: LoadFormat | Literal["dummy"]
     skeleton: Callable[[], nn.Module] | None
     dtype: torch.dtype
     device: torch.device

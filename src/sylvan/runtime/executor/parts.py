@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels.native.copies import WeightCopy
+from sylvan.kernels.native.cost import OpCost
 from sylvan.kernels.native.library import Library
 from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
@@ -20,9 +21,10 @@ from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load
+from sylvan.runtime.layers.recurrent import state_shapes
 from sylvan.runtime.models.checkpoint import Progress, slots
 from sylvan.runtime.models.compressed import Formats, choose
-from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.config import ModelConfig, StatePart
 from sylvan.runtime.models.holders import ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
@@ -147,9 +149,11 @@ class ModelPlan:
     def kv_shape(self) -> KVShape:
         """What the pool holds."""
         config, latent = self.config, self.config.latent
+        heads = config.num_attention_heads, config.num_key_value_heads
+        attends = config.kv_layers and not latent
         return KVShape(
             num_layers=config.kv_layers,
-            num_kv_heads=config.num_key_value_heads,
+            num_kv_heads=self.build.mesh.heads(*heads).keys.size if attends else 1,
             head_dim=latent.latent + latent.turning if latent else config.head_dim,
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
@@ -162,10 +166,19 @@ class ModelPlan:
             return None
         parts = [
             (part.shape, torch.float32 if part.exact else self.build.dtype)
-            for part in self.config.states
+            for part in self._state_parts
         ]
         count = self.options.num_states or 2 * self.options.max_running_reqs + 1
         return TensorStates(parts, count, self.build.device)
+
+    @property
+    def _state_parts(self) -> Sequence[StatePart]:
+        """The states of this rank's share of the layers."""
+        whole = self.config.states
+        if self.build.mesh.tp.size == 1:
+            return whole
+        mine = state_shapes(self.skeleton())
+        return [StatePart(mine[number], part.exact) for number, part in enumerate(whole)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,8 @@ class Made:
     """A model that is ready to run, and what its steps need.
 
     `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`
-    may be why they cannot be had. `buffers`: memory of which nothing outlives a step.
+    may be why they cannot be had. `buffers`: memory of which nothing outlives a step. `program`:
+    its ops, where there is one.
     """
 
     name: str
@@ -184,3 +198,4 @@ class Made:
     exact: bool = False
     weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
     buffers: Sequence[torch.Tensor] = ()
+    program: Sequence[OpCost] = ()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.executor.outputs import keep_outputs
 from sylvan.runtime.executor.sizes import Bucket
 from sylvan.runtime.executor.steps import FusedStep
 from sylvan.runtime.models.registry import Model
@@ -104,9 +105,7 @@ class EagerRunner:
         self._model, self._prepare = model, prepare
         self._hidden_TD = torch.empty(0)
         self._layers: dict[int, torch.Tensor] = {}
-        layers: Any = getattr(model, "layers", ())
-        for layer in hidden_layers:
-            layers[layer].register_forward_hook(self._keeper(layer))
+        keep_outputs(model, hidden_layers, self._layers)
 
     def bucket(self, tokens: int, requests: int) -> Bucket | None:
         """See `ModelRunner.bucket`."""
@@ -148,13 +147,6 @@ class EagerRunner:
         params: SamplingSlots,
     ) -> None:
         """See `ModelRunner.fuse`."""
-
-    def _keeper(self, layer: int) -> Callable[[Any, Any, torch.Tensor], None]:
-        def keep(module: Any, inputs: Any, output: torch.Tensor) -> None:
-            del module, inputs
-            self._layers[layer] = output
-
-        return keep
 
     def _take(self, values: torch.Tensor, rows: IntArray | torch.Tensor) -> torch.Tensor:
         index = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(rows)

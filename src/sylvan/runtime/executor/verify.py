@@ -40,34 +40,52 @@ def accepted_path(
 
 def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
     """`accepted_path` by index of the slices with guesses, from all that the step sampled (S,)."""
-    ends, ids, drawn = plan.ends.tolist(), plan.input_ids, token_ids.tolist()
-    samples = plan.samples.tolist()
+    assert plan.sample_rows is not None
+    drawn, samples = token_ids.tolist(), plan.samples.tolist()
+    fed = plan.input_ids[plan.sample_rows].tolist()  # of each sampled row
     found: dict[int, list[int]] = {}
     for draft in plan.drafts:
-        end, count = ends[draft.index], len(draft.parents)
-        first = samples.index(draft.index)
-        guesses = ids[end - count : end].tolist()
-        found[draft.index] = accepted_path(draft.parents, guesses, drawn[first : first + count + 1])
+        first, count = samples.index(draft.index), len(draft.parents)
+        guesses, sampled = fed[first + 1 : first + 1 + count], drawn[first : first + 1 + count]
+        if draft.is_chain:
+            right = next((i for i, g in enumerate(guesses) if g != sampled[i]), count)
+            found[draft.index] = list(range(right))
+        else:
+            found[draft.index] = accepted_path(draft.parents, guesses, sampled)
     return found
 
 
 def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> StepResult:
     """What a step with guesses brought: the accepted ones, and the token sampled after them."""
     paths, ids = accepted_guesses(plan, drawn.token_ids), drawn.token_ids.tolist()
-    outputs = [SliceOutput() for _ in range(plan.num_slices)]
+    tokens = [-1] * plan.num_slices
+    others: dict[int, SliceOutput] = {}
+    samples = plan.samples.tolist()
+    plain = not drawn.logprobs and not drawn.errors
     last = -1
-    for first, index in enumerate(plan.samples.tolist()):
+    for first, index in enumerate(samples):
         if index == last:
             continue
         last = index
-        rows = [first, *(first + 1 + guess for guess in paths.get(index, ()))]
-        why = next((drawn.errors[row] for row in rows if row in drawn.errors), "")
-        logprobs = [part for row in rows if (part := drawn.logprobs.get(row)) is not None]
-        outputs[index] = SliceOutput(
-            () if why else tuple([ids[row] for row in rows]),
-            logprobs=join(logprobs) if logprobs else None,
-            error=why,
-        )
+        path = paths.get(index)
+        if plain and not path:
+            tokens[index] = ids[first]
+            continue
+        rows = [first, *(first + 1 + guess for guess in path or ())]
+        others[index] = _output(rows, ids, drawn)
+    for index, token in enumerate(tokens):
+        if token < 0 and index not in others:
+            others[index] = SliceOutput()
     for index, why in errors.items():
-        outputs[index] = SliceOutput(error=why)
-    return StepResult.of(outputs)
+        others[index] = SliceOutput(error=why)
+    return StepResult(tokens, others)
+
+
+def _output(rows: Sequence[int], ids: Sequence[int], drawn: SampleOutput) -> SliceOutput:
+    """Of the rows of a slice that count."""
+    why = next((drawn.errors[row] for row in rows if row in drawn.errors), "")
+    if why:
+        return SliceOutput(error=why)
+    logprobs = [part for row in rows if (part := drawn.logprobs.get(row)) is not None]
+    tokens = tuple([ids[row] for row in rows])
+    return SliceOutput(tokens, logprobs=join(logprobs) if logprobs else None)

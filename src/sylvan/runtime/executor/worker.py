@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.step import Join, SliceOutput, StepPlan, StepResult
@@ -126,7 +125,7 @@ class Worker:
         if step.outputs is not None:
             result = failing(step.outputs, step.errors or NO_ERRORS)
             if step.context is not None:
-                self._report(step, step.context, drawn.token_ids, result)
+                self._report(step, step.context, result)
             return result
         outcomes = NO_OUTCOMES
         if step.rows is not None and self._constraints is not None:
@@ -134,7 +133,7 @@ class Worker:
         self._backend.accept(plan, drawn, outcomes)
         result = step_result(plan, drawn, outcomes, step.errors or NO_ERRORS)
         if step.context is not None:
-            self._report(step, step.context, drawn.token_ids, result)
+            self._report(step, step.context, result)
         return result
 
     def close(self) -> None:
@@ -293,10 +292,8 @@ class Worker:
                 reports[name] = report
         step.reports, step.errors = reports, context.errors
 
-    def _report(
-        self, step: LaunchedStep, context: StepContext, token_ids: IntArray, result: StepResult
-    ) -> None:
+    def _report(self, step: LaunchedStep, context: StepContext, result: StepResult) -> None:
         for name, work in context.plan.work.items():
-            self._by_name[name].after_sample(context, work, token_ids)
+            self._by_name[name].after_result(context, work, result)
         for name, report in (step.reports or {}).items():
             result.reports[name] = report()

@@ -37,11 +37,12 @@ class PagedAttention(nn.Module):
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
-        if isinstance(qkv, TracedTensor):
-            return ops.attention(qkv, self.layer, self._rope, self._q_norm, self._k_norm)
-        assert isinstance(qkv, torch.Tensor)
         norms = self._q_norm, self._k_norm
-        if batch.attention.caps.from_projection:
+        shares_rows = any(norm is not None and norm.over is not None for norm in norms)
+        if isinstance(qkv, TracedTensor):
+            return ops.attention(qkv, self.layer, self._rope, *norms)
+        assert isinstance(qkv, torch.Tensor)
+        if batch.attention.caps.from_projection and not shares_rows:
             fused = cast("FusedAttention", batch.attention)
             return fused.run_fused(self.layer, qkv, self._rope, norms, batch).flatten(1)
         heads = reference.split_heads(qkv, self.layer, batch.positions_T, self._rope, norms)

@@ -1,4 +1,4 @@
-"""What a model is built with, and how a tensor is divided among ranks."""
+"""What a model is built with."""
 
 from __future__ import annotations
 
@@ -6,50 +6,46 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.mesh import ONE_RANK, Mesh, Split
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """This rank's place among `size` tensor-parallel ranks."""
+class SplitParameter(torch.nn.Parameter):
+    """A parameter of which other ranks hold other parts.
 
-    rank: int = 0
-    size: int = 1
+    Attributes:
+        splits: Divided dimensions, counted from the last one (-1).
+    """
 
-    def share(self, total: int, what: str) -> int:
-        """How much of `total` this rank holds.
-
-        Raises:
-            ConfigError: `total` does not divide by the number of ranks.
-        """
-        if total % self.size:
-            raise ConfigError(f"{what} ({total}) does not divide by {self.size} ranks")
-        return total // self.size
-
-    def take(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's part of a whole tensor along `dim`; a view."""
-        if self.size == 1:
-            return tensor
-        part = tensor.shape[dim] // self.size
-        return tensor.narrow(dim, part * self.rank, part)
+    splits: dict[int, Split]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Build:
     """Everything besides the config that a model's constructor needs.
 
-    `length` is the longest text to be served: positions are tabulated up to it.
+    `length` is the longest text to be served: positions are tabulated up to it. `mesh` knows the
+    ranks that hold the model together.
     """
 
     dtype: torch.dtype
     length: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    shard: Shard = Shard()
+    mesh: Mesh = ONE_RANK
 
-    def empty(self, *shape: int) -> torch.nn.Parameter:
-        """A parameter without contents; the loader fills it.
+    def empty(self, *sizes: int | Split) -> torch.nn.Parameter:
+        """A parameter without contents; the loader fills it, with this rank's part of splits.
 
         Untouched memory is not resident, so a model that is never filled costs address space only.
         """
+        shape = [size.size if isinstance(size, Split) else size for size in sizes]
         tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return torch.nn.Parameter(tensor, requires_grad=False)
+        splits = {
+            dim - len(sizes): size
+            for dim, size in enumerate(sizes)
+            if isinstance(size, Split) and size.is_divided
+        }
+        if not splits:
+            return torch.nn.Parameter(tensor, requires_grad=False)
+        parameter = SplitParameter(tensor, requires_grad=False)
+        parameter.splits = splits
+        return parameter

@@ -7,6 +7,7 @@ from torch import nn
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight, X
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.mesh import Split
 
 
 class Embedding(nn.Module):
@@ -14,7 +15,7 @@ class Embedding(nn.Module):
 
     weight: LinearWeight
 
-    def __init__(self, build: Build, num_ids: int, dim: int, scale: float = 1.0) -> None:
+    def __init__(self, build: Build, num_ids: int | Split, dim: int, scale: float = 1.0) -> None:
         super().__init__()
         self.weight = build.empty(num_ids, dim)
         self.scale = scale
@@ -22,3 +23,20 @@ class Embedding(nn.Module):
     def forward(self, ids_T: X) -> X:
         """Shape: (T,) -> float32 (T, D)."""
         return ops.embedding(ids_T, self.weight, self.scale)
+
+
+class VocabEmbedding(Embedding):
+    """Rows of a table that is divided among ranks: each looks up its own, and all are added."""
+
+    def __init__(self, build: Build, num_ids: int, dim: int, scale: float = 1.0) -> None:
+        self._rows = build.mesh.rows(num_ids)
+        self._ranks = build.mesh.tp
+        super().__init__(build, Split(self._rows), dim, scale)
+
+    def forward(self, ids_T: X) -> X:
+        """Shape: (T,) -> float32 (T, D)."""
+        if self._ranks.size == 1:
+            return super().forward(ids_T)
+        weight, start = self.weight, self._rows.start
+        mine_TD = ops.embedding(ids_T, weight, self.scale, part_from=start)
+        return ops.all_reduce(mine_TD, self._ranks)

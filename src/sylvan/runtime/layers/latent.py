@@ -12,35 +12,46 @@ from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, X
 from sylvan.kernels.latent import LatentParts, LatentShape
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.linear import Linear, RowParallel
+from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel
+from sylvan.runtime.layers.mesh import Share, Split
 from sylvan.runtime.layers.norm import RMSNorm
 
 _EPS = 1e-6  # of the norms of latent vectors, whatever the model's own is
 
 
 class LatentAttention(nn.Module):
-    """Queries by way of a latent vector if `q_rank`; keys and values always."""
+    """Queries by way of a latent vector if `q_rank`; keys and values always.
+
+    Ranks divide the heads; each keeps the latent vectors of all tokens. `shape` and `layer` speak
+    of this rank's `heads`.
+    """
 
     def __init__(
-        self, build: Build, dim: int, shape: LatentShape, layer: AttentionLayer, q_rank: int | None
+        self,
+        build: Build,
+        dim: int,
+        heads: Share,
+        shape: LatentShape,
+        layer: AttentionLayer,
+        q_rank: int | None,
     ) -> None:
         super().__init__()
         self._shape, self._layer = shape, layer
         self._rope: Rope | None = None
-        queries = (shape.num_heads * (shape.nope + shape.turning),)
+        queries = Split(heads.times(shape.nope + shape.turning))
         self.q_rank = q_rank
         if q_rank is None:
-            self.q_proj = Linear(build, dim, queries, bias=False)
+            self.q_proj = ColumnParallel(build, dim, queries)
         else:
             self.q_a_proj = Linear(build, dim, (q_rank,), bias=False)
             self.q_a_layernorm = RMSNorm(build, q_rank, _EPS)
-            self.q_b_proj = Linear(build, q_rank, queries, bias=False)
+            self.q_b_proj = ColumnParallel(build, q_rank, queries)
         joined = (shape.latent + shape.turning,)
         self.kv_a_proj_with_mqa = Linear(build, dim, joined, bias=False)
         self.kv_a_layernorm = RMSNorm(build, shape.latent, _EPS)
-        both = (shape.num_heads * (shape.nope + shape.value),)
-        self.kv_b_proj = Linear(build, shape.latent, both, bias=False)
-        self.o_proj = RowParallel(build, shape.num_heads * shape.value, dim)
+        both = Split(heads.times(shape.nope + shape.value))
+        self.kv_b_proj = ColumnParallel(build, shape.latent, both)
+        self.o_proj = RowParallel(build, heads.times(shape.value), dim)
 
     def turn_by(self, rope: Rope) -> None:
         """Set the table of positions."""

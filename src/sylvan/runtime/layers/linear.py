@@ -12,25 +12,29 @@ from sylvan.kernels import ops
 from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import LinearWeight, X
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.mesh import Share, Split
 
 
 class Linear(nn.Module):
     """y = x W^T + b with the whole weight on every rank.
 
-    `parts` are the output sizes of the checkpoint's tensors that are joined in this one, whole,
-    before any division. `weight` may be replaced by any `LinearWeight` when loading. `lora` is set
-    where requests may bring adapters.
+    `parts` are the output sizes of the checkpoint's tensors that are joined in this one, on this
+    rank. `weight` may be replaced by any `LinearWeight` when loading. `lora` is set where requests
+    may bring adapters, which one rank serves alone.
     """
 
     weight: LinearWeight
     bias: torch.Tensor | None
     lora: LoraLayer | None = None
 
-    def __init__(self, build: Build, inputs: int, parts: tuple[int, ...], *, bias: bool) -> None:
+    def __init__(
+        self, build: Build, inputs: int | Split, parts: tuple[int, ...] | Split, *, bias: bool
+    ) -> None:
         super().__init__()
-        self.parts = parts
-        self.weight = build.empty(sum(parts), inputs)
-        self.bias = build.empty(sum(parts)) if bias else None
+        outputs = parts if isinstance(parts, Split) else sum(parts)
+        self.parts = parts.sizes if isinstance(parts, Split) else parts
+        self.weight = build.empty(outputs, inputs)
+        self.bias = build.empty(outputs) if bias else None
 
     def forward(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K) -> (T, N), dtype of x or float32."""
@@ -41,46 +45,51 @@ class Linear(nn.Module):
         """`forward` without adapters."""
         return ops.linear(x, self.weight, self.bias, out_f32=out_f32)
 
-    def divide(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's share of one checkpoint tensor (weight or bias) of this layer."""
-        return tensor
-
-    def divide_lora(
-        self, down: torch.Tensor, up: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's share of an adapter's matrices for one part. Shapes: (L, K), (N, L)."""
-        return down, self.divide(up)
-
 
 class ColumnParallel(Linear):
-    """Outputs are divided among ranks, each part by itself."""
+    """Outputs are divided among ranks, each part by itself: evenly unless `parts` is a split."""
 
     def __init__(
-        self, build: Build, inputs: int, parts: tuple[int, ...], *, bias: bool = False
+        self,
+        build: Build,
+        inputs: int,
+        parts: tuple[int, ...] | Split,
+        *,
+        bias: bool = False,
     ) -> None:
-        mine = tuple(build.shard.share(n, "output features") for n in parts)
-        super().__init__(build, inputs, mine, bias=bias)
-        self._shard = build.shard
-
-    def divide(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `Linear.divide`."""
-        return self._shard.take(tensor, 0)
+        if not isinstance(parts, Split):
+            parts = build.mesh.split("output features", *parts)
+        super().__init__(build, inputs, parts, bias=bias)
 
 
 class RowParallel(Linear):
-    """Inputs are divided among ranks; the sum over ranks belongs to the parallel executor."""
+    """Inputs are divided among ranks; the products are summed over them, then the bias is added."""
 
-    def __init__(self, build: Build, inputs: int, outputs: int, *, bias: bool = False) -> None:
-        mine = build.shard.share(inputs, "input features")
-        super().__init__(build, mine, (outputs,), bias=bias)
-        self._shard = build.shard
+    def __init__(
+        self, build: Build, inputs: int | Share, outputs: int, *, bias: bool = False
+    ) -> None:
+        if not isinstance(inputs, Share):
+            inputs = build.mesh.share(inputs, "input features")
+        super().__init__(build, Split(inputs), (outputs,), bias=bias)
+        self._ranks = build.mesh.tp
 
-    def divide(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `Linear.divide`. Every rank keeps the whole bias."""
-        return self._shard.take(tensor, 1) if tensor.dim() > 1 else tensor
+    def product(self, x: X, *, out_f32: bool = False) -> X:
+        """Shape: (T, K of this rank) -> (T, N), dtype of x or float32; the same on every rank."""
+        if self._ranks.size == 1:
+            return super().product(x, out_f32=out_f32)
+        partial = ops.linear(x, self.weight, None, out_f32=True)
+        like = partial if out_f32 else x
+        return ops.all_reduce(partial, self._ranks, self.bias, like=like)
 
-    def divide_lora(
-        self, down: torch.Tensor, up: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Linear.divide_lora`: the sum over ranks is that of their shares of the inputs."""
-        return self.divide(down), up
+
+class VocabHead(ColumnParallel):
+    """Logits: the vocabulary is divided among ranks, and every rank gets all of them."""
+
+    def __init__(self, build: Build, inputs: int, num_ids: int, *, bias: bool = False) -> None:
+        super().__init__(build, inputs, Split(build.mesh.rows(num_ids)), bias=bias)
+        self._ranks, self._num_ids = build.mesh.tp, num_ids
+
+    def product(self, x: X, *, out_f32: bool = False) -> X:
+        """Shape: (T, K) -> (T, V)."""
+        mine = super().product(x, out_f32=out_f32)
+        return mine if self._ranks.size == 1 else ops.all_gather(mine, self._ranks, self._num_ids)

@@ -15,6 +15,7 @@ from sylvan.kernels.api import ActivationKind, LinearWeight, X
 from sylvan.kernels.experts import ExpertWeights, Routing
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.mlp import GatedMLP
 
 
@@ -47,7 +48,8 @@ class Router(Linear):
 class Experts(nn.Module):
     """Weights of all experts, stacked. Checkpoints store each expert, or the stack.
 
-    Each may be replaced by any `LinearWeight` of the same shape when loading.
+    Each may be replaced by any `LinearWeight` of the same shape when loading. Ranks hold a share of
+    the inner columns of every expert; what they make is to be summed.
     """
 
     gate_up_proj: LinearWeight
@@ -57,12 +59,15 @@ class Experts(nn.Module):
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__()
-        count, inner, dim = shape.num_experts, shape.inner, shape.dim
-        self.gate_up_proj = build.empty(count, 2 * inner, dim)
-        self.down_proj = build.empty(count, dim, inner)
-        self.gate_up_proj_bias = build.empty(count, 2 * inner) if shape.expert_bias else None
+        count, dim = shape.num_experts, shape.dim
+        inner = build.mesh.share(shape.inner, "columns of an expert")
+        both = Split(inner, inner)
+        self.gate_up_proj = build.empty(count, both, dim)
+        self.down_proj = build.empty(count, dim, Split(inner))
+        self.gate_up_proj_bias = build.empty(count, both) if shape.expert_bias else None
         self.down_proj_bias = build.empty(count, dim) if shape.expert_bias else None
         self._shape = shape
+        self._adds_bias = build.mesh.tp.rank == 0  # once in the sum over ranks
 
     def weights(self) -> ExpertWeights:
         """As the op takes them."""
@@ -70,7 +75,7 @@ class Experts(nn.Module):
             gate_up=self.gate_up_proj,
             down=self.down_proj,
             gate_up_bias=self.gate_up_proj_bias,
-            down_bias=self.down_proj_bias,
+            down_bias=self.down_proj_bias if self._adds_bias else None,
             act=self._shape.act,
             alpha=self._shape.alpha,
             limit=self._shape.limit,
@@ -90,13 +95,15 @@ class MoE(nn.Module):
         if shape.shared_gate:
             self.shared_expert_gate = Linear(build, shape.dim, (1,), bias=False)
         self.load = torch.zeros(shape.num_experts, dtype=torch.int64, device=build.device)
-        self._routing = shape.routing
+        self._routing, self._ranks = shape.routing, build.mesh.tp
 
     def forward(self, x_TD: X) -> X:
         """Shape: (T, D) -> (T, D)."""
         logits_TE = self.gate(x_TD, out_f32=True)
         routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
         out_TD = ops.experts(x_TD, logits_TE, routing, self.experts.weights(), self.load)
+        if self._ranks.size > 1:
+            out_TD = ops.all_reduce(out_TD, self._ranks)
         if self.shared_experts is None:
             return out_TD
         shared_TD = self.shared_experts(x_TD)

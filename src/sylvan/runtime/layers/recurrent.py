@@ -8,16 +8,20 @@ Shapes: T rows, D hidden, C channels of a convolution, H heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sylvan.kernels.collective.reference import mean_of_squares
 from sylvan.kernels.scan import DeltaInputs, Scans, SpaceInputs, Spans, TorchScans
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.mesh import Share, Split
 from sylvan.runtime.layers.norm import RMSNorm
 
 Shape = tuple[int, ...]
@@ -36,11 +40,26 @@ def _state(batch: ForwardBatch, part: int) -> torch.Tensor:
 
 
 class Recurrent(nn.Module):
-    """A layer that keeps states, and what computes with them: native kernels may be set there."""
+    """A layer that keeps states, and what computes with them: native kernels may be set there.
+
+    Attributes:
+        state_shapes: Of its states on this rank, by their numbers in the pool.
+    """
+
+    state_shapes: Mapping[int, Shape]
 
     def __init__(self) -> None:
         super().__init__()
         self.scans: Scans = TorchScans()
+
+
+def state_shapes(model: nn.Module) -> dict[int, Shape]:
+    """Shapes of the states that the layers of a model keep on this rank, by number."""
+    found: dict[int, Shape] = {}
+    for module in model.modules():
+        if isinstance(module, Recurrent):
+            found |= module.state_shapes
+    return found
 
 
 class Conv(Recurrent):
@@ -49,7 +68,7 @@ class Conv(Recurrent):
     def __init__(
         self,
         build: Build,
-        channels: int,
+        channels: Split,
         taps: int,
         part: int,
         *,
@@ -57,6 +76,7 @@ class Conv(Recurrent):
         silu: bool = False,
     ) -> None:
         super().__init__()
+        self.state_shapes = {part: (taps, channels.size)}
         self.weight = build.empty(channels, 1, taps)
         self.bias = build.empty(channels) if bias else None
         self._part, self._silu = part, silu
@@ -73,9 +93,10 @@ class ShortConv(nn.Module):
 
     def __init__(self, build: Build, dim: int, taps: int, part: int, *, bias: bool) -> None:
         super().__init__()
-        self.in_proj = Linear(build, dim, (3 * dim,), bias=bias)
-        self.conv = Conv(build, dim, taps, part, bias=bias)
-        self.out_proj = Linear(build, dim, (dim,), bias=bias)
+        inner = build.mesh.share(dim, "channels of a convolution")
+        self.in_proj = ColumnParallel(build, dim, Split(inner, inner, inner), bias=bias)
+        self.conv = Conv(build, Split(inner), taps, part, bias=bias)
+        self.out_proj = RowParallel(build, inner, dim, bias=bias)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
@@ -121,14 +142,22 @@ class Mamba2(Recurrent):
 
     def __init__(self, build: Build, shape: Mamba2Shape, part: int) -> None:
         super().__init__()
-        self._shape, self._part = shape, part
-        width = shape.inner + shape.channels + shape.heads
-        self.in_proj = Linear(build, shape.dim, (width,), bias=shape.bias)
-        conv = shape.channels, shape.taps, part
+        heads, groups = build.mesh.heads(shape.heads, shape.groups, "groups of heads")
+        norm_groups = shape.norm_groups
+        if norm_groups > 1:
+            norm_groups = build.mesh.share(norm_groups, "groups of the norm").size
+        mine = replace(shape, heads=heads.size, groups=groups.size, norm_groups=norm_groups)
+        self._shape, self._part = mine, part
+        self.state_shapes = {part + 1: mine.parts[1][0]}
+        inner, low = heads.times(shape.head_dim), groups.times(shape.states)
+        outputs = Split(inner, inner, low, low, heads)
+        self.in_proj = ColumnParallel(build, shape.dim, outputs, bias=shape.bias)
+        conv = Split(inner, low, low), shape.taps, part
         self.conv1d = Conv(build, *conv, bias=shape.conv_bias, silu=True)
-        self.dt_bias, self.A_log, self.D = (build.empty(shape.heads) for _ in range(3))
-        self.gate_norm = RMSNorm(build, shape.inner, shape.eps)
-        self.out_proj = Linear(build, shape.inner, (shape.dim,), bias=shape.bias)
+        self.dt_bias, self.A_log, self.D = (build.empty(Split(heads)) for _ in range(3))
+        self.gate_norm = RMSNorm(build, Split(inner), shape.eps)
+        self._norm_over = build.mesh.over(Split(inner)) if shape.norm_groups == 1 else None
+        self.out_proj = RowParallel(build, inner, shape.dim, bias=shape.bias)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
@@ -150,7 +179,7 @@ class Mamba2(Recurrent):
         out_THP = self.scans.space(inputs, _state(batch, self._part + 1), spans_of(batch))
         out_TI = out_THP.flatten(1) * F.silu(gate_TI.float())
         grouped = out_TI.unflatten(1, (shape.norm_groups, -1))
-        variance = grouped.square().mean(-1, keepdim=True)
+        variance = mean_of_squares(grouped, self._norm_over)
         normed_TI = (grouped * torch.rsqrt(variance + shape.eps)).flatten(1).to(x_TD.dtype)
         return self.out_proj(self.gate_norm.weight * normed_TI)
 
@@ -181,18 +210,20 @@ class Mamba(Recurrent):
     def __init__(self, build: Build, shape: MambaShape, part: int) -> None:
         super().__init__()
         self._shape, self._part = shape, part
-        inner = shape.inner
-        self.in_proj = Linear(build, shape.dim, (2 * inner,), bias=shape.bias)
-        self.conv1d = Conv(build, inner, shape.taps, part, bias=shape.conv_bias, silu=True)
-        self.x_proj = Linear(build, inner, (shape.rank + 2 * shape.states,), bias=False)
-        self.dt_proj = Linear(build, shape.rank, (inner,), bias=True)
-        self.A_log = build.empty(inner, shape.states)
-        self.D = build.empty(inner)
+        inner = build.mesh.share(shape.inner, "channels of a convolution")
+        mine = Split(inner)
+        self.state_shapes = {part + 1: replace(shape, inner=inner.size).parts[1][0]}
+        self.in_proj = ColumnParallel(build, shape.dim, Split(inner, inner), bias=shape.bias)
+        self.conv1d = Conv(build, mine, shape.taps, part, bias=shape.conv_bias, silu=True)
+        self.x_proj = RowParallel(build, inner, shape.rank + 2 * shape.states)
+        self.dt_proj = ColumnParallel(build, shape.rank, mine, bias=True)
+        self.A_log = build.empty(mine, shape.states)
+        self.D = build.empty(mine)
         if shape.norms == "weighed":
             self.dt_layernorm = RMSNorm(build, shape.rank, shape.eps)
             self.b_layernorm = RMSNorm(build, shape.states, shape.eps)
             self.c_layernorm = RMSNorm(build, shape.states, shape.eps)
-        self.out_proj = Linear(build, inner, (shape.dim,), bias=shape.bias)
+        self.out_proj = RowParallel(build, inner, shape.dim, bias=shape.bias)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
@@ -253,18 +284,32 @@ class DeltaShape:
         return ((self.taps, 2 * self.keys + self.values), False), (memory, True)
 
 
+class _DeltaShares(NamedTuple):
+    """This rank's heads of a gated delta net, and their columns."""
+
+    key_heads: Share
+    value_heads: Share
+    keys: Share
+    values: Share
+
+
 class GatedDelta(Recurrent):
     """Gated delta net (arXiv:2412.06464) as Qwen3-Next has it: inputs by groups of key heads."""
 
     def __init__(self, build: Build, shape: DeltaShape, part: int) -> None:
         super().__init__()
-        self._shape, self._part = shape, part
-        self._project(build)
-        channels = 2 * shape.keys + shape.values
-        self.conv1d = Conv(build, channels, shape.taps, part, bias=False, silu=True)
-        self.dt_bias, self.A_log = (build.empty(shape.value_heads) for _ in range(2))
+        key_heads = build.mesh.share(shape.key_heads, "linear_num_key_heads")
+        value_heads = build.mesh.share(shape.value_heads, "linear_num_value_heads")
+        mine = replace(shape, key_heads=key_heads.size, value_heads=value_heads.size)
+        self._shape, self._part = mine, part
+        self.state_shapes = {part + 1: mine.parts[1][0]}
+        keys, values = key_heads.times(shape.key_dim), value_heads.times(shape.value_dim)
+        self._project(build, shape, _DeltaShares(key_heads, value_heads, keys, values))
+        conv = Split(keys, keys, values), shape.taps, part
+        self.conv1d = Conv(build, *conv, bias=False, silu=True)
+        self.dt_bias, self.A_log = (build.empty(Split(value_heads)) for _ in range(2))
         self.gate_norm = RMSNorm(build, shape.value_dim, shape.eps)
-        self.out_proj = Linear(build, shape.values, (shape.dim,), bias=False)
+        self.out_proj = RowParallel(build, values, shape.dim)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
@@ -286,11 +331,11 @@ class GatedDelta(Recurrent):
         out_TV = (normed.float() * gate).to(x_TD.dtype).view(len(x_TD), -1)
         return self.out_proj(out_TV)
 
-    def _project(self, build: Build) -> None:
-        shape = self._shape
-        wide = 2 * (shape.keys + shape.values)
-        self.in_proj_qkvz = Linear(build, shape.dim, (wide,), bias=False)
-        self.in_proj_ba = Linear(build, shape.dim, (2 * shape.value_heads,), bias=False)
+    def _project(self, build: Build, shape: DeltaShape, shares: _DeltaShares) -> None:
+        wide = 2 * (shape.keys + shape.values) // shape.key_heads
+        narrow = 2 * shape.value_heads // shape.key_heads
+        self.in_proj_qkvz = ColumnParallel(build, shape.dim, Split(shares.key_heads.times(wide)))
+        self.in_proj_ba = ColumnParallel(build, shape.dim, Split(shares.key_heads.times(narrow)))
 
     def _inputs(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the convolution takes, and gates (T, values), beta and decay (T, heads)."""
@@ -307,12 +352,12 @@ class GatedDelta(Recurrent):
 class SplitDelta(GatedDelta):
     """The same with a projection for each input, as Qwen3.5 has it."""
 
-    def _project(self, build: Build) -> None:
-        shape = self._shape
-        self.in_proj_qkv = Linear(build, shape.dim, (2 * shape.keys + shape.values,), bias=False)
-        self.in_proj_z = Linear(build, shape.dim, (shape.values,), bias=False)
-        self.in_proj_b = Linear(build, shape.dim, (shape.value_heads,), bias=False)
-        self.in_proj_a = Linear(build, shape.dim, (shape.value_heads,), bias=False)
+    def _project(self, build: Build, shape: DeltaShape, shares: _DeltaShares) -> None:
+        joined = Split(shares.keys, shares.keys, shares.values)
+        self.in_proj_qkv = ColumnParallel(build, shape.dim, joined)
+        self.in_proj_z = ColumnParallel(build, shape.dim, Split(shares.values))
+        self.in_proj_b = ColumnParallel(build, shape.dim, Split(shares.value_heads))
+        self.in_proj_a = ColumnParallel(build, shape.dim, Split(shares.value_heads))
 
     def _inputs(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         wide, z = self.in_proj_qkv(x_TD), self.in_proj_z(x_TD)

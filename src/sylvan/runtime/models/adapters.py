@@ -144,14 +144,13 @@ class AdapterTargets:
         if config.fan_in_fan_out and converted.shape == up.T.shape != up.shape:
             converted = converted.T  # stored like other matrices after all
         shape = list(converted.shape[:1]) + list(down.shape[1:])
-        mine, theirs = target.linear.divide_lora(down, converted)
         wanted = [target.layer.outputs[target.number], target.layer.inputs]
-        if [theirs.shape[0], mine.shape[1]] != wanted or converted.dim() != 2:
+        if [converted.shape[0], down.shape[1]] != wanted or converted.dim() != 2:
             raise ConfigError(
                 f"the adapter changes {name!r} as a matrix of {shape}, but the model's is "
                 f"{wanted}: it was made for another model"
             )
-        return target.layer.prepare(Factors(mine, theirs, config.scale(name, module.rank)))
+        return target.layer.prepare(Factors(down, converted, config.scale(name, module.rank)))
 
 
 def _is_target(slot: Slot) -> bool:

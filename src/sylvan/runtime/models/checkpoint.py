@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,14 @@ from sylvan.runtime.models import compressed
 from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.mxfp4 import unpacked
 from sylvan.runtime.models.quantise import Format, convert, matrices
+from sylvan.runtime.models.shards import (
+    Splits,
+    of_source,
+    splits_of,
+    take,
+    take_quantised,
+    whole_shape,
+)
 from sylvan.runtime.models.stored import WeightFiles
 
 Progress = Callable[[int, int], None]
@@ -39,7 +47,10 @@ DERIVED = (
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter, and the checkpoint tensors that are joined along dim 0 to fill it."""
+    """One parameter, and the checkpoint tensors that are joined along dim 0 to fill it.
+
+    `shape` is that of this rank's part, `splits` say which part of a whole that is.
+    """
 
     module: nn.Module
     attribute: str
@@ -47,11 +58,18 @@ class Slot:
     sources: tuple[str, ...]
     shape: torch.Size
     dtype: torch.dtype
+    splits: Splits
 
     @property
     def parameter(self) -> torch.Tensor:
         """The model's own tensor."""
         return getattr(self.module, self.attribute)
+
+    def splits_of(self, number: int) -> Splits:
+        """How a source is divided among ranks."""
+        count = len(self.sources)
+        is_stack = isinstance(self.module, Experts) and count > 1
+        return of_source(self.splits, number, count // self.shape[0] if is_stack else count)
 
 
 def slots(model: nn.Module) -> Iterator[Slot]:
@@ -73,7 +91,8 @@ def slots(model: nn.Module) -> Iterator[Slot]:
             places = itertools.product(range(len(parameter)), names)
             sources = tuple(f"{stem}{last}.{n}.{part}.weight" for n, part in places)
         named = tuple(of_source(source) for source in sources)
-        yield Slot(module, attribute, name, named, shape, parameter.dtype)
+        splits = splits_of(parameter)
+        yield Slot(module, attribute, name, named, shape, parameter.dtype, splits)
 
 
 class WeightReader:
@@ -144,15 +163,30 @@ class WeightReader:
         slot = self._slots[name]
         if any(len(self._parts[source]) > 1 for source in slot.sources):
             return self._quantised(slot)
+        if name not in self._bits:
+            return self._joined(slot)
+        if -1 not in slot.splits:
+            return convert(name, self._joined(slot), self._bits[name])
+        # the scale of a row is that of the whole one, on every rank
+        inputs = {-1: slot.splits[-1]}
+        others = {dim: split for dim, split in slot.splits.items() if dim != -1}
+        shape = torch.Size(whole_shape(slot.shape, inputs))
+        whole = convert(
+            name, self._joined(replace(slot, shape=shape, splits=others)), self._bits[name]
+        )
+        return take_quantised(name, whole, inputs)
+
+    def _joined(self, slot: Slot) -> torch.Tensor:
+        """A parameter whose sources are plain numbers."""
         out = torch.empty(slot.shape, dtype=slot.dtype)
         flat = out.flatten(0, 1) if len(slot.sources) > 1 and out.dim() == 3 else out
         row = 0
-        for source, rows in zip(slot.sources, _rows(slot), strict=True):
+        for number, rows in enumerate(_rows(slot)):
             target = flat[row : row + rows]
-            target.copy_(self._part(slot, source, target.shape))
-            check_finite(self._names[source], target)
+            target.copy_(self._part(slot, number, target.shape))
+            check_finite(self._names[slot.sources[number]], target)
             row += rows
-        return convert(name, out, self._bits[name]) if name in self._bits else out
+        return out
 
     def _repeats(self, model: nn.Module) -> dict[str, str]:
         """Other names of tied parameters, and the first name of each."""
@@ -193,10 +227,10 @@ class WeightReader:
         slot = self._slots[name]
         source = slot.sources[number]
         if len(self._parts[source]) > 1:
-            return self._quantised_part(slot, source)
+            return self._quantised_part(slot, number)
         rows, count = _rows(slot)[number], len(slot.sources)
         rest = slot.shape[2 if count > 1 and len(slot.shape) == 3 else 1 :]
-        found = self._part(slot, source, torch.Size((rows, *rest)))
+        found = self._part(slot, number, torch.Size((rows, *rest)))
         found = found.to(slot.dtype)
         check_finite(self._names[source], found)
         return found
@@ -218,8 +252,8 @@ class WeightReader:
         for slot in self._slots.values():
             rest = slot.shape[2 if len(slot.sources) > 1 and len(slot.shape) == 3 else 1 :]
             if all(len(self._parts[source]) == 1 for source in slot.sources):
-                for source, rows in zip(slot.sources, _rows(slot), strict=True):
-                    self._part(slot, source, torch.Size((rows, *rest)))
+                for number, rows in enumerate(_rows(slot)):
+                    self._part(slot, number, torch.Size((rows, *rest)))
                     plain += 1
         return plain
 
@@ -240,7 +274,7 @@ class WeightReader:
 
     def _quantised(self, slot: Slot) -> Int8Weight | Int4Weight:
         """A matrix that is stored quantised."""
-        found = [self._quantised_part(slot, source) for source in slot.sources]
+        found = [self._quantised_part(slot, number) for number in range(len(slot.sources))]
         whole = compressed.join(slot.name, found)
         if isinstance(slot.module, Experts):
             whole = compressed.stack(whole, slot.shape[0])
@@ -251,15 +285,19 @@ class WeightReader:
             )
         return whole
 
-    def _quantised_part(self, slot: Slot, source: str) -> Int8Weight | Int4Weight:
+    def _quantised_part(self, slot: Slot, number: int) -> Int8Weight | Int4Weight:
+        source = slot.sources[number]
         parts = [self._names[part] for part in self._parts[source]]
         if len(parts) == 1:
             raise ConfigError(f"tensor {parts[0]!r} is not quantised, others of {slot.name!r} are")
         if self.reorders(source, parts[0]):
             raise ConfigError(f"the quantised {parts[0]!r} would have to be put in another order")
-        return compressed.read(source, parts, self._checkpoint.tensor)
+        whole = compressed.read(source, parts, self._checkpoint.tensor)
+        return take_quantised(source, whole, slot.splits_of(number))
 
-    def _part(self, slot: Slot, source: str, shape: torch.Size) -> torch.Tensor:
+    def _part(self, slot: Slot, number: int, shape: torch.Size) -> torch.Tensor:
+        """This rank's part of a source, of `shape`; a view of the file where it can be."""
+        source, splits = slot.sources[number], slot.splits_of(number)
         tensor = self._checkpoint.tensor(self._names[source])
         if not tensor.is_floating_point():
             raise ConfigError(
@@ -267,15 +305,13 @@ class WeightReader:
                 f"weights can be read"
             )
         tensor = self._convert(source, tensor)
-        whole = tensor.shape
-        if isinstance(slot.module, Linear):
-            tensor = slot.module.divide(tensor)
-        if tensor.shape != shape:
+        whole = whole_shape(shape, splits)
+        if tensor.shape != whole:
             raise ConfigError(
-                f"tensor {self._names[source]!r} has shape {list(whole)}, but config.json implies "
-                f"{list(shape)}"
+                f"tensor {self._names[source]!r} has shape {list(tensor.shape)}, but config.json "
+                f"implies {list(whole)}"
             )
-        return tensor
+        return take(tensor, splits)
 
 
 def load_weights(
@@ -359,7 +395,8 @@ def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = Non
             parameter.data.normal_(0.0, 0.02, generator=there)
             continue
         generator = torch.Generator().manual_seed(key)
-        values = torch.randn(parameter.shape, generator=generator) * 0.02
+        whole = torch.randn(whole_shape(parameter.shape, slot.splits), generator=generator)
+        values = take(whole * 0.02, slot.splits)  # the same model, however many ranks hold it
         if slot.name in bits:
             _replace(model, parameter, convert(slot.name, values, bits[slot.name]))
         else:

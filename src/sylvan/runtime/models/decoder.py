@@ -25,8 +25,9 @@ from sylvan.runtime.layers.attention import (
     SpecialAttention,
 )
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.embedding import Embedding
-from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.embedding import Embedding, VocabEmbedding
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel, VocabHead
+from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.mlp import MLP, GatedMLP
 from sylvan.runtime.layers.moe import MoE, MoEShape
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
@@ -130,7 +131,10 @@ def special_attention(
     chunk, scales = config.attention_chunk, ropes.scales_of(layer)
     if chunk is not None and (layer in config.nope_layers or build.length <= chunk):
         chunk = None
-    slopes = torch.tensor(config.alibi_slopes) if config.alibi_slopes else None
+    slopes = None
+    if config.alibi_slopes:
+        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
+        slopes = Split(heads).take(torch.tensor(config.alibi_slopes), 0)
     if not (chunk or config.qk_norm_last) and scales is None and slopes is None:
         return None
     return AttentionVariant(
@@ -143,24 +147,26 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        parts = (config.q_dim, config.kv_dim, config.kv_dim)
+        heads = build.mesh.heads(config.num_attention_heads, config.num_key_value_heads)
+        queries, keys = (share.times(config.head_dim) for share in heads)
+        parts = Split(queries, keys, keys)
         self.qkv_proj = ColumnParallel(build, config.hidden_size, parts, bias=config.qkv_bias)
-        self.o_proj = RowParallel(build, config.q_dim, config.hidden_size, bias=config.o_bias)
-        self.sinks = build.empty(heads) if config.sinks else None
+        self.o_proj = RowParallel(build, queries, config.hidden_size, bias=config.o_bias)
+        self.sinks = build.empty(Split(heads.queries)) if config.sinks else None
         rope = ropes.of(layer)
         self.q_norm = self.k_norm = None
         if config.qk_norm and not (config.qk_norm == "unit" and rope is None):
             whole = config.qk_norm == "whole"
-            widths = parts if whole else (config.head_dim, config.head_dim)
+            one = config.head_dim, config.head_dim
+            widths = (Split(queries), Split(keys)) if whole else one
             eps, offset = config.rms_norm_eps, config.norm_offset
             weight = config.qk_norm != "unit"
             self.q_norm = RMSNorm(build, widths[0], eps, offset, weight=weight)
             self.k_norm = RMSNorm(build, widths[1], eps, offset, weight=weight)
         spec = AttentionLayer(
             index=config.kv_index(layer),
-            num_heads=build.shard.share(heads, "num_attention_heads"),
-            num_kv_heads=build.shard.share(kv_heads, "num_key_value_heads"),
+            num_heads=heads.queries.size,
+            num_kv_heads=heads.keys.size,
             head_dim=config.head_dim,
             scale=config.attention_scale or config.head_dim**-0.5,
             window=config.layer_windows[layer],
@@ -276,7 +282,7 @@ class Decoder(nn.Module):
         self.config = config
         ropes = Ropes(config, build)
         ids, dim = config.vocab_size, config.hidden_size
-        self.embed_tokens = Embedding(build, ids, dim, config.embed_scale)
+        self.embed_tokens = VocabEmbedding(build, ids, dim, config.embed_scale)
         self.embed_positions = None
         if config.learned_positions:
             self.embed_positions = Embedding(build, _positions(config, build), dim)
@@ -286,7 +292,7 @@ class Decoder(nn.Module):
         self.norm = make_norm(config, build)
         self.lm_head, self.score = None, make_score(config, build)
         if config.head == "lm":
-            self.lm_head = ColumnParallel(build, dim, (ids,), bias=config.head_bias)
+            self.lm_head = VocabHead(build, dim, ids, bias=config.head_bias)
             if config.tie_word_embeddings:
                 self.lm_head.weight = self.embed_tokens.weight
 

@@ -118,8 +118,9 @@ class Block(nn.Module):
         super().__init__()
         sizes = config.latent
         assert sizes is not None
+        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
         shape = LatentShape(
-            num_heads=config.num_attention_heads,
+            num_heads=heads.size,
             nope=sizes.nope,
             turning=sizes.turning,
             value=sizes.value,
@@ -127,7 +128,7 @@ class Block(nn.Module):
         )
         spec = AttentionLayer(
             index=layer,
-            num_heads=config.num_attention_heads,
+            num_heads=heads.size,
             num_kv_heads=1,
             head_dim=sizes.latent + sizes.turning,
             v_head_dim=sizes.latent,
@@ -136,7 +137,8 @@ class Block(nn.Module):
         rope = ropes.of(layer)
         assert rope is not None
         self.input_layernorm = make_norm(config, build)
-        self.self_attn = LatentAttention(build, config.hidden_size, shape, spec, sizes.q_rank)
+        given = config.hidden_size, heads, shape, spec, sizes.q_rank
+        self.self_attn = LatentAttention(build, *given)
         self.self_attn.turn_by(rope)
         self.post_attention_layernorm = make_norm(config, build)
         self.mlp = make_mlp(config, build, layer)

@@ -18,7 +18,7 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import X
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.embedding import Embedding
+from sylvan.runtime.layers.embedding import Embedding, VocabEmbedding
 from sylvan.runtime.layers.linear import Linear, RowParallel
 from sylvan.runtime.layers.norm import LayerNorm
 from sylvan.runtime.models.config import ModelConfig
@@ -75,7 +75,7 @@ class Encoder(nn.Module):
         self.fused: Mapping[str, tuple[str, ...]] = self._kind.names
         ropes, dim = Ropes(config, build), config.hidden_size
         inner = config.embedding_size or dim
-        self.word = Embedding(build, config.vocab_size, inner)
+        self.word = VocabEmbedding(build, config.vocab_size, inner)
         self.position = self.token_type = self.project = self.last_norm = self.classes = None
         if config.learned_positions:
             self.position = Embedding(build, config.max_position_embeddings, inner)

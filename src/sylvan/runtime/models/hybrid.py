@@ -18,6 +18,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel
+from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.recurrent import DeltaShape, GatedDelta, ShortConv, SplitDelta
 from sylvan.runtime.models.config import (
     ModelConfig,
@@ -95,9 +96,11 @@ class GateAttention(Attention):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
-        parts = (2 * config.q_dim, config.kv_dim, config.kv_dim)
+        heads = build.mesh.heads(config.num_attention_heads, config.num_key_value_heads)
+        keys = heads.keys.times(config.head_dim)
+        parts = Split(heads.queries.times(2 * config.head_dim), keys, keys)
         self.qkv_proj = ColumnParallel(build, config.hidden_size, parts, bias=config.qkv_bias)
-        self._sizes = list(parts)
+        self._sizes = list(parts.sizes)
         assert isinstance(self.attn, PagedAttention)
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:

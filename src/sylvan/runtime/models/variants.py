@@ -17,6 +17,7 @@ from sylvan.kernels.api import X
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.mlp import GatedMLP
 from sylvan.runtime.layers.norm import RMSNorm
 from sylvan.runtime.models.config import ModelConfig, NotNative, common_fields, make_config
@@ -69,7 +70,10 @@ class NormedAttention(Attention):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
-        self.attn_sub_norm = RMSNorm(build, config.q_dim, config.rms_norm_eps)
+        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
+        self.attn_sub_norm = RMSNorm(
+            build, Split(heads.times(config.head_dim)), config.rms_norm_eps
+        )
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         h_TC, _ = self.attn_sub_norm(self.attn(self.qkv_proj(x_TD), batch))
@@ -81,7 +85,8 @@ class NormedMLP(GatedMLP):
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-        self.ffn_sub_norm = RMSNorm(build, config.intermediate_size, config.rms_norm_eps)
+        inner = build.mesh.share(config.intermediate_size, "intermediate_size")
+        self.ffn_sub_norm = RMSNorm(build, Split(inner), config.rms_norm_eps)
 
     def forward(self, x_TD: X) -> X:
         """Shape: (T, D) -> (T, D)."""

@@ -40,6 +40,11 @@ class SchedulerPort(Protocol):
         """A loading request waits again, and computes everything itself."""
         ...
 
+    @property
+    def completed_step(self) -> int:
+        """Last step whose results are known; nodes of later ones (`Node.computed_at`) may fail."""
+        ...
+
     def release(self, rid: str) -> None:
         """Free the memory of a finished request that `Capability.holds` kept."""
         ...
@@ -71,6 +76,9 @@ class Capability:
     def poll(self) -> None:
         """Advance asynchronous work. Once per step, before anything else."""
 
+    def on_arrival(self, req: Req) -> None:
+        """`req` was queued."""
+
     def gate(self, req: Req) -> Verdict:
         """Whether `req` may be considered in this step: READY or WAIT."""
         return Verdict.READY
@@ -99,6 +107,10 @@ class Capability:
 
     def cache_limit(self, req: Req) -> int | None:
         """Longest prefix of `req` that may come from the prefix cache; None: any."""
+        return None
+
+    def load_limit(self, req: Req) -> int | None:
+        """Longest prefix of `req` that may be loaded from lower tiers now; None: any."""
         return None
 
     def may_draft(self) -> bool:
@@ -180,6 +192,7 @@ class Hooks:
 
     def __init__(self, capabilities: Sequence[Capability]) -> None:
         self._pollers = overriding(capabilities, "poll")
+        self._greeters = overriding(capabilities, "on_arrival")
         self._gates = overriding(capabilities, "gate")
         self._running_gates = tuple(c for c in self._gates if c.gates_running)
         self._admitters = overriding(capabilities, "admit")
@@ -187,6 +200,7 @@ class Hooks:
         self._load_stoppers = overriding(capabilities, "stop_loading")
         self._namespaces = overriding(capabilities, "cache_namespace")
         self._cache_limits = overriding(capabilities, "cache_limit")
+        self._load_limits = overriding(capabilities, "load_limit")
         self._drafters = overriding(capabilities, "draft")
         self._step_wanters = overriding(capabilities, "wants_step")
         self._planners = overriding(capabilities, "plan_work")
@@ -282,6 +296,13 @@ class Hooks:
             limit = limit if own is None else min(limit, own)
         return limit
 
+    def load_limit(self, req: Req, limit: int) -> int:
+        """The smallest of `limit` and what capabilities allow to be loaded."""
+        for capability in self._load_limits:
+            own = capability.load_limit(req)
+            limit = limit if own is None else min(limit, own)
+        return limit
+
     def may_draft(self) -> bool:
         """Whether any capability is to be asked for guesses in this step."""
         if not self._drafters:
@@ -343,6 +364,11 @@ class Hooks:
         return found
 
     # ---- notifications
+
+    def on_arrival(self, req: Req) -> None:
+        """See `Capability.on_arrival`."""
+        for capability in self._greeters:
+            capability.on_arrival(req)
 
     def poll(self) -> None:
         """See `Capability.poll`."""

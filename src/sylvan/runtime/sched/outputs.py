@@ -44,6 +44,7 @@ def usage(req: Req) -> Usage:
         prompt_tokens=req.prompt_len,
         completion_tokens=max(0, req.num_outputs),
         cached_tokens=req.cached_tokens,
+        loaded_tokens=req.loaded_tokens,
         retractions=req.retractions,
         drafts=req.drafts,
     )
@@ -121,6 +122,7 @@ def accept_plain(
             prompt_tokens=req.prompt_len,
             completion_tokens=length - req.prompt_len,
             cached_tokens=req.cached_tokens,
+            loaded_tokens=req.loaded_tokens,
             retractions=req.retractions,
             drafts=req.drafts,
         )

@@ -44,6 +44,12 @@ class Pipeline:
         self._lifecycle, self._statistics = lifecycle, statistics
         self._builder = PlanBuilder(parts.executor.caps.max_running_reqs)
         self.inflight: deque[tuple[Batch, Pending]] = deque()
+        self._steps: deque[int] = deque()  # the planner's numbers of those in flight
+
+    @property
+    def completed_step(self) -> int:
+        """The planner's last step whose results are known, or that had nothing to compute."""
+        return self._steps[0] - 1 if self._steps else self._planner.step
 
     def launch(self, batch: Batch) -> None:
         """Start a step."""
@@ -51,10 +57,12 @@ class Pipeline:
         if self._hooks.observed:
             self._hooks.on_plan(plan)
         self.inflight.append((batch, self._executor.launch(plan)))
+        self._steps.append(self._planner.step)
 
     def complete_oldest(self) -> bool:
         """Take in the result of the oldest step in flight; whether it computed anything."""
         batch, pending = self.inflight.popleft()
+        self._steps.popleft()
         try:
             result = pending.wait()
         except ExecutorError as error:
@@ -67,7 +75,7 @@ class Pipeline:
         self._hooks.on_result(batch, result)
         self._accept_all(batch.slices, result, now)
         self._planner.step_size.on_step()
-        return bool(batch.slices)
+        return bool(batch.slices) or any(report is not None for report in result.reports.values())
 
     # ---- inside
 

@@ -61,7 +61,7 @@ class PlanBuilder:
         joins: list[Join] = []
         pages = _PageChanges()
         layout = _Layout()
-        count = self._add_decodes(batch, layout, pages)
+        count = self._add_decodes(batch, layout, pages) if batch.num_decodes else 0
         for piece in batch.slices[count:]:
             occupant = self._by_req.get(piece.req) or self._enter(piece.req, leaves, joins)
             pages.update(occupant)
@@ -253,6 +253,7 @@ class _Layout:
         self.sources: list[int] = []
         self.ids: list[int] = []
         self.drafts: list[DraftRows] = []
+        self._sampled: list[int] = []  # rows, where there are guesses
         self._types: list[tuple[int, IntArray]] = []  # token types from a row on
 
     def add_decodes(
@@ -264,6 +265,7 @@ class _Layout:
         self.starts = [piece.start for piece in pieces]
         self.stops = [start + 1 for start in self.starts]
         self.samples = list(range(count))
+        self._sampled = list(range(count))
         tokens = [piece.req.tokens for piece in pieces]
         self.ids = [known.last for known in tokens]
         if in_flight:
@@ -293,23 +295,20 @@ class _Layout:
                 self._types.append((row, request.token_types[start:stop]))
         elif piece.samples:
             self.samples.append(index)
+            newest = len(self.ids) - 1
             if piece.draft:
                 self._add_draft(index, piece.draft.tokens, piece.draft.parents)
+            self._sampled.extend(range(newest, len(self.ids)))
 
-    def _add_draft(self, index: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    def _add_draft(self, index: int, tokens: Sequence[int], parents: tuple[int, ...]) -> None:
         self.ids.extend(tokens)
         self.stops[index] += len(tokens)
         self.samples.extend([index] * len(tokens))
-        self.drafts.append(DraftRows(index, tuple(parents)))
+        self.drafts.append(DraftRows(index, parents))
 
     def sample_rows(self) -> IntArray | None:
         """See `StepPlan.sample_rows`."""
-        if not self.drafts:
-            return None
-        counts = np.bincount(self.samples, minlength=len(self.slots)).tolist()
-        ends = np.cumsum(np.subtract(self.stops, self.starts)).tolist()
-        spans = zip(ends, counts, strict=True)
-        return np.array([row for end, n in spans for row in range(end - n, end)], np.int32)
+        return np.array(self._sampled, np.int32) if self.drafts else None
 
     def token_types(self) -> IntArray | None:
         """See `StepPlan.token_types`."""

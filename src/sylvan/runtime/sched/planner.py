@@ -110,6 +110,8 @@ class Planner:
     def run_loaded(self, req: Req, num_computed: int) -> None:
         """The memory of a loading request is filled: it runs from the next step on."""
         req.computed = min(num_computed, req.num_tokens - 1)
+        if req.kv is not None and not req.retractions:
+            req.loaded_tokens = min(req.kv.loaded, req.cached_tokens)
         self._loaded.add(req)
         self._requests.move(req, Phase.RUNNING)
 
@@ -285,7 +287,7 @@ class Planner:
             self._lookup.limit(req),
             step=self.step if self._limits.share_in_batch else 0,
             priority=req.request.priority,
-            load=req.may_load,
+            load=self._hooks.load_limit(req, NEVER) if req.may_load else 0,
         )
         req.kv, req.computed = kv, kv.cached
         loads = kv.loading is not None or (verdict is Verdict.LOAD and req.may_load)

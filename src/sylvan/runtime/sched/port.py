@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.capability import Hooks
+from sylvan.runtime.sched.lifecycle import Lifecycle
 from sylvan.runtime.sched.phases import RequestTable
+from sylvan.runtime.sched.pipeline import Pipeline
 from sylvan.runtime.sched.planner import Planner
 
 
@@ -16,21 +16,26 @@ class Port:
     Args:
         requests: All requests of the scheduler.
         planner: Owns their memory.
+        pipeline: Knows which steps are in flight.
+        lifecycle: Gives back the memory of requests that have ended.
         hooks: Of all capabilities.
-        end: Gives back the memory of a request that has ended.
-        timeout_s: How long a request may be loading.
     """
 
     def __init__(
         self,
         requests: RequestTable,
         planner: Planner,
+        pipeline: Pipeline,
+        lifecycle: Lifecycle,
         hooks: Hooks,
-        end: Callable[[Req], None],
-        timeout_s: float,
     ) -> None:
         self._requests, self._planner, self._hooks = requests, planner, hooks
-        self._end, self._timeout_s = end, timeout_s
+        self._pipeline, self._lifecycle = pipeline, lifecycle
+
+    @property
+    def completed_step(self) -> int:
+        """See `SchedulerPort.completed_step`."""
+        return self._pipeline.completed_step
 
     def loaded(self, rid: str, num_computed: int) -> None:
         """See `SchedulerPort.loaded`."""
@@ -48,16 +53,18 @@ class Port:
         """See `SchedulerPort.release`."""
         self._hooks.on_call("release", rid)
         if req := self._requests.held.get(rid):
-            self._end(req)
+            self._lifecycle.end(req)
 
-    def expire(self, now_s: float) -> None:
+    def expire(self, now_s: float, timeout_s: float) -> None:
         """Give up on loads that take too long, where what fills the memory can be stopped."""
         for req in tuple(self._requests.loading.values()):
-            if now_s - req.loading_since_s >= self._timeout_s and self._hooks.stop_loading(req):
+            if now_s - req.loading_since_s >= timeout_s and self._hooks.stop_loading(req):
                 self._restart(req)
 
     def _restart(self, req: Req) -> None:
         """Nothing that was loaded counts, and it is not loaded again."""
         req.computed = req.kv.cached if req.kv else 0
         req.may_load = False
+        if not req.retractions:  # it has not begun
+            req.started_s, req.cached_tokens = 0.0, 0
         self._planner.retract(req)

@@ -65,9 +65,7 @@ class Scheduler:
             self._requests, self._planner, self._hooks, statistics, parts.clock
         )
         self._pipeline = Pipeline(parts, self._hooks, self._planner, lifecycle, statistics)
-        self.port = Port(
-            self._requests, self._planner, self._hooks, lifecycle.end, limits.load_timeout_s
-        )
+        self.port = Port(self._requests, self._planner, self._pipeline, lifecycle, self._hooks)
         self._deadlines = Deadlines()
         self._arrivals = 0
         self._paused = False
@@ -99,6 +97,7 @@ class Scheduler:
         req = Req(request, arrived_s=now, order=self._arrivals)
         self._lookup.key(req)  # now, rather than of all that wait in one step
         self._requests.add(req)
+        self._hooks.on_arrival(req)
         limits = [request.deadline_s, self._limits.queue_timeout_s]
         self._deadlines.add(req, now, limits)
 
@@ -260,7 +259,7 @@ class Scheduler:
     def _expire(self) -> None:
         now = self._parts.clock()
         if self._requests.loading:
-            self.port.expire(now)
+            self.port.expire(now, self._limits.load_timeout_s)
         for order, rid in self._deadlines.due(now):
             req = self._requests.live(rid)
             if req is None or req.order != order:

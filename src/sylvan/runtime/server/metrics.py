@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from sylvan.protocol.messages import Finish, Timing, Usage
 from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.keyring import Keyring, Tenant
+from sylvan.runtime.server.tier_metrics import TierMetrics
 from sylvan.runtime.server.token_latency import BUCKETS, TokenLatency
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.manager import TokenizerManager
@@ -42,6 +43,7 @@ class Accounts:
         self._registry = registry = CollectorRegistry()
         registry.register(_LoadGauges(engine, model))
         labels = {"model_name": model, "engine_type": "unified"}
+        registry.register(TierMetrics(lambda: engine.load().tiers, PREFIX, labels))
 
         def counter(name: str, doc: str, *more: str) -> Counter:
             return Counter(PREFIX + name, doc, [*labels, *more], registry=registry)
@@ -54,6 +56,7 @@ class Accounts:
         self._output = counter("generation_tokens", "Tokens generated").labels(**labels)
         cached = counter("cached_tokens", "Prompt tokens from the cache", "cache_source")
         self._cached = cached.labels(**labels, cache_source="device")
+        self._loaded = cached.labels(**labels, cache_source="storage")
         self._finished = counter("num_requests", "Samples that ended", "finish")
         self._labels = labels
         self._first_token = histogram("time_to_first_token_seconds", "Arrival to first token")
@@ -97,7 +100,8 @@ class Accounts:
         self._keyring.charge(Tenant(name=live.tenant), prompt + output)
         self._prompt.inc(first.prompt_tokens)
         self._output.inc(output)
-        self._cached.inc(first.cached_tokens)
+        self._cached.inc(first.cached_tokens - first.loaded_tokens)
+        self._loaded.inc(first.loaded_tokens)
         for sample in live.samples:
             tokens = sample.usage.completion_tokens
             self._count_end(sample.finish or _LEFT, sample.timing, tokens)

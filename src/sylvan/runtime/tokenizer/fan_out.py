@@ -18,8 +18,9 @@ from sylvan.protocol.messages import (
     Pause,
     SetWeightVersion,
 )
+from sylvan.protocol.tiers import TierLoad
 
-_COUNTS = tuple(f.name for f in msgspec.structs.fields(Load) if f.name != "paused")
+_COUNTS = tuple(f.name for f in msgspec.structs.fields(Load) if f.name not in ("paused", "tiers"))
 
 
 def merged_load(loads: Sequence[Load]) -> Load:
@@ -27,7 +28,17 @@ def merged_load(loads: Sequence[Load]) -> Load:
     if len(loads) == 1:
         return loads[0]
     counts = {name: sum(getattr(load, name) for load in loads) for name in _COUNTS}
-    return Load(**counts, paused=all(load.paused for load in loads))
+    tiers = [load.tiers for load in loads if load.tiers is not None]
+    return Load(
+        **counts,
+        paused=all(load.paused for load in loads),
+        tiers=_merged_tiers(tiers) if tiers else None,
+    )
+
+
+def _merged_tiers(loads: Sequence[TierLoad]) -> TierLoad:
+    names = TierLoad.__struct_fields__
+    return TierLoad(**{name: sum(getattr(load, name) for load in loads) for name in names})
 
 
 def command_for(command: Command, replica: int, count: int) -> Command:

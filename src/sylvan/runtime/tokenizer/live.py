@@ -152,6 +152,7 @@ class SampleState:
         return msgspec.structs.replace(
             usage,
             cached_tokens=self.usage.cached_tokens if self.output_ids else usage.cached_tokens,
+            loaded_tokens=self.usage.loaded_tokens if self.output_ids else usage.loaded_tokens,
             retractions=max(usage.retractions, self.usage.retractions),
         )
 

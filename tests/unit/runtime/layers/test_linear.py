@@ -1,54 +1,102 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.layers.build import Build, Shard
-from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel, VocabHead
+from sylvan.runtime.layers.mesh import Mesh, NoRanks, Share, Split
+from sylvan.runtime.models.shards import splits_of, take
+from tests.support.ranks import on_ranks
 
 
-def build(rank: int = 0, size: int = 1) -> Build:
-    return Build(dtype=torch.float32, length=8, shard=Shard(rank, size))
+def build(mesh: Mesh) -> Build:
+    return Build(dtype=torch.float32, length=8, mesh=mesh)
 
 
-def filled(layer: Linear, parts: list[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-    layer.weight.data.copy_(torch.cat([layer.divide(part) for part in parts]))
+def fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
+    parameter.data.copy_(take(whole, splits_of(parameter)))
+
+
+def filled(layer: Linear, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    fill(layer.weight, weight)
     if bias is not None:
-        layer.bias.data.copy_(layer.divide(bias))
+        fill(layer.bias, bias)
     return layer
 
 
+def ranks(size: int, run: Callable[[Build], torch.Tensor]) -> list[torch.Tensor]:
+    return on_ranks(size, lambda mesh: run(build(mesh)))
+
+
 def test_column_ranks_together_are_the_whole_layer():
-    x, parts = torch.randn(3, 6), [torch.randn(8, 6), torch.randn(4, 6)]
-    whole = [x @ part.T for part in parts]
+    x, parts, bias = torch.randn(3, 6), [torch.randn(8, 6), torch.randn(4, 6)], torch.randn(12)
 
-    ranks = [filled(ColumnParallel(build(r, 2), 6, (8, 4)), parts) for r in (0, 1)]
+    def run(build: Build) -> torch.Tensor:
+        return filled(ColumnParallel(build, 6, (8, 4), bias=True), torch.cat(parts), bias)(x)
 
-    pieces = [rank(x).split(rank.parts, -1) for rank in ranks]
-    for i, expected in enumerate(whole):
+    pieces = [piece.split((4, 2), -1) for piece in ranks(2, run)]
+    for i, expected in enumerate((x @ torch.cat(parts).T + bias).split((8, 4), -1)):
         torch.testing.assert_close(torch.cat([p[i] for p in pieces], -1), expected)
 
 
-def test_row_ranks_sum_to_the_whole_layer():
-    x, weight = torch.randn(3, 8), torch.randn(5, 8)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_row_ranks_each_have_the_whole_sum_with_the_bias_once(size):
+    x, weight, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
 
-    ranks = [filled(RowParallel(build(r, 4), 8, 5), [weight]) for r in range(4)]
+    def run(build: Build) -> torch.Tensor:
+        layer = filled(RowParallel(build, 8, 5, bias=True), weight, bias)
+        return layer(build.mesh.split("inputs", 8).take(x, -1))
 
-    total = sum(rank(part) for rank, part in zip(ranks, x.chunk(4, -1), strict=True))
-    torch.testing.assert_close(total, x @ weight.T)
+    found = ranks(size, run)
+    torch.testing.assert_close(found[0], x @ weight.T + bias)
+    assert all(torch.equal(found[0], other) for other in found)
 
 
-def test_a_row_bias_is_whole_on_every_rank():
-    layer, bias = RowParallel(build(1, 2), 8, 5, bias=True), torch.randn(5)
+@pytest.mark.parametrize("num_ids", [12, 11, 9])
+def test_every_rank_gets_all_logits_of_a_divided_vocabulary(num_ids):
+    x, weight, bias = torch.randn(3, 6), torch.randn(num_ids, 6), torch.randn(num_ids)
 
-    assert layer.divide(bias).equal(bias)
-    assert layer.bias.shape == (5,)
+    def run(build: Build) -> torch.Tensor:
+        head = filled(VocabHead(build, 6, num_ids, bias=True), weight, bias)
+        return head(x, out_f32=True)
+
+    for found in ranks(4, run):
+        torch.testing.assert_close(found, x @ weight.T + bias)
+
+
+def test_parts_joined_in_one_checkpoint_tensor_are_divided_one_by_one():
+    whole = torch.arange(12.0)[:, None]
+    layers = [
+        filled(ColumnParallel(build(Mesh(rank)), 1, (8, 4)), whole)
+        for rank in (NoRanks(2), NoRanks(2, 1))
+    ]
+
+    assert layers[0].weight.flatten().tolist() == [0, 1, 2, 3, 8, 9]
+    assert layers[1].weight.flatten().tolist() == [4, 5, 6, 7, 10, 11]
+    assert layers[0].parts == (4, 2)
+
+
+def test_a_layer_that_is_not_divided_is_whole_on_every_rank():
+    layer = Linear(build(Mesh(NoRanks(2, 1))), 6, (8,), bias=True)
+
+    assert layer.weight.shape == (8, 6)
+    assert not splits_of(layer.weight)
 
 
 def test_sizes_that_do_not_divide_are_refused():
     with pytest.raises(ConfigError, match=r"output features \(9\) does not divide by 2 ranks"):
-        ColumnParallel(build(0, 2), 6, (8, 9))
+        ColumnParallel(build(Mesh(NoRanks(2))), 6, (8, 9))
+
+
+def test_outputs_may_be_split_by_hand():
+    layer = ColumnParallel(build(Mesh(NoRanks(2))), 3, Split(Share(4, 0, 2), Share(1, 0, 1)))
+
+    assert layer.weight.shape == (3, 3)
+    assert splits_of(layer.weight)[-2].sizes == (2, 1)
 
 
 def test_float32_output_on_demand():
@@ -58,3 +106,17 @@ def test_float32_output_on_demand():
 
     assert layer(x).dtype == torch.bfloat16
     assert layer(x, out_f32=True).dtype == torch.float32
+
+
+def test_sums_over_ranks_are_rounded_once():
+    """In bfloat16 1 + 1/256 is lost if a partial sum is rounded, and kept by float32."""
+    weight = torch.ones(1, 4, dtype=torch.bfloat16)
+    x = torch.tensor([[1.0, 2**-9, 2**-9, -1.0]], dtype=torch.bfloat16)
+
+    def run(mesh: Mesh) -> torch.Tensor:
+        layer = filled(RowParallel(Build(dtype=torch.bfloat16, length=8, mesh=mesh), 4, 1), weight)
+        return layer(mesh.split("inputs", 4).take(x, -1))
+
+    for found in on_ranks(2, run):
+        assert found.dtype == torch.bfloat16
+        assert found.item() == 2**-8

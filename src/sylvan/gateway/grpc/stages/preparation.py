@@ -43,9 +43,14 @@ class Preparation:
             message = f"{given.route.path} is not served by workers that speak gRPC; {served} are."
             raise RequestError(message, status=501)
         model = self._registry.known_model(given.asked.model)
-        worker = self._registry.candidates(given.asked.model, connection="grpc")[0]
+        kind = self._registry.single_kind(given.asked.model, "grpc")
+        worker = self._registry.candidates(given.asked.model, kind, "grpc")[0]
         text = await self._library.of(worker)
         shown = given.asked.model or (worker.models[0] if worker.models else "default")
         prepared = await read(given, text, model, Frame(shown, int(self._wall())))
+        wanted = prepared.logprobs
+        if kind == "prefill" and wanted is not None and wanted.start is not None:
+            message = "logprob_start_len is not served by pairs of workers that speak gRPC."
+            raise RequestError(message, param="logprob_start_len", status=501)
         context.state.prepared = prepared
         context.state.samples = [Sample(prepared) for _ in range(prepared.sampling.n)]

@@ -44,6 +44,7 @@ class RequestBuilding:
             stream=True,
             emitted=[sample.emitted(index) for index, sample in enumerate(emitted)],
             default_seed=state.seed,
+            disaggregated_params=None if state.prefill is None else state.prefill.meeting(),
         )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from sylvan.gateway.grpc.context import RequestContext, garbage
-from sylvan.gateway.upstream.grpc import Watch
+from sylvan.gateway.grpc.metadata import metadata_of
+from sylvan.gateway.upstream.grpc import Metadata, Watch
 from sylvan.gateway.workers.grpc_probe import GrpcProbe
+from sylvan.gateway.workers.worker import Worker
 from sylvan.rpc import scheduler_pb2 as pb
 
 ALIVE_S = 2.0
@@ -29,21 +32,41 @@ class RequestExecution:
     async def run(self, context: RequestContext) -> None:
         """See `Stage.run`."""
         state = context.state
-        assert state.client is not None, "client acquisition comes first"
         assert state.dispatch is not None, "worker selection comes first"
-        worker = context.placed.worker
-        replies = state.client.generate(
-            worker.spec.url,
-            context.message,
-            state.metadata,
-            Watch(self._stall_s, lambda: self._probe.is_healthy(worker, ALIVE_S)),
-        )
+        replies = self._call(context, context.placed.worker, state.metadata)
         state.replies = replies
-        first = await anext(replies, None)
+        first = await self._first(context, replies)
         if first is None:
             raise garbage("nothing at all")
         state.dispatch.answered()
         state.replies = _after(first, replies)
+
+    def _call(
+        self, context: RequestContext, worker: Worker, metadata: Metadata
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        assert context.state.client is not None, "client acquisition comes first"
+        watch = Watch(self._stall_s, lambda: self._probe.is_healthy(worker, ALIVE_S))
+        return context.state.client.generate(worker.spec.url, context.message, metadata, watch)
+
+    async def _first(
+        self, context: RequestContext, replies: AsyncGenerator[pb.GenerateResponse, None]
+    ) -> pb.GenerateResponse | None:
+        """The first reply; of a pair, unless the prefill worker fails before."""
+        prefill = context.state.prefill
+        if prefill is None:
+            return await anext(replies, None)
+        metadata = metadata_of(self._probe, prefill.worker, context.input.caller)
+        feeding = prefill.begin(self._call(context, prefill.worker, metadata))
+        reading = asyncio.ensure_future(anext(replies, None))
+        try:
+            await asyncio.wait((feeding, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                await feeding  # without its keys and values the other one waits for nothing
+            return await reading
+        finally:
+            if not reading.done():
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
 
 
 async def _after(

@@ -1,12 +1,15 @@
-"""Stage 2: a policy chooses the worker."""
+"""Stage 2: a policy chooses the worker, or one policy each the two of a pair."""
 
 from __future__ import annotations
 
 from array import array
 
 from sylvan.gateway.grpc.context import RequestContext
-from sylvan.gateway.placing import Placing
+from sylvan.gateway.grpc.prefill import Prefill
+from sylvan.gateway.placing import Placed, Placing
 from sylvan.gateway.policies.api import RoutingRequest
+from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.spec import Kind
 
 
 class WorkerSelection:
@@ -14,7 +17,8 @@ class WorkerSelection:
 
     name = "worker_selection"
 
-    def __init__(self, placing: Placing) -> None:
+    def __init__(self, registry: Registry, placing: Placing) -> None:
+        self._registry = registry
         self._placing = placing
 
     async def run(self, context: RequestContext) -> None:
@@ -27,12 +31,21 @@ class WorkerSelection:
             token_ids=prepared.input_ids,
         )
         state = context.state
-        placed = self._placing.place(
-            prepared.model,
-            request,
-            connection="grpc",
-            avoid=state.avoid,
-            continuing=state.begun,
-        )
+        kind: Kind = "regular"
+        if self._registry.paired(prepared.model, "grpc"):
+            state.prefill = Prefill(self._place(context, request, "prefill"))
+            kind = "decode"
+        placed = self._place(context, request, kind)
         state.placed = placed
         state.dispatch = placed.worker.begin(placed.placement.new_tokens)
+
+    def _place(self, context: RequestContext, request: RoutingRequest, kind: Kind) -> Placed:
+        state = context.state
+        return self._placing.place(
+            context.prepared.model,
+            request,
+            kind=kind,
+            connection="grpc",
+            avoid=state.avoid,
+            continuing=state.begun and kind == "regular",
+        )

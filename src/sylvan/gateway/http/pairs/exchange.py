@@ -188,9 +188,9 @@ class PairExchange:
         finally:
             for task in (feeding, decoding):
                 task.cancel()
-            await asyncio.gather(feeding, decoding, return_exceptions=True)
-            prefill.close()
+            prefill.close()  # before anything is waited for: the client may be gone by now
             decode.close()
+            await asyncio.gather(feeding, decoding, return_exceptions=True)
 
     async def _send(self, half: _Half, attempt: _Attempt, work: _Work) -> None:
         """Send the request to one of the two, and count what comes of it."""

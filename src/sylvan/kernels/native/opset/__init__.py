@@ -27,6 +27,7 @@ from sylvan.kernels.native.opset.experts import (
     Scores,
 )
 from sylvan.kernels.native.opset.lora import LoraExpand, LoraShrink, LoraTables
+from sylvan.kernels.native.opset.ranks import AllGather, AllReduce, RankMemory
 from sylvan.kernels.native.opset.rows import (
     Activation,
     Add,
@@ -57,6 +58,8 @@ __all__ = [
     "OPS",
     "Activation",
     "Add",
+    "AllGather",
+    "AllReduce",
     "Attention",
     "AttentionMerge",
     "Cast",
@@ -82,6 +85,7 @@ __all__ = [
     "PageFormat",
     "Quantise",
     "QuantisedRows",
+    "RankMemory",
     "ResidualStream",
     "RmsNorm",
     "RopeStore",
@@ -134,5 +138,7 @@ OPS: tuple[type[Op], ...] = (
     DeltaScan,
     LoraShrink,
     LoraExpand,
+    AllReduce,
+    AllGather,
 )
 """Every op; its place is its number in the library."""

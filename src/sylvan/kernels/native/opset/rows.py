@@ -73,7 +73,10 @@ class ResidualStream(Operands):
 
 @operands
 class Embed(Op):
-    """Rows of a packed matrix, times `scale`; ids beyond the last row read that one."""
+    """Rows of a packed matrix, times `scale`; ids beyond the last row read that one.
+
+    With `is_part` the matrix is rows of a table from `first_row` on, and other ids give zeros.
+    """
 
     out: Annotated[int, writes("f32", "T, C")]
     weight: Annotated[int, reads("packed", "vocab_rows, C")]
@@ -86,6 +89,8 @@ class Embed(Op):
     format: WeightFormat = WeightFormat.DENSE
     words: int = 0
     group: int = 0
+    first_row: int = 0
+    is_part: bool = False
     scale: float = 1.0
 
 

@@ -16,12 +16,14 @@ from torch import nn
 from sylvan.config.env import threads_are_calm
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.graphs.layers import use_native_layers
 from sylvan.runtime.layers.attention import PagedAttention, SpecialAttention
 from sylvan.runtime.layers.latent import LatentAttention
+from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.checkpoint import load_deferred
 from sylvan.runtime.models.registry import Model
@@ -113,6 +115,9 @@ def finish_host_modules(
     Returns: what these keep of the weights.
     """
     inner = nn.ModuleList(modules)
+    for part in inner.modules():
+        if isinstance(part, Linear) and part.lora is not None:
+            part.lora.packed = False  # as it was before the module was traced for a trial
     native = use_native_layers(inner, dtype, threads)
     load_deferred(inner)
     return [] if native is None else list(native.copies)
@@ -129,6 +134,15 @@ def check_host_modules(modules: list[nn.Module]) -> None:
             f"PyTorch computes {names_of(modules)}, and its threads would spin between parts of a "
             "program; set OMP_WAIT_POLICY=PASSIVE before Python starts"
         )
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Of its weights, those that are not read yet as if they were of the type of the others."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    deferred = [value for value in held if isinstance(value, DeferredWeight)]
+    found = list(module.parameters())
+    size = found[0].element_size() if found else torch.get_default_dtype().itemsize
+    return sum(p.nbytes for p in found) + sum(w.shape.numel() * size for w in deferred)
 
 
 def names_of(modules: list[nn.Module]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from sylvan.kernels.api import TracedTensor
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import WeightCopy
+from sylvan.kernels.native.cost import OpCost, program_costs
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
@@ -28,7 +29,9 @@ from sylvan.runtime.executor.graphs.partial import (
     finish_host_modules,
     host_modules,
     names_of,
+    weight_bytes,
 )
+from sylvan.runtime.executor.outputs import layer_outputs
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.sampling.api import TokenSampler
@@ -44,6 +47,7 @@ class Traced:
     taken: TracedTensor  # rows of `hidden`, for the head
     logits: TracedTensor
     take: int  # segment of taking rows, which the head follows
+    layers: Mapping[int, TracedTensor]  # outputs of layers that are kept
 
 
 class ProgramRunner:
@@ -56,13 +60,14 @@ class ProgramRunner:
 
     Attributes:
         copies: What it keeps of the model's weights.
+        costs: What its ops read and write.
         host_calls: Names of the modules that PyTorch computes; mostly none.
         buffers: Memory in which steps compute; nothing in it outlives a step.
     """
 
     verifies_drafts = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a program is made from
         self,
         model: Model,
         limits: BatchLimits,
@@ -71,8 +76,9 @@ class ProgramRunner:
         *,
         dtype: torch.dtype,
         threads: int,
+        hidden_layers: Sequence[int] = (),
     ) -> None:
-        """Trace and compile `model`.
+        """Trace and compile `model`, keeping the outputs of `hidden_layers`.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
@@ -80,13 +86,15 @@ class ProgramRunner:
         parts = dtype, _limits(limits), pool.layers, library.constants
         tracer = NativeTracer(*parts)
         with host_modules(model, NativeTracer(*parts)) as called:
-            traced = trace(model, tracer)
+            traced = trace(model, tracer, hidden_layers)
         check_host_modules(called)
+        sizes = [(type(module).__name__, weight_bytes(module)) for module in called]
         library.dll.sylvan_threads(threads)
         layout = compile_graph(tracer.graph)
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies
+        self.costs: Sequence[OpCost] = program_costs(layout, sizes)
         self.host_calls = names_of(called)
         if called:
             self.copies = [*layout.copies, *finish_host_modules(called, dtype, threads)]
@@ -120,7 +128,7 @@ class ProgramRunner:
         if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
         whole = self._program.read(self._traced.logits, batch.limits.most_samples)
-        return NativeStep(self._program, _bound(batch), batch, whole, last_token, params)
+        return NativeStep(self._program, bound(batch), batch, whole, last_token, params)
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.logits`."""
@@ -132,13 +140,11 @@ class ProgramRunner:
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.hidden`."""
-        count = int(rows.max()) + 1
-        whole = self._program.read(self._traced.hidden, count)
-        return whole[torch.as_tensor(rows).long()].float()
+        return self._take(self._traced.hidden, rows).float()
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.layer_hidden`."""
-        raise KeyError(f"step programs keep no output of layer {layer}")
+        return self._take(self._traced.layers[layer], rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.head`."""
@@ -151,15 +157,19 @@ class ProgramRunner:
         """Run a step and return each op with its nanoseconds."""
         return self._program.profile(self._step(batch), batch)
 
+    def _take(self, value: TracedTensor, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        whole = self._program.read(value, int(rows.max()) + 1)
+        return whole[torch.as_tensor(rows).long()]
+
     def _step(self, batch: ForwardBatch) -> Run:
         if batch is not self._batch:
-            self._batch, self._run = batch, _bound(batch)
+            self._batch, self._run = batch, bound(batch)
         step = self._run
         step.tokens, step.outputs, step.seqs = batch.num_tokens, batch.num_samples, batch.num_reqs
         return step
 
 
-def _bound(batch: ForwardBatch) -> Run:
+def bound(batch: ForwardBatch) -> Run:
     """Run-time arguments that point at the batch's buffers; these stay where they are."""
     host = batch.host
     return Run(
@@ -201,8 +211,8 @@ def _limits(limits: BatchLimits) -> ProgramLimits:
     return ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
 
 
-def trace(model: Model, tracer: NativeTracer) -> Traced:
-    """Trace embedding, layers and head of a model.
+def trace(model: Model, tracer: NativeTracer, hidden_layers: Sequence[int] = ()) -> Traced:
+    """Trace embedding, layers and head of a model, keeping the outputs of `hidden_layers`.
 
     Raises:
         Unsupported: an op or shape has no kernel; the message names it.
@@ -210,12 +220,14 @@ def trace(model: Model, tracer: NativeTracer) -> Traced:
     batch = SymbolicBatch(tracer)
     # A model's annotations speak of tensors; its ops take values as well.
     embed, forward, head = (getattr(model, name) for name in ("embed", "forward", "head"))
-    hidden: TracedTensor = forward(embed(batch), batch)
-    tracer.pin(hidden)
+    with layer_outputs(model, hidden_layers) as layers:
+        hidden: TracedTensor = forward(embed(batch), batch)
+    for value in (hidden, *layers.values()):
+        tracer.pin(value)
     take = tracer.next_segment()
     taken = ops.take_rows(hidden, batch.sample_rows)
     tracer.pin(taken)
     tracer.next_segment()
     logits: TracedTensor = head(taken)
     tracer.pin(logits)
-    return Traced(hidden, taken, logits, take)
+    return Traced(hidden, taken, logits, take, layers)

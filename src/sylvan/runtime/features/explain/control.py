@@ -29,6 +29,7 @@ class Record:
     key: CacheKey
     cached: int
     reason: Reason
+    loaded: int = 0  # of those cached, from a store
 
 
 class CacheExplain(Capability):
@@ -69,6 +70,7 @@ class CacheExplain(Capability):
             "rid": rid,
             "prompt_tokens": len(record.key.tokens),
             "cached_tokens": record.cached,
+            "tiers": {"device": record.cached - record.loaded, "storage": record.loaded},
             "reason": "never_seen" if hidden else record.reason,
             "divergence": asdict(found),
         }
@@ -94,7 +96,10 @@ class CacheExplain(Capability):
         key = CacheKey(tokens, req.kv.key.namespace, req.kv.key.media)
         cached = min(cached, len(tokens))
         self._records[req.rid] = Record(
-            key, cached, why_missed(self._tree, key, cached, len(tokens) - 1)
+            key,
+            cached,
+            why_missed(self._tree, key, cached, len(tokens) - 1),
+            min(req.kv.loaded, cached),
         )
         self._prompts.append(block_hashes(key))
         self._kept_tokens += len(tokens)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from sylvan.runtime.features.grammar.rewrite import Holds
 from sylvan.runtime.features.grammar.schema import (
     Schema,
     are_disjoint,
@@ -107,6 +108,11 @@ class Dialect:
             NotSupportedError: names the place and the keyword.
         """
         _Walk(self, schema).run()
+
+
+def holds_of(dialect: Dialect) -> Holds:
+    """What schemas are not rewritten for."""
+    return Holds(dialect.formats, frozenset[str]().union(*dialect.typed.values()))
 
 
 class _Walk:

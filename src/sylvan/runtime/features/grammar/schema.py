@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,6 +12,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 
 Schema = Mapping[str, Any]
+Change = Callable[[Any, tuple[str | int, ...]], Any]
 
 _ONE = (
     "items",
@@ -49,11 +50,20 @@ def object_schema(spec: GrammarSpec) -> Schema:
         raise RequestError("json_schema: # matches no text at all", param="json_schema")
     if not isinstance(schema, dict):
         raise RequestError("json_schema must be an object", param="json_schema")
+    check_endless(schema)
+    return schema
+
+
+def check_endless(schema: Schema) -> None:
+    """Refuse a schema of which every value would have no end.
+
+    Raises:
+        RequestError: names the place.
+    """
     at = endless(schema)
     if at is not None:
         message = f"json_schema: {at} refers back to itself without end: it matches no text at all"
         raise RequestError(message, param="json_schema")
-    return schema
 
 
 def pointer(at: str, *parts: str | int) -> str:
@@ -70,6 +80,35 @@ def children(node: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     for key in _MAPS:
         if isinstance(node.get(key), dict):
             yield from (((key, name), part) for name, part in node[key].items())
+
+
+def with_children(node: Schema, change: Change) -> dict[str, Any]:
+    """The schema with others for those in it; `change` gets each, with the steps to it."""
+    found = dict(node)
+    for key, value in node.items():
+        if key in _ONE:
+            found[key] = change(value, (key,))
+        elif key in _LISTS and isinstance(value, list):
+            found[key] = [change(part, (key, i)) for i, part in enumerate(value)]
+        elif key in _MAPS and isinstance(value, dict):
+            found[key] = {name: change(part, (key, name)) for name, part in value.items()}
+    return found
+
+
+def with_patterns(schema: Any, change: Callable[[str], str]) -> Any:
+    """The schema with other regexes for those of strings and of names."""
+    if not isinstance(schema, dict):
+        return schema
+    found = with_children(schema, lambda part, _: with_patterns(part, change))
+    for key in DEFINITIONS:
+        if isinstance(found.get(key), dict):
+            found[key] = {n: with_patterns(part, change) for n, part in found[key].items()}
+    if isinstance(found.get("pattern"), str):
+        found["pattern"] = change(found["pattern"])
+    if isinstance(found.get("patternProperties"), dict):
+        named = found["patternProperties"].items()
+        found["patternProperties"] = {change(name): part for name, part in named}
+    return found
 
 
 def walk(schema: Any, at: str = "#") -> Iterator[tuple[str, Schema]]:
@@ -183,24 +222,49 @@ def _disjoint(a: Any, b: Any, root: Schema, depth: int) -> bool:
         return True
     if not isinstance(a, dict) or not isinstance(b, dict) or not depth:
         return False
-    one, other = _types(a), _types(b)
-    if one is not None and other is not None and not one & other:
-        return True
-    values, others = _values(a), _values(b)
-    if values is not None and others is not None:
-        return not values & others
-    return _told_apart(a, b, root, depth)
+    kinds = [found for schema in (a, b) if (found := _types(schema)) is not None]
+    shared = set.intersection(*kinds) if kinds else None
+    values = [found for schema in (a, b) if (found := _values(schema)) is not None]
+    if len(values) == 2:
+        return not values[0] & values[1]
+    return (
+        shared == set()
+        or _parts_disjoint(a, b, root, depth - 1)
+        or _parts_disjoint(b, a, root, depth - 1)
+        or (shared == {"object"} and _told_apart(a, b, root, depth))
+    )
+
+
+def _parts_disjoint(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
+    """Whether something that `a` asks for in addition excludes `b`."""
+    for key in ("allOf", "anyOf", "oneOf"):
+        parts = a.get(key)
+        if isinstance(parts, list) and parts:
+            found = (_disjoint(part, b, root, depth) for part in parts)
+            if any(found) if key == "allOf" else all(found):
+                return True
+    return False
 
 
 def _told_apart(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
-    """Whether some property that both require, of objects, has disjoint schemas."""
-    if _types(a) != {"object"} or _types(b) != {"object"}:
-        return False
-    names = set(_strings(a.get("required"))) & set(_strings(b.get("required")))
-    one, other = a.get("properties"), b.get("properties")
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    return any(_disjoint(one.get(n), other.get(n), root, depth - 1) for n in names)
+    """Whether some property that one of them requires, of objects, has disjoint schemas."""
+    one, other = set(_strings(a.get("required"))), set(_strings(b.get("required")))
+    for name in one | other:
+        first, second = _property(a, name), _property(b, name)
+        if first is False or second is False:
+            return True
+        if name in one and name in other and _disjoint(first, second, root, depth - 1):
+            return True
+    return False
+
+
+def _property(schema: Schema, name: str) -> Any:
+    """What a schema says of a property, by its name; True where that is not certain."""
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and name in properties:
+        return properties[name]
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    return not closed
 
 
 def _followed(schema: Any, root: Schema) -> Any:
@@ -224,17 +288,17 @@ def _values(schema: Schema) -> set[str] | None:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
         return None
-    return {json.dumps(_canonical(value), sort_keys=True) for value in values}
+    return {json.dumps(canonical(value), sort_keys=True) for value in values}
 
 
-def _canonical(value: Any) -> Any:
-    """Numbers that are equal become the same."""
+def canonical(value: Any) -> Any:
+    """A value in which numbers that are equal are the same."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_canonical(v) for v in value]
+        return [canonical(v) for v in value]
     if isinstance(value, dict):
-        return {k: _canonical(v) for k, v in value.items()}
+        return {k: canonical(v) for k, v in value.items()}
     return value
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from sylvan.config.tree import SpeculativeConfig
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
+from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.speculation.ngram import NgramDrafter
 from sylvan.runtime.features.speculation.together import ModelSpeculation
 
+AnySpeculation = Speculation | ModelSpeculation | HeadSpeculation
+
 
 def build_speculation(
     config: SpeculativeConfig, vocab_size: int, model: DraftModel | None
-) -> Speculation | ModelSpeculation:
+) -> AnySpeculation:
     """The control half of a resolved and checked section.
 
     Args:
@@ -21,6 +24,8 @@ def build_speculation(
     """
     most = config.num_steps
     assert isinstance(most, int), "a resolved section has no auto"
+    if config.algorithm in (*DRAFT_HEADS, OWN_HEAD):
+        return HeadSpeculation(most, vocab_size, adaptive=config.adaptive)
     if model is not None:
         return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
     return Speculation(

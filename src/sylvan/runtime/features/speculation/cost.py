@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 ROW_COST = 0.03
 """What a row more adds to a step, relative to it, before that was measured: worth a try."""
 ROW_COST_WEIGHT = 2
-"""`ROW_COST` counts as many measurements: one step that was held up must not end all trials."""
+"""`ROW_COST` counts as many measurements beside the first one, and less beside more: one step that
+was held up must not end all trials."""
 RECENT = 8
 """Measurements of as many rows of which the median counts."""
 REMEMBERED = 256
 """Steps; what was not measured again by then is forgotten, since contexts have grown or ended."""
+SAME = 0.02
+"""A median that changed by less leaves the curve as it is."""
 SHORTEST_S = 1e-6
 """A clock may not see that time passed."""
 
@@ -22,10 +25,31 @@ SHORTEST_S = 1e-6
 class _Measured:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # seconds
     step: int = 0  # in which it was measured last
+    median: float = 0.0
+    drawn: float = 0.0  # the median when the curve was drawn last
 
-    @property
-    def median(self) -> float:
-        return sorted(self.recent)[(len(self.recent) - 1) // 2]
+    def saw(self, seconds: float, step: int) -> bool:
+        """One more; whether the curve may stay as it is."""
+        self.recent.append(seconds)
+        self.step = step
+        self.median = sorted(self.recent)[(len(self.recent) - 1) // 2]
+        many = len(self.recent) == RECENT
+        return many and abs(self.median - self.drawn) <= SAME * self.drawn
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A flat part of the curve: what fewer rows seem to take longer than more rows is noise."""
+
+    seconds: float
+    count: int  # of measurements
+    points: int  # of the curve
+
+    def joined(self, other: _Level) -> _Level:
+        """The mean of all measurements of both."""
+        count = self.count + other.count
+        seconds = (self.count * self.seconds + other.count * other.seconds) / count
+        return _Level(seconds, count, self.points + other.points)
 
 
 class StepCosts:
@@ -36,6 +60,7 @@ class StepCosts:
         self._rows: list[int] = []  # ascending
         self._curve: list[float] = []  # seconds at `_rows`, never falling
         self._drawn = True
+        self._drawn_at = 0  # step
         self._steps = 0
 
     @property
@@ -46,10 +71,12 @@ class StepCosts:
     def saw(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
         self._steps += 1
-        found = self._measured.setdefault(rows, _Measured())
-        found.recent.append(max(seconds, SHORTEST_S))
-        found.step = self._steps
-        self._drawn = False
+        found = self._measured.get(rows)
+        if found is None:
+            found = self._measured[rows] = _Measured()
+        same = found.saw(max(seconds, SHORTEST_S), self._steps)
+        if not same or self._steps - self._drawn_at >= REMEMBERED // 4:
+            self._drawn = False
 
     def seconds(self, rows: int) -> float:
         """Expected of a step of so many rows, in between by a straight line."""
@@ -67,17 +94,19 @@ class StepCosts:
         return known + share * (self._curve[at] - known)
 
     def _draw(self) -> None:
-        self._drawn = True
+        self._drawn, self._drawn_at = True, self._steps
         oldest = self._steps - REMEMBERED
         self._measured = {r: m for r, m in self._measured.items() if m.step > oldest}
         self._rows = sorted(self._measured)
-        self._curve = []
+        levels: list[_Level] = []
         for at, rows in enumerate(self._rows):
             measured = self._measured[rows]
+            measured.drawn = measured.median
             seconds, count = measured.median, len(measured.recent)
-            if at:
-                before = self._curve[-1]
-                assumed = before * (1 + ROW_COST * (rows - self._rows[at - 1]))
-                seconds = (count * seconds + ROW_COST_WEIGHT * assumed) / (count + ROW_COST_WEIGHT)
-                seconds = max(seconds, before)
-            self._curve.append(seconds)
+            if at and (prior := ROW_COST_WEIGHT + 1 - count) > 0:
+                assumed = levels[-1].seconds * (1 + ROW_COST * (rows - self._rows[at - 1]))
+                seconds = (count * seconds + prior * assumed) / (count + prior)
+            levels.append(_Level(seconds, count, 1))
+            while len(levels) > 1 and levels[-2].seconds > levels[-1].seconds:
+                levels[-2:] = [levels[-2].joined(levels[-1])]
+        self._curve = [level.seconds for level in levels for _ in range(level.points)]

@@ -11,6 +11,9 @@ LEAST_GAIN = 0.02
 """Guesses have to promise so much more tokens a second: estimates are not exact, nor is drafting
 free."""
 
+LEAST_CHANCE = 0.02
+"""A guess that comes to count less often brings nothing, nor do those behind it."""
+
 
 class DraftPolicy(Protocol):
     """Decides before each step, request by request."""
@@ -52,17 +55,20 @@ class Throughput:
         """See `DraftPolicy.count`."""
         rows, tokens = self._plans.get(rid, (0, 0.0))
         rows, tokens = self._rows - rows, self._tokens - tokens
-        expected = acceptance.expected(grade, most)
-        best = 0
+        best, wanted = 0, 1.0
         if self._costs.known:
-            rates = [
-                (tokens + mine) / self._costs.seconds(rows + 1 + count)
-                for count, mine in enumerate(expected)
-            ]
-            best = max(range(most + 1), key=rates.__getitem__)
-            if rates[best] < rates[0] * (1 + LEAST_GAIN):
-                best = 0
-        self._plan(rid, 1 + best, expected[best])
+            seconds = self._costs.seconds
+            wanted_rate = (tokens + 1.0) / seconds(rows + 1) * (1 + LEAST_GAIN)
+            chance = mine = 1.0
+            for count in range(1, most + 1):
+                chance *= acceptance.chance(grade + count - 1)
+                mine += chance
+                rate = (tokens + mine) / seconds(rows + 1 + count)
+                if rate > wanted_rate:
+                    best, wanted, wanted_rate = count, mine, rate
+                if chance < LEAST_CHANCE:
+                    break
+        self._plan(rid, 1 + best, wanted)
         return best
 
     def launched(self, rows: dict[str, int]) -> None:

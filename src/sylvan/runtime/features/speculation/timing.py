@@ -34,9 +34,9 @@ class StepTimer:
         self._begun = rows, self._clock()
         return True
 
-    def end(self) -> None:
-        """The step is done."""
+    def end(self, besides_s: float = 0.0) -> None:
+        """The step is done; so many of its seconds went into something else than its rows."""
         if self._begun is not None:
             rows, begun_s = self._begun
-            self._costs.saw(rows, self._clock() - begun_s)
+            self._costs.saw(rows, self._clock() - begun_s - besides_s)
             self._begun = None

@@ -23,6 +23,7 @@ from sylvan.api.native import (
     PauseBody,
 )
 from sylvan.api.openai.vectors import EncodeBody
+from sylvan.api.tiers import StoreBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply
 from sylvan.api.weights import (
@@ -53,6 +54,7 @@ from sylvan.runtime.server.native import (
     info,
     parse,
     sessions,
+    tiers,
     tokens,
     weights,
 )
@@ -185,6 +187,26 @@ _CACHE = (
     admin(
         "/cache/curve", handler=cache.cache_curve, methods=GET, query=CurveQuery, statuses=(404,)
     ),
+)
+
+_STORES = (
+    admin(
+        "/hicache/storage-backend",
+        handler=tiers.attach_store,
+        methods=("PUT",),
+        level=Level.ADMIN_FORCE,
+        body=StoreBody,
+        statuses=(503,),
+    ),
+    admin("/hicache/storage-backend", handler=tiers.detach_store, methods=("DELETE",)),
+    admin("/hicache/storage-backend", handler=tiers.describe_store, methods=GET),
+    admin(
+        "/hicache/storage-backend/clear",
+        handler=tiers.clear_store,
+        media_type="text/plain",
+        statuses=(503,),
+    ),
+    admin("/get_hicache_l3_cache_layout", handler=tiers.store_layout, methods=GET),
 )
 
 _METRICS = (
@@ -337,6 +359,7 @@ NATIVE = (
     *_INFO,
     *_METRICS,
     *_CACHE,
+    *_STORES,
     *_CONTROL,
     *_ADAPTERS,
     *_WEIGHTS,

@@ -20,6 +20,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import ColumnParallel, Linear
+from sylvan.runtime.layers.mesh import Share
 from sylvan.runtime.layers.mlp import MLP, GatedMLP
 from sylvan.runtime.layers.moe import MoE, MoEShape
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
@@ -172,12 +173,14 @@ def test_weights_that_others_read_are_left():
     shape = LatentShape(num_heads=2, nope=16, turning=8, value=16, latent=32)
     layer = AttentionLayer(index=0, num_heads=2, num_kv_heads=1, head_dim=40, scale=1.0)
     model = filled(
-        nn.ModuleDict({"one": LatentAttention(built(torch.float32), 64, shape, layer, 24)})
+        nn.ModuleDict(
+            {"one": LatentAttention(built(torch.float32), 64, Share(2, 0, 2), shape, layer, 24)}
+        )
     )
 
     assert use_native_layers(model, torch.float32, 1) is not None
 
-    assert type(model["one"].kv_b_proj) is Linear
+    assert isinstance(model["one"].kv_b_proj, Linear)
     assert not model["one"].kv_b_proj.weight.is_meta
     assert type(model["one"].kv_a_layernorm) is RMSNorm
     assert type(model["one"].q_b_proj) is NativeLayerLinear

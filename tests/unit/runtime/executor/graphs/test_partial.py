@@ -141,6 +141,9 @@ def test_modules_that_kernels_lack_are_called_between_native_parts(dtype, bound,
     assert [layer.mixer.seen for layer in model.layers] == [[(9, 1)]] * 2
     calls = [op for op, _ in runner.profile(batch) if isinstance(op, HostCall)]
     assert len(calls) == 3
+    costs = [cost for cost in runner.costs if cost.name.endswith("(PyTorch)")]
+    assert [cost.name for cost in costs] == ["Odd (PyTorch)", "Odd (PyTorch)", "OddRows (PyTorch)"]
+    assert costs[0].weight_bytes == (dim + 1) * dim * dtype.itemsize
     assert torch.equal(runner.run(batch), got)
     assert torch.equal(runner.logits(np.array([8], np.int32)), got)
     assert torch.equal(runner.head(runner.hidden(np.array([8]))), got)

@@ -93,6 +93,16 @@ def test_the_first_step_with_guesses_may_be_held_up():
     assert Throughput(costs).count("a", 3, acceptance_of(0.9), 4) == 4
 
 
+def test_a_few_rows_that_were_held_up_once_do_not_make_more_rows_dear():
+    costs = costs_of(lambda rows: 1.0 + 0.02 * rows, rows=[1, 3, 4, 5] * RECENT)
+    costs.saw(2, 30.0)
+
+    assert costs.seconds(5) < 1.6
+    for _ in range(3):
+        costs.saw(2, 1.0)
+    assert costs.seconds(2) <= costs.seconds(3) < 1.2
+
+
 def test_what_was_not_measured_for_long_is_forgotten():
     costs = costs_of(lambda rows: 1.0 if rows < 5 else 100.0, rows=[1, 5])
     for _ in range(REMEMBERED):

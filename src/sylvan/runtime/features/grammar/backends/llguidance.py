@@ -17,12 +17,15 @@ from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import MAX_STATES, CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.notations import is_lark, with_plain_escapes
 from sylvan.runtime.features.grammar.places import blame
+from sylvan.runtime.features.grammar.quoting import quotable
+from sylvan.runtime.features.grammar.rewrite import Holds, rewrite
 from sylvan.runtime.features.grammar.schema import (
     Schema,
     counts_on_names,
     object_schema,
     pointer,
     walk,
+    with_patterns,
 )
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import (
@@ -61,6 +64,24 @@ _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     # what printers write, pretty ones included, and no more: some models do not find out of spaces
     "whitespace_pattern": r"\r?\n[\x20\x09]{0,32}|\x20{1,4}",
 }
+
+
+HOLDS = Holds(
+    frozenset(
+        [
+            "date",
+            "date-time",
+            "duration",
+            "email",
+            "hostname",
+            "ipv4",
+            "ipv6",
+            "time",
+            "uri",
+            "uuid",
+        ]
+    )
+)
 
 
 class LLGuidance:
@@ -250,17 +271,19 @@ def _threads() -> llguidance.LLExecutor:
 
 
 def _checked(spec: GrammarSpec) -> Schema:
-    """The schema of a spec; refuses what the library takes and does not hold."""
-    schema = object_schema(spec)
+    """The schema of a spec as the library holds it; refuses what it takes and does not hold."""
+    written = object_schema(spec)
+    for at, node in walk(written):
+        if node is not written and _OPTIONS_KEY in node:
+            message = f"json_schema: {pointer(at, _OPTIONS_KEY)} is not supported"
+            raise RequestError(message, param="json_schema")
+    schema = rewrite(written, HOLDS).schema
     for at, node in walk(schema):
         if counts_on_names(node):
             message = f"json_schema: {at}/minProperties of names that are not given is not"
             message += " supported by grammar.backend llguidance"
             raise NotSupportedError(message, param="json_schema")
-        if node is not schema and _OPTIONS_KEY in node:
-            message = f"json_schema: {pointer(at, _OPTIONS_KEY)} is not supported"
-            raise RequestError(message, param="json_schema")
-    return schema
+    return with_patterns(schema, quotable)
 
 
 def _inner(spec: GrammarSpec) -> str:

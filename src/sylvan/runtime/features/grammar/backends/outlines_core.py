@@ -17,8 +17,9 @@ from sylvan.runtime.features.grammar.api import (
     accept_each,
     fill_each,
 )
-from sylvan.runtime.features.grammar.dialect import Dialect
+from sylvan.runtime.features.grammar.dialect import Dialect, holds_of
 from sylvan.runtime.features.grammar.places import blame
+from sylvan.runtime.features.grammar.rewrite import rewrite
 from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import choices
@@ -216,7 +217,7 @@ def _wrong_regex(regex: str) -> str:
 def _regex(spec: GrammarSpec) -> str:
     match spec.kind:
         case "json_schema":
-            schema = object_schema(spec)
+            schema = rewrite(object_schema(spec), holds_of(DIALECT)).schema
             DIALECT.check(schema)
             return outlines_core.json_schema.build_regex_from_schema(json.dumps(schema))
         case "regex":

@@ -20,9 +20,10 @@ from sylvan.runtime.features.grammar.api import (
     accept_each,
     fill_each,
 )
-from sylvan.runtime.features.grammar.dialect import Dialect
+from sylvan.runtime.features.grammar.dialect import Dialect, holds_of
 from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.regexes import plain_regex
+from sylvan.runtime.features.grammar.rewrite import rewrite
 from sylvan.runtime.features.grammar.schema import object_schema, pointer
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import (
@@ -187,7 +188,7 @@ class XGrammar:
 
 def _checked(spec: GrammarSpec, dialect: Dialect = DIALECT) -> str:
     """The schema of a spec; refuses what the library would ignore."""
-    schema = object_schema(spec)
+    schema = rewrite(object_schema(spec), holds_of(dialect)).schema
     dialect.check(schema)
     return json.dumps(schema)
 

@@ -1,0 +1,97 @@
+"""`sylvan train-draft`: train a head that guesses what a model says next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sylvan.cli.main import DONE, Spec
+from sylvan.config.flags import Option, Parsed
+from sylvan.config.sources import from_keywords, gather
+from sylvan.protocol.errors import ConfigError
+
+SPEC = Spec(
+    usage="train-draft MODEL DATA [--out DIR] [--steps 2000]",
+    doc="Train an EAGLE-3 head for the model directory MODEL from its own answers to the prompts "
+    'in DATA: a JSONL file whose lines are {"messages": [...]} or {"prompt": "..."}, or a text '
+    "file with a message of a user in each line. Interrupted, it goes on where it was when called "
+    "the same way again. At its end it tells how far the head guesses right on prompts that it "
+    "was not trained on.",
+    options=(
+        Option("out", "Directory of the head (default: MODEL-eagle3 here).", metavar="DIR"),
+        Option("prompts", "Use so many prompts (default: 10000).", metavar="N"),
+        Option("answer_tokens", "Longest answer (default: 256).", metavar="N"),
+        Option("words", "Tokens that the head can guess (default: 32000).", metavar="N"),
+        Option("steps", "Train so many batches (default: 2000).", metavar="N"),
+        Option("batch_tokens", "Tokens of a batch (default: 2048).", metavar="N"),
+        Option("depth", "Learn so many guesses in a row (default: 4).", metavar="N"),
+        Option("rate", "Largest learning rate (default: 0.001).", metavar="X"),
+        Option("threads", "CPU cores that compute (default: all).", metavar="N"),
+    ),
+    tree=None,
+    max_positions=2,
+)
+
+_LIMITS = {
+    "prompts": (10_000, 10_000_000),
+    "answer_tokens": (256, 1 << 20),
+    "words": (32_000, 4_000_000),
+    "steps": (2000, 10_000_000),
+    "batch_tokens": (2048, 1 << 24),
+    "depth": (4, 16),
+    "threads": (0, 1024),
+}
+"""Default and largest value of the whole numbers."""
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    if len(args.positions) != SPEC.max_positions:
+        raise ConfigError(f"MODEL and DATA are needed; usage: sylvan {SPEC.usage}")
+    model, data = args.positions[0], Path(args.positions[1]).expanduser()
+    sizes = {name: _number(args, name) for name in _LIMITS}
+    out = Path(args.options.get("out", f"{Path(model).name}-eagle3")).expanduser()
+    keywords = {"model": model, "log_level": "warning"}
+    threads = {"threads": sizes["threads"]} if sizes["threads"] else {}
+    config = gather(from_keywords(keywords | threads)).config
+    from sylvan.training.loop import Schedule  # brings torch
+    from sylvan.training.train import Wish, train_draft
+
+    schedule = Schedule(
+        steps=sizes["steps"],
+        batch_tokens=sizes["batch_tokens"],
+        depth=sizes["depth"],
+        rate=_rate(args),
+    )
+    wish = Wish(
+        prompts=sizes["prompts"],
+        answer_tokens=sizes["answer_tokens"],
+        guessed=sizes["words"],
+        schedule=schedule,
+    )
+    found = train_draft(config, data, out, wish, lambda line: print(line, flush=True))
+    print(
+        f"{out}: accept length {found.accept_length:.2f}, {100 * found.accept_rate:.0f} % of "
+        f"guesses right over {found.tokens} tokens\n\n  sylvan serve {model} "
+        f"--speculative-algorithm eagle3 --speculative-draft-model-path {out}"
+    )
+    return DONE
+
+
+def _number(args: Parsed, name: str) -> int:
+    default, most = _LIMITS[name]
+    text = args.options.get(name, str(default))
+    if not text.isdecimal() or not min(default, 1) <= int(text) <= most:
+        flag = "--" + name.replace("_", "-")
+        raise ConfigError(f"{flag}: expected a number in 1..{most}, not {text!r}")
+    return int(text)
+
+
+def _rate(args: Parsed) -> float:
+    text = args.options.get("rate", "0.001")
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate <= 1:
+        raise ConfigError(f"--rate: expected a number above 0 and up to 1, not {text!r}")
+    return rate

@@ -1,0 +1,89 @@
+"""SGLang's way of naming a store of KV, and its table of further settings."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import yaml
+
+ELSEWHERE = frozenset(
+    {
+        *("sim", "mooncake", "npu_memcache", "hf3fs", "nixl", "aibrix", "dynamic", "eic", "simm"),
+        *("mori", "shm", "tensorcast", "seaweedfs", "lmcache"),
+    }
+)
+"""Names of stores that SGLang has and we do not."""
+_NAMES: Mapping[str, str] = {
+    "prefetch_threshold": "prefetch_min_tokens",
+    "prefetch_timeout_base": "prefetch_timeout_s",
+    "prefetch_timeout_per_ki_token": "prefetch_timeout_per_ki_token_s",
+    "file_storage_path": "directory",
+    "max_size": "max_bytes",
+}
+_OURS = frozenset({"max_bytes", "namespace_bytes", "ttl_s", "key_file"})
+_NO_EFFECT = frozenset({"hicache_storage_pass_prefix_keys"})  # prefixes are part of our names
+
+
+def storage_of(value: object) -> str:
+    """`tiers.storage` for SGLang's name of a backend; URLs and directories stand for themselves.
+
+    Raises:
+        ValueError: SGLang has that backend, and we do not.
+    """
+    name = str(value)
+    if name.lower() in ELSEWHERE:
+        raise ValueError(
+            f"not supported yet: the store {name!r}; give `file`, a directory, or a URL such as "
+            "redis://HOST/0 or s3://BUCKET/PREFIX"
+        )
+    return name
+
+
+def extra_settings(value: object) -> Mapping[str, object]:
+    """Our settings, without their section, of a JSON object or an `@file` with one.
+
+    Raises:
+        ValueError: it is no table, cannot be read, or names what there is not.
+    """
+    table = _table(value)
+    found: dict[str, object] = {}
+    for name, setting in table.items():
+        if name in _NO_EFFECT:
+            continue
+        ours = _NAMES.get(name, name)
+        if ours not in _OURS and name not in _NAMES:
+            known = ", ".join(sorted({*_NAMES, *_OURS}))
+            raise ValueError(f"there is no setting {name!r} of stores; there is {known}")
+        found[ours] = setting
+    return found
+
+
+def _table(value: object) -> Mapping[str, object]:
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, object]", value)
+    text, suffix = str(value), ".json"
+    if text.startswith("@"):
+        path = Path(text[1:]).expanduser()
+        try:
+            text, suffix = path.read_text("utf-8"), path.suffix.lower()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{str(path)!r} cannot be read: {error}") from None
+    try:
+        match suffix:
+            case ".toml":
+                found: object = tomllib.loads(text)
+            case ".yaml" | ".yml":
+                found = yaml.safe_load(text)
+            case _:
+                found = json.loads(text)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"expected a JSON object, got {text[:80]!r}: {error}") from None
+    match found:
+        case dict():
+            return cast("Mapping[str, object]", found)
+        case _:
+            raise ValueError(f"expected a JSON object, got {text[:80]!r}")

@@ -1,0 +1,76 @@
+"""The prefill worker of a request that two workers serve together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from sylvan.gateway.errors import UpstreamError
+from sylvan.gateway.http.pairs.bootstrap import new_meeting
+from sylvan.gateway.placing import Placed
+from sylvan.gateway.policies.api import Outcome
+from sylvan.rpc import scheduler_pb2 as pb
+
+MAX_ROOM = (1 << 31) - (1 << 16)
+"""Rooms have 31 bits here."""
+BOOTSTRAP_PORT = 8998
+"""Where prefill workers meet decode workers unless they say otherwise."""
+
+
+class Prefill:
+    """Counts against its worker until it is closed.
+
+    Attributes:
+        worker: Who computes the prompt.
+        dispatch: The request, as it counts against the worker.
+        error: Why it failed.
+    """
+
+    def __init__(self, placed: Placed) -> None:
+        self.worker = placed.worker
+        self.dispatch = placed.worker.begin(placed.placement.new_tokens)
+        self.error: UpstreamError | None = None
+        self._placed = placed
+        self._task: asyncio.Task[None] | None = None
+        self._ended = False
+
+    def meeting(self) -> pb.DisaggregatedParams:
+        """Where both workers meet."""
+        made = new_meeting(self.worker, MAX_ROOM)
+        return pb.DisaggregatedParams(
+            bootstrap_host=made.host,
+            bootstrap_port=made.port or BOOTSTRAP_PORT,
+            bootstrap_room=made.room,
+        )
+
+    def begin(self, replies: AsyncGenerator[pb.GenerateResponse, None]) -> asyncio.Task[None]:
+        """Read its replies, which nobody needs; the task fails with the call."""
+        self._task = asyncio.get_running_loop().create_task(self._drain(replies))
+        self._task.add_done_callback(_seen)
+        return self._task
+
+    def close(self) -> None:
+        """The request is over, or another pair is tried."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._ended:
+            self.dispatch.succeeded()
+        self.dispatch.close()
+        self._placed.completed(Outcome(success=self._ended))
+
+    async def _drain(self, replies: AsyncGenerator[pb.GenerateResponse, None]) -> None:
+        try:
+            async with aclosing(replies):
+                async for _ in replies:
+                    self.dispatch.answered()
+            self._ended = True
+        except UpstreamError as error:
+            self.error = error
+            raise
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Who waits for the task has its failure, if anybody still does."""
+    if not task.cancelled():
+        task.exception()

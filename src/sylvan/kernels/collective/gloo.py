@@ -1,0 +1,104 @@
+"""Ranks that are processes, over gloo: connections of TCP, on one machine or between machines."""
+
+from __future__ import annotations
+
+import importlib
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from sylvan.kernels.collective.reference import tree_sum
+from sylvan.protocol.errors import RankLostError
+
+_LOOPBACK = "127.0.0.1"
+_OPTIONS, _DEVICES, _TIMEOUT = "_Options", "_devices", "_timeout"
+
+
+class GlooRanks:
+    """Implements `Communicator` over a process group of torch.distributed.
+
+    Args:
+        group: A `ProcessGroupGloo`; the caller has made it for these ranks alone.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._group = group
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Communicator.all_gather`."""
+        given = _bytes(x)
+        found = given.new_empty(self.size, len(given))
+        self._wait(lambda group: group.allgather([list(found)], [given]))
+        return found.view(x.dtype).view(self.size, *x.shape)
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Communicator.all_to_all`."""
+        given = _bytes(x)
+        found = torch.empty_like(given)
+        self._wait(lambda group: group.alltoall_base(found, given, [], []))
+        return found.view(x.dtype).view(x.shape)
+
+    def all_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Communicator.all_sum`."""
+        return tree_sum(self.all_gather(x))
+
+    def check(self) -> None:
+        """See `Communicator.check`; nothing native is under way."""
+
+    def close(self) -> None:
+        """See `Communicator.close`; ranks that wait for this one fail."""
+        self._group = None
+
+    def _wait(self, start: Any) -> None:
+        try:
+            start(self._group).wait()
+        except (RuntimeError, AttributeError) as error:
+            raise RankLostError(f"another rank has ended, or is late: {error}") from error
+
+
+def join_ranks(
+    store: Any, rank: int, size: int, timeout_s: float, step_timeout_s: float
+) -> GlooRanks:
+    """Meet the other ranks of this machine at a store, which no other group uses.
+
+    Args:
+        store: Where they find each other.
+        rank: Of this process.
+        size: Number of ranks.
+        timeout_s: Within which they must come.
+        step_timeout_s: Within which a collective must be done.
+
+    Raises:
+        RankLostError: some did not come; names them.
+    """
+    gloo = importlib.import_module("torch.distributed").ProcessGroupGloo
+    missing = 0
+    try:
+        store.set(f"rank-{rank}", b"here")
+        for missing in range(size):
+            store.wait([f"rank-{missing}"], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RankLostError(
+            f"rank {missing} of {size} did not join within {timeout_s:g} s"
+        ) from error
+    options = getattr(gloo, _OPTIONS)()  # the public constructor listens on any interface
+    setattr(options, _DEVICES, [gloo.create_device(hostname=_LOOPBACK)])
+    setattr(options, _TIMEOUT, timedelta(seconds=step_timeout_s))
+    try:
+        return GlooRanks(gloo(store, rank, size, options), rank, size)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RankLostError(f"{size} ranks found no way to each other: {reason}") from error
+
+
+def file_store(path: str, size: int) -> Any:
+    """A store for ranks on one machine: a file that none of them has made yet."""
+    c10d: Any = importlib.import_module("torch.distributed")
+    return c10d.FileStore(path, size)
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """The numbers of x as bytes, one behind the other: gloo does not know every type."""
+    return x.detach().contiguous().view(-1).view(torch.uint8)

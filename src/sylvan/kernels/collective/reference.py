@@ -1,0 +1,142 @@
+"""The definition of correct, in PyTorch, and a group whose ranks are threads of one process.
+
+Shapes: P parts, T rows, N columns.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn import functional as F
+
+from sylvan.kernels.api import Communicator, RowParts
+from sylvan.protocol.errors import RankLostError
+
+
+def tree_sum(parts: torch.Tensor) -> torch.Tensor:
+    """Sum over the first dimension: neighbours in pairs, then pairs of pairs. Shape: (P, ...).
+
+    Where P is a power of two, the sum of an aligned half is one of the two numbers added last. So
+    parts may be added up by 1, 2, 4, ... ranks first, and the bits stay the same.
+    """
+    while len(parts) > 1:
+        even = len(parts) // 2 * 2
+        sums = parts[0:even:2] + parts[1:even:2]
+        parts = torch.cat((sums, parts[even:])) if even < len(parts) else sums
+    return parts[0]
+
+
+def all_reduce(
+    x: torch.Tensor, ranks: Communicator, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """See `collective.all_reduce`."""
+    total = ranks.all_sum(x.float())
+    return (total if bias is None else total + bias.float()).to(dtype)
+
+
+def all_gather(x: torch.Tensor, ranks: Communicator, cols: int) -> torch.Tensor:
+    """See `collective.all_gather`."""
+    if ranks.size == 1:
+        return x
+    share = -(-cols // ranks.size)
+    parts = ranks.all_gather(F.pad(x, (0, share - x.shape[-1])))
+    return parts.movedim(0, -2).flatten(-2)[..., :cols].contiguous()
+
+
+def reduce_scatter(x: torch.Tensor, ranks: Communicator) -> torch.Tensor:
+    """See `collective.reduce_scatter`."""
+    if ranks.size == 1:
+        return x
+    parts = ranks.all_to_all(x.float().unflatten(0, (ranks.size, -1)))
+    return tree_sum(parts).to(x.dtype)
+
+
+def all_to_all(x: torch.Tensor, ranks: Communicator) -> torch.Tensor:
+    """See `collective.all_to_all`."""
+    if ranks.size == 1:
+        return x
+    return ranks.all_to_all(x.unflatten(0, (ranks.size, -1))).flatten(0, 1)
+
+
+def mean_of_squares(x: torch.Tensor, over: RowParts | None) -> torch.Tensor:
+    """Of each row of x, which may be this rank's part of longer ones. Shape: (T, N) -> (T, 1)."""
+    squares = x.float().square()
+    if over is None:
+        return squares.mean(-1, keepdim=True)
+    total = over.ranks.all_sum(squares.sum(-1, keepdim=True))
+    return total / (x.shape[-1] * over.ranks.size)
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Where the threads of a group exchange tensors. Room n % 2 of a rank is for exchange n."""
+
+    rooms: list[list[torch.Tensor]]
+    numbers: list[int]  # of the newest exchange of each rank
+    timeout_s: float
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    closed: set[int] = field(default_factory=set[int])
+
+
+class ThreadRanks:
+    """Implements `Communicator`; made by `thread_ranks`."""
+
+    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+        self.rank, self.size = rank, size
+        self._meeting = meeting
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Communicator.all_gather`."""
+        given = self._exchange(x)
+        if any(other.shape != x.shape or other.dtype != x.dtype for other in given):
+            shapes = ", ".join(f"{list(other.shape)} {other.dtype}" for other in given)
+            raise RankLostError(f"ranks gather tensors that differ: {shapes}")
+        return torch.stack(given)
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Communicator.all_to_all`."""
+        return torch.stack([other[self.rank] for other in self._exchange(x)])
+
+    def all_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Communicator.all_sum`."""
+        return tree_sum(self.all_gather(x))
+
+    def check(self) -> None:
+        """See `Communicator.check`; nothing native is under way."""
+
+    def close(self) -> None:
+        """See `Communicator.close`; ranks that wait for this one fail."""
+        with self._meeting.changed:
+            self._meeting.closed.add(self.rank)
+            self._meeting.changed.notify_all()
+
+    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        meeting = self._meeting
+        with meeting.changed:
+            number = meeting.numbers[self.rank] + 1
+            meeting.rooms[self.rank][number % 2] = x.clone()
+            meeting.numbers[self.rank] = number
+            meeting.changed.notify_all()
+            for other in range(self.size):
+                self._wait(other, number)
+            return [rooms[number % 2] for rooms in meeting.rooms]
+
+    def _wait(self, other: int, number: int) -> None:
+        meeting = self._meeting
+
+        def is_over() -> bool:
+            return meeting.numbers[other] >= number or other in meeting.closed
+
+        if not meeting.changed.wait_for(is_over, meeting.timeout_s):
+            raise RankLostError(f"rank {other} is late by more than {meeting.timeout_s:g} s")
+        if meeting.numbers[other] < number:
+            raise RankLostError(f"rank {other} has ended")
+
+
+def thread_ranks(size: int, timeout_s: float = 60.0) -> tuple[ThreadRanks, ...]:
+    """A group of threads, one object for each."""
+    rooms = [[torch.empty(0), torch.empty(0)] for _ in range(size)]
+    meeting = _Meeting(rooms, [0] * size, timeout_s)
+    return tuple(ThreadRanks(rank, size, meeting) for rank in range(size))

@@ -1,0 +1,87 @@
+"""What the ops of a compiled program read and write, and the least time that takes."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sylvan.kernels.memory import allocate
+from sylvan.kernels.native.graph import HostCall
+from sylvan.kernels.native.layout import Layout
+from sylvan.kernels.native.library import Library
+from sylvan.kernels.native.opset import Embed
+from sylvan.kernels.native.schema import Op, buffers_of
+
+_PROBE = 64 << 20  # bytes, beyond the caches of most machines
+_LOOKED_UP = ("cos_sin", "q_scales")  # of which a row is read
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """Bytes of one op.
+
+    Attributes:
+        name: Of the op, or of what PyTorch computes.
+        rows: Which rows of a step it is over.
+        weight_bytes: Read once a step, whatever the rows; of experts all, though few may be read.
+        row_bytes: Read and written for each of the rows; keys and values of the context come on
+            top of that, and so does what is looked up.
+    """
+
+    name: str
+    rows: str
+    weight_bytes: int
+    row_bytes: int
+
+    def floor_us(self, bytes_per_s: float) -> float:
+        """Microseconds that reading the weights takes at this rate."""
+        return self.weight_bytes / bytes_per_s * 1e6
+
+
+def program_costs(layout: Layout, called: Sequence[tuple[str, int]] = ()) -> list[OpCost]:
+    """One entry for each op, in the order in which they run.
+
+    `called`: of the functions of host calls, names and the bytes of their weights.
+    """
+    return [_cost(op, layout, called) for op in layout.ops]
+
+
+def _cost(op: Op, layout: Layout, called: Sequence[tuple[str, int]]) -> OpCost:
+    weights = rows = 0
+    for part in buffers_of(op):
+        if part.ref >= 0:
+            each = layout.sizes[part.ref] // layout.limits.most_rows(op.rows)
+            rows += each * (2 if part.access == "update" else 1)
+        elif part.access == "read" and part.name not in _LOOKED_UP and not isinstance(op, Embed):
+            weights += layout.memory[~part.ref].nbytes
+    name = type(op).__name__
+    if isinstance(op, HostCall):
+        name, weights = called[op.function]
+        name = f"{name} (PyTorch)"
+    return OpCost(name, op.rows, weights, rows)
+
+
+def read_rate(library: Library) -> float:
+    """Bytes a second that all threads of the kernels read from memory."""
+    memory = allocate(_PROBE)
+    memory[:] = 1
+    library.dll.sylvan_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    best = min(_timed(library, memory.ctypes.data) for _ in range(4))
+    return _PROBE / best
+
+
+def _timed(library: Library, address: int) -> float:
+    start = time.perf_counter()
+    library.dll.sylvan_read(address, _PROBE)
+    return time.perf_counter() - start
+
+
+def describe_costs(costs: Sequence[OpCost], bytes_per_s: float) -> list[str]:
+    """A line for each op, for people."""
+    return [
+        f"{cost.name:20} {cost.rows:8} weights {cost.weight_bytes:>13,} B  "
+        f"rows {cost.row_bytes:>9,} B  floor {cost.floor_us(bytes_per_s):9.1f} us"
+        for cost in costs
+    ]

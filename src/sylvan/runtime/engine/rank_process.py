@@ -1,0 +1,81 @@
+"""`python -m sylvan.runtime.engine.rank_process`: a rank beside the scheduler's process.
+
+Started by the supervisor. It holds its share of the model and follows the scheduler's steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from sylvan.protocol.errors import ExecutorError, RankLostError
+from sylvan.protocol.messages import Alive, Ready
+from sylvan.runtime.engine.build import build_rank
+from sylvan.runtime.engine.child_main import ChildMain, run_start
+from sylvan.runtime.engine.ranks import StartRank, join_mesh, rank_channel, step_codec
+from sylvan.runtime.engine.roles import MEETING
+from sylvan.runtime.executor.ranks import Follower
+from sylvan.transport.api import Sender
+from sylvan.utils import garbage
+
+logger = logging.getLogger(__name__)
+
+_BEATS_PER_LIMIT = 8
+_POLL_S = 0.5
+
+
+def main() -> int:
+    """Follow until the first rank or the parent ends this process; returns the exit code."""
+    child = ChildMain.start()
+    replies = cast(Any, child.sender("replies"))
+    follower: Follower | None = None
+    close: Callable[[], None] = nothing
+
+    def start() -> None:
+        nonlocal follower, close
+        channel = rank_channel(child)
+        while (first := channel.receive(_POLL_S)) is None:
+            pass
+        assert isinstance(first, StartRank), "a stream begins with the configuration"
+        mesh = join_mesh(first.config, child.path(MEETING), child.rank)
+        executor, close = build_rank(first.config, mesh)
+        follower = Follower(executor, cast(Any, channel), step_codec(), mesh.tp.check)
+
+    code = run_start(replies, start)
+    if follower is not None:
+        replies.send(Ready(facts={}))
+        interval_s = child.config.parallel.rank_timeout_s / _BEATS_PER_LIMIT
+        threading.Thread(target=_beat, args=(replies, interval_s), daemon=True).start()
+        code = _follow(follower)
+        close()
+    else:
+        child.finish()
+    return code
+
+
+def nothing() -> None:
+    """Ends what was never made."""
+
+
+def _follow(follower: Follower) -> int:
+    garbage.settle()
+    try:
+        follower.run()
+    except (ExecutorError, RankLostError):
+        logger.exception("this rank cannot follow any more; it ends")
+        return 1
+    return 0
+
+
+def _beat(replies: Sender[Alive], interval_s: float) -> None:
+    """Tell the parent that this process runs, whatever its steps take."""
+    pause = threading.Event()
+    while not pause.wait(interval_s):
+        replies.send(Alive())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

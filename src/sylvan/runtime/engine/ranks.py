@@ -1,0 +1,113 @@
+"""How the ranks of a replica come together: one configuration, one mesh, one stream of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from sylvan.config import Config
+from sylvan.kernels.collective.gloo import file_store, join_ranks
+from sylvan.kernels.native.library import LibraryMissing
+from sylvan.kernels.native.library import load as load_library
+from sylvan.kernels.native.ranks import SharedRanks
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.wire import StepCodec
+from sylvan.runtime.engine.child_main import ChildMain
+from sylvan.runtime.engine.roles import MEETING, streams_of
+from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.executor.ranks import FromRank, RankedExecutor, ToRank
+from sylvan.runtime.features.embeddings.control import Embeddings
+from sylvan.runtime.features.grammar.control import GrammarControl
+from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
+from sylvan.runtime.features.recurrent.control import RecurrentStates
+from sylvan.runtime.layers.mesh import Mesh
+from sylvan.transport.api import Channel, Duplex
+
+_WITH_WORKERS = (Embeddings, PromptLogprobs, RecurrentStates, GrammarControl)
+"""Control halves whose data goes to every rank."""
+
+
+class StartRank(msgspec.Struct, tag=True, frozen=True):
+    """The first message to a rank: how the model is served, without any `auto`."""
+
+    config: Config
+
+
+def step_codec() -> StepCodec:
+    """Of the steps between ranks."""
+    return StepCodec(
+        {control.name: control.work_type for control in _WITH_WORKERS},
+        {c.name: c.report_type for c in _WITH_WORKERS if c.report_type is not None},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """The first rank's view of those that hold a model with it.
+
+    Attributes:
+        others: Channels to the other ranks, in order.
+        meeting: File by which they find each other.
+    """
+
+    others: Sequence[Channel[StartRank | ToRank, FromRank]]
+    meeting: Path
+
+    def start(self, config: Config) -> Mesh:
+        """Tell the others what to serve, and meet them.
+
+        Raises:
+            RankLostError: some did not come in time; names the first of them.
+        """
+        for other in self.others:
+            other.send(StartRank(config))
+        return join_mesh(config, self.meeting, 0)
+
+    def executor(self, own: Executor, mesh: Mesh) -> Executor:
+        """Of all ranks together."""
+        return RankedExecutor(own, self.others, step_codec(), mesh.tp.check)
+
+
+def join_mesh(config: Config, meeting: Path, rank: int) -> Mesh:
+    """Meet the other ranks.
+
+    Raises:
+        ConfigError: shared memory was asked for, and no kernels are compiled.
+        RankLostError: some did not come in time; names the first of them.
+    """
+    size, timeout_s = config.parallel.tp, config.parallel.join_timeout_s
+    step_timeout_s = config.scheduler.hang_timeout_s
+    if config.parallel.backend != "gloo":
+        try:
+            shared = SharedRanks(load_library(), meeting, rank, size, step_timeout_s)
+        except LibraryMissing as why:
+            if config.parallel.backend == "shared":
+                raise ConfigError(f"parallel.backend=shared: {why}; leave it at auto") from None
+        else:
+            shared.join(timeout_s)
+            return Mesh(shared)
+    store = file_store(str(meeting), size)
+    return Mesh(join_ranks(store, rank, size, timeout_s, step_timeout_s))
+
+
+def rank_group(child: ChildMain) -> RankGroup | None:
+    """The ends of the first rank; None where it is the only one."""
+    size = child.config.parallel.tp
+    if size == 1:
+        return None
+    others: list[Any] = []
+    for rank in range(1, size):
+        steps, answers = streams_of(rank)
+        others.append(Duplex(child.sender(steps), child.receiver(FromRank, answers)))
+    return RankGroup(others, child.path(MEETING))
+
+
+def rank_channel(child: ChildMain) -> Channel[FromRank, StartRank | ToRank]:
+    """The ends of another rank."""
+    steps, answers = streams_of(child.rank)
+    ends: Any = Duplex(child.sender(answers), child.receiver(StartRank | ToRank, steps))
+    return cast("Channel[FromRank, StartRank | ToRank]", ends)

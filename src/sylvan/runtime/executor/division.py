@@ -1,0 +1,45 @@
+"""Whether a model can be divided among ranks, found without loading it."""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.mesh import Mesh, NoRanks
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.registry import family_of
+
+MOST_RANKS = 64
+
+
+def check_division(config: ModelConfig, mesh: Mesh) -> None:
+    """Refuse a model that cannot be divided among so many ranks.
+
+    Raises:
+        ConfigError: says what does not divide, and by how many ranks all of it does.
+    """
+    size = mesh.tp.size
+    if size == 1:
+        return
+    if config.path != "native":
+        raise ConfigError(
+            f"parallel.tp={size}: {config.architecture} runs through transformers, whose layers "
+            "cannot be divided among ranks; use parallel.tp=1"
+        )
+    if not (why := _obstacle(config, size)):
+        return
+    sizes = [str(n) for n in range(1, MOST_RANKS + 1) if not _obstacle(config, n)]
+    raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {', '.join(sizes)}")
+
+
+def _obstacle(config: ModelConfig, size: int) -> str:
+    """What does not divide; empty: all does."""
+    build = Build(
+        dtype=torch.float32, length=1, device=torch.device("meta"), mesh=Mesh(NoRanks(size))
+    )
+    try:
+        family_of(config).model(config, build)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,123 @@
+"""Traces and compiles a draft head as native step programs.
+
+Shapes: T rows, R rows whose logits are wanted, F columns that are read of the model, D hidden of
+the head, W tokens that it can guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import TracedTensor
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
+from sylvan.kernels.native.library import Library
+from sylvan.kernels.native.program import Program
+from sylvan.kernels.native.tracer import NativeTracer
+from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.graphs.partial import SymbolicBatch
+from sylvan.runtime.executor.graphs.program import bound
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """Values of a traced head that are written before, or read after, a pass."""
+
+    read: TracedTensor
+    hidden: TracedTensor
+    rest: int  # segment of all after `hidden`
+    next_hidden: TracedTensor
+    logits: TracedTensor
+
+
+class Head(Protocol):
+    """A module that guesses, see `models.draft_heads.EagleHead`; its ops also take values."""
+
+    def fuse(self, read_TF: Any) -> Any:
+        """What was read of the model, as `forward` takes it. Shape: (T, F) -> (T, D)."""
+        ...
+
+    def forward(self, hidden_TD: Any, batch: Any) -> tuple[Any, Any]:
+        """What `head` takes, and what stands for the vectors of the next positions: (T, D) each."""
+        ...
+
+    def head(self, rows_RD: Any) -> Any:
+        """Logits of the tokens that can be guessed: float32 (R, W)."""
+        ...
+
+
+class HeadProgram:
+    """Passes of a draft head over the buffers of one batch, a native call each.
+
+    Args:
+        head: With its weights, which compiling packs and frees.
+        columns: F.
+        layer: Index of its attention layer.
+        batch: Buffers of all passes; its pool has one layer.
+        library: Kernels.
+        dtype: Of the rows.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        columns: int,
+        batch: ForwardBatch,
+        library: Library,
+        dtype: torch.dtype,
+        layer: int = 0,
+    ) -> None:
+        """Trace and compile `head`.
+
+        Raises:
+            Unsupported: an op or shape has no kernel; the message names it.
+        """
+        assert isinstance(batch.kv, NativePool)
+        limits: BatchLimits = batch.limits
+        sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
+        tracer = NativeTracer(dtype, sizes, {layer: batch.kv.layers[0]}, library.constants)
+        self._traced = traced = _trace(head, columns, tracer)
+        layout = compile_graph(tracer.graph)
+        self._whole = Program(library, layout)
+        self._rest = Program(library, layout, traced.rest)
+        self._run, self._batch = bound(batch), batch
+
+    def extend(self, read_TF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A pass over positions whose vectors of the model are known.
+
+        Returns: logits float32 (R, W) and vectors (R, D) of the rows to sample; views that live
+        until the next pass.
+        """
+        self._whole.write(self._traced.read, read_TF)
+        return self._pass(self._whole)
+
+    def go_on(self, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A pass over guesses, which follow the head's own vectors; returns as `extend` does."""
+        self._rest.write(self._traced.hidden, hidden_TD)
+        return self._pass(self._rest)
+
+    def _pass(self, program: Program) -> tuple[torch.Tensor, torch.Tensor]:
+        run, batch = self._run, self._batch
+        run.tokens, run.outputs, run.seqs = batch.num_tokens, batch.num_samples, batch.num_reqs
+        program.run(run)
+        rows = batch.num_samples
+        return program.read(self._traced.logits, rows), program.read(self._traced.next_hidden, rows)
+
+
+def _trace(head: Head, columns: int, tracer: NativeTracer) -> _Traced:
+    batch = SymbolicBatch(tracer)
+    read = tracer.input(columns, tracer.dtype)
+    hidden: TracedTensor = head.fuse(read)
+    rest = tracer.next_segment()
+    out, own = head.forward(hidden, batch)
+    next_hidden = ops.take_rows(own, batch.sample_rows)
+    taken = next_hidden if own is out else ops.take_rows(out, batch.sample_rows)
+    logits: TracedTensor = head.head(taken)
+    for value in (hidden, next_hidden, logits):
+        tracer.pin(value)
+    return _Traced(read, hidden, rest, next_hidden, logits)

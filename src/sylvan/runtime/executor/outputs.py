@@ -1,0 +1,52 @@
+"""Keeps what layers of a model put out, while it runs or while it is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from sylvan.kernels import ops
+from sylvan.protocol.errors import ConfigError
+
+
+def keep_outputs(
+    model: Any, layers: Sequence[int], kept: dict[int, Any]
+) -> Sequence[RemovableHandle]:
+    """From now on, have each run of `model` put the outputs of some layers into `kept`.
+
+    An output is the whole residual stream after the layer, (T, D).
+
+    Raises:
+        ConfigError: the model does not have these layers.
+    """
+    if not layers:
+        return ()
+    blocks: Any = getattr(model, "layers", ())
+    missing = [layer for layer in layers if layer >= len(blocks)]
+    if missing:
+        raise ConfigError(f"outputs of layers {missing} are wanted; the model has {len(blocks)}")
+    return [blocks[layer].register_forward_hook(_keeper(layer, kept)) for layer in set(layers)]
+
+
+@contextmanager
+def layer_outputs(model: Any, layers: Sequence[int]) -> Iterator[Mapping[int, Any]]:
+    """What the layers put out in a run of `model` inside, by layer."""
+    kept: dict[int, Any] = {}
+    handles = keep_outputs(model, layers, kept)
+    try:
+        yield kept
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _keeper(layer: int, kept: dict[int, Any]) -> Callable[[Any, Any, Any], None]:
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        del module, inputs
+        x_TD, residual_TD = output if isinstance(output, tuple) else (output, None)
+        kept[layer] = x_TD if residual_TD is None else ops.add(x_TD, residual_TD)
+
+    return keep

@@ -1,0 +1,268 @@
+"""Ranks that hold one model together: the others follow the stream of the first one's steps.
+
+Every rank is sent the same plans and does all of a step, sampling included, so that collectives
+meet whatever capabilities do. Only the results of the first rank count.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sylvan.protocol.commands import (
+    CheckHealth,
+    CommandResult,
+    ExecutorCommand,
+    GroupTensors,
+    LoadWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    SharedTensors,
+    SocketTensors,
+    UnloadWeights,
+    UpdateWeights,
+)
+from sylvan.protocol.errors import ExecutorError, RankLostError
+from sylvan.runtime.core.step import StepPlan, StepResult
+from sylvan.runtime.core.wire import StepCodec
+from sylvan.runtime.executor.api import Carried, Executor, Pending, PendingCommand
+from sylvan.transport.api import Channel
+
+logger = logging.getLogger(__name__)
+
+AGREE_TIMEOUT_S = 5.0
+"""A step that failed on one rank has failed on all of them by then, or the group is lost."""
+_POLL_S = 0.5
+_COMMANDS = (CheckHealth, LoadWeights, ReleaseMemory, ResumeMemory, UnloadWeights, UpdateWeights)
+
+
+class RunStep(msgspec.Struct, tag=True, frozen=True):
+    """Run this step; `data` is its plan."""
+
+    data: bytes
+
+
+class RunCommand(msgspec.Struct, tag=True, frozen=True):
+    """Carry out this command between steps."""
+
+    data: bytes
+
+
+class StepFailed(msgspec.Struct, tag=True, frozen=True):
+    """The step failed on the sender; its requests are ended."""
+
+    number: int
+
+
+class Close(msgspec.Struct, tag=True, frozen=True):
+    """Nothing follows."""
+
+
+class CommandDone(msgspec.Struct, tag=True, frozen=True):
+    """What came of a command."""
+
+    data: bytes
+
+
+ToRank = RunStep | RunCommand | StepFailed | Close
+FromRank = StepFailed | CommandDone
+
+
+class RankedExecutor:
+    """Implements `Executor` over this rank's own and the streams to the others.
+
+    Args:
+        executor: Of the first rank; it runs a step when that is waited for.
+        others: The other ranks, in order.
+        codec: Of the steps.
+        check: Raises RankLostError if a collective of the step has failed.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        others: Sequence[Channel[ToRank, FromRank]],
+        codec: StepCodec,
+        check: Callable[[], None],
+        agree_timeout_s: float = AGREE_TIMEOUT_S,
+    ) -> None:
+        self.caps = executor.caps
+        self._check = check
+        self._executor, self._others, self._codec = executor, tuple(others), codec
+        self._agree_timeout_s = agree_timeout_s
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """See `Executor.launch`."""
+        self._send(RunStep(self._codec.encode(plan)))
+        pending = self._executor.launch(plan)
+        return _RankedStep(pending, lambda: self._agree_on_failure(plan.number), self._check)
+
+    def control(self, command: ExecutorCommand) -> PendingCommand:
+        """See `Executor.control`."""
+        if why := _refusal(command):
+            return Carried(CommandResult(error=f"{why} while several ranks share the model"))
+        self._send(RunCommand(self._codec.encode(command)))
+        return _RankedCommand(self._executor.control(command), self._others, self._codec)
+
+    def close(self) -> None:
+        """See `Executor.close`; the other ranks end. Whoever made the channels closes them."""
+        self._send(Close())
+        self._executor.close()
+
+    def _send(self, message: ToRank) -> None:
+        for other in self._others:
+            other.send(message)
+
+    def _agree_on_failure(self, number: int) -> None:
+        """Go on only if all ranks know that this step counts for nothing.
+
+        Raises:
+            RankLostError: one of them does not answer: it waits for what never comes.
+        """
+        self._send(StepFailed(number))
+        until = time.monotonic() + self._agree_timeout_s
+        for rank, other in enumerate(self._others, 1):
+            answer = other.receive(max(0.0, until - time.monotonic()))
+            if not isinstance(answer, StepFailed) or answer.number != number:
+                raise RankLostError(f"rank {rank} does not know that step {number} failed")
+
+
+def _refusal(command: ExecutorCommand) -> str:
+    """Why not every rank can carry out a command; empty: each can."""
+    if not isinstance(command, _COMMANDS):
+        return f"{type(command).__name__} is not possible"
+    source = command.source if isinstance(command, LoadWeights | UpdateWeights) else None
+    if isinstance(source, GroupTensors | SharedTensors | SocketTensors):
+        return "weights come from files or in the request"
+    return ""
+
+
+@dataclass(slots=True)
+class _RankedStep:
+    """Implements `Pending`."""
+
+    pending: Pending
+    agree: Callable[[], None]
+    check: Callable[[], None]
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return self.pending.done()
+
+    def wait(self) -> StepResult:
+        """See `Pending.wait`.
+
+        Raises:
+            RankLostError: another rank has ended, or does not answer.
+        """
+        try:
+            result = self.pending.wait()
+        except ExecutorError:
+            self.check()
+            self.agree()
+            raise
+        self.check()
+        return result
+
+
+class _RankedCommand:
+    """Implements `PendingCommand`: done when all ranks are."""
+
+    def __init__(
+        self,
+        own: PendingCommand,
+        others: Sequence[Channel[ToRank, FromRank]],
+        codec: StepCodec,
+    ) -> None:
+        self._own, self._codec = own, codec
+        self._missing = dict(enumerate(others, 1))
+        self._found: dict[int, CommandResult] = {}
+
+    def done(self) -> bool:
+        """See `PendingCommand.done`."""
+        self._receive(0.0)
+        return self._own.done() and not self._missing
+
+    def wait(self) -> CommandResult:
+        """See `PendingCommand.wait`.
+
+        Raises:
+            RankLostError: some ranks carried it out and others could not.
+        """
+        own = self._own.wait()
+        while self._missing:
+            self._receive(_POLL_S)
+        failed = {rank: found.error for rank, found in self._found.items() if found.error}
+        if len(failed) not in (0, len(self._found)) or bool(failed) != bool(own.error):
+            raise RankLostError(f"a command failed on some ranks only: {own.error or failed}")
+        return own
+
+    def _receive(self, timeout_s: float) -> None:
+        for rank, other in tuple(self._missing.items()):
+            answer = other.receive(timeout_s)
+            if answer is None:
+                continue
+            if not isinstance(answer, CommandDone):
+                raise RankLostError(f"rank {rank} failed on a step that went well elsewhere")
+            self._found[rank] = self._codec.answer(answer.data)
+            del self._missing[rank]
+
+
+class Follower:
+    """Another rank: runs what the first one runs.
+
+    Args:
+        executor: Of this rank; it runs a step when that is waited for.
+        first: The first rank.
+        codec: Of the steps.
+        check: Raises RankLostError if a collective of the step has failed.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        first: Channel[FromRank, ToRank],
+        codec: StepCodec,
+        check: Callable[[], None],
+        agree_timeout_s: float = AGREE_TIMEOUT_S,
+    ) -> None:
+        self._check = check
+        self._executor, self._first, self._codec = executor, first, codec
+        self._agree_timeout_s = agree_timeout_s
+
+    def run(self) -> None:
+        """Follow until the first rank closes.
+
+        Raises:
+            RankLostError: another rank has ended, or this one cannot follow any more.
+        """
+        while True:
+            message = self._first.receive(_POLL_S)
+            match message:
+                case None:
+                    continue
+                case RunStep(data=data):
+                    self._step(self._codec.plan(data))
+                case RunCommand(data=data):
+                    found = self._executor.control(self._codec.command(data)).wait()
+                    told = msgspec.structs.replace(found, body={})
+                    self._first.send(CommandDone(self._codec.encode(told)))
+                case StepFailed():
+                    self._first.send(message)
+                case Close():
+                    return
+
+    def _step(self, plan: StepPlan) -> None:
+        try:
+            self._executor.launch(plan).wait()
+        except ExecutorError as error:
+            verdict = self._first.receive(self._agree_timeout_s)
+            if verdict != StepFailed(plan.number):
+                raise RankLostError(f"step {plan.number} failed on this rank only") from error
+            logger.warning("step %d failed on all ranks: %s", plan.number, error)
+            self._first.send(StepFailed(plan.number))
+        self._check()

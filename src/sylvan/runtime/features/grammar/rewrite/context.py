@@ -1,0 +1,92 @@
+"""What rules share: the document, the work that is left, and how a schema is denied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.features.grammar.rewrite.kinds import ALL, Kinds
+from sylvan.runtime.features.grammar.schema import Schema, resolve
+
+MAX_SCHEMAS = 50_000
+"""Of schemas that rewriting one may make."""
+
+
+class UndecidedError(Exception):
+    """A keyword has no equivalent here; the message says which, and why."""
+
+
+class Budget:
+    """Bounds how many schemas rewriting makes of one.
+
+    Args:
+        left: So many.
+    """
+
+    def __init__(self, left: int = MAX_SCHEMAS) -> None:
+        self._most = self._left = left
+
+    def spend(self, count: int = 1) -> None:
+        """Make some more.
+
+        Raises:
+            RequestError: they are too many; names the limit.
+        """
+        self._left -= count
+        if self._left < 0:
+            message = "json_schema: written without `not`, `oneOf` and the like it has more than"
+            message += f" {self._most} parts"
+            raise RequestError(message, param="json_schema")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a rule may ask.
+
+    Attributes:
+        root: The document; all references in it are `#` or `#/a/pointer`.
+        budget: Of the whole document.
+        negate: A schema for what is not valid by another, of values of some kinds; others may be
+            valid by it or not. Raises UndecidedError.
+    """
+
+    root: Schema
+    budget: Budget
+    negate: Callable[[Any, Kinds], Any]
+
+    def deny(self, schema: Any, within: Kinds = ALL) -> Any:
+        """See `negate`."""
+        return self.negate(schema, within)
+
+    def follow(self, reference: Any) -> Any:
+        """The schema that a reference is to.
+
+        Raises:
+            UndecidedError: there is none.
+        """
+        found = resolve(self.root, reference)
+        if found is None:
+            raise UndecidedError("a reference to nowhere")
+        return found
+
+
+def any_of(schemas: list[Any]) -> Any:
+    """A schema for what is valid by one of several."""
+    kept = [schema for schema in schemas if schema is not False]
+    if any(schema is True or schema == {} for schema in kept):
+        return True
+    if len(kept) < 2:
+        return kept[0] if kept else False
+    return {"anyOf": kept}
+
+
+def all_of(schemas: list[Any]) -> Any:
+    """A schema for what is valid by all of several."""
+    kept = [schema for schema in schemas if schema is not True and schema != {}]
+    if any(schema is False for schema in kept):
+        return False
+    if len(kept) < 2:
+        return kept[0] if kept else True
+    return {"allOf": kept}

@@ -1,0 +1,76 @@
+"""Kinds of JSON values: the types of JSON Schema, with numbers that are integers told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from sylvan.runtime.features.grammar.schema import Schema, resolve
+
+Kinds = frozenset[str]
+
+FRACTION = "fraction"  # a number that is no integer
+NUMBERS = frozenset({"integer", FRACTION})
+ALL: Kinds = frozenset({"null", "boolean", "string", "array", "object", *NUMBERS})
+_MAX_DEPTH = 8  # of references, and of schemas in schemas
+
+_BY_TYPE: Mapping[str, Kinds] = {
+    **{name: frozenset({name}) for name in ALL - {FRACTION}},
+    "number": NUMBERS,
+}
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "integer" if value.is_integer() else FRACTION
+    return {str: "string", list: "array", dict: "object"}[type(value)]
+
+
+def kinds_of_types(types: Any) -> Kinds:
+    """The kinds that `type` allows; all, if it is not valid."""
+    names = [types] if isinstance(types, str) else types
+    if not isinstance(names, list) or not all(name in _BY_TYPE for name in names):
+        return ALL
+    return frozenset[str]().union(*(_BY_TYPE[name] for name in names))
+
+
+def types_of_kinds(kinds: Set[str]) -> str | list[str] | None:
+    """`type` for exactly these kinds; None: no types are these."""
+    if FRACTION in kinds and "integer" not in kinds:
+        return None
+    names = sorted(kinds - {FRACTION, "integer"} if FRACTION in kinds else kinds)
+    names += ["number"] if FRACTION in kinds else []
+    return names[0] if len(names) == 1 else names
+
+
+def kinds_of(schema: Any, root: Schema, depth: int = _MAX_DEPTH) -> Kinds:
+    """Kinds of which values may be valid; none is left out that is."""
+    if schema is False:
+        return frozenset()
+    if not isinstance(schema, dict) or not depth:
+        return ALL
+    found = kinds_of_types(schema["type"]) if "type" in schema else ALL
+    if "const" in schema:
+        found &= {kind_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        found &= frozenset(map(kind_of, schema["enum"]))
+    if "$ref" in schema:
+        found &= kinds_of(resolve(root, schema["$ref"]), root, depth - 1)
+    for part in _list(schema, "allOf"):
+        found &= kinds_of(part, root, depth - 1)
+    for key in ("anyOf", "oneOf"):
+        if parts := _list(schema, key):
+            found &= ALL & frozenset[str]().union(*(kinds_of(p, root, depth - 1) for p in parts))
+    return found
+
+
+def _list(schema: Schema, key: str) -> list[Any]:
+    found = schema.get(key)
+    return found if isinstance(found, list) else []

@@ -1,0 +1,131 @@
+"""Rules for names of properties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from sylvan.runtime.features.grammar.rewrite.context import Context, UndecidedError, any_of
+from sylvan.runtime.features.grammar.rewrite.formats import PATTERNS
+from sylvan.runtime.features.grammar.rewrite.kinds import ALL, Kinds, types_of_kinds
+from sylvan.runtime.features.grammar.schema import Schema
+
+MAX_OPTIONAL = 6
+"""Properties that may be there or not, of which `maxProperties` counts each choice."""
+
+_STRING: Kinds = frozenset({"string"})
+_OBJECT: Kinds = frozenset({"object"})
+_MAX_REFS = 8
+_LENGTHS = frozenset({"minLength", "maxLength"})
+_KNOWN = frozenset({"$ref", "anyOf", "const", "enum", "format", "not", "pattern", *_LENGTHS})
+_OTHERS = frozenset({"allOf", "oneOf", "if"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Names, and patterns of names, of which a name has to be one."""
+
+    names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+
+def without_property_names(node: Schema, within: Kinds, context: Context) -> Any:
+    """`propertyNames`: properties of these names or patterns, and no others."""
+    schema = node["propertyNames"]
+    for _ in range(_MAX_REFS):
+        if isinstance(schema, dict) and "$ref" in schema and not _said(schema) - {"$ref"}:
+            schema = context.follow(schema["$ref"])
+    if schema is False:
+        return {"maxProperties": 0}
+    if schema is True or not _said(schema):
+        return True
+    found = _names(schema, context)
+    named = {
+        "properties": dict.fromkeys(found.names, True),
+        "patternProperties": dict.fromkeys(found.patterns, True),
+    }
+    return {**{key: value for key, value in named.items() if value}, "additionalProperties": False}
+
+
+def _said(schema: Mapping[str, Any]) -> frozenset[str]:
+    said = (_KNOWN | _OTHERS) & schema.keys()
+    named = schema.get("type", "string")
+    return said if named == "string" or "string" in named else said | {"type"}
+
+
+def _names(schema: Any, context: Context) -> _Names:
+    said = _said(schema) if isinstance(schema, dict) else frozenset({"schema"})
+    if "type" in said:
+        return _Names()
+    if said in ({"const"}, {"enum"}):
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return _Names(names=tuple(v for v in values if isinstance(v, str)))
+    if said == {"not"}:
+        return _names(context.deny(schema["not"], _STRING), context)
+    if said == {"anyOf"}:
+        found = [_names(part, context) for part in schema["anyOf"]]
+        names = tuple(dict.fromkeys(n for part in found for n in part.names))
+        patterns = tuple(dict.fromkeys(p for part in found for p in part.patterns))
+        return _Names(names, patterns)
+    return _Names(patterns=(_pattern(schema, said),))
+
+
+def _pattern(schema: Any, said: frozenset[str]) -> str:
+    """Of all names that are valid."""
+    if said == {"pattern"}:
+        return schema["pattern"]
+    if said == {"format"} and schema["format"] in PATTERNS:
+        return PATTERNS[schema["format"]]
+    if said and said <= _LENGTHS:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return f"^[\\s\\S]{{{least},{most}}}$"
+    raise UndecidedError("propertyNames of this form")
+
+
+def without_min_properties(node: Schema, within: Kinds, context: Context) -> Any:
+    """`minProperties: 1` beside given names: one of these, or none of them and another one."""
+    optional = _optional(node)
+    if not optional or node["minProperties"] != 1:
+        return None
+    context.budget.spend(len(optional) ** 2)
+    found = [{"properties": {name: True}, "required": [name]} for name in optional]
+    other = {"properties": dict.fromkeys(optional, False), "minProperties": 1}
+    return _objects(within, any_of([*found, other]))
+
+
+def without_max_properties(node: Schema, within: Kinds, context: Context) -> Any:
+    """`maxProperties` beside given names: one alternative for each choice of those."""
+    optional, most = _optional(node), node["maxProperties"]
+    if not optional or not isinstance(most, int | float):
+        return None
+    if len(optional) > MAX_OPTIONAL:
+        raise UndecidedError(f"maxProperties beside more than {MAX_OPTIONAL} optional properties")
+    required = node.get("required", [])
+    found: list[Any] = []
+    for chosen in product((True, False), repeat=len(optional)):
+        there = [name for name, is_there in zip(optional, chosen, strict=True) if is_there]
+        if len(there) + len(required) <= most:
+            named = dict(zip(optional, chosen, strict=True))
+            found.append({"properties": named, "required": there, "maxProperties": most})
+    context.budget.spend(len(found) * len(optional))
+    return _objects(within, any_of(found))
+
+
+def _optional(node: Schema) -> list[str]:
+    """Given names that need not be there, of objects that may have others."""
+    properties, required = node.get("properties"), node.get("required", [])
+    closed = node.get("additionalProperties") is False and not node.get("patternProperties")
+    if closed or not isinstance(properties, dict) or not isinstance(required, list):
+        return []
+    return [n for n, part in properties.items() if part is not False and n not in required]
+
+
+def _objects(within: Kinds, schema: Any) -> Any:
+    """A schema for objects, which other values need not be valid by."""
+    if within <= _OBJECT:
+        return schema
+    parts = schema["anyOf"] if isinstance(schema, dict) and "anyOf" in schema else [schema]
+    only = [{"type": "object", **part} for part in parts if part is not False]
+    return any_of([{"type": types_of_kinds(ALL - _OBJECT)}, *only])

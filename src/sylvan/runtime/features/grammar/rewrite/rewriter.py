@@ -1,0 +1,272 @@
+"""Applies the rules to every schema of a document."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.features.grammar.rewrite import arrays, formats, objects, rules, unevaluated
+from sylvan.runtime.features.grammar.rewrite.context import Budget, Context, UndecidedError
+from sylvan.runtime.features.grammar.rewrite.kinds import kinds_of
+from sylvan.runtime.features.grammar.rewrite.negation import Negation
+from sylvan.runtime.features.grammar.rewrite.normal import normalised
+from sylvan.runtime.features.grammar.schema import (
+    DEFINITIONS,
+    Schema,
+    canonical,
+    check_endless,
+    children,
+    pointer,
+    resolve,
+    with_children,
+)
+from sylvan.runtime.features.grammar.spec import NotSupportedError
+
+_RULES: tuple[tuple[str, tuple[str, ...], rules.Rule], ...] = (
+    ("unevaluatedProperties", (), unevaluated.without_unevaluated_properties),
+    ("unevaluatedItems", (), unevaluated.without_unevaluated_items),
+    ("uniqueItems", (), arrays.without_unique_items),
+    ("contains", ("minContains", "maxContains"), arrays.without_contains),
+    ("propertyNames", (), objects.without_property_names),
+    ("minProperties", (), objects.without_min_properties),
+    ("maxProperties", (), objects.without_max_properties),
+    ("dependentRequired", (), rules.without_dependent_required),
+    ("dependentSchemas", (), rules.without_dependent_schemas),
+    ("not", (), rules.without_not),
+    ("if", ("then", "else"), rules.without_if),
+    ("oneOf", (), rules.without_one_of),
+)
+"""A keyword, those that only say something beside it, and what gives a schema in their place."""
+
+_ANNOTATIONS = frozenset(
+    [
+        "$comment",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "default",
+        "deprecated",
+        "description",
+        "examples",
+        "readOnly",
+        "title",
+        "writeOnly",
+        *DEFINITIONS,
+    ]
+)
+_TOGETHER = (
+    frozenset({"additionalProperties", "patternProperties", "properties"}),
+    frozenset({"items", "prefixItems"}),
+    frozenset({"$ref", "allOf", "anyOf", "oneOf", "const", "enum"}),
+)
+"""Keywords that must not come from two schemas that are joined into one."""
+_OWN_DIALECTS = re.compile(r"$|https?://json-schema\.org/(?:draft|schema)")
+_DEEP = "json_schema is nested too deep"
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What a grammar library holds by itself, so that it need not be rewritten.
+
+    Attributes:
+        formats: Of strings.
+        keywords: Of those that there are rules for.
+    """
+
+    formats: Set[str]
+    keywords: Set[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A schema for a library.
+
+    Attributes:
+        schema: It.
+        annotations: Formats that say nothing of a value, since nobody knows them; sorted.
+    """
+
+    schema: Schema
+    annotations: tuple[str, ...]
+
+
+def rewrite(root: Schema, holds: Holds) -> Rewritten:
+    """An equivalent schema of keywords that a library holds, as far as there is one.
+
+    A schema in which nothing has to be rewritten is given back as it is.
+
+    Raises:
+        NotSupportedError: a keyword has no equivalent; names it and its place.
+        RequestError: a reference is to elsewhere; no value is valid; the schema would be too
+            large; names the place or the limit.
+    """
+    try:
+        rewriter = _Rewriter(root, holds)
+        return rewriter.run()
+    except RecursionError:
+        raise RequestError(_DEEP, param="json_schema") from None
+
+
+class _Rewriter:
+    def __init__(self, root: Schema, holds: Holds) -> None:
+        self._original, self._holds, budget = root, holds, Budget()
+        self._root = normalised(root, budget)
+        self._context = Context(self._root, budget, Negation(self._root, budget).deny)
+        self._annotations: set[str] = set()
+        self._written: dict[int, tuple[Any, Any]] = {}  # by id; with the schema, that it stays
+        self._joined: dict[str, str] = {}  # references with something beside them
+        self._added: dict[str, Any] = {}
+        self._cyclic: dict[str, bool] = {}
+
+    def run(self) -> Rewritten:
+        """See `rewrite`."""
+        definitions = {key: self._root[key] for key in DEFINITIONS if key in self._root}
+        body = self._schema(_without(self._root, DEFINITIONS), "#")
+        written = {
+            key: {name: self._schema(s, pointer("#", key, name)) for name, s in found.items()}
+            for key, found in definitions.items()
+        }
+        if body is False:
+            raise RequestError("json_schema: # matches no text at all", param="json_schema")
+        if self._is_unchanged(body, written):
+            return Rewritten(self._original, ())
+        if self._added:
+            first = DEFINITIONS[0]
+            written[first] = {**written.get(first, {}), **self._added}
+        found = {**(body if isinstance(body, dict) else {}), **written}
+        check_endless(found)
+        return Rewritten(found, tuple(sorted(self._annotations)))
+
+    def _is_unchanged(self, body: Any, definitions: Schema) -> bool:
+        said = _OWN_DIALECTS.match(str(self._original.get("$schema", "")))
+        kept = _without(self._original, (*DEFINITIONS, "$schema") if said else DEFINITIONS)
+        return json.dumps(body) == json.dumps(kept) and all(
+            json.dumps(resolve(self._original, pointer("#", key, name))) == json.dumps(schema)
+            for key, part in definitions.items()
+            for name, schema in part.items()
+        )
+
+    def _schema(self, node: Any, at: str) -> Any:
+        if not isinstance(node, dict):
+            return node
+        known = self._written.get(id(node))
+        if known is None:
+            self._context.budget.spend()
+            known = self._written[id(node)] = (node, self._rewritten(node, at))
+        return known[1]
+
+    def _rewritten(self, node: Schema, at: str) -> Any:
+        rest, parts = dict(node), list[Any]()
+        for keyword, beside, rule in _RULES:
+            if keyword not in self._holds.keywords:
+                part = self._apply(keyword, rule, node, at)
+                if keyword in node and part is not None:
+                    parts.append(part)
+                    del rest[keyword]
+                for name in beside if keyword not in rest else ():
+                    rest.pop(name, None)
+        self._format(rest, parts)
+        rest = with_children(rest, lambda part, steps: self._schema(part, pointer(at, *steps)))
+        written = [self._schema(part, at) for part in parts]
+        return self._circular(node, _joined(rest, written), at)
+
+    def _apply(self, keyword: str, rule: rules.Rule, node: Schema, at: str) -> Any:
+        """What a rule gives; None where the library may know better, or there is nothing to do."""
+        if keyword not in node:
+            return None
+        try:
+            return rule(node, kinds_of(node, self._root), self._context)
+        except UndecidedError as error:
+            if keyword == "oneOf":
+                return None
+            message = f"json_schema: {pointer(at, keyword)}: {error} is not supported by grammars"
+            raise NotSupportedError(message, param="json_schema") from None
+
+    def _format(self, node: dict[str, Any], parts: list[Any]) -> None:
+        name = node.get("format")
+        if not isinstance(name, str) or name in self._holds.formats:
+            return
+        if name in formats.PATTERNS:
+            del node["format"]
+            parts.append({"pattern": formats.PATTERNS[name]})
+        elif name not in formats.KNOWN:
+            del node["format"]
+            self._annotations.add(name)
+
+    # ---- references back to where they stand
+
+    def _circular(self, node: Schema, written: Any, at: str) -> Any:
+        """Something beside a reference to what refers to itself is a definition of its own.
+
+        Libraries put the two together where they stand, which has no end.
+        """
+        reference = node.get("$ref")
+        if not isinstance(written, dict) or not isinstance(reference, str):
+            return written
+        beside = {k: v for k, v in written.items() if k != "$ref" and k not in _ANNOTATIONS}
+        if not beside or not self._is_cyclic(reference):
+            return written
+        key = json.dumps([reference, canonical(beside)])
+        if key not in self._joined:
+            name = f"beside{len(self._joined) + 1}"
+            self._joined[key] = pointer("#", DEFINITIONS[0], name)
+            target = dict(_without(self._context.follow(reference), DEFINITIONS))
+            self._added[name] = {"allOf": [self._rewritten(target, at), beside]}
+        return {"$ref": self._joined[key]}
+
+    def _is_cyclic(self, reference: str) -> bool:
+        found = self._cyclic.get(reference)
+        if found is None:
+            found = self._cyclic[reference] = reference in _reachable(self._root, reference)
+        return found
+
+
+def _reachable(root: Schema, reference: str) -> set[str]:
+    """References that are met on the way from a schema."""
+    found: set[str] = set()
+    stack = [resolve(root, reference)]
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, dict):
+            continue
+        target = node.get("$ref")
+        if isinstance(target, str) and target not in found:
+            found.add(target)
+            stack.append(resolve(root, target))
+        stack += [part for steps, part in children(node) if steps[0] not in DEFINITIONS]
+    return found
+
+
+def _joined(node: dict[str, Any], parts: list[Any]) -> Any:
+    """A schema and more that holds beside it."""
+    if any(part is False for part in parts):
+        return False
+    kept: list[Any] = []
+    for part in parts:
+        if part is True or part == {}:
+            continue
+        if _is_apart(node, part):
+            node = {**node, **part}
+        else:
+            kept.append(part)
+    if kept:
+        node = {**node, "allOf": [*node.get("allOf", []), *kept]}
+    return node
+
+
+def _is_apart(node: Schema, part: Schema) -> bool:
+    """Whether two schemas say nothing about the same, so that one may have the keywords of both."""
+    mine, others = node.keys() - _ANNOTATIONS, part.keys() - _ANNOTATIONS
+    return (
+        not mine & others
+        and not any(mine & group and others & group for group in _TOGETHER)
+        and not part.keys() & _ANNOTATIONS
+    )
+
+
+def _without(node: Schema, keys: tuple[str, ...]) -> Schema:
+    return {key: value for key, value in node.items() if key not in keys}

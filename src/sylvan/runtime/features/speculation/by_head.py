@@ -1,0 +1,145 @@
+"""Control half of speculation by a draft head, which guesses at the end of each step.
+
+What the head needs is there while the step's vectors are. So how far it is to guess is decided when
+the step is launched, and its guesses are verified by the step after.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from sylvan.runtime.core.req import Batch, Draft, Req, Slice
+from sylvan.runtime.features.speculation.api import (
+    FAILURES,
+    Proposal,
+    SpeculationCounts,
+    check,
+)
+from sylvan.runtime.features.speculation.depth import TRIED, CommonDepth, Pauses
+from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
+from sylvan.runtime.sched.capability import Capability
+from sylvan.utils.clock import Clock, monotonic
+
+logger = logging.getLogger(__name__)
+
+
+class HeadSpeculation(Capability):
+    """Guesses by a draft head, verified as chains.
+
+    Args:
+        most: Guesses of a request in one step.
+        vocab_size: Ids are below it.
+        adaptive: As many as pay, by measured acceptance and times; else always `most`.
+        clock: For times.
+    """
+
+    name: ClassVar = "speculation"
+    work_type: ClassVar = HeadWork
+    report_type: ClassVar = HeadReport
+
+    def __init__(
+        self, most: int, vocab_size: int, *, adaptive: bool = True, clock: Clock = monotonic
+    ) -> None:
+        self.counts = SpeculationCounts()
+        self._most, self._vocab_size = most, vocab_size
+        self._depth = CommonDepth(most, clock, adaptive=adaptive)
+        self._pauses = Pauses()
+        self._verifies = False  # whether what the step in flight guesses is to be verified
+        self._brought: dict[Req, Proposal] = {}  # by the newest step
+        self._proposals: dict[Req, tuple[Proposal, int]] = {}  # and the tokens known then
+
+    # ---- guesses
+
+    def may_draft(self) -> bool:
+        """See `Capability.may_draft`."""
+        for req, (proposal, known) in tuple(self._proposals.items()):
+            if req.tokens.length > known:
+                self._depth.settle(req, proposal.tokens, known)
+                del self._proposals[req]
+        for req, proposal in self._brought.items():
+            self._proposals[req] = proposal, req.tokens.length
+        self._brought.clear()
+        return self._verifies and bool(self._proposals)
+
+    def draft(self, req: Req, most: int) -> Draft | None:
+        """See `Capability.draft`."""
+        proposal, known = self._proposals.get(req, (None, 0))
+        if proposal is None or known != req.tokens.length:
+            return None
+        tokens = proposal.tokens[:most]
+        self.counts.drafts += 1
+        return Draft(tokens, tuple(range(-1, len(tokens) - 1)))
+
+    def plan_work(self, batch: Batch) -> HeadWork | None:
+        """See `Capability.plan_work`: all that is computed is read, prompts too."""
+        pieces = batch.slices
+        if not any(piece.req.generates for piece in pieces):
+            return None
+        depths = [0] * len(pieces)
+        if self._pauses.due():
+            asking = [i for i, p in enumerate(pieces) if p.samples and self._room(p) > 0]
+            depth = self._depth.of([pieces[i].req for i in asking]) if asking else 0
+            if asking:
+                self._verifies = depth > 0
+                self._pauses.looked(pays=self._verifies)
+            for i in asking if depth else asking[:TRIED]:
+                depths[i] = min(depth or 1, self._room(pieces[i]))
+        else:
+            self._verifies = False
+        return HeadWork(depths, [_following(piece) for piece in pieces])
+
+    def _room(self, piece: Slice) -> int:
+        """Guesses for which there is room after the tokens that the step brings at least."""
+        req = piece.req
+        return req.max_tokens - req.num_tokens - 1 if req.generates else 0
+
+    # ---- what happened
+
+    def on_start(self, piece: Slice) -> None:
+        """See `Capability.on_start`."""
+        self._depth.follow(piece.req)
+
+    def on_batch(self, batch: Batch) -> None:
+        """See `Capability.on_batch`."""
+        self._depth.timer.begin(batch)
+
+    def on_result(self, batch: Batch, report: HeadReport | None) -> None:
+        """See `Capability.on_result`."""
+        self._depth.timer.end(report.guess_s if report else 0.0)
+        if report is None:
+            return
+        if report.failure:
+            self._failed(report.failure)
+        if not report.guesses:
+            return
+        self.counts.looks += 1
+        self._depth.took(report.guess_s, max(1, *map(len, report.guesses.values())))
+        for index, tokens in report.guesses.items():
+            try:
+                proposal = Proposal(tuple(tokens))
+                check(proposal, self._most, self._vocab_size)
+            except FAILURES as error:
+                self._failed(str(error))
+            else:
+                if tokens:
+                    self._brought[batch.slices[index].req] = proposal
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        self._depth.forget(req)
+        self._proposals.pop(req, None)
+        self._brought.pop(req, None)
+
+    def _failed(self, why: str) -> None:
+        self.counts.failures += 1
+        if self.counts.failures == 1:
+            logger.error("the draft head failed; further failures are only counted: %s", why)
+
+
+def _following(piece: Slice) -> int:
+    """The token after a slice that samples none; -1: there is none, or it samples one."""
+    req = piece.req
+    if piece.samples or not req.generates or piece.stop >= req.tokens.length:
+        return -1
+    return int(req.tokens.view(piece.stop, piece.stop + 1)[0])

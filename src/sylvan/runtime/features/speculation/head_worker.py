@@ -1,0 +1,313 @@
+"""Worker half of speculation by a draft head: it reads what the model computes, and guesses.
+
+Keys and values of the head lie beside the model's: at the same places of pages with the same
+numbers. So whoever finds a prefix in the cache finds there what the head made of it, too.
+
+Shapes: T rows, R requests, F columns that are read of the model, W tokens that can be guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.memory import copy_tokens
+from sylvan.runtime.core.step import SliceOutput, StepResult
+from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
+from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.executor.graphs.head_program import HeadProgram
+from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
+from sylvan.utils.clock import Clock, monotonic
+
+Draw = Callable[[torch.Tensor, IntArray, IntArray], IntArray]
+"""Tokens drawn from logits (R, V) for request slots and positions, as the model's own are."""
+
+
+MOST_PUT_OFF = 64
+"""Positions of a request that are read later, together, while nothing is guessed for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Rows of the step that the head is to read, all of one request.
+
+    Attributes:
+        index: Of the slice.
+        slot: Of the request.
+        start: Position of the first.
+        first: Row of the step that is the first.
+        tokens: The token after each row.
+        depth: Guesses wanted.
+        urgent: Others may soon find it in the cache: it is more than the newest token.
+    """
+
+    index: int
+    slot: int
+    start: int
+    first: int
+    tokens: IntArray
+    depth: int
+    urgent: bool
+
+    @property
+    def rows(self) -> IntArray:
+        """Of the step."""
+        return np.arange(self.first, self.first + len(self.tokens), dtype=np.int32)
+
+
+@dataclass(slots=True)
+class _PutOff:
+    """Positions of a request that the head has not read yet.
+
+    Attributes:
+        start: The first.
+        tokens: The token after each, in parts.
+        columns: What is to be read at each (n, F), in parts.
+    """
+
+    start: int
+    tokens: list[IntArray]
+    columns: list[torch.Tensor]
+
+    @property
+    def stop(self) -> int:
+        """The position after the last."""
+        return self.start + sum(map(len, self.tokens))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnableHead:
+    """A draft head that is loaded.
+
+    Attributes:
+        program: Runs it.
+        batch: Its buffers; its pool has the pages of the model's first KV group, then `spare` pages
+            for each request slot, which take keys and values of guesses.
+        spare: See `batch`.
+        read_layers: Layers of the model that it reads; empty: vectors after the final norm.
+        token_ids: Ids of the tokens that it can guess, int64 (W,); None: all, in order.
+        vocab_size: Of the model.
+    """
+
+    program: HeadProgram
+    batch: ForwardBatch
+    spare: int
+    read_layers: tuple[int, ...]
+    token_ids: torch.Tensor | None
+    vocab_size: int
+
+
+class HeadWorker(CapabilityWorker):
+    """Runs a draft head.
+
+    Args:
+        head: The head.
+        draw: Draws guesses.
+        clock: For the report.
+    """
+
+    name: ClassVar = "speculation"
+
+    def __init__(self, head: RunnableHead, draw: Draw, clock: Clock = monotonic) -> None:
+        self._head, self._program, self._batch = head, head.program, head.batch
+        self._draw, self._clock = draw, clock
+        self.hidden_layers = head.read_layers
+        pages, reqs = head.batch.kv.groups[0].num_pages, head.batch.limits.max_reqs
+        self._first_spare = pages - reqs * head.spare
+        self._report = HeadReport()
+        self._put_off: dict[int, _PutOff] = {}  # by slot
+
+    def leave(self, slot: int) -> None:
+        """See `CapabilityWorker.leave`."""
+        self._put_off.pop(slot, None)
+
+    def before_forward(self, step: StepContext, work: HeadWork) -> None:
+        """See `CapabilityWorker.before_forward`."""
+        copies = [copy for copy in step.plan.copies if copy.group == 0]
+        if copies:
+            copy_tokens(self._batch.kv.groups, copies)
+
+    def after_forward(self, step: StepContext, work: HeadWork) -> Report:
+        """See `CapabilityWorker.after_forward`."""
+        return lambda: self._report
+
+    def after_result(self, step: StepContext, work: HeadWork, result: StepResult) -> None:
+        """See `CapabilityWorker.after_result`; a failure costs guesses only."""
+        try:
+            self._report = self._follow(step, work, result)
+        except FAILURES as error:
+            self._report = HeadReport(failure=f"{type(error).__name__}: {error}")
+
+    def _follow(self, step: StepContext, work: HeadWork, result: StepResult) -> HeadReport:
+        with torch.inference_mode():
+            spans = self._due(step, _spans(step, work, result))
+            if not spans:
+                return HeadReport()
+            self._map_pages(step, spans)
+            parts = [self._read(step, part) for part in self._parts(spans)]
+            logits_RW, hidden_RD = parts[-1]
+            if len(parts) > 1:
+                logits_RW, hidden_RD = (torch.cat(every) for every in zip(*parts, strict=True))
+            begun_s = self._clock()
+            guesses = self._guess(spans, logits_RW, hidden_RD)
+        return HeadReport(guesses, self._clock() - begun_s)
+
+    def _due(self, step: StepContext, spans: Sequence[_Span]) -> Sequence[_Span]:
+        """Put off what has time; returns what is to be read now."""
+        due: list[_Span] = []
+        for span in spans:
+            put_off = self._put_off.get(span.slot)
+            if put_off is None or put_off.stop != span.start:  # where it lost its memory
+                put_off = self._put_off[span.slot] = _PutOff(span.start, [], [])
+            count = span.start + len(span.tokens) - put_off.start
+            if span.depth or span.urgent or count > MOST_PUT_OFF:
+                due.append(span)
+            else:
+                put_off.tokens.append(span.tokens)
+                put_off.columns.append(self._columns(step, span.rows))
+        return due
+
+    def _parts(self, spans: Sequence[_Span]) -> Iterator[Sequence[_Span]]:
+        """As many as the buffers hold, in order."""
+        part: list[_Span] = []
+        total = 0
+        for span in spans:
+            count = span.start + len(span.tokens) - self._put_off[span.slot].start
+            if part and total + count > self._batch.limits.max_tokens:
+                yield part
+                part, total = [], 0
+            part.append(span)
+            total += count
+        yield part
+
+    def _map_pages(self, step: StepContext, spans: Sequence[_Span]) -> None:
+        """Pages of the model as far as the step has computed; then pages for guesses."""
+        table_SP = self._batch.host.page_tables[0]
+        theirs_SP = step.batch.host.page_tables[0]
+        stops, size = step.plan.stops, self._batch.kv.page_size
+        for span in spans:
+            count = -(-int(stops[span.index]) // size)
+            row_P, first = table_SP[span.slot], self._first_spare + span.slot * self._head.spare
+            row_P[:count] = theirs_SP[span.slot, :count]
+            room = row_P[count : count + self._head.spare]
+            room[:] = np.arange(first, first + len(room))
+
+    def _read(self, step: StepContext, spans: Sequence[_Span]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read rows of the step, and those put off before; logits and vectors for first guesses."""
+        starts: list[int] = []
+        counts: list[int] = []
+        tokens: list[IntArray] = []
+        columns: list[torch.Tensor] = []
+        for span in spans:
+            late = self._put_off.pop(span.slot)
+            tokens += [*late.tokens, span.tokens]
+            columns += [*late.columns, self._columns(step, span.rows)]
+            starts.append(late.start)
+            counts.append(span.start + len(span.tokens) - late.start)
+        starts_R, counts_R = np.array(starts, np.int32), np.array(counts, np.int32)
+        slots_R = np.array([span.slot for span in spans], np.int32)
+        ends_R = np.cumsum(counts_R, dtype=np.int32)
+        total = int(ends_R[-1])
+        positions_T = np.arange(total, dtype=np.int32)
+        positions_T += np.repeat(starts_R - (ends_R - counts_R), counts_R)
+        host = self._batch.host
+        host.input_ids[:total] = np.concatenate(tokens)
+        self._place(slots_R, counts_R, positions_T, starts_R + counts_R)
+        wanted = np.array([span.depth > 0 for span in spans])
+        host.sample_rows[: wanted.sum()] = ends_R[wanted] - 1
+        self._count(total, len(spans), int(wanted.sum()))
+        logits_RW, hidden_RD = self._program.extend(torch.cat(columns))
+        return logits_RW.clone(), hidden_RD.clone()
+
+    def _columns(self, step: StepContext, rows: IntArray) -> torch.Tensor:
+        """What is read of the model at some rows, (T, F)."""
+        layers = self._head.read_layers
+        if not layers:
+            return step.hidden(rows)
+        return torch.cat([step.layer_hidden(layer, rows) for layer in layers], 1)
+
+    def _guess(
+        self, spans: Sequence[_Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
+    ) -> dict[int, list[int]]:
+        """Guesses one after another, of all slices that still want one."""
+        asking = [span for span in spans if span.depth]
+        found: dict[int, list[int]] = {span.index: [] for span in asking}
+        positions = np.array([span.start + len(span.tokens) for span in asking], np.int32)
+        while asking:
+            slots = np.array([span.slot for span in asking], np.int32)
+            drawn = self._draw(self._spread(logits_RW), slots, positions + 1)
+            for span, token in zip(asking, drawn.tolist(), strict=True):
+                found[span.index].append(token)
+            going = np.array(
+                [len(found[s.index]) < s.depth and found[s.index][-1] >= 0 for s in asking]
+            )
+            asking = [span for span, goes in zip(asking, going, strict=True) if goes]
+            if not asking:
+                break
+            positions = positions[going]
+            count, host = len(asking), self._batch.host
+            host.input_ids[:count] = drawn[going]
+            self._place(slots[going], np.ones(count, np.int32), positions, positions + 1)
+            host.sample_rows[:count] = np.arange(count)
+            self._count(count, count, count)
+            logits_RW, hidden_RD = self._program.go_on(hidden_RD[torch.from_numpy(going)])
+            positions = positions + 1
+        return {index: [t for t in tokens if t >= 0] for index, tokens in found.items()}
+
+    def _place(
+        self, slots_R: IntArray, counts_R: IntArray, positions_T: IntArray, lens_R: IntArray
+    ) -> None:
+        """Say where the rows of a pass lie."""
+        host, count = self._batch.host, len(slots_R)
+        host.positions[: len(positions_T)] = positions_T
+        host.q_starts[0] = 0
+        host.q_starts[1 : count + 1] = np.cumsum(counts_R)
+        host.kv_lens[:count], host.req_slots[:count] = lens_R, slots_R
+        host.map_slots(np.repeat(slots_R, counts_R), positions_T, self._batch.kv.page_size)
+
+    def _count(self, tokens: int, reqs: int, samples: int) -> None:
+        batch = self._batch
+        batch.num_tokens, batch.num_reqs, batch.num_samples = tokens, reqs, samples
+
+    def _spread(self, logits_RW: torch.Tensor) -> torch.Tensor:
+        """Logits of all tokens; those that cannot be guessed are impossible."""
+        ids = self._head.token_ids
+        if ids is None:
+            return logits_RW
+        whole_RV = torch.full((len(logits_RW), self._head.vocab_size), -torch.inf)
+        return whole_RV.index_copy_(1, ids, logits_RW)
+
+
+def _spans(step: StepContext, work: HeadWork, result: StepResult) -> list[_Span]:
+    """What the head is to read: rows whose tokens stay, and that another token follows."""
+    plan = step.plan
+    guesses = {draft.index: len(draft.parents) for draft in plan.drafts}
+    starts, slots, ids = plan.starts.tolist(), plan.slots.tolist(), plan.input_ids
+    stops, others, tokens = plan.stops.tolist(), result.others, result.tokens
+    found: list[_Span] = []
+    row = 0
+    for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        count = known = stop - start - guesses.get(index, 0)
+        output = others.get(index) or SliceOutput((tokens[index],))
+        depth, last = work.depths[index], work.following[index]
+        if output.token_ids and not output.error:
+            right = output.num_accepted
+            count, last = count + right, output.token_ids[min(right, len(output.token_ids) - 1)]
+            depth = depth if len(output.token_ids) == right + 1 and not output.ended else 0
+        else:
+            depth = 0
+        if last < 0:
+            count -= 1
+        if count > 0:
+            after = np.append(ids[row + 1 : row + count], last) if last >= 0 else None
+            after = ids[row + 1 : row + count + 1] if after is None else after
+            after = after.astype(np.int32)
+            found.append(_Span(index, slots[index], start, row, after, depth, known > 1))
+        row += stop - start
+    return found

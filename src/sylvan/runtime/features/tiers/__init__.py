@@ -1,0 +1,1 @@
+"""KV of cached prefixes in a store: written there, found again, and loaded back."""

@@ -1,0 +1,401 @@
+"""Control half: when KV goes to the store, and what is brought back for requests that wait."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.tiers import AttachStore, WritePolicy
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.types import Load, Place
+from sylvan.runtime.core.req import Batch, Req, Slice
+from sylvan.runtime.features.tiers.breaker import Breaker
+from sylvan.runtime.features.tiers.cost import LoadCost
+from sylvan.runtime.features.tiers.counts import TierCounts
+from sylvan.runtime.features.tiers.data import (
+    Events,
+    Exported,
+    Fetch,
+    Fetched,
+    Loaded,
+    LoadPages,
+    Page,
+    Persisted,
+    TiersWork,
+)
+from sylvan.runtime.features.tiers.prefetch import ArrivedPages, Prefetch, PrefetchPolicy
+from sylvan.runtime.features.tiers.status import Status, describe, load_of
+from sylvan.runtime.features.tiers.stores import Stores
+from sylvan.runtime.features.tiers.tier import StorageTier, may_be_stored, write_ahead_pages
+from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
+from sylvan.utils.clock import Clock, monotonic
+
+logger = logging.getLogger(__name__)
+
+MAX_RESTARTS = 3  # of the fetch of one request, because the device lost what it had
+_MOST_IN_FLIGHT = 8
+
+
+class KVTiers(Capability):
+    """Writes KV to a store ahead of its eviction, and loads it back.
+
+    Args:
+        cache: With the tier below its device.
+        tier: That tier.
+        stores: Which store there is.
+        write_policy: `write_through`: all that no request uses any more; `write_back`: what is
+            next to be evicted (by `TierPolicy`, too); `write_through_selective`: what a second
+            request has used.
+        prefetch: How long requests wait.
+    """
+
+    name: ClassVar = "kv_tiers"
+    work_type: ClassVar = TiersWork
+    report_type: ClassVar = Events
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        tier: StorageTier,
+        stores: Stores,
+        write_policy: WritePolicy = "write_through",
+        prefetch: PrefetchPolicy | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        assert cache.loads is not None
+        self._loads = cache.loads
+        self._tier, self._stores, self._clock = tier, stores, clock
+        self._write_policy: WritePolicy = write_policy
+        self.prefetch = prefetch or PrefetchPolicy()
+        self.counts: TierCounts = tier.counts
+        self.breaker = Breaker(clock)
+        layout = tier.layout
+        per_page = sum(
+            size
+            for group, size in zip(layout.groups, layout.page_bytes, strict=True)
+            if group.kind in ("full", "latent")
+        )
+        self.cost = LoadCost(per_page / layout.page_size)
+        self._port: SchedulerPort | None = None
+        self._numbers = itertools.count(1)
+        self._prefetches: dict[str, Prefetch] = {}  # by rid
+        self._rids: dict[int, str] = {}  # by job of a fetch
+        self._leaders: dict[str, str] = {}  # rid that fetches, by the name of its first page
+        self._fetching: set[int] = set()  # fetches whose last report is to come
+        self._loading: dict[int, tuple[str, int]] = {}  # rid and pages, by job of a load
+        self._outbox = _Outbox()
+        self._launched_s: dict[int, float] = {}  # of batches in flight, by id
+        stores.configure = self.configure
+        stores.describe = lambda: describe(stores.url, self._status, tier)
+        stores.load = lambda: load_of(tier)
+
+    # ---- steps
+
+    def attach(self, port: SchedulerPort) -> None:
+        """See `Capability.attach`."""
+        self._port = port
+
+    def poll(self) -> None:
+        """See `Capability.poll`."""
+        assert self._port is not None
+        if self._stores.take_closing():
+            self._loads.residency.forget(Place.STORAGE)
+            self._tier.close()
+            self.breaker.reset()
+        self._loads.residency.poll(self._port.completed_step)
+
+    def wants_step(self) -> bool:
+        """See `Capability.wants_step`."""
+        waits = self._fetching or self._loading or self._tier.is_writing or self._stores.waits
+        if waits or self._outbox.full or self._tier.exports or self._tier.commits:
+            return True
+        return self._tier.is_open and self._loads.residency.has_unwritten
+
+    def plan_work(self, batch: Batch) -> TiersWork | None:
+        """See `Capability.plan_work`; as long as a report is awaited, work is empty at least."""
+        if not self.wants_step():
+            return None
+        exports, self._tier.exports = tuple(self._tier.exports), []
+        commits, self._tier.commits = tuple(self._tier.commits), []
+        return self._outbox.take(exports=exports, commits=commits, **self._stores.take())
+
+    def on_batch(self, batch: Batch) -> None:
+        """See `Capability.on_batch`."""
+        if batch.slices and not batch.decodes:
+            if len(self._launched_s) > _MOST_IN_FLIGHT:  # of steps that failed
+                self._launched_s.clear()
+            self._launched_s[id(batch)] = self._clock()
+
+    def on_result(self, batch: Batch, report: Any) -> None:
+        """See `Capability.on_result`."""
+        began = self._launched_s.pop(id(batch), None)
+        if began is not None:
+            self.cost.computed(batch.num_tokens, self._clock() - began)
+        for event in report or ():
+            match event:
+                case Exported():
+                    self._tier.exported(event.job, ok=event.ok)
+                case Persisted():
+                    self._on_persisted(event)
+                case Fetched():
+                    self._on_fetched(event)
+                case Loaded():
+                    self._on_loaded(event)
+                case _:
+                    self._stores.on_event(event)
+
+    # ---- requests
+
+    def on_arrival(self, req: Req) -> None:
+        """See `Capability.on_arrival`: reading begins while the request still waits."""
+        self._begin(req)
+
+    def gate(self, req: Req) -> Verdict:
+        """See `Capability.gate`."""
+        found = self._prefetches.get(req.rid) or self._begin(req)
+        waits = not found.done or found.leader in self._prefetches
+        if waits and self._clock() < found.until_s:
+            return Verdict.WAIT
+        if self._has_lost(req, found):
+            found = self._begin(req, found.restarts + 1)
+            return Verdict.READY if found.done else Verdict.WAIT
+        self._learn(req, found)
+        return Verdict.READY
+
+    def load_limit(self, req: Req) -> int | None:
+        """See `Capability.load_limit`: what has arrived."""
+        found = self._prefetches.get(req.rid)
+        return found.learnt * self._tier.layout.page_size if found is not None else 0
+
+    def on_start(self, piece: Slice) -> None:
+        """See `Capability.on_start`."""
+        req = piece.req
+        selective = self._write_policy == "write_through_selective"
+        if selective and req.kv is not None and piece.start and self._port is not None:
+            self._loads.residency.back_up(req.kv.node, self._port.completed_step)
+        self._end(req.rid)
+
+    def on_load(self, req: Req) -> None:
+        """See `Capability.on_load`."""
+        if (found := self._prefetches.get(req.rid)) is not None:
+            self._stop(found)
+            found.loading = True
+        for load in self._loads.take():
+            self._outbox.loads.append(self._load_pages(load))
+            pages = sum(len(part.entries) for part in load.pages if not part.group)
+            self._loading[load.number] = req.rid, pages
+
+    def stop_loading(self, req: Req) -> bool:
+        """See `Capability.stop_loading`: the worker half says when nothing is written any more."""
+        mine = [job for job, (rid, _) in self._loading.items() if rid == req.rid]
+        self._outbox.cancels += mine
+        return not mine
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        self._end(req.rid)
+
+    # ---- operation
+
+    def configure(self, command: AttachStore) -> None:
+        """A store was attached, with policies of its own."""
+        if command.write_policy is not None:
+            self._write_policy = command.write_policy
+            pages = self._tier.layout.groups[0].num_pages
+            self._loads.residency.write_ahead_pages = write_ahead_pages(self._write_policy, pages)
+        given = {
+            "wait": command.prefetch,
+            "min_tokens": command.prefetch_min_tokens,
+            "timeout_s": command.prefetch_timeout_s,
+            "timeout_per_ki_token_s": command.prefetch_timeout_per_ki_token_s,
+        }
+        changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
+        self.prefetch = replace(self.prefetch, **changes)
+
+    # ---- inside
+
+    @property
+    def _status(self) -> Status:
+        return Status(
+            self._write_policy, self.prefetch, self.breaker, self.cost, len(self._prefetches)
+        )
+
+    def _begin(self, req: Req, restarts: int = 0) -> Prefetch:
+        """Look what the store has of a prompt, if that may pay."""
+        self._end(req.rid)
+        now, size, key = self._clock(), self._tier.layout.page_size, req.key
+        found = self._prefetches[req.rid] = Prefetch(now, now, restarts=restarts)
+        if key is None or not self._may_fetch(req) or not may_be_stored(key.namespace):
+            return found
+        stop = (len(key.tokens) - 1) // size
+        found.known = known = self._loads.residency.on_device(key, stop * size) // size
+        num_tokens = (stop - known) * size
+        if num_tokens < max(1, self.prefetch.min_tokens):
+            return found
+        if not self.cost.is_worth(num_tokens):
+            self.counts.skipped_fetches += 1
+            return found
+        found.until_s = now + self.prefetch.budget_s(num_tokens)
+        self._fetch(req, found, stop)
+        return found
+
+    def _fetch(self, req: Req, found: Prefetch, stop: int) -> None:
+        """Let pages up to `stop` be read, unless another request lets the same be read."""
+        layout, known = self._tier.layout, found.known
+        assert req.key is not None
+        found.first = first = 0 if layout.windows or layout.state is not None else known
+        found.names = names = tuple(self._tier.names(req.key, first, stop))
+        if (leader := self._leaders.get(names[0])) is not None:
+            found.leader = leader
+            return
+        found.job = next(self._numbers)
+        self._leaders[names[0]] = self._rids[found.job] = req.rid
+        self._fetching.add(found.job)
+        self._outbox.fetches.append(Fetch(found.job, first, known, names))
+        self.counts.fetches += 1
+
+    def _has_lost(self, req: Req, found: Prefetch) -> bool:
+        """Whether the device does not have any more what was there when the fetch began."""
+        if not found.known or found.restarts >= MAX_RESTARTS or not self._may_fetch(req):
+            return False
+        tokens = found.known * self._tier.layout.page_size
+        return req.key is not None and self._loads.residency.on_device(req.key, tokens) < tokens
+
+    def _may_fetch(self, req: Req) -> bool:
+        generates = isinstance(req.request, GenerateRequest)
+        return generates and req.may_load and self._tier.is_open and not self.breaker.is_open
+
+    def _learn(self, req: Req, found: Prefetch) -> None:
+        """Let the tree know what has arrived since."""
+        progress = found.progress
+        if progress is None or req.key is None or found.arrived <= max(found.learnt, found.known):
+            return
+        stored = ArrivedPages(self._tier, found, progress)
+        if self._loads.residency.learn(req.key, Place.STORAGE, stored):
+            found.learnt = found.arrived
+
+    def _stop(self, found: Prefetch) -> None:
+        """Read no more."""
+        if not found.done:
+            self._outbox.stops.append(found.job)
+
+    def _end(self, rid: str) -> None:
+        """A request runs, or is over."""
+        found = self._prefetches.pop(rid, None)
+        if found is None or not found.job:
+            return
+        self._leaders.pop(found.names[0], None)
+        self._outbox.releases.append(found.job)
+        if not found.done and self._clock() >= found.until_s and found.until_s > found.began_s:
+            self.breaker.failed("the store took too long")
+        if found.progress is not None:
+            size = self._tier.layout.page_size
+            left = max(found.progress.found - max(found.learnt, found.known), 0)
+            self.counts.unfulfilled_tokens += left * size
+
+    def _load_pages(self, load: Load) -> LoadPages:
+        layout, name = self._tier.layout, self._tier.name
+        pages: list[Page] = []
+        for part in load.pages:
+            group = layout.windows[part.group - 1] if part.group else 0
+            each = zip(part.targets.tolist(), part.sources.tolist(), strict=True)
+            pages += [Page(group, target, name(source)) for target, source in each]
+        if load.state is not None and layout.state is not None:
+            pages.append(Page(layout.state, load.state.target, name(load.state.source)))
+        return LoadPages(load.number, tuple(pages))
+
+    def _on_persisted(self, event: Persisted) -> None:
+        counts = self.counts
+        counts.stored_pages += event.num_pages
+        counts.stored_bytes += event.num_bytes
+        counts.store_seconds += event.seconds
+        counts.lost_pages += len(event.lost)
+        self._tier.persisted(event.job, event.lost)
+        self._judge(event.error)
+
+    def _on_fetched(self, event: Fetched) -> None:
+        rid = self._rids.get(event.job)
+        found = self._prefetches.get(rid) if rid is not None else None
+        if found is not None and found.job == event.job:
+            found.progress = event
+        if not event.done:
+            return
+        self._fetching.discard(event.job)
+        self._rids.pop(event.job, None)
+        counts, size = self.counts, self._tier.layout.page_size
+        known = found.known if found is not None else event.found
+        counts.found_tokens += max(event.found - known, 0) * size
+        counts.fetched_tokens += max(event.arrived - known, 0) * size
+        counts.fetched_bytes += event.num_bytes
+        counts.fetch_seconds += event.seconds
+        counts.on_faults(event.faults)
+        self.cost.fetched(event.num_bytes, event.seconds)
+        if event.error or not event.stopped:
+            self._judge(event.error)
+
+    def _on_loaded(self, event: Loaded) -> None:
+        assert self._port is not None
+        rid, pages = self._loading.pop(event.job)
+        counts = self.counts
+        counts.on_faults(event.faults)
+        self._judge(event.error)
+        if event.outcome == "ok":
+            tokens = pages * self._tier.layout.page_size
+            counts.loaded_tokens += tokens
+            counts.loaded_bytes += event.num_bytes
+            counts.load_seconds += event.seconds
+            kv = self._loads.succeed(event.job)
+            if kv is not None:
+                saved = self.cost.compute_s(tokens) - self.cost.fetch_s(tokens)
+                counts.saved_seconds += max(saved - event.seconds, 0.0)
+                self._port.loaded(rid, kv.cached)
+            return
+        counts.failed_loads += 1
+        if self._loads.fail(event.job) is not None:
+            self._end(rid)
+            self._port.load_failed(rid)
+
+    def _judge(self, error: str) -> None:
+        if not error:
+            self.breaker.worked()
+            return
+        if error != self.breaker.last_error:
+            logger.warning("the KV store failed, requests compute instead: %s", error)
+        self.counts.errors += 1
+        self.breaker.failed(error)
+
+
+class _Outbox:
+    """What is to be sent with the next step."""
+
+    def __init__(self) -> None:
+        self.fetches: list[Fetch] = []
+        self.loads: list[LoadPages] = []
+        self.stops: list[int] = []
+        self.cancels: list[int] = []
+        self.releases: list[int] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether there is anything."""
+        return any(self._lists())
+
+    def take(self, **more: Any) -> TiersWork:
+        """All of it, and `more` fields."""
+        work = TiersWork(
+            fetches=tuple(self.fetches),
+            loads=tuple(self.loads),
+            stops=tuple(self.stops),
+            cancels=tuple(self.cancels),
+            releases=tuple(self.releases),
+            **more,
+        )
+        for each in self._lists():
+            each.clear()
+        return work
+
+    def _lists(self) -> tuple[list[Any], ...]:
+        return self.fetches, self.loads, self.stops, self.cancels, self.releases

@@ -1,0 +1,55 @@
+"""What the tier counts, for metrics and answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sylvan.runtime.storage.record import Fault
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Totals since the start.
+
+    Attributes:
+        offered_tokens: Of nodes that were to be written, whether or not the store had them.
+        refused_tokens: Not written, because too much was on its way.
+        stored_pages, stored_bytes, store_seconds: Written to the store, all groups together.
+        lost_pages: That could not be written.
+        fetches: Lookups for requests.
+        found_tokens: That the store had.
+        fetched_tokens, fetched_bytes, fetch_seconds: Read into host memory.
+        unfulfilled_tokens: Found, but not there when the request began.
+        loaded_tokens, loaded_bytes, load_seconds: Filled on the device: tokens not computed.
+        failed_loads: Of requests, which computed instead.
+        skipped_fetches: Not begun, because computing was expected to be faster.
+        saved_seconds: By loading instead of computing, as far as speeds were measured.
+        faults: Records that were not used, by why.
+        errors: Calls of the store that failed.
+    """
+
+    offered_tokens: int = 0
+    refused_tokens: int = 0
+    stored_pages: int = 0
+    stored_bytes: int = 0
+    store_seconds: float = 0.0
+    lost_pages: int = 0
+    fetches: int = 0
+    found_tokens: int = 0
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    unfulfilled_tokens: int = 0
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    failed_loads: int = 0
+    skipped_fetches: int = 0
+    saved_seconds: float = 0.0
+    errors: int = 0
+    faults: dict[Fault, int] = field(default_factory=dict[Fault, int])
+
+    def on_faults(self, faults: dict[Fault, int]) -> None:
+        """Records were not used."""
+        for fault, count in faults.items():
+            self.faults[fault] = self.faults.get(fault, 0) + count

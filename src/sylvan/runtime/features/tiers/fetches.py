@@ -1,0 +1,228 @@
+"""Reads pages of prefixes from the store into host memory, many at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.features.tiers.data import Fetch, Fetched
+from sylvan.runtime.features.tiers.lookup import Found, look_up
+from sylvan.runtime.features.tiers.opened import OpenedStore
+from sylvan.runtime.features.tiers.threads import Threads
+from sylvan.runtime.storage.api import StoreError
+from sylvan.runtime.storage.record import Fault, RecordError
+from sylvan.utils.clock import Clock, monotonic
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A fetch; `ends_at` is the index of the first page that cannot be had."""
+
+    fetch: Fetch
+    began_s: float
+    found: Found | None = None
+    payloads: list[memoryview | None] = field(default_factory=list[memoryview | None])
+    index: dict[str, int] = field(default_factory=dict[str, int])  # of payloads, by name
+    leading: int = 0
+    ends_at: int = 0
+    reserved: int = 0
+    num_bytes: int = 0
+    faults: dict[Fault, int] = field(default_factory=dict[Fault, int])
+    error: str = ""
+    over: bool = False
+    stopped: bool = False
+    changed: bool = False
+
+
+class Fetches:
+    """All that are under way, and what they brought until it is released.
+
+    Args:
+        groups: Of the model.
+        page_bytes: Of each.
+        threads: That read.
+        max_bytes: Of host memory; a fetch that does not fit is cut short.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        page_bytes: Sequence[int],
+        threads: Threads,
+        max_bytes: int,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._groups, self._page_bytes = tuple(groups), tuple(page_bytes)
+        self._threads, self._max_bytes, self._clock = threads, max_bytes, clock
+        self._plain = all(group.kind in ("full", "latent") for group in groups)
+        self._jobs: dict[int, _Job] = {}
+        self._ended: list[_Job] = []  # released before they were reported
+        self._reserved = 0
+        self._lock = threading.Lock()
+
+    def begin(self, fetch: Fetch, store: OpenedStore | None) -> None:
+        """Look and read; without a store there is nothing."""
+        job = _Job(fetch, self._clock())
+        with self._lock:
+            self._jobs[fetch.job] = job
+            if store is None:
+                self._end(job, "no store is attached")
+                return
+        self._threads.submit(lambda: self._look_up(job, store))
+
+    def stop(self, number: int) -> None:
+        """Read no more for a fetch; what has arrived stays."""
+        with self._lock:
+            if (job := self._jobs.get(number)) is not None:
+                self._stop(job)
+
+    def release(self, number: int) -> None:
+        """Nobody will use what a fetch has brought."""
+        with self._lock:
+            job = self._jobs.pop(number, None)
+            if job is None:
+                return
+            self._stop(job)
+            if job.changed:
+                self._ended.append(job)
+            self._reserved -= job.reserved
+            job.reserved = 0
+
+    def stop_all(self) -> None:
+        """The store goes."""
+        with self._lock:
+            for job in self._jobs.values():
+                self._stop(job)
+
+    def payload(self, name: str) -> memoryview | None:
+        """The bytes of a page that some fetch has brought."""
+        with self._lock:
+            for job in self._jobs.values():
+                at = job.index.get(name)
+                if at is not None and (found := job.payloads[at]) is not None:
+                    return found
+        return None
+
+    def events(self) -> list[Fetched]:
+        """How far those are that came further since the last call."""
+        with self._lock:
+            jobs = [*self._ended, *(job for job in self._jobs.values() if job.changed)]
+            self._ended = []
+            for job in jobs:
+                job.changed = False
+            return [self._event(job) for job in jobs]
+
+    # ---- inside; what needs the lock says so
+
+    def _look_up(self, job: _Job, store: OpenedStore) -> None:
+        if job.over:
+            return
+        try:
+            found = look_up(store.pages, job.fetch, self._groups)
+        except StoreError as error:
+            with self._lock:
+                self._end(job, str(error))
+            return
+        with self._lock:
+            if job.over:
+                return
+            found = self._reserve(job, found)
+            job.found, job.ends_at = found, len(found.names)
+            job.payloads = [None] * len(found.names)
+            job.index = {name: at for at, name in enumerate(found.names)}
+            job.changed = True
+            if not found.names:
+                self._end(job)
+                return
+        for index in range(len(found.names)):
+            self._threads.submit(self._reader(job, found, index, store))
+
+    def _reserve(self, job: _Job, found: Found) -> Found:
+        """Cut a prefix short so that it fits into host memory; with the lock."""
+        room, count = self._max_bytes - self._reserved, 0
+        for group in found.groups:
+            room -= self._page_bytes[group]
+            if room < 0:
+                break
+            count += 1
+        if count < len(found.names):
+            if not self._plain:
+                return Found()
+            stop = job.fetch.known + count
+            found = Found(stop if count else 0, found.names[:count], found.groups[:count])
+        job.reserved = sum(self._page_bytes[group] for group in found.groups)
+        self._reserved += job.reserved
+        return found
+
+    def _reader(
+        self, job: _Job, found: Found, index: int, store: OpenedStore
+    ) -> Callable[[], None]:
+        name, size = found.names[index], self._page_bytes[found.groups[index]]
+
+        def read() -> None:
+            if job.over or index >= job.ends_at:
+                return
+            payload, error, fault = None, "", None
+            try:
+                payload = store.read(name, size)
+            except RecordError as wrong:
+                fault = wrong.fault
+            except StoreError as failed:
+                error = str(failed)
+            with self._lock:
+                self._arrive(job, index, payload, error, fault)
+
+        return read
+
+    def _arrive(
+        self, job: _Job, index: int, payload: memoryview | None, error: str, fault: Fault | None
+    ) -> None:
+        """A page was read, or could not be; with the lock."""
+        if job.over:
+            return
+        if fault is not None:
+            job.faults[fault] = job.faults.get(fault, 0) + 1
+        job.error = job.error or error
+        if payload is None:
+            job.ends_at = min(job.ends_at, index)
+        else:
+            job.payloads[index] = payload
+            job.num_bytes += len(payload)
+        while job.leading < job.ends_at and job.payloads[job.leading] is not None:
+            job.leading += 1
+        job.changed = True
+        if job.leading == job.ends_at:
+            self._end(job)
+
+    def _stop(self, job: _Job) -> None:
+        """With the lock."""
+        if not job.over:
+            job.stopped = True
+            self._end(job)
+
+    def _end(self, job: _Job, error: str = "") -> None:
+        """With the lock."""
+        job.over = job.changed = True
+        job.error = job.error or error
+
+    def _event(self, job: _Job) -> Fetched:
+        found, fetch = job.found or Found(), job.fetch
+        if self._plain:
+            arrived = fetch.known + job.leading
+        else:
+            arrived = found.stop if found.names and job.leading == len(found.names) else 0
+        return Fetched(
+            fetch.job,
+            found.stop,
+            arrived,
+            job.over,
+            found.windows,
+            found.state,
+            job.num_bytes,
+            self._clock() - job.began_s,
+            dict(job.faults),
+            job.error,
+            job.stopped,
+        )

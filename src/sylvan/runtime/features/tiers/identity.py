@@ -1,0 +1,57 @@
+"""Digests of the files that KV depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import xxhash
+
+from sylvan.checkpoints.formats import GGUF_INDEX
+from sylvan.checkpoints.gguf.view import read_index
+from sylvan.protocol.errors import ConfigError
+
+_CHUNK = 16 << 20
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.index.json", "config.json")
+_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt")
+
+
+def weights_digest(model_dir: Path, dummy_seed: int | None = None) -> str:
+    """Of all files that weights are read from, and the model's config.
+
+    `dummy_seed`: weights are made up from it, and no file but config.json counts.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    if dummy_seed is not None:
+        return f"dummy-{dummy_seed}-{_digest(model_dir.glob('config.json'))}"
+    files = {path for pattern in _WEIGHTS for path in model_dir.glob(pattern)}
+    if (model_dir / GGUF_INDEX).is_file():
+        files.add(Path(read_index(model_dir)["file"]))
+    return _digest(files)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Of all files of a tokenizer.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    return _digest({path for pattern in _TOKENIZER for path in folder.glob(pattern)})
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """XXH3-128 over names and contents, in the order of the names."""
+    found = xxhash.xxh3_128()
+    for path in sorted(files, key=lambda path: path.name):
+        if not path.is_file():
+            continue
+        found.update(path.name.encode())
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    found.update(chunk)
+        except OSError as error:
+            raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    return found.hexdigest()

@@ -1,0 +1,72 @@
+"""Names of pages: digests chained over the prefix, so that a name stands for all tokens before it.
+
+The chain begins with the manifest and the namespace. Salts of tenants and the digests of media are
+part of it: whoever does not know a salt can neither compute the name of a page nor ask for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from sylvan.runtime.cache.matching import page_name
+from sylvan.runtime.cache.types import TENANT, CacheKey, MediaSpan
+
+KV, STATE = "kv", "state"
+_SPACE_CHARS = 16
+
+
+def window_kind(index: int) -> str:
+    """Kind of the pages of a window group; `index` among the window groups."""
+    return f"w{index}"
+
+
+class PageNames:
+    """Names of the pages of one manifest.
+
+    Args:
+        identity: `Manifest.identity`, and what else sets pages apart.
+        page_size: Tokens of a page.
+    """
+
+    def __init__(self, identity: bytes, page_size: int) -> None:
+        self._identity, self._page_size = identity, page_size
+
+    def names(self, key: CacheKey, first: int, stop: int, before: str = "") -> Sequence[str]:
+        """Names in the first group of pages [first, stop) of a prefix, all of them whole.
+
+        `before`, the name of the page before the first one, saves hashing the tokens before it.
+        """
+        size = self._page_size
+        start = first if before else 0
+        digest = digest_of(before) if before else self._root(key.namespace)
+        found: list[str] = []
+        for page in range(start, stop):
+            at = page * size
+            digest = hashlib.sha256(digest + page_name(key, at, stop * size, size)).digest()
+            if page >= first:
+                space = self._space(key.namespace, key.media, at)
+                found.append(f"{space}/{digest.hex()}.{KV}")
+        return found
+
+    def _root(self, namespace: str) -> bytes:
+        return hashlib.sha256(b"prefix" + self._identity + namespace.encode()).digest()
+
+    def _space(self, namespace: str, media: tuple[MediaSpan, ...], at: int) -> str:
+        """What quotas count by: the namespace, or the tenant that a position belongs to."""
+        owner = namespace.encode()
+        for span in media:
+            if span.start <= at < span.stop and span.digest.startswith(TENANT):
+                owner += b"\0" + span.digest
+        found = hashlib.sha256(b"space" + self._identity + owner)
+        return found.hexdigest()[:_SPACE_CHARS]
+
+
+def digest_of(name: str) -> bytes:
+    """The digest in a name."""
+    return bytes.fromhex(name[_SPACE_CHARS + 1 : _SPACE_CHARS + 65])
+
+
+def sibling(name: str, kind: str) -> str:
+    """The name under which something else of the same prefix is kept."""
+    return f"{name.rpartition('.')[0]}.{kind}"

@@ -1,0 +1,320 @@
+"""Moves pages between the device and the store, beside the steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.core.memory import PageMemory, Transfer
+from sylvan.runtime.features.tiers.data import (
+    Attached,
+    Cleared,
+    Commit,
+    Event,
+    Events,
+    Export,
+    Exported,
+    Loaded,
+    LoadPages,
+    Page,
+    Persisted,
+    StoreSpec,
+    TiersWork,
+)
+from sylvan.runtime.features.tiers.fetches import Fetches
+from sylvan.runtime.features.tiers.opened import OpenedStore, open_spec
+from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
+from sylvan.runtime.storage.api import StoreError
+from sylvan.runtime.storage.record import Fault, RecordError
+
+READERS, WRITERS = 8, 2
+CLOSE_S = 5.0  # for what is on its way to the store when the process ends
+
+Buffer = NDArray[np.uint8]
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Pages of one group in host memory, on their way from the device or to it."""
+
+    group: int
+    pages: list[Page]
+    buffer: Buffer
+    transfer: Transfer | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """Of one request; `ready` once all bytes are in the buffers."""
+
+    parts: list[_Part]
+    began_s: float
+    ready: bool = False
+    over: bool = False
+    error: str = ""
+    faults: dict[Fault, int] = field(default_factory=dict[Fault, int])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all pages."""
+        return sum(part.buffer.nbytes for part in self.parts)
+
+    @property
+    def importing(self) -> bool:
+        """Whether memory of the device may be written now."""
+        return any(part.transfer is not None for part in self.parts)
+
+
+class Mover:
+    """Carries out `TiersWork`; `events` tells what has happened since.
+
+    Args:
+        memory: Of each group, in the order of `groups`.
+        groups: Of the model.
+        max_staged_bytes: Host memory for what was read for requests that wait.
+        threads: Makes those that wait for the store: so many, of that name.
+    """
+
+    def __init__(
+        self,
+        memory: Sequence[PageMemory],
+        groups: Sequence[KVGroup],
+        max_staged_bytes: int,
+        threads: MakeThreads = DaemonThreads,
+    ) -> None:
+        self._memory = tuple(memory)
+        self._readers = threads(READERS, "sylvan-kv-read")
+        self._writers = threads(WRITERS, "sylvan-kv-write")
+        sizes = [each.page_bytes for each in memory]
+        self._fetches = Fetches(groups, sizes, self._readers, max_staged_bytes)
+        self._store: OpenedStore | None = None
+        self._exports: dict[int, list[_Part]] = {}
+        self._exported: set[int] = set()  # those that were reported
+        self._loads: dict[int, _Load] = {}
+        self._events: list[Event] = []
+        self._lock = threading.Lock()  # of `_events`
+        self._turn = threading.Lock()  # of exports and loads: steps and reports may overlap
+
+    def open(self, spec: StoreSpec) -> None:
+        """Use a store from now on, instead of the one before.
+
+        Raises:
+            ConfigError: it holds pages of another model, or it cannot be opened this way.
+            StoreError: it cannot be reached.
+        """
+        opened = open_spec(spec)
+        self._use(opened)
+
+    def begin(self, work: TiersWork) -> None:
+        """Begin all of it; returns at once."""
+        with self._turn:
+            for export in work.exports:
+                self._export(export)
+            for commit in work.commits:
+                self._commit(commit)
+            for fetch in work.fetches:
+                self._fetches.begin(fetch, self._store)
+            for job in work.stops:
+                self._fetches.stop(job)
+            for load in work.loads:
+                self._load(load)
+            for job in work.cancels:
+                self._cancel(job)
+            for job in work.releases:
+                self._fetches.release(job)
+        self._change_store(work)
+
+    def events(self) -> Events | None:
+        """What has happened since the last call; None: nothing."""
+        with self._turn:
+            for number, parts in self._exports.items():
+                if number not in self._exported and all(map(_is_done, parts)):
+                    self._exported.add(number)
+                    ok = not any(p.transfer is None or p.transfer.error for p in parts)
+                    self._tell(Exported(number, ok))
+            for number, load in [*self._loads.items()]:
+                self._advance(number, load)
+        fetched = self._fetches.events()
+        with self._lock:
+            events, self._events = self._events, []
+        return (*fetched, *events) or None
+
+    def close(self) -> None:
+        """Let what is on its way to the store arrive, for a while."""
+        self._fetches.stop_all()
+        finished = self._writers.close(CLOSE_S)
+        if finished and self._store is not None:
+            self._store.pages.close()
+        self._readers.close(0.0)
+
+    # ---- to the store
+
+    def _export(self, export: Export) -> None:
+        parts = self._parts(export.pages)
+        try:
+            for part in parts:
+                numbers = np.array([page.page for page in part.pages], np.int32)
+                part.transfer = self._memory[part.group].export(numbers, part.buffer)
+        except ValueError as error:
+            self._tell(Exported(export.job, ok=False))
+            raise AssertionError(f"pages that do not exist are exported: {error}") from error
+        self._exports[export.job] = parts
+
+    def _commit(self, commit: Commit) -> None:
+        parts = self._exports.pop(commit.job, None)
+        self._exported.discard(commit.job)
+        if parts is None or not commit.names:
+            return
+        store = self._store
+        self._writers.submit(lambda: self._persist(commit, parts, store))
+
+    def _persist(self, commit: Commit, parts: list[_Part], store: OpenedStore | None) -> None:
+        began, wanted = time.monotonic(), set(commit.names)
+        count = written = 0
+        error = "" if store is not None else "no store is attached"
+        for part in parts:
+            size = self._memory[part.group].page_bytes
+            for at, page in enumerate(part.pages):
+                if store is None or error or page.name not in wanted:
+                    continue
+                try:
+                    payload = part.buffer[at * size : (at + 1) * size].data
+                    written += store.write(page.name, payload)
+                    count += 1
+                    wanted.discard(page.name)
+                except StoreError as failed:
+                    error = str(failed)
+        seconds = time.monotonic() - began
+        lost = tuple(sorted(wanted))
+        self._tell(Persisted(commit.job, count, written, seconds, lost, error))
+
+    # ---- to the device
+
+    def _load(self, work: LoadPages) -> None:
+        load = self._loads[work.job] = _Load(self._parts(work.pages), time.monotonic())
+        store = self._store
+        self._readers.submit(lambda: self._gather(load, store))
+
+    def _gather(self, load: _Load, store: OpenedStore | None) -> None:
+        """Bring all pages of a load together in its buffers."""
+        for part in load.parts:
+            size = self._memory[part.group].page_bytes
+            for at, page in enumerate(part.pages):
+                if load.over:
+                    return
+                payload = self._fetches.payload(page.name) or _read(load, store, page.name, size)
+                if payload is None:
+                    load.error = load.error or f"{page.name} is not there"
+                    load.ready = True
+                    return
+                part.buffer[at * size : (at + 1) * size] = np.frombuffer(payload, np.uint8)
+        load.ready = True
+
+    def _advance(self, number: int, load: _Load) -> None:
+        """Go on with a load: begin to fill the device, or say that it is over."""
+        if not load.ready:
+            return
+        if not load.error and not load.importing:
+            for part in load.parts:
+                targets = np.array([page.page for page in part.pages], np.int32)
+                part.transfer = self._memory[part.group].import_(targets, part.buffer)
+        if load.importing and not all(map(_is_done, load.parts)):
+            return
+        errors = [p.transfer.error for p in load.parts if p.transfer and p.transfer.error]
+        error = load.error or next(iter(errors), "")
+        self._finish(number, load, error)
+
+    def _finish(self, number: int, load: _Load, error: str) -> None:
+        load.over = True
+        del self._loads[number]
+        seconds = time.monotonic() - load.began_s
+        outcome = "failed" if error else "ok"
+        size = 0 if error else load.num_bytes
+        self._tell(Loaded(number, outcome, size, seconds, dict(load.faults), error))
+
+    def _cancel(self, number: int) -> None:
+        load = self._loads.get(number)
+        if load is None or load.importing:
+            return  # it has ended, or will soon
+        load.over = True
+        del self._loads[number]
+        self._tell(Loaded(number, "cancelled", error="it took too long"))
+
+    # ---- the store itself
+
+    def _change_store(self, work: TiersWork) -> None:
+        if work.detach:
+            self._use(None)
+        if work.attach is not None:
+            spec = work.attach
+            self._readers.submit(lambda: self._attach(spec))
+        if work.clear:
+            self._readers.submit(self._clear)
+
+    def _attach(self, spec: StoreSpec) -> None:
+        try:
+            opened = open_spec(spec)
+        except ConfigError as error:
+            self._tell(Attached(spec.url, str(error)))
+        except StoreError as error:
+            self._tell(Attached(spec.url, str(error), 503))
+        else:
+            self._use(opened)
+            self._tell(Attached(spec.url))
+
+    def _clear(self) -> None:
+        store, error = self._store, ""
+        try:
+            if store is not None:
+                store.clear()
+        except StoreError as failed:
+            error = str(failed)
+        self._tell(Cleared(error))
+
+    def _use(self, opened: OpenedStore | None) -> None:
+        before, self._store = self._store, opened
+        self._fetches.stop_all()
+        if before is not None:
+            self._writers.submit(before.pages.close)
+
+    # ---- both
+
+    def _parts(self, pages: Sequence[Page]) -> list[_Part]:
+        """Pages by group, with host memory for them."""
+        by_group: dict[int, list[Page]] = {}
+        for page in pages:
+            by_group.setdefault(page.group, []).append(page)
+        return [
+            _Part(group, some, self._memory[group].host_buffer(len(some)))
+            for group, some in by_group.items()
+        ]
+
+    def _tell(self, event: Event) -> None:
+        with self._lock:
+            self._events.append(event)
+
+
+def _is_done(part: _Part) -> bool:
+    return part.transfer is None or part.transfer.done()
+
+
+def _read(load: _Load, store: OpenedStore | None, name: str, size: int) -> memoryview | None:
+    """A page that no fetch has brought."""
+    if store is None:
+        load.error = "no store is attached"
+        return None
+    try:
+        return store.read(name, size)
+    except RecordError as wrong:
+        load.faults[wrong.fault] = load.faults.get(wrong.fault, 0) + 1
+        load.error = str(wrong)
+    except StoreError as error:
+        load.error = str(error)
+    return None

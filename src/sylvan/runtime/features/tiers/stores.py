@@ -1,0 +1,197 @@
+"""Which store there is: opened and closed while serving, by commands from outside."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.protocol.messages import ControlReply
+from sylvan.protocol.tiers import (
+    AttachStore,
+    ClearStore,
+    DescribeTiers,
+    DetachStore,
+    TierCommand,
+    TierLoad,
+)
+from sylvan.runtime.features.tiers.data import Attached, Cleared, Event, StoreSpec
+from sylvan.runtime.features.tiers.keys import PageNames
+from sylvan.runtime.features.tiers.tier import StorageTier
+from sylvan.runtime.storage.api import StoreLimits
+from sylvan.runtime.storage.find import check_url, shown
+from sylvan.runtime.storage.manifest import decode_manifest
+
+Describe = Callable[[], Mapping[str, Any]]
+
+
+class Stores:
+    """Opens and closes the store, one command after another.
+
+    Args:
+        tier: Is open while there is a store.
+        spec: Limits, manifest and key of stores to come; its URL counts once it is `opened`.
+    """
+
+    def __init__(self, tier: StorageTier, spec: StoreSpec) -> None:
+        self._tier, self._spec = tier, spec
+        self._url = ""  # of the store there is
+        self._commands: deque[tuple[int, TierCommand]] = deque()
+        self._running: tuple[int, TierCommand] | None = None
+        self._replies: list[ControlReply] = []
+        self._closing = self._detach = self._clear = False
+        self._attach: StoreSpec | None = None
+        self.describe: Describe = dict
+        self.load: Callable[[], TierLoad] = TierLoad
+        self.configure: Callable[[AttachStore], None] = lambda command: None
+
+    @property
+    def url(self) -> str:
+        """Of the store there is; empty if there is none."""
+        return self._url
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is to be sent to the worker half, or to be reported by it."""
+        pending = self._attach is not None or self._detach or self._clear
+        return pending or self._closing or self._running is not None or bool(self._commands)
+
+    def opened(self, spec: StoreSpec) -> None:
+        """The worker half has opened that store."""
+        self._spec, self._url = spec, spec.url
+        identity = identity_of(spec)
+        self._tier.open(PageNames(identity, self._tier.layout.page_size))
+
+    def add(self, number: int, command: TierCommand) -> None:
+        """Have a command carried out after those that came before."""
+        self._commands.append((number, command))
+
+    def take_replies(self) -> Sequence[ControlReply]:
+        """Answers to commands that are done; begins the next one."""
+        while self._running is None and self._commands:
+            number, command = self._commands.popleft()
+            try:
+                done = self._begin(number, command)
+            except ConfigError as error:
+                self._reply(number, str(error))
+            except RequestError as error:
+                self._reply(number, str(error), error.status)
+            else:
+                if done:
+                    self._reply(number)
+        replies, self._replies = self._replies, []
+        return replies
+
+    def weights_changed(self) -> None:
+        """What was stored so far is of other weights: it will not be found any more."""
+        self._spec = msgspec.structs.replace(self._spec, epoch=secrets.token_hex(16))
+        if self._url:
+            self._closing, self._attach = True, self._spec
+
+    # ---- for the control half
+
+    def take_closing(self) -> bool:
+        """Whether the tree is to forget the store now."""
+        closing, self._closing = self._closing, False
+        return closing
+
+    def take(self) -> Mapping[str, Any]:
+        """What is to be sent, as fields of `TiersWork`."""
+        found = {"attach": self._attach, "detach": self._detach, "clear": self._clear}
+        if self._detach and self._running is not None:
+            number, self._running = self._running[0], None
+            self._url = ""
+            self._reply(number)
+        self._attach, self._detach, self._clear = None, False, False
+        return found
+
+    def on_event(self, event: Event) -> None:
+        """The worker half has opened or emptied a store, or failed to."""
+        match event:
+            case Attached():
+                self._on_attached(event)
+            case Cleared():
+                self._on_cleared(event)
+            case _:
+                raise AssertionError(event)
+
+    # ---- inside
+
+    def _begin(self, number: int, command: TierCommand) -> bool:
+        """Begin a command; whether it is done."""
+        match command:
+            case DescribeTiers():
+                return True
+            case AttachStore():
+                self._check_attach(command)
+                self._running = number, command
+                self._attach = spec_for(command, self._spec)
+                return False
+            case DetachStore() | ClearStore():
+                if not self._url:
+                    raise RequestError("there is no store; attach one first")
+                self._running = number, command
+                self._closing = True
+                self._detach = isinstance(command, DetachStore)
+                self._clear = not self._detach
+                return False
+
+    def _check_attach(self, command: AttachStore) -> None:
+        if self._url:
+            raise RequestError(f"{shown(self._url)} is attached; detach it first")
+        spec = spec_for(command, self._spec)
+        check_url(spec.url, limits_of(spec))
+
+    def _on_attached(self, event: Attached) -> None:
+        running = self._running
+        if event.error:
+            self._url = ""
+        elif running is not None and isinstance(running[1], AttachStore):
+            self.opened(spec_for(running[1], self._spec))
+            self.configure(running[1])
+        else:
+            self.opened(msgspec.structs.replace(self._spec, url=event.url))
+        if running is not None and isinstance(running[1], AttachStore):
+            self._running = None
+            self._reply(running[0], event.error, event.status)
+
+    def _on_cleared(self, event: Cleared) -> None:
+        assert self._running is not None
+        (number, _), self._running = self._running, None
+        if self._url:
+            self.opened(self._spec)
+        self._reply(number, event.error, 503)
+
+    def _reply(self, number: int, error: str = "", status: int = 400) -> None:
+        body = None if error else dict(self.describe())
+        self._replies.append(
+            ControlReply(id=number, ok=not error, message=error, status=status, body=body)
+        )
+
+
+def spec_for(command: AttachStore, before: StoreSpec) -> StoreSpec:
+    """The store that a command names, with the limits of `before` where it gives none."""
+    given = {
+        "max_bytes": command.max_bytes,
+        "space_bytes": command.namespace_bytes,
+        "ttl_s": command.ttl_s,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    url = before.default_url if command.url == "file" else command.url
+    return msgspec.structs.replace(before, url=url, **changes)
+
+
+def limits_of(spec: StoreSpec) -> StoreLimits:
+    """How much a store may keep."""
+    return StoreLimits(max_bytes=spec.max_bytes, space_bytes=spec.space_bytes, ttl_s=spec.ttl_s)
+
+
+def identity_of(spec: StoreSpec) -> bytes:
+    """What sets the pages of this manifest and epoch apart."""
+    identity = decode_manifest(spec.manifest).identity
+    return hashlib.sha256(identity + spec.epoch.encode()).digest() if spec.epoch else identity

@@ -1,0 +1,74 @@
+"""Threads that wait for stores. None of them keeps a process from ending, or another call waiting.
+
+Threads of `concurrent.futures` are joined when the interpreter ends: one that waits for storage
+that hangs would keep it from ending.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+Call = Callable[[], None]
+
+
+class Threads(Protocol):
+    """Carries out calls beside the steps."""
+
+    def submit(self, call: Call) -> None:
+        """Have something done."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait for what was submitted; False if it is not done by then."""
+        ...
+
+
+MakeThreads = Callable[[int, str], Threads]
+"""Makes so many threads of that name."""
+
+
+class DaemonThreads:
+    """Carries out calls, as many at a time as there are threads, which start when needed."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
+
+    def submit(self, call: Call) -> None:
+        """Have something done; what it raises is logged."""
+        with self._lock:
+            self._unfinished += 1
+            if len(self._threads) < min(self._count, self._unfinished):
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._calls.put(call)
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait for what was submitted; False if it is not done by then."""
+        until = time.monotonic() + timeout_s
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception:
+                logger.exception("a call of the KV store failed")
+            with self._lock:
+                self._unfinished -= 1

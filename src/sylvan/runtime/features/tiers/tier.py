@@ -1,0 +1,306 @@
+"""The storage tier as the prefix tree sees it: numbers for pages, and the names behind them.
+
+What the tree forgets stays in the store, and is found again by name. A page goes there in two
+steps: it is copied to host memory, and written only once it is known that it was not given to
+others while it was being copied.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sylvan.protocol.tiers import WritePolicy
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.cache.matching import path_to
+from sylvan.runtime.cache.types import ABSENT, CacheKey, Locator, Node, Place, TierIds
+from sylvan.runtime.features.tiers.counts import TierCounts
+from sylvan.runtime.features.tiers.data import Commit, Export, Page
+from sylvan.runtime.features.tiers.keys import STATE, PageNames, sibling, window_kind
+
+WRITE_BACK_SHARE = 8
+"""With write_back, one of so many of the device's pages is written ahead of its eviction."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Pages of the groups of a model, in the order of `ExecutorCaps.kv_groups`, and their bytes."""
+
+    groups: tuple[KVGroup, ...]
+    page_bytes: tuple[int, ...]
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self.groups[0].page_size
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Which groups have a window."""
+        return tuple(i for i, group in enumerate(self.groups) if group.kind == "window")
+
+    @property
+    def state(self) -> int | None:
+        """Which group holds recurrent states."""
+        return next((i for i, group in enumerate(self.groups) if group.kind == "state"), None)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A write of the tree that was begun."""
+
+    numbers: dict[str, int]  # by name, of what is being copied
+    num_bytes: int
+    ended: bool = False  # the copy
+    reported: bool = False  # to the tree
+
+
+@dataclass(slots=True, eq=False)
+class StorageTier:
+    """Implements `Tier`, and what it wants of the worker half.
+
+    Attributes:
+        layout: Of the device's pages.
+        max_known: Pages and states that the tree may know to be in the store.
+        max_pending_bytes: On their way there; more is not taken. One node always is.
+        exports, commits: To be sent.
+    """
+
+    layout: Layout
+    max_known: int
+    max_pending_bytes: int
+    counts: TierCounts
+    place: Place = Place.STORAGE
+    whole_prefixes: bool = True
+    exports: list[Export] = field(default_factory=list[Export])
+    commits: list[Commit] = field(default_factory=list[Commit])
+    pending_bytes: int = 0
+    _naming: PageNames | None = None
+    _names: dict[int, str] = field(default_factory=dict[int, str])
+    _free: list[int] = field(default_factory=list[int])
+    _stored: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
+    _jobs: dict[int, _Job] = field(default_factory=dict[int, _Job])
+    _committed: dict[int, int] = field(default_factory=dict[int, int])  # bytes, by job
+    _ended: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
+
+    # ---- Tier
+
+    @property
+    def free_pages(self) -> int:
+        """See `Tier.free_pages`."""
+        return self.max_known - len(self._names) if self._naming is not None else 0
+
+    def wants(self, node: Node) -> bool:
+        """See `Tier.wants`."""
+        prefix = node.stop // self.layout.page_size * len(self.layout.groups)
+        return may_be_stored(node.namespace) and prefix <= self.max_known
+
+    def offer(self, number: int, node: Node, source: Place) -> Locator | None:
+        """See `Tier.offer`."""
+        assert source is Place.DEVICE
+        assert node.parts is not None
+        naming, count = self._naming, len(node.tokens) // self.layout.page_size
+        if naming is None or count > self.free_pages:
+            return None
+        names = self._names_of_node(node, naming, count)
+        wanted = self._wanted(node, names)
+        size = sum(self.layout.page_bytes[page.group] for page in wanted)
+        if self.pending_bytes and self.pending_bytes + size > self.max_pending_bytes:
+            self.counts.refused_tokens += len(node.tokens)
+            return None
+        locator = self._locate(node, names)
+        self.counts.offered_tokens += count * self.layout.page_size
+        if not wanted:
+            self._ended.append((number, True))
+            return locator
+        at = {name: n for n in _numbers(locator) if (name := self._names[n]) not in self._stored}
+        self._jobs[number] = _Job(at, size)
+        self.pending_bytes += size
+        self.exports.append(Export(number, tuple(wanted)))
+        return locator
+
+    def poll(self) -> Iterable[tuple[int, bool]]:
+        """See `Tier.poll`. Of what was reported before, the tree has dropped what is void."""
+        for number, job in [*self._jobs.items()]:
+            if job.reported:
+                self._commit(number, job)
+        ended, self._ended = self._ended, []
+        for number, _ in ended:
+            if (job := self._jobs.get(number)) is not None:
+                job.reported = True
+        return ended
+
+    def drop(self, locator: Locator) -> None:
+        """See `Tier.drop`."""
+        for number in _numbers(locator):
+            del self._names[number]
+            self._free.append(number)
+
+    # ---- the worker half's side
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a store."""
+        return self._naming is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether pages are on their way to the store."""
+        return bool(self._jobs or self._committed)
+
+    @property
+    def num_known(self) -> int:
+        """Pages and states that the tree knows to be in the store."""
+        return len(self._names)
+
+    def open(self, naming: PageNames) -> None:
+        """From now on there is a store, in which pages have such names."""
+        self._naming = naming
+        self._stored.clear()
+
+    def close(self) -> None:
+        """There is no store any more; what was not committed to it is lost."""
+        self._naming = None
+        self._stored.clear()
+        self.exports.clear()
+        for number, job in self._jobs.items():
+            self.exported(number, ok=False)
+            job.numbers = {}
+
+    def name(self, number: int) -> str:
+        """The name of a page that the tree knows."""
+        return self._names[number]
+
+    def names(self, key: CacheKey, first: int, stop: int) -> Sequence[str]:
+        """Names of pages [first, stop) of a prefix in the first group; there must be a store."""
+        assert self._naming is not None
+        return self._naming.names(key, first, stop)
+
+    def take(self, name: str) -> int:
+        """A new number for a page that is in the store."""
+        self._note_stored(name)
+        return self._number(name)
+
+    def exported(self, number: int, *, ok: bool) -> None:
+        """The worker half has copied an export to host memory, or has failed to."""
+        job = self._jobs.get(number)
+        if job is not None and not job.ended:
+            job.ended = True
+            self._ended.append((number, ok))
+
+    def persisted(self, number: int, lost: Sequence[str]) -> None:
+        """What was committed is in the store but for `lost`."""
+        self.pending_bytes -= self._committed.pop(number, 0)
+        for name in lost:
+            self._stored.pop(name, None)
+
+    # ---- inside
+
+    def _commit(self, number: int, job: _Job) -> None:
+        """Let be written what the tree has kept of a job."""
+        del self._jobs[number]
+        names = [name for name, n in job.numbers.items() if self._names.get(n) == name]
+        for name in names:
+            self._note_stored(name)
+        self.commits.append(Commit(number, tuple(names)))
+        if names:
+            self._committed[number] = job.num_bytes
+        else:
+            self.pending_bytes -= job.num_bytes
+
+    def _names_of_node(self, node: Node, naming: PageNames, count: int) -> Sequence[str]:
+        """Of its whole pages."""
+        path = [*path_to(node)][::-1]
+        tokens = np.concatenate([each.tokens for each in path])
+        media = tuple({span: None for each in path for span in each.media})
+        first = node.start // self.layout.page_size
+        key = CacheKey(tokens, node.namespace, media)
+        return naming.names(key, first, first + count, self._name_before(node))
+
+    def _name_before(self, node: Node) -> str:
+        """Of the page before a node, if it has been named before."""
+        above = node.parent
+        if above is None or above.parts is None:
+            return ""
+        known = [write.locator for write in above.parts.writing.values()]
+        if (lower := above.parts.lower.get(self.place)) is not None:
+            known.append(lower)
+        numbers = [int(locator.pages[-1]) for locator in known if len(locator.pages)]
+        return next((self._names[n] for n in numbers if n in self._names), "")
+
+    def _wanted(self, node: Node, names: Sequence[str]) -> list[Page]:
+        """Pages and states of a node that the store does not have."""
+        parts, layout = node.parts, self.layout
+        assert parts is not None
+        found = [Page(0, int(page), name) for page, name in zip(node.pages, names, strict=False)]
+        for index, group in enumerate(layout.windows):
+            found += [
+                Page(group, int(page), sibling(name, window_kind(index)))
+                for page, name in zip(parts.windows[index], names, strict=False)
+                if page
+            ]
+        if parts.state and layout.state is not None and self._ends_whole(node):
+            found.append(Page(layout.state, parts.state, sibling(names[-1], STATE)))
+        return [page for page in found if page.name not in self._stored]
+
+    def _locate(self, node: Node, names: Sequence[str]) -> Locator:
+        parts = node.parts
+        assert parts is not None
+        count = -(-len(node.tokens) // self.layout.page_size)
+        pages = np.full(count, ABSENT, np.int64)
+        pages[: len(names)] = [self._number(name) for name in names]
+        windows: list[TierIds] = []
+        for index, own in enumerate(parts.windows):
+            there = np.full(count, ABSENT, np.int64)
+            for at, name in enumerate(names):
+                if own[at]:
+                    there[at] = self._number(sibling(name, window_kind(index)))
+            windows.append(there)
+        state = ABSENT
+        if parts.state and self.layout.state is not None and self._ends_whole(node):
+            state = self._number(sibling(names[-1], STATE))
+        return Locator(pages, tuple(windows), state)
+
+    def _ends_whole(self, node: Node) -> bool:
+        return len(node.tokens) % self.layout.page_size == 0
+
+    def _number(self, name: str) -> int:
+        number = self._free.pop() if self._free else len(self._names)
+        self._names[number] = name
+        return number
+
+    def _note_stored(self, name: str) -> None:
+        self._stored[name] = None
+        self._stored.move_to_end(name)
+        if len(self._stored) > self.max_known:
+            self._stored.popitem(last=False)
+
+
+def write_ahead_pages(policy: WritePolicy, num_pages: int) -> int:
+    """How many of the device's pages, next to be evicted, are to lie in the store too."""
+    match policy:
+        case "write_through":
+            return num_pages
+        case "write_through_selective":
+            return 0
+        case "write_back":
+            return max(1, num_pages // WRITE_BACK_SHARE)
+
+
+def may_be_stored(namespace: str) -> bool:
+    """Whether the KV of a namespace means the same in another process.
+
+    Not so that of adapters, whose names may stand for other weights, and of texts to be embedded.
+    """
+    return not namespace.partition(":")[0]
+
+
+def _numbers(locator: Locator) -> list[int]:
+    """All numbers in a locator."""
+    every = [*locator.pages.tolist(), locator.state]
+    for pages in locator.windows:
+        every += pages.tolist()
+    return [number for number in every if number != ABSENT]

@@ -1,0 +1,85 @@
+"""Worker half: holds the store and moves pages, beside the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
+from sylvan.runtime.features.tiers.control import KVTiers
+from sylvan.runtime.features.tiers.data import StoreSpec, TiersWork
+from sylvan.runtime.features.tiers.mover import Mover
+from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
+
+STAGED_SHARE = 4
+"""Of the device's pages, one of so many fits into the host memory for either direction."""
+_LEAST_STAGED = 32 << 20
+
+Memory = Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
+
+
+class KVTiersWorker(CapabilityWorker):
+    """Begins what the control half plans before the model runs; reports what has ended meanwhile.
+
+    Args:
+        memory: Groups of the model and their bytes; asked once they are there.
+        max_staged_bytes: Host memory for what was read for requests that wait; None: a share of
+            the device's pages.
+        threads: Makes those that wait for the store.
+    """
+
+    name: ClassVar = KVTiers.name
+
+    def __init__(
+        self,
+        memory: Memory,
+        max_staged_bytes: int | None = None,
+        threads: MakeThreads = DaemonThreads,
+    ) -> None:
+        self.memory, self._max_staged_bytes = memory, max_staged_bytes
+        self._threads = threads
+        self._made: Mover | None = None
+
+    def open(self, spec: StoreSpec) -> None:
+        """Use a store from the first step on.
+
+        Raises:
+            ConfigError: it holds pages of another model, or it cannot be opened this way.
+            StoreError: it cannot be reached.
+        """
+        self._mover.open(spec)
+
+    def prepare(self, work: TiersWork) -> None:
+        """See `CapabilityWorker.prepare`."""
+        self._mover.begin(work)
+
+    def after_forward(self, step: StepContext, work: TiersWork) -> Report:
+        """See `CapabilityWorker.after_forward`."""
+        return self._mover.events
+
+    def idle_step(self, work: TiersWork) -> Report:
+        """See `CapabilityWorker.idle_step`."""
+        return self._mover.events
+
+    def close(self) -> None:
+        """See `CapabilityWorker.close`."""
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def _mover(self) -> Mover:
+        if self._made is None:
+            groups, memory = self.memory()
+            most = self._max_staged_bytes
+            most = staged_bytes(memory) if most is None else most
+            self._made = Mover(memory, groups, most, self._threads)
+        return self._made
+
+
+def staged_bytes(memory: Sequence[PageMemory]) -> int:
+    """Host memory for what is on its way in one direction."""
+    return max(
+        _LEAST_STAGED, sum(each.num_pages * each.page_bytes for each in memory) // STAGED_SHARE
+    )

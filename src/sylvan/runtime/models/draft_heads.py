@@ -1,0 +1,334 @@
+"""Heads that guess what a model says next from its hidden vectors: EAGLE, EAGLE-2 and EAGLE-3.
+
+A head reads, at position p, the token at p + 1 and what the model had computed at p, and predicts
+the token at p + 2. Its own output stands for what the model would have computed there, so it can
+go on from its own guesses.
+
+Shapes: T rows, R rows whose logits are wanted, F columns that are read of the model, D hidden of
+the head, V vocabulary of the model, W tokens that the head can guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import nn
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import X
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.embedding import Embedding
+from sylvan.runtime.layers.linear import ColumnParallel
+from sylvan.runtime.layers.mlp import GatedMLP
+from sylvan.runtime.layers.norm import RMSNorm
+from sylvan.runtime.models.config import ModelConfig, common_fields, make_config, read_config
+from sylvan.runtime.models.decoder import Attention, Ropes
+from sylvan.runtime.models.files import LoadFormat, open_weights
+
+Kind = Literal["eagle", "eagle3"]
+
+_QKV = "self_attn.qkv_proj"
+_HALVES = ("embed_fc", "hidden_fc", "embed_qkv")
+"""Matrices for one half of what the published one multiplies: embeddings, then vectors."""
+_SOURCES: Mapping[str, tuple[str, ...]] = {
+    "embed_fc": ("fc",),
+    "hidden_fc": ("fc",),
+    _QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "embed_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Published matrices that fill a parameter, one above the other."""
+
+
+class DraftHeadConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A head and what it reads.
+
+    Attributes:
+        kind: EAGLE and EAGLE-2 are the same head.
+        layer: Sizes of its one layer; its vocabulary is the model's.
+        num_guessed: Tokens that it can guess.
+        read_layers: Layers of the model whose outputs it reads; empty: vectors after the final
+            norm.
+        columns: Read at each position.
+        has_embedding: It brings a table of embeddings; else it uses the model's.
+        has_head: It brings a head over the vocabulary; else it uses the model's.
+    """
+
+    kind: Kind
+    layer: ModelConfig
+    num_guessed: int
+    read_layers: tuple[int, ...]
+    columns: int
+    has_embedding: bool
+    has_head: bool
+
+
+class EagleHead(nn.Module):
+    """EAGLE-1 and EAGLE-2: a layer without a first norm on the joined embedding and vector."""
+
+    def __init__(self, config: DraftHeadConfig, build: Build) -> None:
+        super().__init__()
+        layer = config.layer
+        dim = layer.hidden_size
+        self.embed_tokens = Embedding(build, layer.vocab_size, dim)
+        self.embed_fc = ColumnParallel(build, dim, (dim,), bias=True)
+        self.hidden_fc = ColumnParallel(build, config.columns, (dim,))
+        self.self_attn = Attention(layer, build, 0, Ropes(layer, build))
+        self.post_attention_layernorm = RMSNorm(build, dim, layer.rms_norm_eps)
+        self.mlp = GatedMLP(build, dim, layer.intermediate_size, layer.hidden_act, bias=False)
+        self.lm_head = ColumnParallel(build, dim, (config.num_guessed,))
+
+    def fuse(self, read_TF: X) -> X:
+        """What was read of the model, as `forward` takes it. Shape: (T, F) -> (T, D)."""
+        return read_TF
+
+    def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
+        """What `head` takes, and what stands for the vectors of the next positions: (T, D) each."""
+        like = self.post_attention_layernorm.weight
+        embeds_TD = ops.cast(self.embed_tokens(batch.input_ids_T), like)
+        x_TD = ops.add(self.embed_fc(embeds_TD), self.hidden_fc(hidden_TD))
+        attended_TD = self.self_attn(x_TD, batch)
+        h_TD, stream_TD = self.post_attention_layernorm(attended_TD, x_TD)
+        out_TD = ops.add(self.mlp(h_TD), stream_TD)
+        return out_TD, out_TD
+
+    def head(self, rows_RD: X) -> X:
+        """Logits of the tokens that can be guessed: float32 (R, W)."""
+        return self.lm_head(rows_RD, out_f32=True)
+
+
+class Eagle3Head(nn.Module):
+    """EAGLE-3: reads several layers; the embedding and the vector are normed by themselves."""
+
+    def __init__(self, config: DraftHeadConfig, build: Build) -> None:
+        super().__init__()
+        layer = config.layer
+        dim, eps = layer.hidden_size, layer.rms_norm_eps
+        self.embed_tokens = Embedding(build, layer.vocab_size, dim)
+        self.fc = ColumnParallel(build, config.columns, (dim,))
+        self.input_layernorm = RMSNorm(build, dim, eps)
+        self.hidden_norm = RMSNorm(build, dim, eps)
+        self.self_attn = Attention(layer, build, 0, Ropes(layer, build))
+        parts = (layer.q_dim, layer.kv_dim, layer.kv_dim)
+        self.embed_qkv = ColumnParallel(build, dim, parts)
+        self.post_attention_layernorm = RMSNorm(build, dim, eps)
+        self.mlp = GatedMLP(build, dim, layer.intermediate_size, layer.hidden_act, bias=False)
+        self.norm = RMSNorm(build, dim, eps)
+        self.lm_head = ColumnParallel(build, dim, (config.num_guessed,))
+
+    def fuse(self, read_TF: X) -> X:
+        """See `EagleHead.fuse`."""
+        return self.fc(read_TF)
+
+    def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
+        """See `EagleHead.forward`."""
+        embeds_TD, _ = self.input_layernorm(self.embed_tokens(batch.input_ids_T))
+        normed_TD, _ = self.hidden_norm(hidden_TD)
+        attn = self.self_attn
+        qkv = ops.add(attn.qkv_proj(normed_TD), self.embed_qkv(embeds_TD))
+        attended_TD = attn.o_proj(attn.attn(qkv, batch))
+        h_TD, stream_TD = self.post_attention_layernorm(attended_TD, hidden_TD)
+        return self.norm(self.mlp(h_TD), stream_TD)
+
+    def head(self, rows_RD: X) -> X:
+        """See `EagleHead.head`."""
+        return self.lm_head(rows_RD, out_f32=True)
+
+
+DraftHead = EagleHead | Eagle3Head
+
+
+class HeadCheckpoint:
+    """The files of a head: its config and tensors, under the names that both kinds share.
+
+    Raises:
+        ConfigError: it is no such head, or none for this model; names the file, field or tensor.
+    """
+
+    def __init__(self, path: Path, model: ModelConfig) -> None:
+        self._path = path
+        self._files = open_weights(path)
+        self._names = {_plain(name): name for name in self._files.tensors}
+        self.config = self._parse(read_config(path), model)
+
+    def load(self, head: DraftHead, borrow: Callable[[str], torch.Tensor]) -> None:
+        """Fill the parameters of `head`.
+
+        Args:
+            head: Made from `config`.
+            borrow: A tensor of the model, `embed_tokens.weight` or `lm_head.weight`.
+        """
+        config, dim = self.config, self.config.layer.hidden_size
+        own = {"embed_tokens.weight": config.has_embedding, "lm_head.weight": config.has_head}
+        for name, parameter in head.named_parameters():
+            found = self._content(name, dim) if own.get(name, True) else borrow(name)
+            if found.shape != parameter.shape:
+                raise self._error(
+                    f"tensor {name!r} has shape {list(found.shape)}, but it should have "
+                    f"{list(parameter.shape)}"
+                )
+            parameter.data.copy_(found)
+
+    def token_ids(self) -> torch.Tensor | None:
+        """The ids of the tokens that the head can guess, int64 (W,); None: all, in order.
+
+        Raises:
+            ConfigError: the map names ids that the model does not have.
+        """
+        if "d2t" not in self._names:
+            return None
+        count, vocab = self.config.num_guessed, self.config.layer.vocab_size
+        offsets = self._files.tensor(self._names["d2t"]).long()
+        if offsets.shape != (count,):
+            raise self._error(f"tensor 'd2t' has shape {list(offsets.shape)}, not {[count]}")
+        ids = torch.arange(count) + offsets
+        if ids.min() < 0 or ids.max() >= vocab:
+            raise self._error(f"tensor 'd2t' leads to ids that are not in 0..{vocab - 1}")
+        return ids
+
+    def _content(self, name: str, dim: int) -> torch.Tensor:
+        """What fills a parameter."""
+        stem, _, end = name.rpartition(".")
+        if name == "embed_fc.bias" and "fc.bias" not in self._names:
+            return torch.zeros(dim)
+        parts = [self._tensor(f"{part}.{end}") for part in _SOURCES.get(stem, (stem,))]
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        halved = stem in _HALVES or (stem == _QKV and self.config.kind == "eagle3")
+        if end == "bias" or not halved:
+            return whole
+        return whole[:, :dim] if stem.startswith("embed_") else whole[:, dim:]
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise self._error(f"tensor {name!r} is missing")
+        return self._files.tensor(self._names[name])
+
+    def _parse(self, raw: dict[str, Any], model: ModelConfig) -> DraftHeadConfig:
+        kind = self._kind()
+        fields = common_fields(raw) | {
+            "num_hidden_layers": 1,
+            "qkv_bias": "self_attn.q_proj.bias" in self._names,
+        }
+        layer = make_config(fields)
+        read = model.hidden_size
+        if layer.vocab_size != model.vocab_size:
+            raise self._error(
+                f"it was made for a vocabulary of {layer.vocab_size} tokens, the model has "
+                f"{model.vocab_size}"
+            )
+        own = raw.get("target_hidden_size") or (read if kind == "eagle3" else layer.hidden_size)
+        if own != read:
+            raise self._error(f"it reads vectors of {own} columns, those of the model have {read}")
+        layers = () if kind == "eagle" else read_layers(raw, model.num_hidden_layers, self._path)
+        columns = read * (len(layers) or 1)
+        if kind == "eagle3" and (given := tuple(self._tensor("fc.weight").shape)) != (
+            wanted := (layer.hidden_size, columns)
+        ):
+            raise self._error(
+                f"tensor 'fc.weight' has shape {list(given)}; for layers {list(layers)} of this "
+                f"model it should have {list(wanted)}"
+            )
+        has_head = "lm_head.weight" in self._names and kind == "eagle3"
+        guessed = layer.vocab_size
+        if has_head:
+            guessed = self._tensor("lm_head.weight").shape[0]
+        if guessed != layer.vocab_size and "d2t" not in self._names:
+            raise self._error(
+                f"it guesses {guessed} of {layer.vocab_size} tokens, but the map of their ids "
+                "(tensor 'd2t') is missing"
+            )
+        return DraftHeadConfig(
+            kind=kind,
+            layer=layer,
+            num_guessed=guessed,
+            read_layers=layers,
+            columns=columns,
+            has_embedding="embed_tokens.weight" in self._names,
+            has_head=has_head,
+        )
+
+    def _kind(self) -> Kind:
+        if "fc.weight" not in self._names:
+            raise self._error("it has no tensor 'fc.weight', so it is no EAGLE head")
+        if any(name.startswith("layers.") for name in self._names):
+            raise self._error("it has more than one layer; heads of one layer are served")
+        return "eagle3" if "hidden_norm.weight" in self._names else "eagle"
+
+    def _error(self, why: str) -> ConfigError:
+        return ConfigError(f"speculative.draft_model={self._path}: {why}")
+
+
+def read_layers(raw: Mapping[str, Any], num_layers: int, path: Path) -> tuple[int, ...]:
+    """Layers of the model whose outputs an EAGLE-3 head reads: those it names, or the usual ones.
+
+    Raises:
+        ConfigError: it names others than the model has.
+    """
+    given = raw.get("eagle_config")
+    named = given.get("eagle_aux_hidden_state_layer_ids") if isinstance(given, dict) else None
+    if named is None:
+        found = usual_layers(num_layers)
+    elif isinstance(named, list) and named and all(isinstance(n, int) for n in named):
+        found = tuple(named)
+    else:
+        raise ConfigError(
+            f"speculative.draft_model={path}: config.json: eagle_aux_hidden_state_layer_ids must "
+            f"be a list of layers, it is {named!r}"
+        )
+    if any(not 0 <= layer < num_layers for layer in found):
+        raise ConfigError(
+            f"speculative.draft_model={path}: it reads layers {list(found)}, the model has "
+            f"{num_layers}"
+        )
+    return found
+
+
+def usual_layers(num_layers: int) -> tuple[int, ...]:
+    """An early, a middle and a late layer, as EAGLE-3 has them, of a model of so many."""
+    last = num_layers - 1
+    return min(1, last), max(0, num_layers // 2 - 1), max(0, num_layers - 4)
+
+
+def model_tensor(
+    name: str, model_dir: Path, model: ModelConfig, load_format: LoadFormat = "auto"
+) -> torch.Tensor:
+    """A tensor of the model that a head shares with it.
+
+    Args:
+        name: `embed_tokens.weight`, `lm_head.weight` or `norm.weight`.
+        model_dir: Of the model.
+        model: Its config.
+        load_format: Of its files.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    files = open_weights(model_dir, load_format)
+    is_tied = model.tie_word_embeddings and name == "lm_head.weight"
+    tied = ("embed_tokens.weight",) if is_tied else ()
+    for wanted in (name, *tied):
+        for prefix in ("", "model."):
+            if prefix + wanted in files.tensors:
+                return files.tensor(prefix + wanted)
+    raise ConfigError(
+        f"a draft head would share the tensor {name!r} with the model, but {str(model_dir)!r} has "
+        "none of plain numbers"
+    )
+
+
+def make_head(config: DraftHeadConfig, build: Build) -> DraftHead:
+    """The module of a head, without contents."""
+    return (EagleHead if config.kind == "eagle" else Eagle3Head)(config, build)
+
+
+def _plain(name: str) -> str:
+    """Without the prefixes that differ between publishers of the same head."""
+    for prefix in ("model.", "midlayer.", "layers.0."):
+        name = name.removeprefix(prefix)
+    return name

@@ -1,0 +1,68 @@
+"""Metrics of stores of KV; names are SGLang's where it has the number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sylvan.protocol.tiers import TierLoad
+
+_COUNTERS = {
+    "storage_prefetch_hit_tokens": ("found_tokens", "Tokens of prompts that the store had"),
+    "prefetched_tokens": ("fetched_tokens", "Tokens read from the store"),
+    "prefetch_bytes": ("fetched_bytes", "Bytes read from the store"),
+    "prefetch_seconds": ("fetch_seconds", "Time that reading took"),
+    "storage_prefetch_unfulfilled_tokens": (
+        "unfulfilled_tokens",
+        "Tokens that the store had, and that were not there in time",
+    ),
+    "storage_prefetch_skipped": ("skipped_fetches", "Not begun: computing was expected faster"),
+    "load_back_tokens": ("loaded_tokens", "Tokens loaded onto the device"),
+    "load_back_bytes": ("loaded_bytes", "Bytes loaded onto the device"),
+    "load_back_seconds": ("load_seconds", "Time that loading took"),
+    "load_back_failures": ("failed_loads", "Loads that failed; their requests computed"),
+    "hicache_saved_seconds": ("saved_seconds", "Time saved by loading instead of computing"),
+    "backuped_tokens": ("stored_tokens", "Tokens written to the store"),
+    "hicache_backup_bytes": ("stored_bytes", "Bytes written to the store"),
+    "hicache_backup_seconds": ("store_seconds", "Time that writing took"),
+    "hicache_dropped_tokens": ("refused_tokens", "Tokens not written: too much was on its way"),
+    "hicache_lost_pages": ("lost_pages", "Pages that could not be written"),
+    "hicache_wrong_pages": ("wrong_pages", "Torn, foreign or stale pages, which were not used"),
+    "hicache_storage_errors": ("errors", "Calls of the store that failed"),
+}
+_GAUGES = {
+    "hicache_known_pages": ("known_pages", "Pages that the prefix tree knows to be in the store"),
+    "hicache_pending_bytes": ("pending_bytes", "Bytes on their way to the store"),
+}
+
+
+class TierMetrics(Collector):
+    """What schedulers counted by their last heartbeats; nothing if there are no tiers.
+
+    Args:
+        load: Of all schedulers together.
+        prefix: Of names.
+        labels: Names and values.
+    """
+
+    def __init__(
+        self, load: Callable[[], TierLoad | None], prefix: str, labels: dict[str, str]
+    ) -> None:
+        self._load, self._prefix, self._labels = load, prefix, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        load = self._load()
+        if load is None:
+            return
+        names, values = [*self._labels], [*self._labels.values()]
+        for name, (field, doc) in _COUNTERS.items():
+            counter = CounterMetricFamily(self._prefix + name, doc, labels=names)
+            counter.add_metric(values, getattr(load, field))
+            yield counter
+        for name, (field, doc) in _GAUGES.items():
+            gauge = GaugeMetricFamily(self._prefix + name, doc, labels=names)
+            gauge.add_metric(values, getattr(load, field))
+            yield gauge

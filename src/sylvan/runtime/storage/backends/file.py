@@ -1,0 +1,233 @@
+"""A local directory: one file for each page, and an index. Several servers may share it.
+
+A page is written beside the others and then renamed, so a process that is killed leaves a file that
+nobody reads. What a power failure leaves is found out by the checksum of the page.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.storage.api import (
+    StoredPage,
+    StoreError,
+    StoreKind,
+    StoreLimits,
+    is_name,
+    space_of,
+)
+from sylvan.runtime.storage.index import PageIndex
+from sylvan.utils.clock import Clock, since_1970
+from sylvan.utils.lock import locked
+
+MANIFEST, INDEX, PAGES, INCOMING = "manifest.json", "index.sqlite3", "pages", "incoming"
+_BATCH = 64  # pages dropped at a time
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+class FileStore:
+    """Implements `PageStore` in a directory."""
+
+    def __init__(self, root: Path, limits: StoreLimits, clock: Clock = since_1970) -> None:
+        """Make the directory if need be.
+
+        Raises:
+            StoreError: it cannot be made or used.
+        """
+        self._root, self._limits, self._clock = root, limits, clock
+        self._numbers = itertools.count()
+        with _named(root):
+            for folder in (root / PAGES, root / INCOMING):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._index = PageIndex(root / INDEX)
+
+    def read_manifest(self) -> bytes | None:
+        """See `PageStore.read_manifest`."""
+        try:
+            with _named(self._root, passing=FileNotFoundError):
+                return (self._root / MANIFEST).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write_manifest(self, manifest: bytes) -> bytes:
+        """See `PageStore.write_manifest`."""
+        with _named(self._root), locked(self._root / ".lock"):
+            found = self.read_manifest()
+            if found is not None:
+                return found
+            incoming = self._incoming()
+            incoming.write_bytes(manifest)
+            incoming.replace(self._root / MANIFEST)
+            return manifest
+
+    def contains(self, names: Sequence[str]) -> Sequence[bool]:
+        """See `PageStore.contains`."""
+        with _named(self._root):
+            found = self._index.use(names, self._clock(), self._limits.ttl_s)
+        return [name in found for name in names]
+
+    def read(self, name: str) -> bytes | None:
+        """See `PageStore.read`."""
+        try:
+            with _named(self._root, passing=FileNotFoundError):
+                return self._path(name).read_bytes()
+        except FileNotFoundError:
+            with _named(self._root):
+                self._index.remove([name])
+            return None
+
+    def write(self, name: str, record: bytes) -> None:
+        """See `PageStore.write`."""
+        limits, incoming = self._limits, self._incoming()
+        self._make_room(len(record), limits.max_bytes, None)
+        self._make_room(len(record), limits.space_bytes, space_of(name))
+        path = self._path(name)
+        try:
+            with _named(self._root):
+                incoming.write_bytes(record)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                incoming.replace(path)
+                self._index.add(name, space_of(name), len(record), self._clock())
+        except StoreError:
+            incoming.unlink(missing_ok=True)
+            raise
+
+    def remove(self, names: Sequence[str]) -> None:
+        """See `PageStore.remove`."""
+        with _named(self._root):
+            self._index.remove(names)
+            for name in names:
+                self._path(name).unlink(missing_ok=True)
+
+    def pages(self) -> Iterator[StoredPage]:
+        """See `PageStore.pages`."""
+        with _named(self._root):
+            yield from self._index.pages()
+
+    def sweep(self) -> int:
+        """See `PageStore.sweep`."""
+        ttl, now = self._limits.ttl_s, self._clock()
+        late = [] if ttl is None else self._index.expired(now - ttl)
+        self.remove(late)
+        return len(late) + self._remove_left_over() + self._remove_unknown()
+
+    def clear(self) -> None:
+        """See `PageStore.clear`."""
+        with _named(self._root), locked(self._root / ".lock"):
+            (self._root / MANIFEST).unlink(missing_ok=True)
+            self._index.remove([page.name for page in self._index.pages()])
+            shutil.rmtree(self._root / PAGES)
+            (self._root / PAGES).mkdir()
+
+    def close(self) -> None:
+        """See `PageStore.close`."""
+        self._index.close()
+
+    def _path(self, name: str) -> Path:
+        assert is_name(name), name
+        space, _, rest = name.partition("/")
+        return self._root / PAGES / space / rest[:2] / rest
+
+    def _incoming(self) -> Path:
+        """A new name that no other process uses."""
+        number, thread = next(self._numbers), threading.get_ident()
+        return self._root / INCOMING / f"{os.getpid()}-{thread}-{number}"
+
+    def _make_room(self, num_bytes: int, limit: int | None, space: str | None) -> None:
+        """Drop the pages of one namespace, or of all, not used for longest until so many fit."""
+        if limit is None:
+            return
+        if num_bytes > limit:
+            what = "tiers.max_bytes" if space is None else "tiers.namespace_bytes"
+            raise StoreError(f"a page of {num_bytes} bytes does not fit into {what}={limit}")
+        with _named(self._root):
+            excess = self._index.num_bytes(space) + num_bytes - limit
+            while excess > 0 and (oldest := self._index.oldest(space, _BATCH)):
+                gone: list[str] = []
+                for name, size in oldest:
+                    gone.append(name)
+                    excess -= size
+                    if excess <= 0:
+                        break
+                self.remove(gone)
+
+    def _remove_left_over(self) -> int:
+        """Files that processes did not finish, because they are gone."""
+        count = 0
+        for path in (self._root / INCOMING).iterdir():
+            pid = path.name.partition("-")[0]
+            if not (pid.isdigit() and Path(f"/proc/{pid}").exists()):
+                path.unlink(missing_ok=True)
+                count += 1
+        return count
+
+    def _remove_unknown(self) -> int:
+        """Files that the index does not know, and entries whose file is gone."""
+        known = {page.name for page in self._index.pages()}
+        pages = self._root / PAGES
+        files = {f"{p.parent.parent.name}/{p.name}": p for p in pages.glob("*/*/*")}
+        gone = [name for name in known if name not in files]
+        self._index.remove(gone)
+        # one that was written a moment ago may not be in the index yet
+        now_known = known | {page.name for page in self._index.pages()}
+        old = self._clock() - 60.0
+        unknown = [
+            path
+            for name, path in files.items()
+            if name not in now_known and path.stat().st_mtime < old
+        ]
+        for path in unknown:
+            path.unlink(missing_ok=True)
+        return len(gone) + len(unknown)
+
+
+@contextmanager
+def _named(root: Path, passing: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    """Errors of the file system and of SQLite as StoreError, naming the directory."""
+    try:
+        yield
+    except passing:
+        raise
+    except OSError as error:
+        what = "is full" if error.errno in _NO_ROOM else f"cannot be used: {error.strerror}"
+        raise StoreError(f"{str(root)!r} {what}") from error
+    except sqlite3.Error as error:
+        raise StoreError(f"the index of {str(root)!r} cannot be used: {error}") from error
+
+
+def directory_of(url: str) -> Path:
+    """The directory that a URL or a path names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    if not url.lower().startswith("file:"):
+        return Path(url).expanduser().absolute()
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise ConfigError(f"tiers.storage={url}: a directory is written file:///absolute/path")
+    return Path(unquote(parts.path)).expanduser().absolute()
+
+
+def _check(url: str, limits: StoreLimits) -> None:
+    root = directory_of(url)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"tiers.storage={url}: {str(root)!r} is no directory")
+
+
+def _open(url: str, limits: StoreLimits) -> FileStore:
+    _check(url, limits)
+    return FileStore(directory_of(url), limits)
+
+
+STORE = StoreKind(open=_open, check=_check)

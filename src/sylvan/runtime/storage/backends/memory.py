@@ -1,0 +1,137 @@
+"""Pages in this process, under `memory:NAME`; for tests and trials. Nothing outlives the process.
+
+Faults can be injected: `MemoryStore.faults` says which calls fail, hang, or bring wrong bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from sylvan.runtime.storage.api import StoredPage, StoreError, StoreKind, StoreLimits, space_of
+from sylvan.utils.clock import Clock, since_1970
+
+Fault = Callable[[str, str], None]
+"""Called with (method, name or ""); raises or waits."""
+
+_OPEN: dict[str, MemoryStore] = {}  # by URL: all who open one share it
+_OPENING = threading.Lock()
+
+
+class MemoryStore:
+    """Implements `PageStore`.
+
+    Attributes:
+        fault: Called before anything is done.
+        spoil: Changes what is read: loses it (None), or gives wrong bytes.
+    """
+
+    def __init__(self, limits: StoreLimits, clock: Clock = since_1970) -> None:
+        self.fault: Fault = lambda method, name: None
+        self.spoil: Callable[[str, bytes], bytes | None] = lambda name, record: record
+        self._limits, self._clock = limits, clock
+        self._manifest: bytes | None = None
+        self._records: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # last used last
+        self._lock = threading.RLock()
+
+    def read_manifest(self) -> bytes | None:
+        """See `PageStore.read_manifest`."""
+        self.fault("read_manifest", "")
+        return self._manifest
+
+    def write_manifest(self, manifest: bytes) -> bytes:
+        """See `PageStore.write_manifest`."""
+        self.fault("write_manifest", "")
+        with self._lock:
+            self._manifest = self._manifest or manifest
+            return self._manifest
+
+    def contains(self, names: Sequence[str]) -> Sequence[bool]:
+        """See `PageStore.contains`."""
+        self.fault("contains", "")
+        with self._lock:
+            return [self._use(name) is not None for name in names]
+
+    def read(self, name: str) -> bytes | None:
+        """See `PageStore.read`."""
+        self.fault("read", name)
+        with self._lock:
+            record = self._use(name)
+        return None if record is None else self.spoil(name, record)
+
+    def write(self, name: str, record: bytes) -> None:
+        """See `PageStore.write`."""
+        self.fault("write", name)
+        with self._lock:
+            self._records.pop(name, None)
+            self._make_room(len(record), self._limits.max_bytes, "")
+            self._make_room(len(record), self._limits.space_bytes, space_of(name))
+            self._records[name] = record, self._clock()
+
+    def remove(self, names: Sequence[str]) -> None:
+        """See `PageStore.remove`."""
+        self.fault("remove", "")
+        with self._lock:
+            for name in names:
+                self._records.pop(name, None)
+
+    def pages(self) -> Iterator[StoredPage]:
+        """See `PageStore.pages`."""
+        with self._lock:
+            records = list(self._records.items())
+        return (StoredPage(name, len(record), used) for name, (record, used) in records)
+
+    def sweep(self) -> int:
+        """See `PageStore.sweep`."""
+        with self._lock:
+            gone = [name for name, (_, used) in self._records.items() if self._is_late(used)]
+            self.remove(gone)
+        return len(gone)
+
+    def clear(self) -> None:
+        """See `PageStore.clear`."""
+        self.fault("clear", "")
+        with self._lock:
+            self._records.clear()
+            self._manifest = None
+
+    def close(self) -> None:
+        """See `PageStore.close`; it stays for those who open it again."""
+
+    def _use(self, name: str) -> bytes | None:
+        record, used = self._records.get(name, (None, 0.0))
+        if record is None or self._is_late(used):
+            return None
+        self._records[name] = record, self._clock()
+        self._records.move_to_end(name)
+        return record
+
+    def _is_late(self, used_s: float) -> bool:
+        ttl = self._limits.ttl_s
+        return ttl is not None and self._clock() - used_s > ttl
+
+    def _make_room(self, num_bytes: int, limit: int | None, space: str) -> None:
+        """Let `num_bytes` more fit among the records whose names begin with `space`."""
+        if limit is None:
+            return
+        if num_bytes > limit:
+            raise StoreError(f"a page of {num_bytes} bytes is more than the limit of {limit}")
+        own = [(name, len(r)) for name, (r, _) in self._records.items() if name.startswith(space)]
+        excess = sum(size for _, size in own) + num_bytes - limit
+        for name, size in own:
+            if excess <= 0:
+                return
+            del self._records[name]
+            excess -= size
+
+
+def open_memory(url: str, limits: StoreLimits) -> MemoryStore:
+    """The store of that name in this process; the limits are those of whoever opened it first."""
+    with _OPENING:
+        if url not in _OPEN:
+            _OPEN[url] = MemoryStore(limits)
+        return _OPEN[url]
+
+
+STORE = StoreKind(open=open_memory)

@@ -1,0 +1,135 @@
+"""Which pages a directory holds, how large they are and when they were used: one SQLite file.
+
+Pages are files that say what they are themselves; the index makes finding the oldest quick. It may
+therefore be behind them: a file that it does not know is as good as not there, and one that it
+knows and that is gone is forgotten when it is asked for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sylvan.runtime.storage.api import StoredPage
+
+_BUSY_S = 10.0  # for another process that writes
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS pages (
+    name TEXT PRIMARY KEY, space TEXT NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_use ON pages (used);
+CREATE INDEX IF NOT EXISTS by_space ON pages (space, used);
+CREATE TABLE IF NOT EXISTS spaces (space TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON pages BEGIN
+    INSERT INTO spaces VALUES (new.space, new.bytes)
+        ON CONFLICT DO UPDATE SET bytes = bytes + new.bytes;
+END;
+CREATE TRIGGER IF NOT EXISTS resized AFTER UPDATE OF bytes ON pages BEGIN
+    UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE space = new.space;
+END;
+CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON pages BEGIN
+    UPDATE spaces SET bytes = bytes - old.bytes WHERE space = old.space;
+END;
+"""
+
+
+class PageIndex:
+    """Shared by threads and processes.
+
+    All methods raise sqlite3.Error when the file cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(
+            path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        self._lock = threading.Lock()
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = OFF")  # files say what they are: it can be remade
+        self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """No call follows."""
+        with self._lock:
+            self._db.close()
+
+    def add(self, name: str, space: str, num_bytes: int, now_s: float) -> None:
+        """A page was written."""
+        self._run(
+            "INSERT INTO pages VALUES (?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET bytes = excluded.bytes, used = excluded.used",
+            (name, space, num_bytes, now_s),
+        )
+
+    def use(self, names: Sequence[str], now_s: float, ttl_s: float | None) -> set[str]:
+        """Which of these are there and not too old; they are used now."""
+        since = -1.0 if ttl_s is None else now_s - ttl_s
+        found: set[str] = set()
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for name in names:
+                    done = self._db.execute(
+                        "UPDATE pages SET used = ? WHERE name = ? AND used >= ?",
+                        (now_s, name, since),
+                    )
+                    if done.rowcount:
+                        found.add(name)
+            finally:
+                self._db.execute("COMMIT")
+        return found
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Pages are gone."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for name in names:
+                    self._db.execute("DELETE FROM pages WHERE name = ?", (name,))
+            finally:
+                self._db.execute("COMMIT")
+
+    def oldest(self, space: str | None, count: int) -> list[tuple[str, int]]:
+        """(name, bytes) of the pages not used for longest, of one namespace or of all."""
+        if space is None:
+            rows = self._rows("SELECT name, bytes FROM pages ORDER BY used LIMIT ?", (count,))
+        else:
+            rows = self._rows(
+                "SELECT name, bytes FROM pages WHERE space = ? ORDER BY used LIMIT ?",
+                (space, count),
+            )
+        return [(str(name), int(size)) for name, size in rows]
+
+    def expired(self, before_s: float) -> list[str]:
+        """Pages not used since."""
+        rows = self._rows("SELECT name FROM pages WHERE used < ?", (before_s,))
+        return [str(name) for (name,) in rows]
+
+    def num_bytes(self, space: str | None = None) -> int:
+        """Of one namespace or of all."""
+        if space is None:
+            rows = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM spaces", ())
+        else:
+            rows = self._rows("SELECT bytes FROM spaces WHERE space = ?", (space,))
+        return int(rows[0][0]) if rows else 0
+
+    def pages(self) -> Iterator[StoredPage]:
+        """All of them, in the order of their names."""
+        last = ""
+        while rows := self._rows(
+            "SELECT name, bytes, used FROM pages WHERE name > ? ORDER BY name LIMIT 1000", (last,)
+        ):
+            for name, size, used in rows:
+                yield StoredPage(str(name), int(size), float(used))
+            last = str(rows[-1][0])
+
+    def _run(self, statement: str, values: Sequence[object]) -> None:
+        with self._lock:
+            self._db.execute(statement, tuple(values))
+
+    def _rows(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._db.execute(statement, tuple(values)).fetchall()

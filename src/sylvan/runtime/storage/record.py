@@ -1,0 +1,114 @@
+"""One page as a store keeps it: a header that says what it is, a checksum, and the bytes.
+
+Layout, little-endian: magic `SYKV`, version, flags, 2 zero bytes, the first 16 bytes of the
+manifest's identity, XXH3-128 of the name, length of the payload (8 bytes), XXH3-64 over all of the
+header before it and the payload (8 bytes), payload.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import xxhash
+
+from sylvan.runtime.storage.cipher import Cipher
+
+Fault = Literal["torn", "foreign", "stale", "sealed"]
+"""Why a record is not used: cut short or changed; no page, or another one; of another manifest;
+encrypted with another key, or not encrypted where it should be."""
+
+_HEAD = struct.Struct("<4sBBH16s16sQ")
+_SUM = struct.Struct("<Q")
+HEADER_BYTES = _HEAD.size + _SUM.size
+_MAGIC, _VERSION, _SEALED = b"SYKV", 1, 1
+
+
+class RecordError(Exception):
+    """A record must not be used.
+
+    Attributes:
+        fault: Why.
+    """
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
+
+
+class Records:
+    """Makes and reads records of one manifest.
+
+    Args:
+        identity: `Manifest.identity`.
+        cipher: Encrypts payloads; None: they are kept as they are.
+    """
+
+    def __init__(self, identity: bytes, cipher: Cipher | None = None) -> None:
+        self._identity, self._cipher = identity[:16], cipher
+
+    def encode(self, name: str, payload: bytes | memoryview) -> bytes:
+        """The record of a page."""
+        flags = 0
+        if self._cipher is not None:
+            flags = _SEALED
+            payload = self._cipher.seal(payload, name.encode())
+        head = _HEAD.pack(_MAGIC, _VERSION, flags, 0, self._identity, _digest(name), len(payload))
+        return b"".join((head, _SUM.pack(_checksum(head, payload)), payload))
+
+    def decode(self, name: str, record: bytes) -> memoryview:
+        """The bytes of a page.
+
+        Raises:
+            RecordError: it is not that page, whole and unchanged.
+        """
+        payload, flags, identity = _open(record, name)
+        if identity != self._identity:
+            raise RecordError("stale", f"{name} was computed by another model or version")
+        if self._cipher is None:
+            if flags & _SEALED:
+                raise RecordError("sealed", f"{name} is encrypted")
+            return payload
+        if not flags & _SEALED:
+            raise RecordError("sealed", f"{name} is not encrypted")
+        opened = self._cipher.open(payload, name.encode())
+        if opened is None:
+            raise RecordError("sealed", f"{name} was encrypted with another key")
+        return memoryview(opened)
+
+
+def check_record(name: str, record: bytes, identity: bytes | None) -> None:
+    """Check a record without the key to it; with an identity, that of its manifest too.
+
+    Raises:
+        RecordError: it is not that page, whole and unchanged.
+    """
+    _, _, found = _open(record, name)
+    if identity is not None and found != identity[:16]:
+        raise RecordError("stale", f"{name} was computed by another model or version")
+
+
+def _open(record: bytes, name: str) -> tuple[memoryview, int, bytes]:
+    """Payload, flags and identity of a record that is whole."""
+    if len(record) < HEADER_BYTES:
+        raise RecordError("torn", f"{name} has {len(record)} bytes")
+    magic, version, flags, _, identity, digest, length = _HEAD.unpack_from(record)
+    if magic != _MAGIC or version != _VERSION:
+        raise RecordError("foreign", f"{name} is no page of format {_VERSION}")
+    payload = memoryview(record)[HEADER_BYTES:]
+    (checksum,) = _SUM.unpack_from(record, _HEAD.size)
+    if len(payload) != length or checksum != _checksum(record[: _HEAD.size], payload):
+        raise RecordError("torn", f"{name} was cut short or changed")
+    if digest != _digest(name):
+        raise RecordError("foreign", f"{name} holds another page")
+    return payload, flags, identity
+
+
+def _digest(name: str) -> bytes:
+    return xxhash.xxh3_128_digest(name.encode())
+
+
+def _checksum(head: bytes, payload: bytes | memoryview) -> int:
+    found = xxhash.xxh3_64(head)
+    found.update(payload)
+    return found.intdigest()

@@ -1,0 +1,1 @@
+"""Trains draft heads for speculative decoding, from what a model itself says."""

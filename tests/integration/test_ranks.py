@@ -1,0 +1,150 @@
+"""A model held by several processes: served, lost, found, and replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from sylvan import Engine
+from sylvan.config.tree import ParallelConfig
+from sylvan.kernels import describe
+from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.messages import FlushCache, GetState
+from sylvan.runtime.engine.roles import Topology, roles_of
+from sylvan.runtime.engine.runtime import Runtime
+from tests.parity.checkpoints import write
+from tests.parity.families import FAMILIES
+from tests.parity.rare import RARE
+from tests.parity.serving import Serving
+from tests.support.streams import Streams, until
+from tests.support.tiny import tiny_config, write_model
+
+TP2 = ParallelConfig(tp=2, join_timeout_s=60.0)
+RANKS = ["scheduler", "rank-1"]
+NATIVE = {**FAMILIES, **RARE}
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime(model: Path) -> AsyncIterator[Runtime]:
+    runtime = await Runtime.start(tiny_config(model, parallel=TP2))
+    yield runtime
+    await runtime.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(runtime: Runtime) -> list[list[int]]:
+    return await Streams(runtime, 8, 120).ended()
+
+
+async def test_two_processes_answer_as_one(
+    model: Path, runtime: Runtime, undisturbed: list[list[int]]
+) -> None:
+    alone = await Runtime.start(tiny_config(model))
+    expected = await Streams(alone, 8, 120).ended()
+    await alone.close()
+
+    assert undisturbed == expected
+    assert set(runtime.pids) == {"scheduler", "rank-1", "detokenizer"}
+    [reply] = [reply for _, reply in await runtime.manager.router.control_each(GetState())]
+    assert reply.body["config"]["parallel"]["tp"] == 2
+    # steps of ranks are native programs, too, where there are any
+    assert reply.body["config"]["deterministic"] == (describe().variant is not None)
+
+
+@pytest.mark.parametrize("name", RANKS)
+async def test_a_rank_that_is_killed_is_replaced_and_streams_go_on(
+    runtime: Runtime, undisturbed: list[list[int]], name: str
+) -> None:
+    before = runtime.pids
+    streams = Streams(runtime, 8, 120)
+    await streams.under_way()
+
+    os.kill(before[name], signal.SIGKILL)
+
+    assert await streams.ended() == undisturbed
+    await until(lambda: all(runtime.pids[other] != before[other] for other in RANKS))
+    assert runtime.pids["detokenizer"] == before["detokenizer"]
+    assert not any(psutil.pid_exists(before[other]) for other in RANKS)
+
+
+async def test_a_rank_that_hangs_is_replaced_and_streams_go_on(
+    runtime: Runtime, undisturbed: list[list[int]]
+) -> None:
+    before = runtime.pids
+    streams = Streams(runtime, 8, 120)
+    await streams.under_way()
+
+    os.kill(before["rank-1"], signal.SIGSTOP)
+
+    assert await streams.ended() == undisturbed
+    await until(lambda: all(runtime.pids[other] != before[other] for other in RANKS))
+    control = await runtime.manager.control(FlushCache())
+    assert control.ok
+
+
+async def test_the_end_leaves_nothing_behind(model: Path) -> None:
+    runtime = await Runtime.start(tiny_config(model, parallel=TP2))
+    processes = [psutil.Process(pid) for pid in runtime.pids.values()]
+    [backend] = runtime._backends
+
+    await runtime.close()
+
+    assert not any(process.is_running() for process in processes)
+    assert not backend.workspace.exists()
+
+
+async def test_a_model_that_does_not_divide_is_refused_in_a_sentence(model: Path) -> None:
+    config = tiny_config(model, parallel=ParallelConfig(tp=3))
+
+    with pytest.raises(ConfigError, match=r"^parallel\.tp=3: .*; this model divides by 1, 2, 4$"):
+        await Runtime.start(config)
+
+
+async def test_a_rank_that_never_joins_is_named(model: Path) -> None:
+    config = tiny_config(model, parallel=ParallelConfig(tp=2, join_timeout_s=1.0))
+    topology = Topology(roles=tuple(r for r in roles_of(config) if r.name != "rank-1"))
+
+    with pytest.raises(ConfigError, match="rank 1 of 2 did not join within 1 s"):
+        await Runtime.start(config, topology=topology)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmo2", "jamba"])
+async def test_families_are_served_by_processes(family: str, tmp_path: Path) -> None:
+    """Experts, norms of rows that ranks share, and recurrent states, in programs or beside them."""
+    write(NATIVE[family](), len(family), tmp_path)
+    prompts = [[5, 9, 20, 31], [7] * 29]
+    expected = Serving(tmp_path).generate(prompts, max_new_tokens=12)
+    params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
+
+    def generate() -> list[list[int]]:
+        flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2}
+        with Engine(model_path=str(tmp_path), dtype="float32", **flags) as engine:
+            replies = engine.generate(input_ids=prompts, sampling_params=params)
+            return [reply["output_ids"] for reply in replies]
+
+    assert await asyncio.to_thread(generate) == expected
+
+
+async def test_an_embedded_engine_may_have_ranks(model: Path) -> None:
+    flags = {"load_format": "dummy", "device": "cpu", "threads": 1, "max_total_tokens": 4096}
+    params = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+
+    def generate(**more: object) -> list[list[int]]:
+        with Engine(model_path=str(model), dtype="float32", **flags, **more) as engine:
+            return [r["output_ids"] for r in engine.generate(["hello", "other"], params)]
+
+    one = await asyncio.to_thread(generate, runner="eager")
+    assert await asyncio.to_thread(generate, tp_size=2, parallel={"backend": "gloo"}) == one
