@@ -75,10 +75,10 @@ def run(steps: int, out: Path) -> Report:
     """Train, save to `out`, load into the running engine, and ask base and adapter at once."""
     prompts = list(FACTS)
     with Engine(model_path=MODEL, dtype="float32", enable_lora=True) as engine:
-        torch.manual_seed(0)
-        base = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+        torch.random.manual_seed(0)
+        base: Any = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         wanted = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
-        model = get_peft_model(base, wanted)
+        model: Any = get_peft_model(base, wanted)
         train(engine, model, steps)
         model.eval().save_pretrained(out)
 

@@ -8,7 +8,9 @@ import pytest
 from sylvan.protocol.adapters import decode_adapters
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import RegisterAdapter, UnloadAdapter
+from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.features.lora.copies import Adapter
+from sylvan.runtime.models.pooling import PoolingWish
 from tests.parity.serving import Serving
 from tests.support.adapters import AdapterServing, write_random_adapter
 from tests.support.delayed import DelayedPlatform
@@ -110,6 +112,27 @@ def test_on_a_device_steps_with_adapters_replay_no_graph(model_dir, folders, pro
     assert {name: serving.tokens[rid] for name, rid in rids.items()} == {
         name: alone[name][1] for name in rids
     }
+
+
+def test_vectors_are_made_with_an_adapter_too(model_dir, folders, prompts):
+    def vectors(names: list) -> dict:
+        serving = AdapterServing(model_dir, folders, options={"embed": PoolingWish(mode="last")})
+        for _ in range(2):  # the second time the prompt is cached, apart for each adapter
+            for name in names:
+                ids, rid = np.array(prompts[0], np.int32), f"{name}"
+                request = EmbedRequest(rid=rid, input_ids=ids, lora=serving.ids[name])
+                serving.scheduler.add(request)
+            serving.run()
+        return {name: [out.embedding for out in serving.outputs[str(name)]] for name in names}
+
+    together = vectors([None, "a0", "a1"])
+
+    for name, found in together.items():
+        [one, cached] = found
+        assert np.array_equal(one, cached)
+        assert np.array_equal(one, vectors([name])[name][0])
+    base, first, second = (found[0] for found in together.values())
+    assert min(np.abs(base - first).max(), np.abs(first - second).max()) > 1e-3
 
 
 def test_adapters_at_the_start_may_be_more_than_memory_holds(model_dir, folders, prompts, alone):
@@ -222,6 +245,19 @@ def test_pinned_adapters_keep_their_places(model_dir, folders, prompts):
         serving.lora.control.add(Adapter("x@1", "/x", 1, pinned=True), resident=False)
     assert serving.lora.control.is_resident(pinned)
     assert serving.lora.control.load.copies == 2
+
+
+def test_one_that_is_pinned_while_others_run_waits_for_a_place(model_dir, folders, prompts, alone):
+    serving = AdapterServing(model_dir, folders, {"max_per_batch": 2})
+    first = [serving.ask(prompts[0], name, max_new_tokens=NEW) for name in ("a0", "a1")]
+    serving.scheduler.step()
+    serving.load("a2", folders["a2"], pinned=True)
+    rest = [serving.ask(prompts[0], name, max_new_tokens=NEW) for name in ("a2", "a3", "a0")]
+    serving.run()
+
+    names = ("a0", "a1", "a2", "a3", "a0")
+    for name, rid in zip(names, first + rest, strict=True):
+        assert serving.tokens[rid] == alone[name][0]
 
 
 def test_an_adapter_that_was_registered_is_read_when_it_is_asked_for(

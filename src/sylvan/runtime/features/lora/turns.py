@@ -63,11 +63,12 @@ class Turns:
             self._choose(running, pinned)
         if adapter == self._draining:
             may = False
-        elif adapter in running or adapter in pinned:
+        elif adapter in running:
             may = True
         else:
             free = self._slots - len(running.keys() | set(pinned))
-            may = self._is_next(adapter, running, free)
+            kept = adapter in pinned  # one of those places is its own, unless others ran before
+            may = free >= 0 if kept else self._is_next(adapter, running, free)
         if not may:
             self.wait(rid, adapter)
         return may

@@ -22,6 +22,19 @@ def test_adapters_that_run_and_those_with_a_free_slot_start():
     assert turns.may_start("6", "pinned", {"a": 1}, ("pinned",))
 
 
+def test_an_adapter_that_is_pinned_late_waits_until_there_is_a_place():
+    turns = Turns(2, max_overtakes=2)
+    turns.next_step()
+
+    assert not turns.may_start("1", "pinned", {"a": 1, "b": 2}, ("pinned",))
+    for number in range(2):
+        turns.started(f"a{number}", "a")
+    assert not turns.may_start("a2", "a", {"a": 1, "b": 2}, ("pinned",))
+    assert turns.draining == "a"
+    turns.next_step()
+    assert turns.may_start("1", "pinned", {"b": 2}, ("pinned",))
+
+
 def test_a_free_slot_is_that_of_the_adapter_that_waited_longest():
     turns = Turns(1, max_overtakes=100)
     turns.next_step()
