@@ -44,7 +44,7 @@ DIALECT = Dialect(
         "string": frozenset({"format", "maxLength", "minLength", "pattern"}),
     },
     inferred={"properties": "object", "prefixItems": "array"},
-    formats=frozenset({"date", "date-time", "email", "time", "uri", "uuid"}),
+    formats=frozenset({"email", "uri", "uuid"}),
     # they become part of the regex of the whole text: `.` would match the quotes around it
     patterns=re.compile(
         r"""\^?(?:[A-Za-z0-9 _:@,=%~/<>!&;|{}+*?)-]|\((?:\?:|(?!\?))|\[[A-Za-z0-9 _-]+\]|"""

@@ -76,16 +76,11 @@ DIALECT = Dialect(
     },
     formats=frozenset(
         [
-            "date",
-            "date-time",
             "duration",
             "email",
-            "hostname",
-            "ipv4",
             "ipv6",
             "json-pointer",
             "relative-json-pointer",
-            "time",
             "uri",
             "uri-reference",
             "uri-template",

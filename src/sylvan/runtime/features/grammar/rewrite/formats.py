@@ -1,4 +1,4 @@
-r"""Formats of strings: which are known, and regexes for those that libraries lack.
+r"""Formats of strings: which are known, and regexes for those that libraries lack or hold loosely.
 
 Regexes are those of the standards that JSON Schema names, written without look-around. Where a
 standard is no regular language, or needs tables of Unicode, they allow a part of it: of `regex`,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _PERCENT = "%[0-9A-Fa-f]{2}"
 _PLAIN = r"A-Za-z0-9._~\-"
 _SUB = r"!$&'()*+,;="
@@ -29,8 +30,7 @@ def _reference(more: str, *, absolute: bool) -> str:
     plain = _PLAIN + more
     character = f"(?:[{plain}{_SUB}:@]|{_PERCENT})"
     no_colon = f"(?:[{plain}{_SUB}@]|{_PERCENT})"
-    octet = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-    ipv4 = rf"{octet}(?:\.{octet}){{3}}"
+    ipv4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
     hexes = "[0-9A-Fa-f]{1,4}"
     ipv6 = f"(?:(?:{hexes}:){{7}}{hexes}|::(?:{hexes}(?::{hexes}){{0,5}})?|(?:{hexes}:){{1,6}}:)"
     host = rf"(?:\[{ipv6}\]|{ipv4}|(?:[{plain}{_SUB}]|{_PERCENT})*)"
@@ -67,14 +67,29 @@ def _regex() -> str:
     return rf"^\^?{body}(?:\|{body})*\$?$"
 
 
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_DAY = (  # of a month; 29 February is one in every year
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|[12][0-9]))"
+)
+_DATE = f"[0-9]{{4}}-{_DAY}"
+_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_HOUR}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|(?:\\+|-){_HOUR})"
+
+
 PATTERNS: Mapping[str, str] = {
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "hostname": f"^{_LABEL}(?:\\.{_LABEL})*$",
     "idn-email": f"^{_ATOM}(?:\\.{_ATOM})*@{_IDN_LABEL}(?:\\.{_IDN_LABEL})*$",
     "idn-hostname": f"^{_IDN_LABEL}(?:\\.{_IDN_LABEL})*$",
+    "ipv4": f"^{_OCTET}(?:\\.{_OCTET}){{3}}$",
     "iri": _reference(_MORE, absolute=True),
     "iri-reference": _reference(_MORE, absolute=False),
     "json-pointer": f"^{_POINTER}$",
     "regex": _regex(),
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
+    "time": f"^{_TIME}$",
     "uri-reference": _reference("", absolute=False),
     "uri-template": _template(),
 }
@@ -82,14 +97,9 @@ PATTERNS: Mapping[str, str] = {
 
 KNOWN = frozenset(
     [
-        "date",
-        "date-time",
         "duration",
         "email",
-        "hostname",
-        "ipv4",
         "ipv6",
-        "time",
         "uri",
         "uuid",
         *PATTERNS,
