@@ -54,10 +54,6 @@ BROKEN = {
         {"parallel.tp": 2, "device": "cuda"},
         "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
     ),
-    "ranks with tiers": (
-        {"parallel.tp": 2, "tiers": TiersConfig()},
-        "parallel.tp=2: KV tiers are kept by one rank only so far",
-    ),
     "ranks with draft heads": (
         {"parallel.tp": 2, "speculative": SpeculativeConfig(algorithm="nextn")},
         "parallel.tp=2: draft heads run on one rank only so far, speculative.algorithm=nextn too",
