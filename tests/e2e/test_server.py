@@ -116,7 +116,8 @@ def test_paused_server_is_not_ready(http):
     def statuses():
         return [http.get(path).status_code for path in ("/live", "/ready", "/health")]
 
-    body = {"text": "Hello", "stream": True, "sampling_params": {"max_new_tokens": 1000}}
+    params = {"max_new_tokens": 1000, "ignore_eos": True}
+    body = {"text": "Hello", "stream": True, "sampling_params": params}
     with http.stream("POST", "/generate", json=body) as stream:
         events = stream.iter_lines()
         next(events)

@@ -128,13 +128,16 @@ def held(front, url, ids):
 
 async def test_texts_are_tokenised_where_the_tokenizer_is_known(servers, model):
     text = json.dumps([f"a text that is long enough {number}" for number in range(8)])
+    await ask(servers[0], [*range(7, 7 + 2 * PAGE)])  # it too has something to tell
     async with httpx.AsyncClient() as http:
         body = {"text": text, "sampling_params": PARAMS}
         reply = await http.post(f"{servers[1]}/generate", json=body, timeout=60)
         assert reply.status_code == 200
+        tokens = (await http.post(f"{servers[1]}/tokenize", json={"prompt": text})).json()["tokens"]
     changes = {"routing__cache_events": True, "tokens__tokenizer": str(model)}
     async with gateway(*servers, **changes) as front:
         for url in servers:
             await known(front, url)
+        await until(lambda: held(front, servers[1], tokens) >= 144)
         again = await front.post("/generate", {"text": text + "!", "sampling_params": PARAMS})
     assert again.json()["meta_info"]["cached_tokens"] >= 144

@@ -67,7 +67,10 @@ def test_help_fits_the_terminal(capsys):
         (("serve", "--prot", "1"), "--prot: unknown flag (did you mean --port?)"),
         (("serve", "--cache.page-size", "0"), "expected int >= 1 | auto, got '0'"),
         (("serve", "--pp-size", "4"), "--pp-size: not supported yet: pipeline parallelism"),
-        (("serve", "--lora-paths", "a=/x"), "lora: not supported yet: LoRA adapters"),
+        (
+            ("serve", "--disaggregation-mode", "prefill"),
+            "disagg: not supported yet: prefill and decode on different servers",
+        ),
         (("serve", "a", "b"), "unexpected argument 'b'"),
         (("serve", "/no/such/model"), "there is no directory '/no/such/model'"),
         (("config", "--config", "/no/such.yaml"), "cannot read the configuration file"),
@@ -80,7 +83,7 @@ def test_help_fits_the_terminal(capsys):
     ],
 )
 def test_wrong_usage_exits_with_2_and_says_why(capsys, tiny_model, words, message):
-    if "--lora-paths" in words:
+    if "--disaggregation-mode" in words:
         words = (words[0], str(tiny_model), *words[1:])
 
     code, out, err = run(capsys, *words)

@@ -18,7 +18,7 @@ import msgspec
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.journal import RESUME_HEADER, Resume, Ticket, Totals
-from sylvan.protocol.messages import DraftCounts, Finish, Timing, TokenLogprobs, Usage
+from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
 from sylvan.transport.api import MessageError
 from sylvan.transport.codec import Decoder, Encoder
@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     index: int
     text: str
     token_ids: tuple[int, ...]
-    usage: tuple[int, int, int, int, DraftCounts | None]
+    usage: Usage
     finish: Finish | None = None
     timing: Timing | None = None
     logprobs: TokenLogprobs | None = None
@@ -51,7 +51,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             index=delta.index,
             text=delta.text,
             token_ids=delta.token_ids,
-            usage=msgspec.structs.astuple(delta.usage),
+            usage=delta.usage,
             finish=delta.finish,
             timing=delta.timing,
             logprobs=delta.logprobs,
@@ -61,7 +61,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     def delta(self) -> SampleDelta:
         """What was written down; its rid is yet to be set."""
-        prompt, completion, cached, retractions, drafts = self.usage
         return SampleDelta(
             rid="",
             index=self.index,
@@ -69,13 +68,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             token_ids=self.token_ids,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
-            usage=Usage(
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-                cached_tokens=cached,
-                retractions=retractions,
-                drafts=drafts,
-            ),
+            usage=self.usage,
             finish=self.finish,
             timing=self.timing,
             weight_versions=self.weight_versions,

@@ -198,15 +198,17 @@ _STORES = (
         body=StoreBody,
         statuses=(503,),
     ),
-    admin("/hicache/storage-backend", handler=tiers.detach_store, methods=("DELETE",)),
-    admin("/hicache/storage-backend", handler=tiers.describe_store, methods=GET),
+    admin(
+        "/hicache/storage-backend", handler=tiers.detach_store, methods=("DELETE",), statuses=(400,)
+    ),
+    admin("/hicache/storage-backend", handler=tiers.describe_store, methods=GET, statuses=(400,)),
     admin(
         "/hicache/storage-backend/clear",
         handler=tiers.clear_store,
         media_type="text/plain",
-        statuses=(503,),
+        statuses=(400, 503),
     ),
-    admin("/get_hicache_l3_cache_layout", handler=tiers.store_layout, methods=GET),
+    admin("/get_hicache_l3_cache_layout", handler=tiers.store_layout, methods=GET, statuses=(400,)),
 )
 
 _METRICS = (
