@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from sylvan.config.tree import LoraConfig
 from sylvan.protocol.commands import LoadAdapter
-from sylvan.runtime.features.lora.build import LoraServing
+from sylvan.runtime.features.lora.build import lora_worker
+from sylvan.runtime.features.lora.serving import LoraServing
 from tests.parity.serving import Serving
 
 MEMORY = 1 << 30
@@ -46,10 +47,11 @@ class AdapterServing(Serving):
     ) -> None:
         fields.setdefault("runner", "auto")
         given = {"memory": MEMORY, "max_rank": 64} | (settings or {})
-        self.lora = lora = LoraServing(LoraConfig(**given))
+        config = LoraConfig(**given)
+        self.lora = lora = LoraServing(config)
         super().__init__(
             model_dir,
-            workers=(lora.worker,),
+            workers=(lora_worker(config),),
             capabilities=(*fields.pop("capabilities", ()), lora.control),
             **fields,
         )

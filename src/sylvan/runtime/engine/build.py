@@ -40,7 +40,8 @@ from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
-from sylvan.runtime.features.lora.build import LoraServing
+from sylvan.runtime.features.lora.build import lora_worker
+from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.model import DraftModel
@@ -109,7 +110,8 @@ def build_scheduler(
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
     workers = (
         lambda site: grammar.worker,
-        *(part.worker for part in (lora, tiers) if part),
+        *([lora_worker(config.lora)] if config.lora else ()),
+        *([tiers.worker] if tiers else ()),
         *_head(config),
         *also.workers,
     )

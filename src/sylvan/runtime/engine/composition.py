@@ -9,7 +9,7 @@ from typing import Any
 from sylvan.config import Config
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.features.lora.build import LoraServing
+from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.sched.scheduler import Scheduler
 
