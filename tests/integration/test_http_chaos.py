@@ -103,6 +103,9 @@ VALUES = [
 def test_every_route_with_a_body_is_tried():
     shared = {"/v1/tokenize", "/v1/detokenize", "/classify", "/invocations"}
     shared |= {"/weights_checker", "/get_weights_by_name"}  # the scripted engine has no weights
+    # it has neither adapters nor a store of KV
+    shared |= {f"{v}/{do}load_lora_adapter" for v in ("", "/v1") for do in ("", "un")}
+    shared |= {"/load_lora_adapter_from_tensors", "/hicache/storage-backend"}
     paths = {e.path for e in ENDPOINTS if e.body is not None}
     assert paths - shared == set(GOOD)
 

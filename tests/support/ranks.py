@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from sylvan.kernels.collective.reference import thread_ranks
 from sylvan.protocol.errors import RankLostError
 from sylvan.runtime.executor.api import Executor
@@ -34,9 +36,16 @@ class ThreadedRanks(RankedExecutor):
 
 
 def in_threads(calls):
-    """What calls return that need each other; the first error, if one raises."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+    """What calls return that need each other; the first error, if one raises.
+
+    Building a model sets torch's default dtype for a moment, which threads share: it is put back.
+    """
+    dtype = torch.get_default_dtype()
+    try:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return [future.result() for future in [pool.submit(call) for call in calls]]
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def on_ranks(size: int, run):
