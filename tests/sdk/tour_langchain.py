@@ -23,7 +23,7 @@ from steps import (
     step,
 )
 
-URL, VECTORS = sys.argv[1:]
+URL, VECTORS = sys.argv[1:3]
 
 
 class Plan(BaseModel):

@@ -29,7 +29,7 @@ from steps import (
 
 warnings.simplefilter("ignore")
 litellm.suppress_debug_info = True
-URL, VECTORS = sys.argv[1:]
+URL, VECTORS = sys.argv[1:3]
 OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY}
 ANTHROPIC = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": KEY}
 

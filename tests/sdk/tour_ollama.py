@@ -8,7 +8,7 @@ import sys
 import ollama
 from steps import EMBEDDER, HELLO, KEY, MODEL, TOOL, check_vectors, near, raises, run, step
 
-URL, VECTORS = sys.argv[1:]
+URL, VECTORS = sys.argv[1:3]
 SHORT = {"num_predict": 16, "temperature": 0}
 client = ollama.Client(host=URL, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
 

@@ -26,7 +26,7 @@ from steps import (
     step,
 )
 
-URL, VECTORS = sys.argv[1:]
+URL, VECTORS = sys.argv[1:3]
 BATCH_S = 120
 ENDLESS = {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
 # one that the server itself ends, and answers with 503
