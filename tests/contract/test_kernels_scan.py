@@ -253,6 +253,23 @@ def test_saves_are_the_states_on_the_way(bench):
     assert torch.equal(bench.state[4], bench.state[2])
 
 
+def test_the_default_dtype_of_torch_means_nothing(bench):
+    """A kernel writes float32 whatever a library loaded beside it has set."""
+    spans, before = Spans((0, ROWS), (3,)), torch.get_default_dtype()
+    bench.start(3)
+    expected, state = bench.run(slice(None), spans), bench.state[3].clone()
+    bench.start(3)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        out = bench.run(slice(None), spans)
+    finally:
+        torch.set_default_dtype(before)
+
+    assert out.dtype == expected.dtype
+    assert torch.equal(out, expected)
+    assert torch.equal(bench.state[3], state)
+
+
 def test_sizes_without_room_are_refused(library):
     scans = NativeScans(library, torch.float32)
     wide = Space((1, 1, 2000), True)

@@ -99,7 +99,9 @@ async def test_the_server_shows_each_replica(runtime: Runtime) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         await Streams(runtime, 4, 8).ended()
         info = (await client.get("/server_info")).json()
-        await until(lambda: all(c.load.generated_tokens for c in runtime.manager.router.clients))
+        await until(
+            lambda: all(c.load.generated_tokens == 16 for c in runtime.manager.router.clients)
+        )
         rows = (await client.get("/v1/loads")).json()["loads"]
         second = (await client.get("/v1/loads?dp_rank=1")).json()["loads"]
         gauges = (await client.get("/v1/loads?format=prometheus")).text

@@ -77,7 +77,7 @@ def native(
 def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     """Normal numbers that depend on the seed only."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=generator) * scale).to(dtype)
+    return (torch.randn(shape, generator=generator, dtype=torch.float32) * scale).to(dtype)
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:

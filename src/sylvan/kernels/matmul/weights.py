@@ -88,7 +88,7 @@ def quantise_int8(weight: torch.Tensor) -> Int8Weight:
         flat = quantise_int8(weight.flatten(0, 1))
         return Int8Weight(*(part.unflatten(0, weight.shape[:2]) for part in (flat.q, flat.scale)))
     q = torch.empty(weight.shape, dtype=torch.int8)
-    scale = torch.empty(weight.shape[0])
+    scale = torch.empty(weight.shape[0], dtype=torch.float32)
     for rows in _blocks(len(q)):
         w = weight[rows].float()
         scale[rows] = (w.abs().amax(1) / 127).clamp_min(1e-30)
@@ -109,7 +109,7 @@ def quantise_int4(weight: torch.Tensor, group: int = 64) -> Int4Weight:
     count, cols = weight.shape
     assert cols % group == 0, f"{cols} inputs do not divide into groups of {group}"
     q = torch.empty((count, cols // 2), dtype=torch.uint8)
-    scale = torch.empty((count, cols // group))
+    scale = torch.empty((count, cols // group), dtype=torch.float32)
     for rows in _blocks(count):
         w = weight[rows].float().unflatten(1, (-1, group))
         extreme = w.gather(2, w.abs().argmax(2, keepdim=True))

@@ -242,7 +242,11 @@ class PagedAttention:
         width = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
         cols = width + layer.num_kv_heads * layer.value_dim
         rows = tracer.input(cols, tracer.dtype)
-        rope = Rope(torch.zeros(1, work.turning), work.interleaved) if work.turning else None
+        rope = (
+            Rope(torch.zeros(1, work.turning, dtype=torch.float32), work.interleaved)
+            if work.turning
+            else None
+        )
         found = tracer.attention(rows, layer, rope, work.norms, None)
         tracer.external(found)
         layout = compile_graph(tracer.graph)
@@ -267,5 +271,5 @@ class PagedAttention:
 
 def _with_slack(table: torch.Tensor) -> torch.Tensor:
     """A float32 copy that vector loads may run beyond."""
-    memory = torch.zeros(table.numel() + _SLACK)
+    memory = torch.zeros(table.numel() + _SLACK, dtype=torch.float32)
     return memory[: table.numel()].view(table.shape).copy_(table)

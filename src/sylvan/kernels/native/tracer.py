@@ -184,7 +184,9 @@ class NativeTracer:
         stream, total = self._stream(x, residual)
         out = self._builder.new(x.cols, None, x)
         if weight is None:
-            scale = self.graph.constant(as_bytes(F.pad(torch.ones(x.cols), (0, 32))))
+            scale = self.graph.constant(
+                as_bytes(F.pad(torch.ones(x.cols, dtype=torch.float32), (0, 32)))
+            )
         else:
             scale = self._builder.vector(weight)
         op = LayerNorm(

@@ -93,7 +93,7 @@ class NativeScans:
             raise Unsupported(f"{states} numbers of state a channel")
         x, b, c = (_rows(t.to(self._dtype)) for t in (inputs.x_THP, inputs.b_TGN, inputs.c_TGN))
         dt, decay = _rows(inputs.dt_TH.float()), inputs.decay.float().contiguous()
-        out_THP = torch.empty(len(x), heads, width)
+        out_THP = torch.empty(len(x), heads, width, dtype=torch.float32)
         buffers = {
             "x": x,
             "dt": dt,
@@ -125,7 +125,7 @@ class NativeScans:
             raise Unsupported(f"keys of {keys} numbers")
         q, k, v = (_rows(t.to(self._dtype)) for t in (inputs.q_THK, inputs.k_THK, inputs.v_THV))
         decay, beta = _rows(inputs.decay_TH.float()), _rows(inputs.beta_TH.to(self._dtype))
-        out_THV = torch.empty(len(q), heads, values)
+        out_THV = torch.empty(len(q), heads, values, dtype=torch.float32)
         buffers = {
             "q": q,
             "k": k,

@@ -109,7 +109,7 @@ class NativeTable(nn.Module):
     def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
         """Shape: (T,) -> float32 (T, D)."""
         ids = ids_T.to(torch.int32).contiguous()
-        out_TD = torch.empty(len(ids), padded(self._cols))
+        out_TD = torch.empty(len(ids), padded(self._cols), dtype=torch.float32)
         self._step.tokens, self._step.ids = len(ids), ids.data_ptr()
         self._program.run_at(self._step, (self._out, out_TD.data_ptr()))
         return out_TD[:, : self._cols].contiguous()

@@ -196,7 +196,7 @@ class NativeEmbedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Shape: (...) -> (..., K)."""
         ids_T = ids.reshape(-1).to(torch.int32).contiguous()
-        rows_TK = torch.empty(len(ids_T), padded(self.embedding_dim))  # float32: exact
+        rows_TK = torch.empty(len(ids_T), padded(self.embedding_dim), dtype=torch.float32)  # exact
         self._native.program.bind(self._out, rows_TK.data_ptr())
         self._native.program.run(Run(tokens=len(ids_T), ids=ids_T.data_ptr()))
         rows_TK = rows_TK[:, : self.embedding_dim].to(self._native.dtype)

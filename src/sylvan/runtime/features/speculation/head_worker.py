@@ -280,7 +280,9 @@ class HeadWorker(CapabilityWorker):
         ids = self._head.token_ids
         if ids is None:
             return logits_RW
-        whole_RV = torch.full((len(logits_RW), self._head.vocab_size), -torch.inf)
+        whole_RV = torch.full(
+            (len(logits_RW), self._head.vocab_size), -torch.inf, dtype=torch.float32
+        )
         return whole_RV.index_copy_(1, ids, logits_RW)
 
 

@@ -247,7 +247,7 @@ class GrammarCompiler:
         stats.compile_s += proof.seconds
         stats.slowest_s = max(stats.slowest_s, proof.seconds)
         if proof.reason:
-            stats.timeouts += proof.seconds >= self._limits.timeout_s
+            stats.timeouts += proof.timed_out
             self._refuse(ticket, proof.reason)
             return
         setup = self._ready()

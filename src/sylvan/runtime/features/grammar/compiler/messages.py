@@ -31,8 +31,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """What came of `Prove`.
 
     `data` is what `GrammarLoader.load` of `library` takes; with a `reason`, it cannot be compiled.
-    `on_idle`: it was proved on cores that had nothing else to do. `starved`: such cores were too
-    few to say.
+    `timed_out`: because it took longer than it may. `on_idle`: it was proved on cores that had
+    nothing else to do. `starved`: such cores were too few to say.
     """
 
     id: int
@@ -41,6 +41,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     memory_bytes: int = 0
     seconds: float = 0.0
+    timed_out: bool = False
     on_idle: bool = False
     starved: bool = False
 

@@ -212,11 +212,13 @@ class Zygote:
         if not reason and not (os.WIFEXITED(status) and child.data):
             mib = self._limits.memory_bytes >> 20
             reason = f"the grammar library ended on it; more than {mib} MiB or too deep nesting"
-        if reason in (_TOO_SLOW, _NO_CORE):
+        timed_out = reason in (_TOO_SLOW, _NO_CORE)
+        if timed_out:
             reason = f"not compiled within {self._limits.timeout_s:g} s"
         if reason:
             seconds = time.monotonic() - child.started_s
-            frame = pack(Proof(id=child.order.id, reason=reason, seconds=seconds))
+            proof = Proof(id=child.order.id, reason=reason, seconds=seconds, timed_out=timed_out)
+            frame = pack(proof)
         else:
             frame = bytes(child.data)
         _write(self._out, frame)
