@@ -6,7 +6,7 @@ Shapes: T rows of a step, K inputs, N outputs of a part, L the rank of an adapte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -58,6 +58,33 @@ class PackedFactors:
 
 
 Prepared = Factors | PackedFactors
+
+
+def side_by_side(layers: Sequence[Sequence[Prepared | None]]) -> list[tuple[Prepared | None, ...]]:
+    """The parts of each layer, with all packed matrices in one region in the order of reading.
+
+    A step reads all of an adapter once: ordinary pages of thousands of small regions cost as much
+    time as the bytes, huge pages of one region do not.
+    """
+    order: list[Bytes] = []
+    for parts in layers:
+        packed = [part for part in parts if isinstance(part, PackedFactors)]
+        order += [part.down for part in packed] + [part.up for part in packed]
+    memory = allocate(sum(matrix.nbytes for matrix in order) + _TILE_BYTES)
+    placed: dict[int, Bytes] = {}
+    start = 0
+    for matrix in order:
+        stop = start + matrix.nbytes
+        memory[start:stop] = matrix
+        placed[id(matrix)] = memory[start:stop]
+        start = stop
+
+    def moved(part: Prepared | None) -> Prepared | None:
+        if not isinstance(part, PackedFactors):
+            return part
+        return replace(part, down=placed[id(part.down)], up=placed[id(part.up)])
+
+    return [tuple(moved(part) for part in parts) for parts in layers]
 
 
 class LoraRows:
@@ -177,6 +204,6 @@ def _packed(matrix: torch.Tensor, cols: int) -> Bytes:
     rows = -(-matrix.shape[0] // LANES) * LANES
     whole = F.pad(matrix, (0, cols - matrix.shape[1], 0, rows - matrix.shape[0])).contiguous()
     words = whole.view(torch.int32).unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
-    memory = allocate(words.nbytes + _TILE_BYTES)
-    memory[: words.nbytes] = words.view(-1).view(torch.uint8).numpy()
+    memory = allocate(words.nbytes + _TILE_BYTES)[: words.nbytes]
+    memory[:] = words.view(-1).view(torch.uint8).numpy()
     return memory
