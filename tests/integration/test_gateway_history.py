@@ -63,17 +63,18 @@ async def ask(front, text, **fields):
 
 
 async def test_a_response_goes_on_at_another_upstream(checkpoint, tmp_path):
-    async with forgetful(checkpoint) as a, forgetful(checkpoint, served_model_name="other") as b:
-        async with keeping(tmp_path, at(a), at(b, "other")) as front:
-            first = (await ask(front, "one")).json()
-            second = (
-                await ask(front, "two", model="other", previous_response_id=first["id"])
-            ).json()
-            third = (await ask(front, "three", previous_response_id=second["id"])).json()
-            kept = (await front.get(f"/v1/responses/{second['id']}")).json()
-            listed = (
-                await front.get(f"/v1/responses/{third['id']}/input_items?order=asc&limit=3")
-            ).json()
+    async with (
+        forgetful(checkpoint) as a,
+        forgetful(checkpoint, served_model_name="other") as b,
+        keeping(tmp_path, at(a), at(b, "other")) as front,
+    ):
+        first = (await ask(front, "one")).json()
+        second = (await ask(front, "two", model="other", previous_response_id=first["id"])).json()
+        third = (await ask(front, "three", previous_response_id=second["id"])).json()
+        kept = (await front.get(f"/v1/responses/{second['id']}")).json()
+        listed = (
+            await front.get(f"/v1/responses/{third['id']}/input_items?order=asc&limit=3")
+        ).json()
     assert text_of(first) == "user\none"
     assert text_of(second) == "user\none|assistant\nuser\none|user\ntwo"
     assert text_of(third).endswith("user\ntwo|assistant\n" + text_of(second) + "|user\nthree")
@@ -87,13 +88,16 @@ async def test_a_response_goes_on_at_another_upstream(checkpoint, tmp_path):
 
 
 async def test_streams_are_kept_and_otherwise_untouched(checkpoint, tmp_path):
-    async with forgetful(checkpoint) as a:
-        async with keeping(tmp_path, at(a)) as front, httpx.AsyncClient() as direct:
-            body = {"model": "scripted", "input": "one", "stream": True, "request_id": "resp_same"}
-            expected = await direct.post(f"{a.url}/v1/responses", json=body)
-            found = await front.post("/v1/responses", body)
-            kept = await front.get("/v1/responses/resp_same")
-            more = await ask(front, "two", previous_response_id="resp_same", stream=True)
+    async with (
+        forgetful(checkpoint) as a,
+        keeping(tmp_path, at(a)) as front,
+        httpx.AsyncClient() as direct,
+    ):
+        body = {"model": "scripted", "input": "one", "stream": True, "request_id": "resp_same"}
+        expected = await direct.post(f"{a.url}/v1/responses", json=body)
+        found = await front.post("/v1/responses", body)
+        kept = await front.get("/v1/responses/resp_same")
+        more = await ask(front, "two", previous_response_id="resp_same", stream=True)
     own, ours = events(expected.text), events(found.text)
     assert [e["type"] for e in ours] == [e["type"] for e in own]
     deltas = [e["delta"] for e in ours if e["type"] == "response.output_text.delta"]
@@ -270,10 +274,12 @@ async def test_events_may_come_in_any_pieces(tmp_path):
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
-    async with raw(piecemeal) as url:
-        async with keeping(tmp_path, {"url": url, "models": ["scripted"]}) as front:
-            found = await ask(front, "x", stream=True)
-            kept = (await front.get("/v1/responses/resp_x")).json()
+    async with (
+        raw(piecemeal) as url,
+        keeping(tmp_path, {"url": url, "models": ["scripted"]}) as front,
+    ):
+        found = await ask(front, "x", stream=True)
+        kept = (await front.get("/v1/responses/resp_x")).json()
     assert found.text.startswith("event: a\r\ndata: {}\r\n\r\nevent: response.completed\ndata: ")
     assert events(found.text.replace("\r\n", "\n"))[-1]["response"] == kept
     assert kept["store"] is True
@@ -298,11 +304,10 @@ async def test_thinking_that_only_its_maker_can_read_is_not_sent_to_others(tmp_p
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
 
-    async with raw(noting) as url:
-        async with keeping(tmp_path, {"url": url, "models": ["scripted"]}) as front:
-            body = {"model": "scripted", "input": "a", "x": 1}
-            await front.post("/v1/responses", body, headers={"accept-encoding": "gzip"})
-            await ask(front, "b", previous_response_id="resp_x")
+    async with raw(noting) as url, keeping(tmp_path, {"url": url, "models": ["scripted"]}) as front:
+        body = {"model": "scripted", "input": "a", "x": 1}
+        await front.post("/v1/responses", body, headers={"accept-encoding": "gzip"})
+        await ask(front, "b", previous_response_id="resp_x")
     (head, first), (_, second) = asked
     assert first == {"model": "scripted", "input": "a", "x": 1}
     assert b"accept-encoding: gzip" not in head.lower()
@@ -390,26 +395,30 @@ async def test_the_oldest_go_of_the_owner_that_has_most(checkpoint, tmp_path):
 async def test_old_ones_are_forgotten(checkpoint, tmp_path):
     file = tmp_path / "history.db"
     settings = {"history_file": str(file), "retention_days": 1.0}
-    async with forgetful(checkpoint) as a:
-        async with keeping(tmp_path, at(a), history="sqlite", providers=settings) as front:
-            name = (await ask(front, "one")).json()["id"]
-            with sqlite3.connect(file) as db:
-                db.execute("UPDATE records SET kept_at = kept_at - 86400")
-            db.close()
-            assert (await front.get(f"/v1/responses/{name}")).status_code == 404
+    async with (
+        forgetful(checkpoint) as a,
+        keeping(tmp_path, at(a), history="sqlite", providers=settings) as front,
+    ):
+        name = (await ask(front, "one")).json()["id"]
+        with sqlite3.connect(file) as db:
+            db.execute("UPDATE records SET kept_at = kept_at - 86400")
+        db.close()
+        assert (await front.get(f"/v1/responses/{name}")).status_code == 404
 
 
 async def test_a_broken_history_costs_no_answers(checkpoint, tmp_path):
     file = tmp_path / "history.db"
     settings = {"history_file": str(file)}
-    async with forgetful(checkpoint) as a:
-        async with keeping(tmp_path, at(a), history="sqlite", providers=settings) as front:
-            with sqlite3.connect(file) as db:
-                db.execute("DROP TABLE records")
-            db.close()
-            reply = await ask(front, "one")
-            assert (reply.status_code, text_of(reply.json())) == (200, "user\none")
-            assert reply.json()["store"] is False
-            assert (await front.get("/v1/responses/resp_x")).status_code == 503
-            chat = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
-            assert (await front.post("/v1/chat/completions", chat)).status_code == 200
+    async with (
+        forgetful(checkpoint) as a,
+        keeping(tmp_path, at(a), history="sqlite", providers=settings) as front,
+    ):
+        with sqlite3.connect(file) as db:
+            db.execute("DROP TABLE records")
+        db.close()
+        reply = await ask(front, "one")
+        assert (reply.status_code, text_of(reply.json())) == (200, "user\none")
+        assert reply.json()["store"] is False
+        assert (await front.get("/v1/responses/resp_x")).status_code == 503
+        chat = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
+        assert (await front.post("/v1/chat/completions", chat)).status_code == 200
