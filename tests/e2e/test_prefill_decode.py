@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -97,3 +94,155 @@ def test_the_answer_is_that_of_one_server(pair, sampling):
     after = pair.counts(pair.decode)
     assert after["done"] == before["done"] + 1
     assert after["failed"] == after["refused"] == 0
+
+
+CHAT = [{"role": "user", "content": PROMPT}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "samples": ("/v1/chat/completions", {"messages": CHAT, "n": 3, "max_tokens": 6, "seed": 1}),
+    "batch": (
+        "/v1/completions",
+        {"prompt": [PROMPT, "b" * 99], "n": 2, "max_tokens": 5, "seed": 2},
+    ),
+    "log probabilities": (
+        "/v1/chat/completions",
+        {"messages": CHAT, "logprobs": True, "top_logprobs": 2, "max_tokens": 5, "seed": 3},
+    ),
+    "grammar": (
+        "/v1/chat/completions",
+        {
+            "messages": CHAT,
+            "max_tokens": 40,
+            "seed": 4,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+            },
+        },
+    ),
+    "penalties": (
+        "/v1/completions",
+        {"prompt": PROMPT, "max_tokens": 9, "seed": 5, "frequency_penalty": 1.5},
+    ),
+    "stop": (
+        "/v1/completions",
+        {"prompt": PROMPT, "max_tokens": 60, "seed": 6, "stop": ["a", "e"]},
+    ),
+    "one token": ("/v1/completions", {"prompt": "x", "max_tokens": 4, "seed": 7}),
+    "no token": ("/generate", generate(max_new_tokens=0)),
+    "echo": ("/v1/completions", {"prompt": "ab", "max_tokens": 2, "seed": 1, "echo": True}),
+    "log probabilities of the prompt": (
+        "/v1/completions",
+        {"prompt": "abc", "max_tokens": 2, "seed": 1, "echo": True, "logprobs": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_whatever_is_asked_for_comes_as_from_one_server(pair, name):
+    path, body = REQUESTS[name]
+
+    prefill, decode = pair.ask(path, body)
+
+    assert prefill.status_code == decode.status_code == 200, (prefill.text, decode.text)
+    alone = pair.alone(path, body).json()
+    assert content(decode.json()) == content(alone)
+
+
+def content(reply: dict[str, Any]) -> Any:
+    """An answer without names and times."""
+    return reply.get("choices") or (reply["output_ids"], reply["meta_info"]["finish_reason"])
+
+
+def test_streams_are_those_of_one_server(pair):
+    body = {"prompt": PROMPT + "s", "max_tokens": 9, "seed": 8, "stream": True}
+
+    prefill, decode = pair.ask("/v1/completions", body)
+
+    assert prefill.text.rstrip().endswith("[DONE]")
+    assert events(decode.text) == events(pair.alone("/v1/completions", body).text)
+
+
+def events(text: str) -> tuple[str, str]:
+    """The text of a stream, and why it ended; how it was divided is up to its reader."""
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    return "".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]
+
+
+def test_pages_that_the_decode_server_has_do_not_come_again(pair):
+    body = generate(PROMPT + "again", temperature=0)
+    pair.ask("/generate", body)
+    before = pair.counts(pair.decode)
+
+    _, decode = pair.ask("/generate", body)
+
+    after = pair.counts(pair.decode)
+    assert after["done"] == before["done"] + 1
+    assert after["num_bytes"] == before["num_bytes"]
+    assert decode.json()["output_ids"] == pair.alone("/generate", body).json()["output_ids"]
+
+
+def test_a_room_is_used_once(pair):
+    meeting = pair.meeting()
+    assert pair.ask("/generate", generate("once"), meeting)[1].status_code == 200
+
+    prefill, decode = pair.ask("/generate", generate("once more"), meeting)
+
+    assert (prefill.status_code, decode.status_code) == (400, 503)
+    for reply in (prefill, decode):
+        assert f"bootstrap_room {meeting['bootstrap_room']} was used before" in reply.text
+
+
+def test_servers_that_were_given_different_prompts_refuse(pair):
+    meeting = pair.meeting()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(
+            httpx.post, pair.prefill.url + "/generate", json={**generate("one"), **meeting}
+        )
+        second = pool.submit(
+            httpx.post, pair.decode.url + "/generate", json={**generate("two"), **meeting}
+        )
+        assert first.result().status_code == 200
+        assert second.result().status_code == 503
+    assert "prompt or adapter of the prefill and the decode server differ" in second.result().text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bootstrap_room", -1),
+        ("bootstrap_room", "x"),
+        ("bootstrap_room", [1, 2, 3]),
+        ("bootstrap_port", 0),
+        ("bootstrap_host", 5),
+        ("bootstrap_host", ["a", "b"]),
+    ],
+)
+def test_malformed_meetings_are_refused_by_name(pair, name, value):
+    body = {**generate("hello"), **pair.meeting(), name: value}
+
+    reply = httpx.post(pair.decode.url + "/generate", json=body)
+
+    assert reply.status_code == 400
+    assert name in reply.text
+
+
+def test_nobody_at_the_address_means_that_the_prompt_is_computed_here(pair):
+    meeting = {**pair.meeting(), "bootstrap_port": free_port()}
+    body = generate(PROMPT + "nobody", temperature=0)
+
+    reply = httpx.post(pair.decode.url + "/generate", json={**body, **meeting}, timeout=60)
+
+    assert reply.json()["output_ids"] == pair.alone("/generate", body).json()["output_ids"]
+
+
+def test_many_at_once_all_get_their_own(pair):
+    prompts = [f"{i} " * (3 + 7 * i) for i in range(24)]
+    bodies = [
+        generate(prompt, temperature=1.0, sampling_seed=i) for i, prompt in enumerate(prompts)
+    ]
+    with ThreadPoolExecutor(12) as pool:
+        replies = list(pool.map(lambda body: pair.ask("/generate", body)[1].json(), bodies))
+    for body, reply in zip(bodies, replies, strict=True):
+        assert reply["output_ids"] == pair.alone("/generate", body).json()["output_ids"]

@@ -48,7 +48,7 @@ def run(args: Parsed) -> int:
         print(_yaml(dump(loaded.config, defaults=False)), end="")
         return DONE
     settings = resolve_settings(loaded)
-    rows = [row for row in explain(settings)]
+    rows = list(explain(settings))
     if args.has("json"):
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return DONE

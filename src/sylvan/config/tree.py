@@ -326,7 +326,7 @@ class DisaggConfig(Section, frozen=True):
     role: Literal["prefill", "decode"]
     """What this server does."""
     transfer: Literal["auto", "tcp", "shm"] = "auto"
-    """How KV moves between servers: through shared memory, where they are on one machine, or TCP."""
+    """How KV moves: through shared memory, where both servers are on one machine, or over TCP."""
     bootstrap_port: Port = 8998
     """Port on which a prefill server lets decode servers in; 0: any."""
     secret_file: str | None = None

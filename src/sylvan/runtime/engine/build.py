@@ -113,10 +113,10 @@ def build_scheduler(
     grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
-    disagg = DisaggParts(config.disagg, config.server.host) if config.disagg is not None else None
+    disagg = DisaggParts(config.disagg, config.server.host)
     workers = (
         lambda site: grammar.worker,
-        *([disagg.worker] if disagg else ()),
+        *disagg.workers,
         *([lora_worker(config.lora)] if config.lora else ()),
         *([tiers.worker] if tiers else ()),
         *_head(config),
@@ -132,13 +132,12 @@ def build_scheduler(
     config = _in_force(config, model)
     if tiers is not None:
         tiers.open(config, model, model_dir(config.model))
-    if disagg is not None:
-        disagg.open(_identity(config, model))
+    disagg.open(_identity(config, model))
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
     capabilities: tuple[Capability, ...] = (
         grammar.control,
         *([lora.control] if lora else ()),
-        *([disagg.control()] if disagg else ()),
+        *disagg.controls(),
         *also.capabilities,
     )
     speculation = draft = None
@@ -469,13 +468,13 @@ def _state(
     grammar: Grammar,
     model: ModelFacts,
     speculation: AnySpeculation | None,
-    disagg: DisaggParts | None,
+    disagg: DisaggParts,
 ) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}
     drafts = {"speculation": asdict(speculation.counts)} if speculation else {}
-    apart = {"disaggregation": disagg.state()} if disagg else {}
-    return {"config": dump(config), "grammar": asdict(grammar.stats())} | experts | drafts | apart
+    own = {"config": dump(config), "grammar": asdict(grammar.stats()), **disagg.state()}
+    return own | experts | drafts
 
 
 def _number(value: int | str) -> int:

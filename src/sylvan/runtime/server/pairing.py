@@ -26,13 +26,13 @@ class Pairing:
     Attributes:
         role: What this server does of it; None: everything.
         bootstraps: One, or one for each prompt or sample.
-        is_list: The body had a list of them.
+        listed: The field that was a list; empty if none was.
         merges: The gateway puts what the prefill server says of a prompt into the answer.
     """
 
     role: Literal["prefill", "decode"] | None = None
     bootstraps: tuple[Bootstrap, ...] = ()
-    is_list: bool = False
+    listed: str = ""
     merges: bool = False
 
     def placed(self, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
@@ -49,15 +49,15 @@ class Pairing:
     def _per_sample(self, inputs: Sequence[GenerateInput]) -> list[list[Bootstrap]]:
         """Rooms of the samples of each input: those given, and the numbers after them."""
         given, counts = self.bootstraps, [inp.sampling.n for inp in inputs]
-        if not self.is_list:
+        if not self.listed:
             given = tuple(_later(given[0], sum(counts[:i])) for i in range(len(inputs)))
         elif len(given) == sum(counts):
             rest = iter(given)
             return [[next(rest) for _ in range(count)] for count in counts]
         if len(given) != len(inputs):
             raise RequestError(
-                f"bootstrap_room: {len(given)} rooms were given for {len(inputs)} prompts.",
-                param="bootstrap_room",
+                f"{self.listed}: {len(given)} were given for {len(inputs)} prompts.",
+                param=self.listed,
             )
         return [
             [_later(first, i) for i in range(count)]
@@ -98,7 +98,7 @@ def read_pairing(body: BaseModel, path: str, settings: ServerSettings) -> Pairin
     rows = [_row(given, i, settings.bootstrap_port) for i in range(count)]
     if lists and "bootstrap_room" not in lists:
         rows = [_later(row, i) for i, row in enumerate(rows)]
-    return Pairing(settings.role, tuple(rows), bool(lists), path == "/generate")
+    return Pairing(settings.role, tuple(rows), lists[0] if lists else "", path == "/generate")
 
 
 def _row(given: Mapping[str, Any], index: int, usual_port: int) -> Bootstrap:

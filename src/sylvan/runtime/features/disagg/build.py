@@ -39,17 +39,17 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class DisaggParts:
     """What is made of the settings, in the order in which a server is put together.
 
-    First `worker` for the executor, then `open` once the executor is there, then `control`.
+    First `workers` for the executor, then `open` once the executor is there, then `controls`.
 
     Attributes:
-        settings: Of the configuration.
+        settings: Of the configuration; None: this server does everything, and there are no parts.
         host: Where the server listens.
         network: Makes channels.
         counts: What happened to the KV of prompts.
         port: Where decode servers are let in; 0 for a decode server.
     """
 
-    settings: DisaggConfig
+    settings: DisaggConfig | None
     host: str
     network: Callable[[], Network] = TcpNetwork
     counts: TransferCounts = field(default_factory=TransferCounts)
@@ -58,10 +58,14 @@ class DisaggParts:
     _memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]] | None = None
     _identity: Manifest | None = None
 
-    def worker(self, site: ModelSite) -> CapabilityWorker:
-        """The worker half."""
+    @property
+    def workers(self) -> tuple[Callable[[ModelSite], CapabilityWorker], ...]:
+        """What makes the worker half."""
+        return (self._make_worker,) if self.settings is not None else ()
+
+    def _make_worker(self, site: ModelSite) -> CapabilityWorker:
         self._memory = site.memory
-        if self.settings.role == "prefill":
+        if self._given.role == "prefill":
             self._worker = PrefillWorker(self._sender)
         else:
             self._worker = DecodeWorker(self._receiver)
@@ -73,6 +77,8 @@ class DisaggParts:
         Raises:
             ConfigError: this model's KV cannot be handed over, or the port is taken.
         """
+        if self.settings is None:
+            return
         assert self._memory is not None
         groups, memory = self._memory()
         kinds = {group.kind for group in groups}
@@ -96,24 +102,37 @@ class DisaggParts:
         elif self._worker is not None:
             self._worker.open()
 
-    def control(self) -> Capability:
+    def controls(self) -> tuple[Capability, ...]:
         """The control half."""
-        memory, settings = self._pages(), self.settings
+        settings = self.settings
+        if settings is None:
+            return ()
+        memory = self._pages()
         if settings.role == "decode":
-            return DecodeRole(
+            decode = DecodeRole(
                 memory.page_size,
                 settings.timeout_s,
                 falls_back=settings.fallback == "local",
                 counts=self.counts,
             )
+            return (decode,)
         staged = max(_LEAST_STAGED, memory.num_pages * memory.page_bytes // STAGED_SHARE)
-        return PrefillRole(
+        prefill = PrefillRole(
             memory.page_size, memory.page_bytes, staged, settings.timeout_s, self.counts
         )
+        return (prefill,)
 
     def state(self) -> dict[str, Any]:
         """For operators."""
-        return {"role": self.settings.role, "bootstrap_port": self.port, **asdict(self.counts)}
+        if self.settings is None:
+            return {}
+        own = {"role": self.settings.role, "bootstrap_port": self.port, **asdict(self.counts)}
+        return {"disaggregation": own}
+
+    @property
+    def _given(self) -> DisaggConfig:
+        assert self.settings is not None
+        return self.settings
 
     def _pages(self) -> PageMemory:
         assert self._memory is not None
@@ -121,7 +140,7 @@ class DisaggParts:
 
     def _sender(self) -> Sender:
         assert self._identity is not None
-        settings = self.settings
+        settings = self._given
         return Sender(
             self.network(),
             self._pages(),
@@ -133,12 +152,12 @@ class DisaggParts:
 
     def _receiver(self) -> Receiver:
         assert self._identity is not None
-        shares = {"auto": None, "shm": True, "tcp": False}[self.settings.transfer]
+        shares = {"auto": None, "shm": True, "tcp": False}[self._given.transfer]
         return Receiver(self.network(), self._pages(), self._identity, self._secret, shares=shares)
 
     @property
     def _secret(self) -> bytes:
-        path = self.settings.secret_file
+        path = self._given.secret_file
         if path is None:
             return b""
         try:

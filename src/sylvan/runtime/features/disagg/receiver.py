@@ -47,6 +47,7 @@ from sylvan.runtime.features.disagg.messages import (
 )
 from sylvan.runtime.features.disagg.segment import Segment
 from sylvan.runtime.storage.manifest import Manifest
+from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +235,7 @@ class Receiver:
         job.transfer = transfer = self._memory.import_(
             np.array(targets, np.int32), payload, checksums=np.frombuffer(checksums, "<u8")
         )
-        await asyncio.to_thread(transfer.wait)
+        await call_in_thread(transfer.wait)
         job.transfer = None
         if transfer.error:
             raise ChannelError(f"pages could not be used: {transfer.error}")

@@ -74,7 +74,7 @@ class TcpChannel:
         self._socket.close()
 
     async def _fill(self, buffer: Buffer) -> None:
-        rest = memoryview(buffer)
+        rest = buffer.data
         while len(rest):
             try:
                 count = await self._loop.sock_recv_into(self._socket, rest)
