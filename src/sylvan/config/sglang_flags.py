@@ -231,10 +231,10 @@ REFUSED: Mapping[str, str] = {
     ),
     "prefill and decode on different servers": (
         "disaggregation_decode_allocation_policy=early "
-        "disaggregation_decode_enable_offload_kvcache disaggregation_decode_enable_radix_cache "
+        "disaggregation_decode_enable_offload_kvcache "
         "disaggregation_decode_extra_slots= disaggregation_decode_host_receive_threshold=1.0 "
         "disaggregation_decode_polling_interval=1 disaggregation_decode_retraction_backup= "
-        "disaggregation_enable_kv_checksum disaggregation_ib_device= "
+        "disaggregation_ib_device= "
         "num_reserved_decode_tokens=512 optimistic_prefill_attempts=0 enable_pd_role_switch "
         "enable_pdmux pdmux_config_path= sm_group_num=8"
     ),

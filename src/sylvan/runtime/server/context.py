@@ -17,6 +17,7 @@ from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.metrics import Accounts
+from sylvan.runtime.server.pairing import Pairing
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
 from sylvan.runtime.server.stores.batches import BatchStore
@@ -60,6 +61,7 @@ class Context:
         started: Time stamp of the start.
         ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
         journal: Of the call.
+        pairing: The other server of the call.
     """
 
     engine: TokenizerManager
@@ -80,6 +82,7 @@ class Context:
     started: float = 0.0
     ids: Callable[[int], str] = secrets.token_hex
     journal: CallJournal = field(default_factory=NoJournal)
+    pairing: Pairing = field(default_factory=Pairing)
 
     @property
     def limits(self) -> Limits:
