@@ -26,7 +26,7 @@ Compile = Callable[[GrammarSpec], CompiledGrammar]
 
 MAX_ROUNDS = 24
 """Places of one schema that may be given up one after another, before much is given up at once."""
-_NOTHING = "matches no text at all"
+_NOTHING = re.compile("matches no text at all|Unsatisfiable schema")
 _PLACE = re.compile(r"json_schema: (#[^\n]*?)(?:: | is not supported| (?:of|beside|that|and) |$)")
 _AROUND = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)")
 """Look-around in a regex, one group in it at most."""
@@ -52,7 +52,7 @@ def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGr
     try:
         return compile_one(spec), set()
     except RequestError as error:
-        if spec.exact or spec.kind != "json_schema" or _NOTHING in str(error):
+        if spec.exact or spec.kind != "json_schema" or _NOTHING.search(str(error)):
             raise
         refused = error
     schema = object_schema(spec)
@@ -65,7 +65,7 @@ def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGr
         try:
             return _compile_most(written, lost, compile_one)
         except RequestError as error:
-            if _NOTHING in str(error):
+            if _NOTHING.search(str(error)):
                 raise
     raise refused
 
@@ -103,7 +103,7 @@ def _compile_most(
             return compile_one(spec), lost
         except RequestError as error:
             found = _PLACE.search(str(error))
-            if found is None or _NOTHING in str(error):
+            if found is None or _NOTHING.search(str(error)):
                 raise
             weaker = json.loads(spec.text)
             given_up = _give_up(weaker, found[1])
