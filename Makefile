@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test gpu-test parity sdk check aot bench docs clean
+.PHONY: help serve test test-slow gpu-test parity sdk check aot bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -26,7 +26,10 @@ serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 3
 	$(BIN)/sylvan serve $(ARGS)
 
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.dev  ## run what `make test` leaves out: benchmarks, training, compilers for other chips
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU
 	$(BIN)/python -m pytest -n 8 --device cuda tests/unit/kernels/triton tests/unit/runtime/executor/device tests/e2e/test_gpu.py $(ARGS)

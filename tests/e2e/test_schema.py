@@ -10,6 +10,8 @@ import pytest
 
 from sylvan.runtime.server.routes import ENDPOINTS
 
+pytestmark = pytest.mark.slow
+
 CHECKS = (
     "not_a_server_error,response_schema_conformance,status_code_conformance,"
     "content_type_conformance"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TINY = ["--new", "4", "--prompt", "8", "--prefill", "16", "--batch", "1", "2"]
 TINY += ["--shared", "3", "--shared-prefix", "40"]

@@ -10,6 +10,8 @@ import pytest
 
 from sylvan.kernels import describe
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rl" / "grpo.py"
 STEPS = 8
 

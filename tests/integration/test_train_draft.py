@@ -12,7 +12,10 @@ from sylvan.cli.main import main
 from sylvan.kernels.native.library import describe
 from tests.support.random_model import write_random_model
 
-pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled"),
+]
 
 SMALL = ("--answer-tokens", "24", "--batch-tokens", "512", "--depth", "3", "--threads", "1")
 

@@ -19,7 +19,10 @@ from tests.parity.families import DENSE, EXPERT, FALLBACK
 from tests.parity.rare import RARE
 from tests.parity.serving import Serving
 
-pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled"),
+]
 KERNELS = "eager (native linears and attention"
 WHAT = {
     "rotary, grouped heads": lambda: transformers.LlamaConfig(**SHAPE),

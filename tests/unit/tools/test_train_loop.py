@@ -21,6 +21,8 @@ from tools.train.loop import TrainConfig, Trainer  # noqa: E402
 from tools.train.model import ModelConfig, Sapling, learnt_positions, rotary_tables  # noqa: E402
 from tools.train.rows import LOOKAHEAD, WIDTHS, Batches  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ASSETS = ROOT / "src" / "sylvan" / "assets" / "sapling"
 CONFIG = TrainConfig(
     steps=4,

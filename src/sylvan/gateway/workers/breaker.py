@@ -95,6 +95,13 @@ class CircuitBreaker:
             self._opened_s = now
             self._become(State.OPEN)
 
+    def reset(self) -> None:
+        """Forget what failed: the worker was lost, and is back."""
+        self._trials = 0
+        self.failures = self.successes = 0
+        if self._state is not State.CLOSED:
+            self._become(State.CLOSED)
+
     def _become(self, state: State) -> None:
         old, self._state = self._state, state
         if state is not State.OPEN:

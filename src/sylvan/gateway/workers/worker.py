@@ -162,12 +162,18 @@ class Worker:
         return self.is_healthy and not self.draining and self.breaker.allows
 
     def see_health(self, ok: bool, config: HealthConfig) -> bool:
-        """Take in a check; returns whether the worker's health changed."""
+        """Take in a check; returns whether the worker's health changed.
+
+        A worker that was unhealthy and is healthy again begins with a closed circuit: requests
+        failed while its checks failed, too, and often another process answers at its address.
+        """
         thresholds = (
             self.spec.health_success_threshold or config.successes,
             self.spec.health_failure_threshold or config.failures,
         )
         changed = self.health.see(ok, self.clock(), thresholds)
+        if changed and self.health.healthy:
+            self.breaker.reset()
         if changed:
             self.changed()
         return changed

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from sylvan.config.route import BreakerConfig, HealthConfig
 from sylvan.gateway.workers.worker import Health
 from sylvan.utils.clock import VirtualClock
 from tests.support.gateway import make_worker
@@ -49,3 +50,21 @@ def test_health_changes_at_thresholds():
     assert not health.healthy
     assert health.see(True, 6.0, (2, 3))
     assert health.healthy
+
+
+def test_a_worker_that_was_lost_and_is_back_is_given_requests_at_once():
+    worker = make_worker(0, VirtualClock())
+    config = HealthConfig()
+    for _ in range(BreakerConfig().failures):
+        worker.begin().failed()
+    assert not worker.available
+
+    worker.see_health(True, config)
+    assert not worker.available  # it was healthy all the time: requests fail nevertheless
+
+    for _ in range(config.failures):
+        worker.see_health(False, config)
+    for _ in range(config.successes):
+        worker.see_health(True, config)
+    assert worker.available
+    assert worker.breaker.closed
