@@ -16,6 +16,7 @@ import pytest
 
 from sylvan.runtime.features.grammar.libraries import installed_backends
 from tests.support.json_suite import (
+    REMOTE,
     SAPLING,
     TIMEOUT_S,
     Case,
@@ -25,6 +26,7 @@ from tests.support.json_suite import (
     Writer,
     accepts,
     byte_ids,
+    guard_allows,
     load_suite,
 )
 
@@ -93,6 +95,40 @@ def test_what_is_accepted_is_held(name: str, suite: Suite, request: pytest.Fixtu
     assert not wrong, "\n".join(wrong)
     assert accepted >= LEAST_ACCEPTED[name]
     assert finished >= accepted * OUTPUTS // 2
+
+
+@pytest.mark.parametrize("name", [n for n in installed_backends() if n != "outlines_core"])
+def test_every_schema_is_accepted_and_held(
+    name: str, suite: Suite, request: pytest.FixtureRequest
+) -> None:
+    compilers = Compilers(name, TIMEOUT_S.get(name, 30.0))
+    request.addfinalizer(compilers.close)
+    grammars = compilers.compile_guarded(suite.cases)
+    ids = byte_ids(compilers.vocabulary)
+    wrong: list[str] = []
+    refused: list[str] = []
+    for case, found in zip(suite.cases, grammars, strict=True):
+        where = f"{case.file}: {case.name}"
+        if found is None:
+            local = "json-schema.org/" not in json.dumps(_without_dialect(case.schema))
+            if case.valid and local and REMOTE not in json.dumps(case.schema):
+                refused.append(where)
+            continue
+        if case.file.startswith(UNLIKE) or found.guard is None:
+            continue
+        for value in case.invalid:
+            if accepts(found.grammar, value, ids) and guard_allows(found.guard, value):
+                wrong.append(f"{where}: {value!r} is not valid")
+        for value in case.valid:
+            if not guard_allows(found.guard, value):
+                wrong.append(f"{where}: {value!r} is valid")
+
+    assert not wrong, "\n".join(wrong)
+    assert len(refused) <= 0.02 * len(suite.cases), "\n".join(refused)
+
+
+def _without_dialect(schema: Any) -> Any:
+    return {k: v for k, v in schema.items() if k != "$schema"} if isinstance(schema, dict) else 0
 
 
 def test_the_suite_is_whole(suite: Suite) -> None:

@@ -260,7 +260,11 @@ BAD = [
         | {
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "w", "schema": {"type": "array", "uniqueItems": True}},
+                "json_schema": {
+                    "name": "w",
+                    "schema": {"type": "array", "uniqueItems": True},
+                    "strict": "grammar",
+                },
             }
         },
         "uniqueItems",

@@ -24,11 +24,14 @@ from numpy.typing import NDArray
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup
 from sylvan.runtime.features.grammar.forced import Jumper
+from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
+from sylvan.runtime.features.grammar.guard.watch import Watch
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.text import vocabulary_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.work import LoadedGrammar
 from sylvan.text.tokenizer import Tokenizer
 
 SAPLING = Path(str(files("sylvan") / "assets" / "sapling"))
@@ -134,8 +137,16 @@ class Compilers:
         self._compiler = GrammarCompiler(name, lambda: Setup(Loaders(found, limits)), limits)
 
     def compile(self, cases: Sequence[Case]) -> list[CompiledGrammar | None]:
-        """A grammar for each case; None for those that are refused."""
-        specs = [GrammarSpec("json_schema", json.dumps(case.schema)) for case in cases]
+        """A grammar that holds all of it, for each case; None for those that are refused."""
+        return [found and found.grammar for found in self._compile(cases, exact=True)]
+
+    def compile_guarded(self, cases: Sequence[Case]) -> list[LoadedGrammar | None]:
+        """A grammar for each case, and what holds the rest; None for those that are refused."""
+        return self._compile(cases, exact=False)
+
+    def _compile(self, cases: Sequence[Case], *, exact: bool) -> list[LoadedGrammar | None]:
+        texts = [json.dumps(case.schema) for case in cases]
+        specs = [GrammarSpec("json_schema", text, exact) for text in texts]
         tickets = [self._compiler.request(spec) for spec in specs]
         give_up = time.monotonic() + _PATIENCE_S
         for ticket in tickets:
@@ -145,7 +156,7 @@ class Compilers:
             status = ticket.error.status if ticket.error else 400
             assert status == 400, ticket.error
             self._compiler.forget(ticket)
-        return [ticket.grammar and ticket.grammar.grammar for ticket in tickets]
+        return [ticket.grammar for ticket in tickets]
 
     def close(self) -> None:
         self._compiler.close()
@@ -202,6 +213,12 @@ def byte_ids(vocabulary: Vocabulary) -> list[int]:
     """The id of each single byte."""
     found = {token: i for i, token in reversed(list(enumerate(vocabulary.tokens)))}
     return [found[bytes([byte])] for byte in range(256)]
+
+
+def guard_allows(guarded: GuardedGrammar, value: Any) -> bool:
+    """Whether no part of a value is taken back."""
+    watch = Watch(guarded.conditions)
+    return watch.write(json.dumps(value).encode()) is None and watch.end() is None
 
 
 def _accepts(matcher: GrammarMatcher, text: bytes, ids: Sequence[int]) -> bool:

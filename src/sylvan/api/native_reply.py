@@ -95,6 +95,7 @@ class ReplyState:
                 max(0, len(self.weight_versions) - 1)
             ],
             "num_retractions": usage.retractions,
+            **({"taken_back_tokens": usage.taken_back} if usage.taken_back else {}),
             **draft_keys(usage.drafts),
             **timing,
         }

@@ -81,6 +81,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     loaded_tokens: int = 0  # of these, those that a store of KV brought
     retractions: int = 0
     drafts: DraftCounts | None = None  # None: no guess of it was verified
+    taken_back: int = 0  # tokens that were sampled, broke the schema, and are no part of the output
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

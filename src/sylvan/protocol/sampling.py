@@ -48,6 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     json_schema: str | None = None
+    strict_grammar: bool = False  # refuse schemas that the grammar does not hold by itself
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None

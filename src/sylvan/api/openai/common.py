@@ -24,7 +24,9 @@ class JsonSchema(WireModel):
     name: str | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
+    strict: bool | Literal["grammar"] | None = None
+    """`grammar`: refuse a schema that the grammar does not hold by itself; else what it does not
+    hold is checked as it is written, and written anew."""
 
 
 class ResponseFormat(WireModel):
@@ -166,8 +168,8 @@ def _respelt(error: RequestError, spelt: Mapping[str, str]) -> RequestError:
     return RequestError(message, param=param or None, status=error.status)
 
 
-def _grammar(body: GenerationBody) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _grammar(body: GenerationBody) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name in ("json_schema", "structural_tag"):
         value = getattr(body, name)
         if value:
@@ -184,6 +186,7 @@ def _grammar(body: GenerationBody) -> dict[str, str]:
         raise RequestError(f"{path} must be given.", param=path)
     else:
         found["json_schema"] = json.dumps(wanted.json_schema.schema_)
+        found["strict_grammar"] = wanted.json_schema.strict == "grammar"
     return found
 
 

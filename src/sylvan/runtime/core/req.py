@@ -13,6 +13,7 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
+from sylvan.runtime.core.held import Held
 from sylvan.runtime.core.step import PageCopy
 
 NEVER = sys.maxsize
@@ -103,6 +104,7 @@ class Req:
     loaded_tokens: int = 0  # of these, those that a lower tier brought
     retractions: int = 0
     drafts: DraftCounts | None = None
+    held: Held | None = None  # its tokens are reviewed before the client gets them
     num_emitted: int = field(init=False)  # of `tokens`: sent to the client, or known to it
     emit_at: int = field(init=False)  # number of tokens at which the next output is emitted
     emit_interval: int = 1  # tokens between outputs after that

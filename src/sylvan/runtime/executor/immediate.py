@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.logprobs import join
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
@@ -24,7 +25,6 @@ from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.verify import accepted_guesses
 from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
 from sylvan.runtime.sampling.constraints import Masks, Outcome
-from sylvan.runtime.sampling.logprobs import join
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once

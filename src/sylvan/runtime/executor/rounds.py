@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sylvan.protocol.logprobs import join
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.runtime.core.step import SliceOutput, StepPlan
 from sylvan.runtime.executor.backend import StepBackend
@@ -20,7 +21,6 @@ from sylvan.runtime.executor.results import CONSTRAINED_STATUS
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Constraints, Outcome
-from sylvan.runtime.sampling.logprobs import join
 from sylvan.runtime.sampling.params import SamplingBatch
 
 NO_OUTCOMES: Mapping[int, Outcome] = {}

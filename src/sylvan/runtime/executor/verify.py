@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.logprobs import join
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.sampling.api import SampleOutput
-from sylvan.runtime.sampling.logprobs import join
 
 
 def accepted_path(

@@ -39,22 +39,6 @@ def token_logprobs(
     )
 
 
-def join(parts: list[TokenLogprobs]) -> TokenLogprobs:
-    """Consecutive runs of positions as one; at least one."""
-
-    def rows(name: str) -> np.ndarray | None:
-        arrays = [getattr(part, name) for part in parts]
-        return None if arrays[0] is None else np.concatenate(arrays)
-
-    return TokenLogprobs(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        top_ids=rows("top_ids"),
-        top_logprobs=rows("top_logprobs"),
-        chosen_logprobs=rows("chosen_logprobs"),
-    )
-
-
 def _largest(x_PV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest values and their ids, equals by rising id."""
     values, ids = x_PV.topk(count, -1)

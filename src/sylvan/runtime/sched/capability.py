@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import Any, ClassVar, Protocol
 
 from sylvan.protocol.errors import RequestError
+from sylvan.runtime.core.held import Held, Review
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
 from sylvan.runtime.core.step import StepPlan, StepResult
 
@@ -147,6 +148,23 @@ class Capability:
     def on_tokens(self, req: Req, tokens: Sequence[int]) -> None:
         """`tokens` were appended to `req`."""
 
+    def reviews(self, req: Req) -> bool:
+        """Whether `review` is to see the tokens of `req`, which starts."""
+        return False
+
+    def review(self, req: Req, count: int, *, complete: bool) -> Review:
+        """Judge the newest `count` tokens of `req`, of which its client knows none.
+
+        Args:
+            req: A request that this capability reviews.
+            count: Of tokens.
+            complete: The output ends with them, by its own choice.
+
+        Raises:
+            RequestError: the request cannot go on; it fails, and what was not settled is not sent.
+        """
+        raise NotImplementedError
+
     def output_fields(self, req: Req) -> Mapping[str, Any] | None:
         """Fields of `TokenOutput` that the client is to get now; called with each first output."""
         return None
@@ -208,6 +226,7 @@ class Hooks:
         self._starters = overriding(capabilities, "on_start")
         self._result_watchers = overriding(capabilities, "on_result")
         self._followers = overriding(capabilities, "on_tokens")
+        self._reviewers = overriding(capabilities, "review")
         self._output_fields = overriding(capabilities, "output_fields")
         self._finishers = overriding(capabilities, "on_finish")
         self._holders = overriding(capabilities, "holds")
@@ -231,6 +250,8 @@ class Hooks:
             "holds": self._holders,
             "stop_loading": self._load_stoppers,
             "wants_step": self._step_wanters,
+            "reviews": self._reviewers,
+            "review": self._reviewers,
         }
         return tuple(question for question, answering in found.items() if answering)
 
@@ -339,6 +360,25 @@ class Hooks:
         self._observe("wants_step", None, wanted)
         return wanted
 
+    def review(self, req: Req, count: int, *, complete: bool) -> Review:
+        """What the capabilities that review `req` agree on: the least of each count.
+
+        Raises:
+            RequestError: one of them refuses the request.
+        """
+        length = req.tokens.length
+        found = Review(length, length)
+        try:
+            for capability in self._reviewers:
+                if capability.reviews(req):
+                    own = capability.review(req, count, complete=complete)
+                    found = Review(min(found.kept, own.kept), min(found.settled, own.settled))
+        except RequestError as error:
+            self._observe("review", req, error)
+            raise
+        self._observe("review", req, found)
+        return found
+
     # ---- the data halves
 
     def plan_work(self, batch: Batch) -> dict[str, Any]:
@@ -380,6 +420,8 @@ class Hooks:
         for capability in self._starters if started else ():
             for piece in started:
                 capability.on_start(piece)
+        for piece in started if self._reviewers else ():
+            self._hold(piece.req)
         for capability in self._batch_watchers:
             capability.on_batch(batch)
 
@@ -417,6 +459,13 @@ class Hooks:
         """See `Observer.on_step_end`."""
         for capability in self._observers:
             capability.on_step_end()
+
+    def _hold(self, req: Req) -> None:
+        """What of a request that starts is reviewed is held back first."""
+        if req.held is None and req.generates:
+            reviewed = any(c.reviews(req) for c in self._reviewers)
+            self._observe("reviews", req, reviewed)
+            req.held = Held(req.tokens.length) if reviewed else None
 
     def _observe(self, question: str, req: Req | None, answer: Any) -> None:
         for capability in self._observers:

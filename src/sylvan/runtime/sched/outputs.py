@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from sylvan.protocol.errors import RequestError
+from sylvan.protocol.logprobs import cut
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, TokenOutput, Usage
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.req import NEVER, Req, Slice
@@ -47,6 +48,7 @@ def usage(req: Req) -> Usage:
         loaded_tokens=req.loaded_tokens,
         retractions=req.retractions,
         drafts=req.drafts,
+        taken_back=req.held.taken_back if req.held is not None else 0,
     )
 
 
@@ -78,15 +80,21 @@ def output(req: Req, now_s: float, **fields: Any) -> TokenOutput:
 
 def buffered_outputs(reqs: Iterable[Req]) -> list[TokenOutput]:
     """Buffered tokens of unfinished requests; see `GenerateRequest.interval`."""
-    buffered = (r for r in reqs if r.emit_interval == NEVER and r.num_emitted < r.tokens.length)
+    buffered = (r for r in reqs if r.emit_interval == NEVER and r.num_emitted < emittable(r))
     return [TokenOutput(rid=r.rid, token_ids=_take_new(r), usage=usage(r)) for r in buffered]
+
+
+def emittable(req: Req) -> int:
+    """Tokens, the prompt included, that the client may know."""
+    length, held = req.tokens.length, req.held
+    return length if held is None else max(req.num_emitted, min(length, held.settled))
 
 
 def _take_new(req: Req) -> tuple[int, ...]:
     """Tokens that were not emitted yet; they count as emitted from now on."""
-    start, stop = req.num_emitted, req.tokens.length
+    start, stop = req.num_emitted, emittable(req)
     req.num_emitted, req.emit_at = stop, stop + req.emit_interval
-    if start == stop - 1:
+    if start == stop - 1 == req.tokens.length - 1:
         return (req.tokens.last,)
     return tuple(req.tokens.view(start, stop).tolist())
 
@@ -108,6 +116,7 @@ def accept_plain(
             length >= req.max_tokens
             or token in req.stop_ids
             or req.finish
+            or req.held
             or piece.draft
             or not (piece.samples and req.first_token_s)
             or (others and index in others)
@@ -149,7 +158,7 @@ def met_targets(req: Req, now_s: float) -> bool | None:
 
 def unchosen(logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
     """Of the first position what does not depend on a token: none is given out there."""
-    first = head(logprobs, 1)
+    first = None if logprobs is None else cut(logprobs, 0, 1)
     if first is None:
         return None
     return msgspec.structs.replace(
@@ -161,12 +170,4 @@ def head(logprobs: TokenLogprobs | None, count: int) -> TokenLogprobs | None:
     """The first `count` positions."""
     if logprobs is None or len(logprobs.token_ids) == count:
         return logprobs
-    rows = (
-        None if a is None else a[:count]
-        for a in (logprobs.top_ids, logprobs.top_logprobs, logprobs.chosen_logprobs)
-    )
-    return TokenLogprobs(
-        token_ids=logprobs.token_ids[:count],
-        logprobs=logprobs.logprobs[:count],
-        **dict(zip(("top_ids", "top_logprobs", "chosen_logprobs"), rows, strict=True)),
-    )
+    return cut(logprobs, 0, count)

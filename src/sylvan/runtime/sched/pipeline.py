@@ -15,7 +15,15 @@ from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.capability import Hooks
 from sylvan.runtime.sched.lifecycle import Lifecycle
 from sylvan.runtime.sched.limits import Parts
-from sylvan.runtime.sched.outputs import accept_plain, finish_reason, head, output, unchosen
+from sylvan.runtime.sched.outputs import (
+    accept_plain,
+    emittable,
+    finish_reason,
+    head,
+    output,
+    refusal,
+    unchosen,
+)
 from sylvan.runtime.sched.plan_builder import PlanBuilder
 from sylvan.runtime.sched.planner import Planner
 from sylvan.runtime.sched.shortage import take_back
@@ -143,18 +151,53 @@ class Pipeline:
                 tokens, finish = tokens[:count], found
                 break
         self._statistics.generated += len(tokens)
+        if req.held is not None and tokens:
+            req.held.keep(head(out.logprobs, len(tokens)))
+            finish = self._review(req, len(tokens), finish, ended=out.ended)
         if self._hooks.follows_tokens:
-            try:
-                self._hooks.on_tokens(req, tokens)
-            except RequestError as error:  # it ends alone
-                self._lifecycle.refuse(req, error)
+            self._tell(req, tokens)
         fields = self._hooks.output_fields(req) if self._hooks.adds_output_fields else {}
         if finish and not req.finish:
             self._lifecycle.finish(req, finish)
-        if req.finish or fields or req.tokens.length >= req.emit_at:
+        if req.finish or fields or emittable(req) >= req.emit_at:
             found = out.logprobs
             logprobs = unchosen(found) if only_prefill else head(found, len(tokens))
+            if req.held is not None and not only_prefill:
+                logprobs = req.held.take(emittable(req) - req.num_emitted)
             self._lifecycle.outbox.append(output(req, now, logprobs=logprobs, **fields))
+
+    def _tell(self, req: Req, tokens: Sequence[int]) -> None:
+        try:
+            self._hooks.on_tokens(req, tokens)
+        except RequestError as error:  # it ends alone
+            self._lifecycle.refuse(req, error)
+
+    def _review(self, req: Req, count: int, finish: Finish | None, *, ended: bool) -> Finish | None:
+        """Let capabilities judge the newest tokens, which end it with `finish`; how it ends now."""
+        held = req.held
+        assert held is not None
+        complete = ended or (finish is not None and finish.type == "stop")
+        try:
+            review = self._hooks.review(req, count, complete=complete)
+        except RequestError as error:
+            return refusal(error)
+        held.settled = max(held.settled, review.settled)
+        if review.kept < req.tokens.length:
+            self._go_back(req, max(review.kept, req.num_emitted))
+            return None
+        if finish is not None:
+            held.settled = req.tokens.length
+        return finish
+
+    def _go_back(self, req: Req, length: int) -> None:
+        """Take back the tokens from `length` on; the KV of those before stays, and is shared."""
+        assert req.held is not None
+        self._void_later_samples(req)
+        req.held.drop(req.tokens.length - length)
+        req.tokens.truncate(length)
+        req.computed = min(req.computed, length)
+        self._planner.start_again(req)
+        self._lifecycle.forget([req.rid])
 
     def _void_later_samples(self, req: Req) -> None:
         """What steps in flight sample after the first of several tokens is void."""

@@ -103,6 +103,10 @@ class Planner:
         """Take the memory of a running request; it waits until there is some again."""
         req.retractions += 1
         self.retractions += 1
+        self.start_again(req)
+
+    def start_again(self, req: Req) -> None:
+        """Share what is computed of a running request, which waits to be admitted anew."""
         self._loaded.discard(req)
         self.drop(req)
         self._requests.move(req, Phase.WAITING)

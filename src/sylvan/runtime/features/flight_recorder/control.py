@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sylvan.protocol.errors import RequestError
+from sylvan.runtime.core.held import Review
 from sylvan.runtime.core.req import Draft, Req
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.features.flight_recorder.recording import (
@@ -53,6 +54,8 @@ class FlightRecorder(Observer):
             answer = answer.name
         elif isinstance(answer, Draft):
             answer = answer.tokens, answer.parents
+        elif isinstance(answer, Review):
+            answer = (answer.kept,), (answer.settled,)
         rid = "" if req is None else req.rid
         self._recorder.write(Answered(question, rid, answer, refusal))  # pyright: ignore[reportArgumentType]
 

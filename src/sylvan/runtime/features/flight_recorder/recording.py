@@ -100,11 +100,21 @@ class Now(msgspec.Struct, frozen=True, tag="now"):
 class Answered(msgspec.Struct, frozen=True, tag="answer"):
     """What the capabilities together answered to a question about a request.
 
-    `answer` is a truth value, the name of a verdict, or guesses (tokens, parents); `refusal` says
-    that one of them refused the request.
+    `answer` is a truth value, the name of a verdict, guesses (tokens, parents), or a review (kept,
+    settled: one number each); `refusal` says that one of them refused the request.
     """
 
-    question: Literal["gate", "admit", "may_draft", "draft", "holds", "stop_loading", "wants_step"]
+    question: Literal[
+        "gate",
+        "admit",
+        "may_draft",
+        "draft",
+        "holds",
+        "stop_loading",
+        "wants_step",
+        "reviews",
+        "review",
+    ]
     rid: str  # empty: about no request
     answer: bool | str | tuple[tuple[int, ...], tuple[int, ...]] | None = None
     refusal: str | None = None

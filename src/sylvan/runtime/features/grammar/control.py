@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import ClassVar
 
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.held import Review
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Ticket
+from sylvan.runtime.features.grammar.guard.guard import OutputGuard
 from sylvan.runtime.features.grammar.spec import spec_of
-from sylvan.runtime.features.grammar.work import GrammarData, GrammarWork, LoadedGrammar
+from sylvan.runtime.features.grammar.work import Bars, GrammarData, GrammarWork, LoadedGrammar
 from sylvan.runtime.sched.capability import Capability, Verdict
 
 
@@ -28,6 +31,10 @@ class GrammarControl(Capability):
         self._ended: list[str] = []  # that the worker half has not been told of
         self._sent: dict[str, str] = {}  # digests of requests that the worker half knows
         self._uses = Counter[str]()  # of these digests
+        self._guards: dict[str, OutputGuard] = {}  # of live requests that are guarded
+        self._bars: dict[str, Bars] = {}  # that the worker half has not been told of
+        self.tries = 0  # times that an output went back
+        self.taken_back = 0  # tokens
 
     @property
     def num_waiting(self) -> int:
@@ -64,6 +71,29 @@ class GrammarControl(Capability):
         self._drop_ticket(rid)
         return Verdict.READY
 
+    def reviews(self, req: Req) -> bool:
+        """See `Capability.reviews`: what the grammar does not hold of its schema is guarded."""
+        found = self._ready.get(req.rid)
+        return found is not None and found.guard is not None
+
+    def review(self, req: Req, count: int, *, complete: bool) -> Review:
+        """See `Capability.review`."""
+        rid, length = req.rid, req.tokens.length
+        guard = self._guards.get(rid)
+        if guard is None:
+            found = self._ready[rid]
+            assert found is not None
+            assert found.guard is not None
+            assert isinstance(req.request, GenerateRequest)
+            guard = self._guards[rid] = OutputGuard(found.guard, req.request)
+        review = guard.review(req.tokens.view(length - count, length).tolist(), complete=complete)
+        if review.kept < length:
+            self.taken_back += length - review.kept
+            self.tries += 1
+            self._bars[rid] = Bars(review.kept, guard.barred_next)
+            self.active = True
+        return review
+
     def on_start(self, piece: Slice) -> None:
         """See `Capability.on_start`."""
         rid = piece.req.rid
@@ -75,7 +105,7 @@ class GrammarControl(Capability):
     def plan_work(self, batch: Batch) -> GrammarWork | None:
         """See `Capability.plan_work`."""
         self.active = False
-        if not self._starting and not self._ended:
+        if not (self._starting or self._ended or self._bars):
             return None
         for rid in self._ended:
             digest = self._sent.pop(rid)
@@ -92,13 +122,16 @@ class GrammarControl(Capability):
                 grammars.append(found.data)
             self._uses[digest] += 1
         ended, self._ended, self._starting = tuple(self._ended), [], []
-        return GrammarWork(ended, tuple(grammars), requests)
+        bars, self._bars = self._bars, {}
+        return GrammarWork(ended, tuple(grammars), requests, bars)
 
     def on_finish(self, req: Req) -> None:
         """See `Capability.on_finish`."""
         rid = req.rid
         self._ready.pop(rid, None)
         self._drop_ticket(rid)
+        self._guards.pop(rid, None)
+        self._bars.pop(rid, None)
         if rid in self._sent:
             self._ended.append(rid)
             self.active = True

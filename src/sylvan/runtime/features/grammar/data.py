@@ -55,6 +55,7 @@ class Matchers:
         self._tokens: Sequence[bytes] = ()
         self._encode: Encode | None = None
         self._outputs: dict[int, Output] = {}  # by slot
+        self._bars: dict[str, tuple[int, tuple[int, ...]]] = {}  # by rid
         self._thread: ThreadPoolExecutor | None = None
         self._filling: Future[None] | None = None
         self._bits = MaskRows(vocab_size)
@@ -73,6 +74,14 @@ class Matchers:
     def ready(self) -> bool:
         """See `Constraints.ready`."""
         return self._filling is None or self._filling.done()
+
+    def bar(self, rid: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """The output of a request, which joins anew, must not go on with these ids there."""
+        self._bars[rid] = position, token_ids
+
+    def forget_bars(self, rid: str) -> None:
+        """The request has ended."""
+        self._bars.pop(rid, None)
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
         """See `Constraints.join`."""
@@ -100,6 +109,8 @@ class Matchers:
         for token in outputs.tolist():
             if output.follow(token):
                 self._look_ahead(output)
+        if request.rid in self._bars:
+            output.bar(*self._bars[request.rid])
         self._outputs[slot] = output
 
     def leave(self, slot: int) -> None:

@@ -31,6 +31,8 @@ class Output:
         error: Why the output cannot go on.
         taken: How many tokens given out `matcher` is past.
         refused: The grammar does not allow what was written: it has to become a marker.
+        barred_at: A position at which some ids must not come.
+        barred: These ids.
     """
 
     matcher: GrammarMatcher | None
@@ -44,6 +46,8 @@ class Output:
     error: str = ""
     taken: int = 0
     refused: bool = False
+    barred_at: int = -1
+    barred: tuple[int, ...] = ()
 
     @property
     def thinks(self) -> bool:
@@ -107,6 +111,12 @@ class Output:
             self._restart()
             return True
         return thought or self._accept(token)
+
+    def bar(self, position: int, token_ids: tuple[int, ...]) -> None:
+        """Let none of these ids come there, though the grammar allows them."""
+        self.barred_at, self.barred = position, token_ids
+        if self.position == position and self.due and self.due[0] in token_ids:
+            self._take_back(0)  # written in other tokens, the same text leads elsewhere
 
     def _accept(self, token: int) -> bool:
         matcher = self.matcher

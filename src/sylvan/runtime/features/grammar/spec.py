@@ -29,16 +29,19 @@ class NotSupportedError(RequestError):
 class GrammarSpec:
     """Kind (of `KINDS`) and text of a grammar.
 
-    The text is JSON for a schema, a structural tag and a choice (a list of strings).
+    The text is JSON for a schema, a structural tag and a choice (a list of strings). `exact`: no
+    schema that the grammar does not hold by itself.
     """
 
     kind: str
     text: str
+    exact: bool = False
 
     @property
     def digest(self) -> str:
         """Name of the content."""
-        return hashlib.sha256(f"{self.kind}\n{self.text}".encode()).hexdigest()
+        kind = f"exact {self.kind}" if self.exact else self.kind
+        return hashlib.sha256(f"{kind}\n{self.text}".encode()).hexdigest()
 
     def json(self) -> Any:
         """The text, read; `$$ANY$$` is the schema of any JSON value.
@@ -58,7 +61,8 @@ def spec_of(request: GenerateRequest | EmbedRequest) -> GrammarSpec | None:
     """The grammar that constrains a request, if any."""
     if not isinstance(request, GenerateRequest) or request.sampling.grammar is None:
         return None
-    return GrammarSpec(*request.sampling.grammar)
+    kind, text = request.sampling.grammar
+    return GrammarSpec(kind, text, exact=request.sampling.strict_grammar)
 
 
 def check_limits(spec: GrammarSpec) -> None:

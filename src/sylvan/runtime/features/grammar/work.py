@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from sylvan.runtime.features.grammar.api import CompiledGrammar
+from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
 
 
 class GrammarData(msgspec.Struct, frozen=True):
@@ -20,6 +21,13 @@ class GrammarData(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class Bars(msgspec.Struct, frozen=True):
+    """Tokens that must not come at a position."""
+
+    position: int
+    token_ids: tuple[int, ...]
+
+
 class GrammarWork(msgspec.Struct, frozen=True):
     """Changes of the requests with a grammar; `ended` come first.
 
@@ -29,16 +37,22 @@ class GrammarWork(msgspec.Struct, frozen=True):
         ended: Requests that need theirs no more.
         grammars: Those that are not known yet.
         requests: The digest of the grammar of each request that starts, by rid.
+        bars: Tokens that must not come next in an output that goes back, by rid.
     """
 
     ended: tuple[str, ...] = ()
     grammars: tuple[GrammarData, ...] = ()
     requests: dict[str, str] = {}
+    bars: dict[str, Bars] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedGrammar:
-    """A compiled grammar that this process can use, and as it is sent to others."""
+    """A compiled grammar that this process can use, and as it is sent to others.
+
+    `guard` holds what the grammar does not; None: it holds all of its schema.
+    """
 
     grammar: CompiledGrammar
     data: GrammarData
+    guard: GuardedGrammar | None = None

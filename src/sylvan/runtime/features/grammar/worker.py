@@ -56,6 +56,8 @@ class GrammarWorker(CapabilityWorker):
             self._digests[rid] = digest
             self._uses[digest] += 1
             self._grammars[rid] = self._known[digest]
+        for rid, bars in work.bars.items():
+            self._matchers.bar(rid, bars.position, bars.token_ids)
 
     def close(self) -> None:
         """See `CapabilityWorker.close`."""
@@ -75,6 +77,7 @@ class GrammarWorker(CapabilityWorker):
 
     def _forget(self, rid: str) -> None:
         digest = self._digests.pop(rid)
+        self._matchers.forget_bars(rid)
         del self._grammars[rid]
         self._uses[digest] -= 1
         if not self._uses[digest]:

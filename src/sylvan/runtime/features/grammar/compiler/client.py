@@ -18,8 +18,12 @@ from sylvan.runtime.features.grammar.compiler.messages import Proof, Prove
 from sylvan.runtime.features.grammar.compiler.priority import thread_steps_back
 from sylvan.runtime.features.grammar.compiler.provers import Answers, Provers
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
+from sylvan.runtime.features.grammar.guard.conditions import Conditions
+from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
+from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
+from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_size
 from sylvan.runtime.features.grammar.wire import Prepare, preparation
 from sylvan.runtime.features.grammar.work import GrammarData, LoadedGrammar
@@ -89,6 +93,7 @@ class GrammarCompiler:
     def __init__(self, name: str, setup: Callable[[], Setup], limits: Limits) -> None:
         self._name, self._make_setup, self._limits = name, setup, limits
         self._setup: Setup | None = None
+        self._kinds: TokenKinds | None = None  # made with the first schema that is guarded
         self._cache = GrammarCache()
         self._ids = itertools.count(1)
         self._underway: dict[str, Ticket] = {}  # by digest; of the asking thread
@@ -204,7 +209,7 @@ class GrammarCompiler:
 
     def _prove(self, ticket: Ticket) -> None:
         self._owed[ticket.id] = ticket
-        self._provers.prove(Prove(id=ticket.id, kind=ticket.spec.kind, text=ticket.spec.text))
+        self._provers.prove(_order(ticket))
 
     def _ready(self) -> Setup:
         if self._setup is None:
@@ -276,10 +281,26 @@ class GrammarCompiler:
     def _keep(self, ticket: Ticket, proof: Proof, grammar: CompiledGrammar) -> None:
         """Hand out a grammar."""
         data = GrammarData(ticket.digest, proof.library, proof.data)
-        found = LoadedGrammar(grammar, data)
+        try:
+            guard = self._guard(ticket.spec, proof, grammar)
+        except RequestError as error:
+            self._refuse(ticket, str(error))
+            return
+        found = LoadedGrammar(grammar, data, guard)
         self._cache.put(ticket.digest, found, proof.memory_bytes + len(proof.data))
         self._stats.compiled += 1
         ticket.grammar, ticket.done = found, True
+
+    def _guard(
+        self, spec: GrammarSpec, proof: Proof, grammar: CompiledGrammar
+    ) -> GuardedGrammar | None:
+        """What holds the rest of a schema; None: the grammar holds all of it."""
+        if not proof.lost:
+            return None
+        conditions = Conditions(object_schema(spec), frozenset(proof.lost))
+        if self._kinds is None:
+            self._kinds = TokenKinds(self._ready().loaders.vocabulary)
+        return GuardedGrammar(grammar, conditions, self._kinds)
 
     def _refuse(self, ticket: Ticket, reason: str) -> None:
         self._stats.refused += 1
@@ -290,3 +311,8 @@ class GrammarCompiler:
         for ticket in [self._owed.pop(i) for i in sorted(lost)]:
             message = "the compiler of grammars ended; try again"
             ticket.fail(RequestError(message, param=ticket.spec.kind, status=503))
+
+
+def _order(ticket: Ticket) -> Prove:
+    spec = ticket.spec
+    return Prove(id=ticket.id, kind=spec.kind, text=spec.text, exact=spec.exact)

@@ -28,7 +28,7 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar.api import GrammarBackend, GrammarMatcher
+from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarBackend, GrammarMatcher
 from sylvan.runtime.features.grammar.compiler.messages import (
     MAX_GRAMMAR_BYTES,
     SIGN_OF_LIFE,
@@ -39,8 +39,11 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     pack,
 )
 from sylvan.runtime.features.grammar.counts import check_counts
+from sylvan.runtime.features.grammar.guard.conditions import Conditions
+from sylvan.runtime.features.grammar.guard.relax import compile_guarded
 from sylvan.runtime.features.grammar.libraries import make_backend
 from sylvan.runtime.features.grammar.limits import Limits, limit_memory
+from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.grammar.wire import Prepare, read_frame, vocabulary_of
@@ -280,23 +283,12 @@ def _compile(
 def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idle: bool) -> Proof:
     before_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        spec = GrammarSpec(order.kind, order.text)
+        spec = GrammarSpec(order.kind, order.text, order.exact)
         check_depth(spec)
-        check_counts(spec)
-        compiled = backend.compile(spec)
-        matcher = compiled.matcher()
-        row = np.zeros(vocabulary.words, np.int32)
-        choice = not matcher.fill_mask(row) or bool(row.any())
-        reason = matcher.error() or _stuck(matcher, row, vocabulary.eos_ids)
-        if not reason and not choice and not matcher.is_accepting():
-            reason = "it matches no text at all"
-        if reason:
-            return Proof(id=order.id, reason=f"{order.kind}: {reason}")
+        compiled, lost = compile_guarded(spec, lambda s: _compiled(backend, vocabulary, s))
+        if lost:
+            Conditions(object_schema(spec), lost)
         data = compiled.dump()
-        if len(data) > MAX_GRAMMAR_BYTES:
-            most = MAX_GRAMMAR_BYTES >> 20
-            reason = f"it takes {len(data) >> 20} MiB when compiled; at most {most} are allowed"
-            return Proof(id=order.id, reason=f"{order.kind}: {reason}")
     except RequestError as error:
         return Proof(id=order.id, reason=str(error))
     except RecursionError:
@@ -309,7 +301,33 @@ def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idl
         memory_bytes=max(len(data), grown << 10),
         seconds=time.monotonic() - before_s,
         on_idle=idle,
+        lost=tuple(sorted(lost)),
     )
+
+
+def _compiled(
+    backend: GrammarBackend, vocabulary: Vocabulary, spec: GrammarSpec
+) -> CompiledGrammar:
+    """A grammar that allows something, within all limits.
+
+    Raises:
+        RequestError: says why not.
+    """
+    check_counts(spec)
+    compiled = backend.compile(spec)
+    matcher = compiled.matcher()
+    row = np.zeros(vocabulary.words, np.int32)
+    choice = not matcher.fill_mask(row) or bool(row.any())
+    reason = matcher.error() or _stuck(matcher, row, vocabulary.eos_ids)
+    if not reason and not choice and not matcher.is_accepting():
+        reason = "it matches no text at all"
+    size = len(compiled.dump())
+    if not reason and size > MAX_GRAMMAR_BYTES:
+        most = MAX_GRAMMAR_BYTES >> 20
+        reason = f"it takes {size >> 20} MiB when compiled; at most {most} are allowed"
+    if reason:
+        raise RequestError(f"{spec.kind}: {reason}", param=spec.kind)
+    return compiled
 
 
 def _stuck(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:

@@ -4,6 +4,6 @@ A rule takes keywords out of a schema and gives schemas in their place, which ho
 What has no equivalent of bounded size is left as it is, for the library to refuse.
 """
 
-from sylvan.runtime.features.grammar.rewrite.rewriter import Holds, Rewritten, rewrite
+from sylvan.runtime.features.grammar.rewrite.rewriter import Holds, Rewritten, rewrite, weakened
 
-__all__ = ["Holds", "Rewritten", "rewrite"]
+__all__ = ["Holds", "Rewritten", "rewrite", "weakened"]

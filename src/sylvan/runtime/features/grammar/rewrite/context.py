@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.rewrite.kinds import ALL, Kinds
 from sylvan.runtime.features.grammar.schema import Schema, resolve
+from sylvan.runtime.features.grammar.spec import NotSupportedError
 
 MAX_SCHEMAS = 50_000
 """Of schemas that rewriting one may make."""
@@ -32,13 +32,13 @@ class Budget:
         """Make some more.
 
         Raises:
-            RequestError: they are too many; names the limit.
+            NotSupportedError: they are too many; names the limit.
         """
         self._left -= count
         if self._left < 0:
             message = "json_schema: written without `not`, `oneOf` and the like it has more than"
             message += f" {self._most} parts"
-            raise RequestError(message, param="json_schema")
+            raise NotSupportedError(message, param="json_schema")
 
 
 @dataclass(frozen=True, slots=True)

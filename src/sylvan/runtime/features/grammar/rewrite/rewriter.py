@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Set
@@ -11,7 +12,7 @@ from typing import Any
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.rewrite import arrays, formats, objects, rules, unevaluated
 from sylvan.runtime.features.grammar.rewrite.context import Budget, Context, UndecidedError
-from sylvan.runtime.features.grammar.rewrite.kinds import kinds_of
+from sylvan.runtime.features.grammar.rewrite.kinds import ALL, kinds_of
 from sylvan.runtime.features.grammar.rewrite.negation import Negation
 from sylvan.runtime.features.grammar.rewrite.normal import normalised
 from sylvan.runtime.features.grammar.schema import (
@@ -20,6 +21,7 @@ from sylvan.runtime.features.grammar.schema import (
     canonical,
     check_endless,
     children,
+    counts_on_names,
     pointer,
     resolve,
     with_children,
@@ -41,6 +43,8 @@ _RULES: tuple[tuple[str, tuple[str, ...], rules.Rule], ...] = (
     ("oneOf", (), rules.without_one_of),
 )
 """A keyword, those that only say something beside it, and what gives a schema in their place."""
+
+_RULED = frozenset(keyword for keyword, _, _ in _RULES)
 
 _ANNOTATIONS = frozenset(
     [
@@ -111,8 +115,26 @@ def rewrite(root: Schema, holds: Holds) -> Rewritten:
         raise RequestError(_DEEP, param="json_schema") from None
 
 
+def weakened(root: Schema, lost: set[str]) -> Schema:
+    """A schema of keywords that libraries hold, by which every value of `root` is valid.
+
+    Formats are left as they are. What has no equivalent is left out; `lost` gets its keywords, and
+    those that it was derived from.
+
+    Raises:
+        RequestError: as for `rewrite`.
+    """
+    try:
+        return _Rewriter(root, Holds(formats.KNOWN), lost).run().schema
+    except RecursionError:
+        raise RequestError(_DEEP, param="json_schema") from None
+
+
 class _Rewriter:
-    def __init__(self, root: Schema, holds: Holds) -> None:
+    """See `rewrite`; with `lost`, see `weakened`."""
+
+    def __init__(self, root: Schema, holds: Holds, lost: set[str] | None = None) -> None:
+        self._lost, self._derived = lost, 0
         self._original, self._holds, budget = root, holds, Budget()
         self._root = normalised(root, budget)
         self._context = Context(self._root, budget, Negation(self._root, budget).deny)
@@ -160,7 +182,7 @@ class _Rewriter:
         return known[1]
 
     def _rewritten(self, node: Schema, at: str) -> Any:
-        rest, parts = dict(node), list[Any]()
+        rest, parts, given = dict(node), list[Any](), list[Any]()
         for keyword, beside, rule in _RULES:
             if keyword not in self._holds.keywords:
                 part = self._apply(keyword, rule, node, at)
@@ -169,9 +191,14 @@ class _Rewriter:
                     del rest[keyword]
                 for name in beside if keyword not in rest else ():
                     rest.pop(name, None)
-        self._format(rest, parts)
+        self._format(rest, given)
+        if self._lost is not None and counts_on_names(rest):
+            self._lose("minProperties")
+            del rest["minProperties"]
         rest = with_children(rest, lambda part, steps: self._schema(part, pointer(at, *steps)))
-        written = [self._schema(part, at) for part in parts]
+        self._derived += 1
+        written = [self._schema(part, at) for part in (*parts, *given)]
+        self._derived -= 1
         return self._circular(node, _joined(rest, written), at)
 
     def _apply(self, keyword: str, rule: rules.Rule, node: Schema, at: str) -> Any:
@@ -181,10 +208,31 @@ class _Rewriter:
         try:
             return rule(node, kinds_of(node, self._root), self._context)
         except UndecidedError as error:
+            if self._lost is not None:
+                self._lose(keyword)
+                return self._weaker(keyword, node)
             if keyword == "oneOf":
                 return None
             message = f"json_schema: {pointer(at, keyword)}: {error} is not supported by grammars"
             raise NotSupportedError(message, param="json_schema") from None
+
+    def _weaker(self, keyword: str, node: Schema) -> Any:
+        """What can be said in place of a keyword that has no equivalent."""
+        if keyword == "oneOf":
+            return {"anyOf": node["oneOf"]}
+        names = node.get("propertyNames")
+        if keyword == "propertyNames" and isinstance(names, dict):
+            for key in ("enum", "pattern", "format", "$ref"):
+                if key in names:
+                    with contextlib.suppress(UndecidedError):
+                        only = {"propertyNames": {key: names[key]}}
+                        return objects.without_property_names(only, ALL, self._context)
+        return True
+
+    def _lose(self, keyword: str) -> None:
+        """Leave a keyword out; in what rules made, whatever they made it of is in doubt."""
+        assert self._lost is not None
+        self._lost |= {keyword, *(_RULED if self._derived else ())}
 
     def _format(self, node: dict[str, Any], parts: list[Any]) -> None:
         name = node.get("format")

@@ -1,0 +1,56 @@
+"""Tokens of a request that may be taken back, so that its client does not know them yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sylvan.protocol.logprobs import cut, join
+from sylvan.protocol.messages import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What a capability made of the newest tokens of a request; counts include the prompt.
+
+    Attributes:
+        kept: Tokens that stay; later ones are taken back and sampled again.
+        settled: Of those, the first ones, which nothing takes back any more.
+    """
+
+    kept: int
+    settled: int
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """Of a request whose tokens are reviewed before the client gets them.
+
+    Attributes:
+        settled: Tokens, the prompt included, that the client may know.
+        taken_back: Tokens that were sampled and are gone.
+    """
+
+    settled: int
+    taken_back: int = 0
+    _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+
+    def keep(self, logprobs: TokenLogprobs | None) -> None:
+        """Log probabilities of the newest tokens, until the client gets these."""
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+
+    def drop(self, count: int) -> None:
+        """The newest `count` tokens are taken back."""
+        self.taken_back += count
+        if self._logprobs:
+            known = join(self._logprobs)
+            self._logprobs = [cut(known, 0, max(0, len(known.token_ids) - count))]
+
+    def take(self, count: int) -> TokenLogprobs | None:
+        """Log probabilities of the oldest `count` tokens that the client does not know."""
+        if not self._logprobs:
+            return None
+        known = join(self._logprobs)
+        rest = cut(known, count, len(known.token_ids))
+        self._logprobs = [rest] if len(rest.token_ids) else []
+        return cut(known, 0, count)

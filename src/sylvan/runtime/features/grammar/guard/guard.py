@@ -1,0 +1,225 @@
+"""One guarded output: what of it is settled, where it goes back to, and which ways are barred."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.held import Review
+from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.guard.conditions import Conditions
+from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
+from sylvan.runtime.features.grammar.guard.watch import Breach, Watch
+from sylvan.runtime.features.grammar.thinking import ThoughtTracker
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+
+MAX_TRIES = 256
+"""Of one output."""
+MAX_HELD = 4096
+"""Tokens that the client has to wait for; of more, the first ones are not taken back any more."""
+_TRIES_EACH = 3  # of a value, before more of the text around it is written anew
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedGrammar:
+    """A grammar that does not hold all of its schema, and what does.
+
+    Attributes:
+        grammar: Of the weaker schema.
+        conditions: Of the full one.
+        kinds: Of the model's tokens.
+    """
+
+    grammar: CompiledGrammar
+    conditions: Conditions
+    kinds: TokenKinds
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Of the model."""
+        return self.kinds.vocabulary
+
+
+class OutputGuard:
+    """Follows one output.
+
+    A breach bars the token that brought it, or, where that was tried or leaves nothing, the token
+    with which the text before it began: values first, then what they are in. What is barred is
+    forgotten with the text before it, so that all of it is a search in depth; it depends on the
+    output alone.
+
+    Args:
+        guarded: Its grammar.
+        request: Its request.
+    """
+
+    def __init__(self, guarded: GuardedGrammar, request: GenerateRequest) -> None:
+        self._guarded, self._request = guarded, request
+        self._ends = frozenset((*request.eos_ids, *request.sampling.stop_token_ids))
+        self._first = len(request.input_ids)
+        self._tokens: list[int] = []  # of the output
+        self._floor = self._first
+        self._barred: dict[int, set[int]] = {}  # by position
+        self._tries = Counter[int]()  # by the byte from which the text was written anew
+        self._total = 0
+        self.barred_next: tuple[int, ...] = ()
+        """Ids that must not come next."""
+        self._reset()
+        for token in request.output_ids.tolist():
+            self._follow(token, judge=False)
+        self._settle()
+
+    def review(self, tokens: Sequence[int], *, complete: bool) -> Review:
+        """Take in the next tokens.
+
+        Raises:
+            RequestError: no way was found that does not break the schema.
+        """
+        for token in tokens:
+            if (breach := self._follow(token)) is not None:
+                return self._go_back(breach)
+        if complete and (breach := self._watch.end()) is not None:
+            return self._go_back(breach)
+        self._settle()
+        return Review(self._first + len(self._tokens), self._floor)
+
+    # ---- forward
+
+    def _reset(self) -> None:
+        """No token was written."""
+        request, tokens = self._request, self._guarded.vocabulary.tokens
+        thinking = request.thinking
+        self._tracker = ThoughtTracker(thinking, tokens) if thinking is not None else None
+        self._tokens = []
+        self._begin_answer(b"")
+
+    def _begin_answer(self, text: bytes) -> None:
+        """The answer begins after the tokens so far, or with `text` inside the last of them."""
+        self._watch = Watch(self._guarded.conditions)
+        self._lead = text
+        self._answer = len(self._tokens)
+        self._byte_ends: list[int] = []  # where the text of each token of the answer ends
+        self._in_strings: list[bool] = []  # whether it begins inside a string
+        if text:
+            self._watch.write(text)
+
+    def _follow(self, token: int, *, judge: bool = True) -> Breach | None:
+        self._tokens.append(token)
+        tracker = self._tracker
+        if tracker is not None and not tracker.over:
+            thought = tracker.inside
+            if tracker.follow(token):
+                self._begin_answer(tracker.rest)
+                return None
+            if thought:
+                self._answer = len(self._tokens)
+                return None
+        text = b"" if token in self._ends else self._guarded.vocabulary.tokens[token]
+        self._in_strings.append(self._watch.in_string)
+        found = self._watch.write(text, judge=judge)
+        self._byte_ends.append(self._watch.length)
+        return found
+
+    def _settle(self) -> None:
+        """What comes before every value that may yet break the schema is not taken back."""
+        length = self._first + len(self._tokens)
+        held_from = self._watch.held_from
+        settled = length if held_from is None else self._position_of(held_from)
+        self._floor = max(self._floor, min(settled, length), length - MAX_HELD)
+        if held_from is None:
+            self._tries.clear()
+        self._barred = {at: ids for at, ids in self._barred.items() if at >= self._floor}
+        self._bar_next()
+
+    def _position_of(self, offset: int) -> int:
+        """Of the token in which the text has this byte."""
+        return self._first + self._answer + bisect_right(self._byte_ends, offset)
+
+    # ---- back
+
+    def _go_back(self, breach: Breach) -> Review:
+        self._total += 1
+        if self._total > MAX_TRIES:
+            raise self._failure(breach, f"after {MAX_TRIES} tries")
+        last = self._first + len(self._tokens) - 1
+        position = self._open_way(self._wanted(breach, last), breach)
+        if position is None:
+            position = self._open_way(last, breach)
+        if position is None:
+            raise self._failure(breach, "nothing else can be written")
+        self._barred.setdefault(position, set()).update(self._same_way(position, breach))
+        self._barred = {at: ids for at, ids in self._barred.items() if at <= position}
+        kept = self._tokens[: position - self._first]
+        self._reset()
+        for token in kept:
+            self._follow(token, judge=False)
+        self._bar_next()
+        return Review(position, self._floor)
+
+    def _wanted(self, breach: Breach, last: int) -> int:
+        """From which position on the text is to be written anew, if that is possible."""
+        for target in (breach.at, *breach.starts):
+            if self._tries[target] < _TRIES_EACH:
+                break
+        else:
+            target = breach.starts[-1]
+        self._tries[target] += 1
+        for later in [at for at in self._tries if at > target]:
+            del self._tries[later]
+        position = last if target == breach.at else self._position_of(target)
+        return max(self._floor, min(last, position))
+
+    def _same_way(self, position: int, breach: Breach) -> frozenset[int]:
+        """The token at a position, and those that write the same JSON."""
+        index = position - self._first
+        token, kinds, place = self._tokens[index], self._guarded.kinds, index - self._answer
+        if token in self._ends or place >= len(self._in_strings) or self._in_strings[place]:
+            return frozenset({token})
+        begin = self._byte_ends[place - 1] if place else 0
+        brought_it = breach.at == begin + kinds.blanks_before(token)
+        return kinds.blank | (kinds.closing_like(token) if brought_it else {token})
+
+    def _open_way(self, position: int, breach: Breach) -> int | None:
+        """The last position up to there at which another token may come; None: there is none."""
+        matcher = self._matcher(position)
+        row = np.zeros(self._guarded.vocabulary.words, np.int32)
+        while position >= self._floor:
+            gone = self._barred.get(position, set()) | self._same_way(position, breach)
+            if self._allowed(matcher, row) - gone:
+                return position
+            if position - self._first <= self._answer:
+                return None
+            matcher.rollback(1)
+            position -= 1
+        return None
+
+    def _matcher(self, position: int) -> GrammarMatcher:
+        """Before the token at a position."""
+        matcher = self._guarded.grammar.matcher()
+        if self._lead:
+            matcher.accept_all(self._guarded.vocabulary.encode(self._lead))
+        matcher.accept_all(self._tokens[self._answer : position - self._first])
+        return matcher
+
+    def _allowed(self, matcher: GrammarMatcher, row: np.ndarray) -> set[int]:
+        size = self._guarded.vocabulary.size
+        if not matcher.fill_mask(row):
+            row[:] = -1
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")[:size]
+        allowed = set(np.flatnonzero(bits).tolist()) - {*self._guarded.vocabulary.eos_ids}
+        return allowed | self._ends if matcher.is_accepting() else allowed
+
+    def _bar_next(self) -> None:
+        position = self._first + len(self._tokens)
+        ids = self._barred.get(position)
+        self.barred_next = tuple(sorted(ids)) if ids else ()
+
+    def _failure(self, breach: Breach, why: str) -> RequestError:
+        message = f"json_schema: no valid value was found ({why}): {breach.reason}"
+        return RequestError(message, param="json_schema")

@@ -1,0 +1,192 @@
+"""Weaker schemas that a grammar library holds: every value of the full one is valid by them too."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.features.grammar.api import CompiledGrammar
+from sylvan.runtime.features.grammar.guard.conditions import EVERYTHING, check_schema
+from sylvan.runtime.features.grammar.rewrite import weakened
+from sylvan.runtime.features.grammar.rewrite.context import Budget
+from sylvan.runtime.features.grammar.rewrite.normal import normalised
+from sylvan.runtime.features.grammar.schema import (
+    DEFINITIONS,
+    Schema,
+    object_schema,
+    with_children,
+)
+from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
+
+Compile = Callable[[GrammarSpec], CompiledGrammar]
+
+MAX_ROUNDS = 24
+"""Places of one schema that may be given up one after another, before much is given up at once."""
+_NOTHING = re.compile("matches no text at all|Unsatisfiable schema")
+_PLACE = re.compile(r"json_schema: (#[^\n]*?)(?:: | is not supported| (?:of|beside|that|and) |$)")
+_AROUND = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)")
+"""Look-around in a regex, one group in it at most."""
+_GROUPS = frozenset({"prefixItems", "properties", "patternProperties", "allOf", "anyOf", "oneOf"})
+_MAPS = frozenset({"properties", "patternProperties", *DEFINITIONS})
+_STRUCTURE = frozenset(
+    [
+        *("$ref", "additionalProperties", "allOf", "anyOf", "const", "enum", "items", "maxItems"),
+        *("minItems", "prefixItems", "properties", "required", "type", *DEFINITIONS),
+    ]
+)
+
+
+def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGrammar, set[str]]:
+    """Compile a grammar; of a schema that cannot be held, one that holds most of it.
+
+    Returns: the grammar, and which keywords it does not hold everywhere (`conditions.Conditions`);
+        none if it is exact.
+
+    Raises:
+        RequestError: it is not valid, nothing satisfies it, or `spec.exact` and it cannot be held.
+    """
+    try:
+        return compile_one(spec), set()
+    except RequestError as error:
+        if spec.exact or spec.kind != "json_schema" or _NOTHING.search(str(error)):
+            raise
+        refused = error
+    schema = object_schema(spec)
+    weaker = _relaxations(schema)
+    try:
+        check_schema(schema)
+    except RequestError:  # what it means nobody can say
+        raise refused from None
+    for written, lost in weaker:
+        try:
+            return _compile_most(written, lost, compile_one)
+        except RequestError as error:
+            if _NOTHING.search(str(error)):
+                raise
+    raise refused
+
+
+def _relaxations(schema: Schema) -> Sequence[tuple[Schema, set[str]]]:
+    """Weaker and weaker schemas, with the keywords that they lack.
+
+    Raises:
+        RequestError: a reference is to elsewhere, or no value is valid.
+    """
+    lost = set[str]()
+    try:
+        written = weakened(schema, lost)
+        found = [(written, lost), (_structure(written), {EVERYTHING})]
+    except NotSupportedError:
+        found = _unwritten(schema)
+    return [*found, (_outermost(schema), {EVERYTHING})]
+
+
+def _unwritten(schema: Schema) -> list[tuple[Schema, set[str]]]:
+    """Of a schema that cannot be rewritten in any size that is allowed."""
+    try:
+        return [(_structure(normalised(schema, Budget())), {EVERYTHING})]
+    except NotSupportedError:  # what is referred to depends on how a value is reached
+        return []
+
+
+def _compile_most(
+    schema: Schema, lost: set[str], compile_one: Compile
+) -> tuple[CompiledGrammar, set[str]]:
+    """Give up what the library refuses, place by place."""
+    for _ in range(MAX_ROUNDS):
+        spec = GrammarSpec("json_schema", json.dumps(schema))
+        try:
+            return compile_one(spec), lost
+        except RequestError as error:
+            found = _PLACE.search(str(error))
+            if found is None or _NOTHING.search(str(error)):
+                raise
+            weaker = json.loads(spec.text)
+            given_up = _give_up(weaker, found[1])
+            if given_up is None:
+                raise
+            schema, lost = weaker, lost | given_up
+    raise RequestError("json_schema cannot be held by a grammar", param="json_schema")
+
+
+def _give_up(schema: dict[str, Any], place: str) -> set[str] | None:
+    """Leave out what stands at a JSON pointer; the keywords that are lost. None: nothing is there.
+
+    What other keywords of the same schema depend on goes with them, so that it gets weaker.
+    """
+    steps = [unquote(part).replace("~1", "/").replace("~0", "~") for part in place.split("/")[1:]]
+    path = _path(schema, steps)
+    if path is None or not steps:
+        return None
+    holder, last = path[-2], steps[-1]
+    if isinstance(holder, list):
+        holder[int(last)] = True
+        return {EVERYTHING}
+    if len(steps) > 1 and steps[-2] in _MAPS and not _is_name(steps[:-2]):
+        return None if path[-1] is True else _without_member(path[-3], steps[-2], last)
+    return _without_keyword(holder, last)
+
+
+def _path(schema: Any, steps: Sequence[str]) -> list[Any] | None:
+    """What stands at each step, the schema first; None: nothing stands at one of them."""
+    found = [schema]
+    for step in steps:
+        at = found[-1]
+        if isinstance(at, list) and step.isdecimal() and int(step) < len(at):
+            found.append(at[int(step)])
+        elif isinstance(at, dict) and step in at:
+            found.append(at[step])
+        else:
+            return None
+    return found
+
+
+def _without_member(node: dict[str, Any], keyword: str, name: str) -> set[str]:
+    """Leave out a schema in one of the maps of a schema."""
+    if keyword == "patternProperties":
+        del node[keyword][name]
+        node.pop("additionalProperties", None)
+    else:
+        node[keyword][name] = True
+    return {EVERYTHING}
+
+
+def _without_keyword(node: dict[str, Any], keyword: str) -> set[str]:
+    """Leave out a keyword; of a regex, look-around first."""
+    if keyword == "pattern" and isinstance(node[keyword], str):
+        plain = _AROUND.sub("", node[keyword])
+        if plain != node[keyword]:
+            node[keyword] = plain
+            return {keyword}
+    del node[keyword]
+    if keyword in ("properties", "patternProperties"):
+        node.pop("additionalProperties", None)
+    if keyword == "prefixItems":
+        node.pop("items", None)
+    return {EVERYTHING} if keyword in _GROUPS or keyword in ("$ref", *DEFINITIONS) else {keyword}
+
+
+def _is_name(steps: list[str]) -> bool:
+    """Whether what follows these steps is a keyword's name used as the name of a property."""
+    return bool(steps) and steps[-1] in _MAPS and not _is_name(steps[:-1])
+
+
+def _structure(schema: Any) -> Any:
+    """Types, names, items and given values; nothing of what strings and numbers look like."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if key in _STRUCTURE}
+    if "anyOf" not in kept and "oneOf" in schema:
+        kept["anyOf"] = schema["oneOf"]
+    if "patternProperties" in schema:
+        kept.pop("additionalProperties", None)
+    return with_children(kept, lambda part, _: _structure(part))
+
+
+def _outermost(schema: Schema) -> Schema:
+    """The type of the whole value, at least."""
+    return {"type": schema["type"]} if "type" in schema else {}

@@ -1,0 +1,217 @@
+"""Reads the JSON of an output as it is written, and says when a value breaks the schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from sylvan.runtime.features.grammar.guard.conditions import Conditions, Place
+
+_SPACE = b" \t\r\n"
+_QUOTE, _ESCAPE, _COMMA, _COLON = b'"\\,:'
+_OPEN_ARRAY, _CLOSE_ARRAY, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A value that has closed, or a container that has begun, can never be part of a valid output.
+
+    Attributes:
+        reason: Names the keyword.
+        at: The byte of the text that brought it.
+        starts: Where values in it begin and it itself, then those around it: the latest first. To
+            write the text from one of them on in another way may mend it, the more the earlier.
+    """
+
+    reason: str
+    at: int
+    starts: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Container:
+    """An array or an object that has not closed.
+
+    Attributes:
+        value: Its items or members so far.
+        start: Where it begins.
+        parts: Where its items and keys begin.
+        key: The name whose value comes next.
+    """
+
+    value: list[Any] | dict[str, Any]
+    place: Place
+    start: int
+    parts: list[int] = field(default_factory=list[int])
+    key: str | None = None
+
+
+class Watch:
+    """The state of one output. The text has to be a beginning of JSON, as grammars see to.
+
+    Args:
+        conditions: Of its schema.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._open: list[_Container] = []
+        self._scalar = bytearray()  # a number, a word or a string that has not closed
+        self._scalar_start = 0
+        self.in_string = self._escaped = False
+        self._judges = True
+        self.length = 0  # bytes of text so far
+        self.done = False  # the outermost value has closed
+
+    @property
+    def held_from(self) -> int | None:
+        """Where the outermost open value begins that may yet break the schema, if there is one."""
+        for container in self._open:
+            if container.place.guarded:
+                return container.start
+        guarded = self._scalar and not self._is_key and self._place().guarded
+        return self._scalar_start if guarded else None
+
+    def write(self, text: bytes, *, judge: bool = True) -> Breach | None:
+        """The output goes on with `text`; the first breach in it, after which nothing is read.
+
+        Args:
+            text: Bytes; may begin and end inside characters.
+            judge: False: it is known that there is none.
+        """
+        self._judges = judge
+        for byte in text:
+            self.length += 1
+            if (breach := self._byte(byte)) is not None:
+                return breach
+        return None
+
+    def end(self) -> Breach | None:
+        """The output has ended: a number is over only now."""
+        self._judges = True
+        return self._close_scalar() if self._scalar and not self.in_string else None
+
+    # ---- bytes
+
+    def _byte(self, byte: int) -> Breach | None:
+        if self.in_string:
+            return self._string(byte)
+        if self._scalar:
+            if byte not in b"]},:" and byte not in _SPACE:
+                self._scalar.append(byte)
+                return None
+            if (breach := self._close_scalar()) is not None:
+                return breach
+        if byte == _QUOTE:
+            self._begin_scalar(byte)
+            self.in_string = True
+        elif byte in (_OPEN_ARRAY, _OPEN_OBJECT):
+            place, start = self._place(), self.length - 1
+            self._note_start(start)
+            self._open.append(_Container([] if byte == _OPEN_ARRAY else {}, place, start))
+        elif byte in (_CLOSE_ARRAY, _CLOSE_OBJECT) and self._open:
+            closed = self._open.pop()
+            return self._close(closed.value, closed.place, closed.start, closed.parts)
+        elif byte not in b",:" and byte not in _SPACE:
+            self._begin_scalar(byte)
+        return None
+
+    def _string(self, byte: int) -> Breach | None:
+        self._scalar.append(byte)
+        if self._escaped:
+            self._escaped = False
+        elif byte == _ESCAPE:
+            self._escaped = True
+        elif byte == _QUOTE:
+            self.in_string = False
+            return self._close_scalar()
+        return None
+
+    def _begin_scalar(self, byte: int) -> None:
+        self._scalar.append(byte)
+        self._scalar_start = self.length - 1
+        self._note_start(self._scalar_start)
+
+    def _note_start(self, start: int) -> None:
+        """A part of the innermost container begins; the value of a member is part of its key."""
+        if self._open and self._open[-1].key is None:
+            self._open[-1].parts.append(start)
+
+    # ---- values
+
+    @property
+    def _is_key(self) -> bool:
+        within = self._open[-1] if self._open else None
+        return within is not None and isinstance(within.value, dict) and within.key is None
+
+    def _place(self) -> Place:
+        """Of the value that begins now, or has begun."""
+        if not self._open:
+            return self._conditions.root
+        within = self._open[-1]
+        if isinstance(within.value, list):
+            return self._conditions.item(within.place, len(within.value))
+        return self._conditions.member(within.place, within.key or "")
+
+    def _close_scalar(self) -> Breach | None:
+        text = bytes(self._scalar).decode("utf-8", "replace")
+        try:
+            value = json.loads(text)
+        except ValueError:  # no answer: what may yet become the marker of a thought
+            value = text
+        start = self._scalar_start
+        if self._is_key:
+            self._scalar.clear()
+            within = self._open[-1]
+            within.key = str(value)
+            assert isinstance(within.value, dict)
+            return self._begun({**within.value, value: None})
+        place = self._place()
+        self._scalar.clear()
+        inside = [start + 1, start + 1 + len(text) // 2] if isinstance(value, str) else []
+        return self._close(value, place, start, inside)
+
+    def _close(self, value: Any, place: Place, start: int, parts: list[int]) -> Breach | None:
+        conditions = self._conditions
+        reason = conditions.check(place, value) if self._judges else ""
+        if not self._open:
+            self.done = True
+            reason = reason or (conditions.check_whole(value) if self._judges else "")
+        if reason:
+            return self._breach(reason, start, parts)
+        if not self._open:
+            return None
+        within = self._open[-1]
+        if isinstance(within.value, list):
+            within.value.append(value)
+        else:
+            within.value[within.key or ""] = value
+            within.key = None
+        return self._begun(within.value)
+
+    def _begun(self, value: Any) -> Breach | None:
+        """Of the innermost container, which is `value` so far."""
+        within = self._open[-1]
+        reason = self._conditions.check_begun(within.place, value) if self._judges else ""
+        if not reason:
+            return None
+        self._open.pop()
+        return self._breach(reason, within.start, within.parts)
+
+    def _breach(self, reason: str, start: int, parts: list[int]) -> Breach:
+        starts = [*_some(parts), start]
+        for container in reversed(self._open):
+            starts += [*_some(container.parts), container.start]
+        return Breach(reason, self.length - 1, tuple(dict.fromkeys(starts)))
+
+
+def _some(parts: list[int]) -> list[int]:
+    """Of the places where parts begin: the last ones, fewer and fewer before them, the first."""
+    found: list[int] = []
+    step, at = 1, len(parts) - 1
+    while at > 0:
+        found.append(parts[at])
+        at -= step
+        step *= 2
+    return [*found, *parts[:1]]

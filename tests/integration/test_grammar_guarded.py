@@ -1,0 +1,172 @@
+"""Schemas that no grammar holds: what breaks them is taken back, and written anew."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.engine.engine import Engine
+from tests.support.tiny import write_model
+
+UNIQUE = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 20}}
+UNIQUE |= {"uniqueItems": True, "minItems": 3, "maxItems": 5}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "different items": UNIQUE,
+    "different items inside": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "ids": UNIQUE},
+        "required": ["name", "ids"],
+        "additionalProperties": False,
+    },
+    "look-around": {"type": "string", "pattern": "^(?=.*[0-9])[a-z0-9]{4,9}$"},
+    "names": {
+        "type": "object",
+        "additionalProperties": {"type": "boolean"},
+        "minProperties": 2,
+        "maxProperties": 3,
+        "propertyNames": {"pattern": "^[a-z]{1,3}$", "not": {"pattern": "a"}},
+    },
+}
+MANY_WORDS = [f"w{i}" for i in range(12)]
+
+
+def start(model: Path | str = "sapling", **keywords: Any) -> Engine:
+    known = {"device": "cpu", "threads": 1, "max_total_tokens": 8192}
+    return Engine(model_path=str(model), **(known | keywords))
+
+
+def params(schema: Any, **changes: Any) -> dict[str, Any]:
+    found = {"json_schema": json.dumps(schema), "max_new_tokens": 220, "sampling_seed": 5}
+    return found | changes
+
+
+def is_valid(schema: Any, text: str) -> bool:
+    return jsonschema_rs.validator_for(schema).is_valid(json.loads(text))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with start() as found:
+        yield found
+
+
+def answer(engine: Engine, schema: Any, **changes: Any) -> dict[str, Any]:
+    reply: Any = engine.generate("Give me JSON: ", params(schema, **changes), return_logprob=True)
+    return reply
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_finished_answers_are_valid_by_the_whole_schema(
+    engine: Engine, name: str, temperature: float
+) -> None:
+    reply = answer(engine, SCHEMAS[name], temperature=temperature)
+
+    assert reply["meta_info"]["finish_reason"]["type"] == "stop", reply["text"]
+    assert is_valid(SCHEMAS[name], reply["text"])
+
+
+def test_what_is_taken_back_is_counted_and_has_no_log_probabilities(engine: Engine) -> None:
+    reply = answer(engine, UNIQUE, temperature=0.0)
+
+    meta = reply["meta_info"]
+    assert meta["taken_back_tokens"] > 0
+    assert meta["completion_tokens"] == len(reply["output_ids"])
+    assert [row[1] for row in meta["output_token_logprobs"]] == reply["output_ids"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"grammar.jump_forward": False},
+        {"disable_overlap_schedule": True},
+        {"disable_radix_cache": True},
+        {"chunked_prefill_size": 16},
+        {"page_size": 16},
+    ],
+    ids=str,
+)
+def test_answers_do_not_depend_on_how_they_are_served(
+    engine: Engine, change: dict[str, Any]
+) -> None:
+    wanted = [answer(engine, s, temperature=1.0)["output_ids"] for s in SCHEMAS.values()]
+
+    with start(**change) as other:
+        alone = [answer(other, s, temperature=1.0)["output_ids"] for s in SCHEMAS.values()]
+        prompts = ["Give me JSON: "] * len(SCHEMAS)
+        replies: Any = other.generate(
+            prompts, [params(s, temperature=1.0) for s in SCHEMAS.values()]
+        )
+
+    if "grammar.jump_forward" in change:  # log probabilities keep jumps away
+        together = [r["output_ids"] for r in replies]
+        assert [is_valid(s, r["text"]) for s, r in zip(SCHEMAS.values(), replies, strict=True)]
+        assert together == wanted
+    assert alone == wanted
+
+
+def test_a_stream_never_takes_anything_back(engine: Engine) -> None:
+    schema = SCHEMAS["different items inside"]
+    whole: Any = engine.generate("Give me JSON: ", params(schema, temperature=1.0))
+
+    stream: Any = engine.generate("Give me JSON: ", params(schema, temperature=1.0), stream=True)
+    texts = [chunk["text"] for chunk in stream]
+
+    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+    assert texts[-1] == whole["text"]
+    assert len(texts) > 3  # what comes before the guarded value is not held
+
+
+def test_a_schema_that_nothing_satisfies_ends_with_the_keyword(engine: Engine) -> None:
+    items = {"type": "string", "pattern": "^(?=a)a?$"}  # one text, which look-around hides
+    schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 2}
+
+    with pytest.raises(
+        RequestError, match=r"no valid value was found.*(pattern|uniqueItems): "
+    ) as caught:
+        engine.generate("Give me JSON: ", params(schema, temperature=1.0))
+
+    assert (caught.value.status, caught.value.param) == (400, "json_schema")
+    assert is_valid(UNIQUE, answer(engine, UNIQUE)["text"])  # others go on
+
+
+def test_strict_grammar_refuses_what_the_grammar_does_not_hold(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="uniqueItems of values that are not given") as caught:
+        engine.generate("Give me JSON: ", params(UNIQUE, strict_grammar=True))
+
+    assert (caught.value.status, caught.value.param) == (400, "json_schema")
+
+
+def test_references_to_elsewhere_stay_refused(engine: Engine) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"$ref": "https://x.example/y"}}
+
+    with pytest.raises(RequestError, match="nothing is fetched") as caught:
+        engine.generate("Give me JSON: ", params(schema))
+
+    assert caught.value.status == 400
+
+
+def test_random_weights_give_valid_answers(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    schema = {"type": "array", "items": {"enum": MANY_WORDS}, "uniqueItems": True}
+    schema |= {"minItems": 5, "maxItems": 8}
+
+    with start(model, load_format="dummy") as engine:
+        replies: Any = engine.generate(
+            [f"{i}: " for i in range(6)],
+            [params(schema, sampling_seed=i, max_new_tokens=1200) for i in range(6)],
+        )
+        audited = engine.flush_cache()
+
+    ended = [r for r in replies if r["meta_info"]["finish_reason"]["type"] == "stop"]
+    assert ended
+    assert all(is_valid(schema, reply["text"]) for reply in ended)
+    assert any("taken_back_tokens" in reply["meta_info"] for reply in replies)
+    assert audited
