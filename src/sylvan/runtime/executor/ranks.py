@@ -18,6 +18,7 @@ from sylvan.protocol.commands import (
     CommandResult,
     ExecutorCommand,
     GroupTensors,
+    LoadAdapter,
     LoadWeights,
     ReleaseMemory,
     ResumeMemory,
@@ -37,7 +38,15 @@ logger = logging.getLogger(__name__)
 AGREE_TIMEOUT_S = 5.0
 """A step that failed on one rank has failed on all of them by then, or the group is lost."""
 _POLL_S = 0.5
-_COMMANDS = (CheckHealth, LoadWeights, ReleaseMemory, ResumeMemory, UnloadWeights, UpdateWeights)
+_COMMANDS = (
+    CheckHealth,
+    LoadAdapter,
+    LoadWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    UnloadWeights,
+    UpdateWeights,
+)
 
 
 class RunStep(msgspec.Struct, tag=True, frozen=True):
