@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -75,15 +75,23 @@ def check_rank(name: str, value: Any) -> None:
         raise RequestError(f"{name}: this server has one replica, of rank 0.", param=name)
 
 
-def unknown_fields(body: BaseModel) -> list[str]:
+BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+"""Fields that servers know which have the prompts or the outputs only."""
+
+
+def unknown_fields(body: BaseModel, also_known: Collection[str] = ()) -> list[str]:
     """Names of a body that nobody knows; to be named in the answer.
+
+    Args:
+        body: As it was parsed.
+        also_known: Names that are read elsewhere.
 
     Raises:
         RequestError: A name is known, but what it asks for cannot be done.
     """
     unknown: list[str] = []
     for name, value in (body.model_extra or {}).items():
-        if name in HARMLESS:
+        if name in HARMLESS or name in also_known:
             continue
         if name in _RANKS:
             check_rank(name, value)

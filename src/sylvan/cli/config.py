@@ -11,7 +11,6 @@ import msgspec
 from sylvan.cli.help import markdown
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
-from sylvan.config.facts import PENDING
 from sylvan.config.fields import fields, get, sections, size_text
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
@@ -49,7 +48,7 @@ def run(args: Parsed) -> int:
         print(_yaml(dump(loaded.config, defaults=False)), end="")
         return DONE
     settings = resolve_settings(loaded)
-    rows = [row for row in explain(settings) if row.path.partition(".")[0] not in PENDING]
+    rows = list(explain(settings))
     if args.has("json"):
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return DONE

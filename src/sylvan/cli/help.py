@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from sylvan.config.check import RULES
-from sylvan.config.facts import PENDING
 from sylvan.config.fields import Field, SectionInfo, size_text
 from sylvan.config.flags import Option
 from sylvan.config.schema import ROUTE, SERVE, Schema
@@ -39,9 +38,8 @@ def command_help(
 
 
 def shown_sections(schema: Schema[Any] = SERVE) -> Iterable[SectionInfo]:
-    """Sections whose features exist."""
-    pending = PENDING if schema is SERVE else ()
-    return (info for path, info in schema.sections.items() if path not in pending)
+    """All of them."""
+    return schema.sections.values()
 
 
 def own_fields(info: SectionInfo, schema: Schema[Any] = SERVE) -> list[Field]:
@@ -171,8 +169,7 @@ def _presets_page() -> str:
 
 
 def _rules_page() -> str:
-    shown = [rule for rule in RULES if not set(rule.fields) & set(PENDING)]
-    rows = "\n".join(f"| {r.name} | {', '.join(f'`{p}`' for p in r.fields)} |" for r in shown)
+    rows = "\n".join(f"| {r.name} | {', '.join(f'`{p}`' for p in r.fields)} |" for r in RULES)
     return (
         "## What is refused at the start\n\nAll broken rules are reported at once, each with the "
         f"way out.\n\n| rule | fields |\n|---|---|\n{rows}"

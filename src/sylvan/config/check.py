@@ -48,10 +48,6 @@ def _value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _pending(case: Case) -> Sequence[str]:
-    return [path for path in case.facts.missing if get(case.config, path) is not None]
-
-
 def _unknown_options(case: Case) -> Sequence[str]:
     lines: list[str] = []
     for path in PLUG_INS:
@@ -120,20 +116,41 @@ def _pinned(case: Case) -> str:
     return ""
 
 
+def _not_with_a_role(case: Case) -> Sequence[str]:
+    """Why this server cannot compute prompts or outputs only."""
+    config = case.config
+    if config.disagg is None:
+        return ()
+    heads = config.speculative is not None and config.speculative.algorithm in (
+        *DRAFT_HEADS,
+        OWN_HEAD,
+    )
+    reasons = {
+        "tiers": (config.tiers is not None, "KV tiers and handing KV over exclude each other"),
+        "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
+        "{server.replicas}": (config.server.replicas > 1, "start them with --pd P:D instead"),
+        "{device}": (config.device != "cpu", "KV is handed over between CPUs only so far"),
+        "{task}": (config.task not in ("generate", "auto"), "only generation has two parts"),
+        "{cache.prefix}": (config.cache.prefix == "none", "choose cache.prefix=radix"),
+        "{speculative.algorithm}": (heads, "KV of draft heads is not handed over"),
+        "{observe.record}": (
+            config.observe.record is not None,
+            "what another server sends cannot be played back",
+        ),
+    }
+    return [
+        f"{{disagg.role}} and {path} exclude each other: {why}"
+        for path, (broken, why) in reasons.items()
+        if broken
+    ]
+
+
 def _context_over_cache(case: Case) -> bool:
     longest, plan = case.config.context_len, case.resolved.plan
     return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
 
 
 RULES = (
-    Rule(
-        "feature does not exist yet",
-        ("disagg",),
-        lambda c: bool(_pending(c)),
-        lambda c: "\n".join(
-            f"{path}: not supported yet: {c.facts.missing[path]}" for path in _pending(c)
-        ),
-    ),
     Rule(
         "fewer adapters in memory than in a batch",
         ("lora.max_loaded", "lora.max_per_batch"),
@@ -196,6 +213,12 @@ RULES = (
         lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
         "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
         "leave scheduler.overlap at auto",
+    ),
+    Rule(
+        "roles with others",
+        ("disagg", "tiers", "parallel.tp", "server.replicas", "device", "task", "cache.prefix"),
+        lambda c: bool(_not_with_a_role(c)),
+        lambda c: "\n".join(_not_with_a_role(c)),
     ),
     Rule(
         "registered where nobody listens",

@@ -134,7 +134,6 @@ class Facts:
     quantizations: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     not_installed: Mapping[str, str] = field(default_factory=dict[str, str])
-    missing: Mapping[str, str] = field(default_factory=lambda: PENDING)
 
     def shared_by(self, count: int) -> Facts:
         """The facts for one of `count` servers that run on this machine at the same time."""
@@ -148,12 +147,6 @@ class Facts:
             available_bytes=cpu.available_bytes // count,
         )
         return replace(self, devices={**self.devices, "cpu": part})
-
-
-PENDING: Mapping[str, str] = {
-    "disagg": "prefill and decode on different servers",
-}
-"""Sections of the tree that nothing reads yet; help leaves them out, and using one is an error."""
 
 
 def cpu_facts(machine: Machine, runners: tuple[str, ...] = ("eager",)) -> DeviceFacts:

@@ -258,11 +258,14 @@ class ProvidersConfig(Section, frozen=True):
     urls: tuple[str, ...] = ()
     """Addresses of upstreams; their models are asked for."""
     history: Literal["memory", "none", "sqlite"] = "none"
-    """Where responses and conversations are kept, besides at the upstream."""
+    """Where the gateway keeps responses and conversations, for any upstream to go on with; `none`:
+    each upstream keeps its own."""
     history_file: str | None = None
     """File of the history `sqlite`."""
     history_entries: Count = 10_000
-    """Responses kept, and conversations."""
+    """Responses and conversations kept, together."""
+    history_max_bytes: Annotated[int, msgspec.Meta(gt=0, extra={"unit": "bytes"})] = 1 << 30
+    """Size of all of them; when they are more, the oldest go of the client that has most."""
     retention_days: Annotated[float, msgspec.Meta(gt=0)] | None = 30.0
     """Age at which they are forgotten; `none`: never."""
 

@@ -12,15 +12,6 @@ from sylvan.protocol.errors import ConfigError
 
 PENDING: Mapping[str, str] = {
     "tokens.cache_bytes": "a cache of prefixes of texts (tokens.cache_entries keeps whole ones)",
-    **dict.fromkeys(
-        (
-            "providers.history",
-            "providers.history_file",
-            "providers.history_entries",
-            "providers.retention_days",
-        ),
-        "a history of responses and conversations",
-    ),
 }
 """What does not exist yet, by field or section."""
 _SELECTORS = ("selector", "prefill_selector", "decode_selector")
@@ -72,9 +63,28 @@ def _idle(loaded: Loaded[RouteConfig]) -> Iterable[str]:
             yield f"{setting.spelled}: no tokens are accepted without control.jwt_issuer"
     if loaded.config.control.jwt_issuer is not None and loaded.config.control.jwt_audience is None:
         yield "control.jwt_issuer needs control.jwt_audience: tokens for others would be accepted"
+    yield from _history(loaded)
     setting = loaded.given.get("observe.trace_endpoint")
     if setting is not None and not loaded.config.observe.trace:
         yield f"{setting.spelled}: nothing is traced without observe.trace"
+
+
+def _history(loaded: Loaded[RouteConfig]) -> Iterable[str]:
+    """A history that is off, or that cannot be where it is to be."""
+    providers = loaded.config.providers
+    kind = "none" if providers is None else providers.history
+    file = loaded.given.get("providers.history_file")
+    if kind == "none":
+        for name in ("history_file", "history_entries", "history_max_bytes", "retention_days"):
+            setting = loaded.given.get(f"providers.{name}")
+            if setting is not None:
+                yield f"{setting.spelled}: nothing is kept without providers.history"
+    elif kind == "sqlite" and file is None:
+        yield "providers.history=sqlite needs providers.history_file"
+    elif kind == "memory" and file is not None:
+        yield f"{file.spelled} is for providers.history=sqlite, not memory"
+    if kind == "memory" and loaded.config.processes > 1:
+        yield "processes: providers.history=memory is in one process only; sqlite is for all"
 
 
 def _processes(config: RouteConfig) -> Iterable[str]:

@@ -61,7 +61,7 @@ NO_EFFECT: Mapping[str, str] = {
     "there is one implementation of adapters for each device": (
         "lora_backend=csgmv max_lora_chunk_size=16"
     ),
-    "adapters may change all linear layers between embedding and head": "lora_target_modules*=",
+    "adapters may change all linear layers, the embedding and the head": "lora_target_modules*=",
     "adapters are always loaded beside the steps": "enable_lora_overlap_loading",
     "an adapter whose tensors do not fit is always refused": "lora_strict_loading",
     "there are no images": (
@@ -231,10 +231,10 @@ REFUSED: Mapping[str, str] = {
     ),
     "prefill and decode on different servers": (
         "disaggregation_decode_allocation_policy=early "
-        "disaggregation_decode_enable_offload_kvcache disaggregation_decode_enable_radix_cache "
+        "disaggregation_decode_enable_offload_kvcache "
         "disaggregation_decode_extra_slots= disaggregation_decode_host_receive_threshold=1.0 "
         "disaggregation_decode_polling_interval=1 disaggregation_decode_retraction_backup= "
-        "disaggregation_enable_kv_checksum disaggregation_ib_device= "
+        "disaggregation_ib_device= "
         "num_reserved_decode_tokens=512 optimistic_prefill_attempts=0 enable_pd_role_switch "
         "enable_pdmux pdmux_config_path= sm_group_num=8"
     ),

@@ -325,10 +325,16 @@ class DisaggConfig(Section, frozen=True):
 
     role: Literal["prefill", "decode"]
     """What this server does."""
-    transfer: str = "auto"
-    """How KV moves between servers."""
+    transfer: Literal["auto", "tcp", "shm"] = "auto"
+    """How KV moves: through shared memory, where both servers are on one machine, or over TCP."""
     bootstrap_port: Port = 8998
-    """Port on which a prefill server meets decode servers."""
+    """Port on which a prefill server lets decode servers in; 0: any."""
+    secret_file: str | None = None
+    """File with what both servers know: a peer that does not is refused."""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    """How long a request waits for its other server without a sign of life from it."""
+    fallback: Literal["local", "error"] = "local"
+    """What a decode server does when KV does not come: compute the prompt itself, or fail."""
 
 
 class KVEventsConfig(Section, frozen=True):

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from sylvan.config.keys import KeyEntry, read_key_file
 from sylvan.config.load import dump
-from sylvan.config.route import ControlConfig, LimitsConfig, RouteConfig
+from sylvan.config.route import ControlConfig, RouteConfig
 from sylvan.config.schema import ROUTE
 from sylvan.gateway.app import AppParts, Gateway, Serving
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
@@ -35,9 +35,9 @@ from sylvan.gateway.http.routes import PASSED
 from sylvan.gateway.http.sender import Sender
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.spans import NoTracing, Tracing
-from sylvan.gateway.openai.catalog import Catalog
+from sylvan.gateway.openai.build import PassThroughParts
 from sylvan.gateway.openai.router import ROUTES as PROVIDED
-from sylvan.gateway.openai.router import PassParts, PassThrough
+from sylvan.gateway.openai.router import PassThrough
 from sylvan.gateway.openai.upstreams import Upstreams, read_upstreams
 from sylvan.gateway.peers.channel import PeerChannel
 from sylvan.gateway.peers.sharing import Sharing, SharingParts
@@ -311,7 +311,7 @@ class GatewayRuntime:
         routes = [*PASSED, *information.routes, *workers.routes, *texts.routes]
         serving: Serving = router
         if self._upstreams is not None:
-            serving = passing = self._pass_through(self._upstreams, exchange.limits)
+            serving = passing = self._pass_through(self._upstreams)
             routes = [*PROVIDED, *passing.routes]
         ages = InflightAges(clock)
         self.families.registry.register(ages)
@@ -331,24 +331,19 @@ class GatewayRuntime:
             )
         )
 
-    def _pass_through(self, upstreams: Upstreams, limits: LimitsConfig) -> PassThrough:
-        config, clients = self._config, self._gate.clients
-        catalog = Catalog(upstreams, self._upstream)
-        asking = asyncio.create_task(catalog.run())
-        self._stack.callback(asking.cancel)
-        return PassThrough(
-            PassParts(
-                catalog=catalog,
-                upstream=self._upstream,
-                admission=Admission(limits, self._clocks.monotonic),
-                clients=clients,
-                keeps_credentials=clients.open,
-                families=self.families,
-                limits=limits,
-                max_body_bytes=config.server.max_body_bytes,
-                clock=self._clocks.monotonic,
-            )
+    def _pass_through(self, upstreams: Upstreams) -> PassThrough:
+        clocks = self._clocks
+        passing = PassThroughParts(
+            config=self._config,
+            upstreams=upstreams,
+            http=self._upstream,
+            clients=self._gate.clients,
+            families=self.families,
+            clock=clocks.monotonic,
+            wall=clocks.wall,
+            process="0" if self._peers is None else str(self._peers.number),
         )
+        return passing.build(self._stack)
 
     @property
     def _tokenises(self) -> bool:

@@ -6,7 +6,7 @@ Shapes: T rows of a step, K inputs, N outputs of a part, L the rank of an adapte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from sylvan.protocol.arrays import IntArray
 LANES = 16
 MAX_PARTS = 8
 _WORD = 4  # bytes
+_LINE_BYTES = 64
 _TILE_BYTES = 1024  # a matrix tile may read so far behind the last block
 BLOCK_ROWS = 16
 """Rows of one adapter that a program on a device computes together."""
@@ -75,6 +76,33 @@ class DeviceRows:
 
     listed: torch.Tensor
     blocks: torch.Tensor
+
+
+def side_by_side(layers: Sequence[Sequence[Prepared | None]]) -> list[tuple[Prepared | None, ...]]:
+    """The parts of each layer, with all packed matrices in one region in the order of reading.
+
+    A step reads all of an adapter once: ordinary pages of thousands of small regions cost as much
+    time as the bytes, huge pages of one region do not.
+    """
+    order: list[Bytes] = []
+    for parts in layers:
+        packed = [part for part in parts if isinstance(part, PackedFactors)]
+        order += [part.down for part in packed] + [part.up for part in packed]
+    memory = allocate(sum(matrix.nbytes for matrix in order) + _TILE_BYTES)
+    placed: dict[int, Bytes] = {}
+    start = 0
+    for matrix in order:
+        stop = start + matrix.nbytes
+        memory[start:stop] = matrix
+        placed[id(matrix)] = memory[start:stop]
+        start = stop
+
+    def moved(part: Prepared | None) -> Prepared | None:
+        if not isinstance(part, PackedFactors):
+            return part
+        return replace(part, down=placed[id(part.down)], up=placed[id(part.up)])
+
+    return [tuple(moved(part) for part in parts) for parts in layers]
 
 
 class LoraRows:
@@ -281,7 +309,8 @@ def _packed(matrix: torch.Tensor, cols: int) -> Bytes:
 
 
 def _bytes(numbers: torch.Tensor) -> Bytes:
-    """A copy in the order of the dimensions, and room for what a matrix tile reads behind it."""
-    memory = allocate(numbers.nbytes + _TILE_BYTES)
+    """A copy in the order of the dimensions, in whole lines, with room for a tile behind it."""
+    whole = -(-numbers.nbytes // _LINE_BYTES) * _LINE_BYTES
+    memory = allocate(whole + _TILE_BYTES)[:whole]
     memory[: numbers.nbytes] = numbers.contiguous().view(-1).view(torch.uint8).numpy()
     return memory

@@ -37,6 +37,14 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     budget: int | None = None
 
 
+class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
+    """Where a prefill and a decode server meet for a request: a room at the prefill server."""
+
+    host: str
+    port: int
+    room: int
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Generate one continuation of `input_ids`.
 
@@ -65,6 +73,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     ttft_ms: float | None = None  # targets for the first token and for each later one; the
     tpot_ms: float | None = None  # request is served all the same when they are missed
     thinking: Thinking | None = None
+    bootstrap: Bootstrap | None = None  # None: this server does everything
     interval: int | None = 1  # new tokens of which the client is told at once; the first always is
 
 

@@ -117,7 +117,10 @@ FLAGS = {
     "--dist-timeout 30": ("parallel.join_timeout_s", 30.0),
     "--disaggregation-mode prefill": ("disagg.role", "prefill"),
     "--disaggregation-mode null": ("disagg", None),
-    "--disaggregation-mode decode --disaggregation-transfer-backend x": ("disagg.transfer", "x"),
+    "--disaggregation-mode decode --disaggregation-transfer-backend shm": (
+        "disagg.transfer",
+        "shm",
+    ),
     "--disaggregation-mode decode --disaggregation-bootstrap-port 5": ("disagg.bootstrap_port", 5),
     '--kv-events-config {"publisher":"zmq","topic":"t"}': ("kv_events.topic", "t"),
     '--kv-events-config {"publisher":"null"}': ("kv_events", None),

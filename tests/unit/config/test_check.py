@@ -30,9 +30,9 @@ BROKEN = {
         {"tiers": TiersConfig(), "observe.record": "flight"},
         "observe.record=flight: what a store brings cannot be played back",
     ),
-    "feature does not exist yet": (
-        {"disagg": DisaggConfig(role="prefill")},
-        "disagg: not supported yet: prefill and decode",
+    "roles with others": (
+        {"disagg": DisaggConfig(role="prefill"), "tiers": TiersConfig()},
+        "disagg.role=prefill and tiers exclude each other: KV tiers",
     ),
     "fewer adapters in memory than in a batch": (
         {"lora": LoraConfig(max_loaded=3)},
@@ -291,7 +291,9 @@ def test_a_device_that_is_not_there_says_why():
 
 def test_all_broken_rules_are_reported_at_once(facts):
     disagg = DisaggConfig(role="prefill")
-    text = complaint({"disagg": disagg, "quantization": "w8a8", "cache.eviction": "lur"}, facts)
+    text = complaint(
+        {"disagg": disagg, "parallel.tp": 2, "quantization": "w8a8", "cache.eviction": "lur"}, facts
+    )
 
     assert len(text.splitlines()) == 3
     assert "did you mean lru?" in text

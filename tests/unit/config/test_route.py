@@ -106,7 +106,6 @@ def test_what_is_not_here_is_refused_by_name(words):
 @pytest.mark.parametrize(
     "words",
     [
-        "--backend openai --history-backend memory",
         "--tokens.cache-bytes 1MiB",
     ],
 )
@@ -115,6 +114,23 @@ def test_what_does_not_exist_yet_is_refused_rather_than_ignored(words):
 
     with pytest.raises(ConfigError, match="not supported yet"):
         check_route(loaded)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--backend openai --providers.history-file x", "without providers.history"),
+        ("--backend openai --providers.history-entries 7", "without providers.history"),
+        ("--backend openai --history-backend sqlite", "needs providers.history_file"),
+        ("--backend openai --history-backend memory --providers.history-file x", "not memory"),
+        ("--backend openai --history-backend memory --processes 2", "sqlite is for all"),
+    ],
+)
+def test_a_history_is_where_it_can_be(words, why):
+    with pytest.raises(ConfigError, match=why):
+        check_route(read(*words.split()))
+    words = "--backend openai --history-backend sqlite --providers.history-file x --processes 2"
+    check_route(read(*words.split()))
 
 
 def test_servers_that_speak_grpc_are_accepted():

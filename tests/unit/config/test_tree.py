@@ -7,13 +7,12 @@ import msgspec
 import pytest
 
 import sylvan
-from sylvan.config.facts import PENDING
 from sylvan.config.fields import fields, get, replaced, sections
 from sylvan.config.tree import Config, LoraConfig, SchedulerConfig, ServerConfig
 from sylvan.config.values import Secret
 
 PACKAGE = Path(sylvan.__file__).parent
-BUDGET = 135  # raising it is a decision
+BUDGET = 138  # raising it is a decision
 
 
 def test_tree_stays_within_its_budget():
@@ -33,10 +32,6 @@ def test_every_section_is_documented():
     assert all(info.doc for info in sections().values())
 
 
-def test_pending_features_are_optional_sections():
-    assert all(sections()[path].optional for path in PENDING)
-
-
 JUDGED_BY_RULES = {  # read while resolving and checking
     "quantization",
     "deterministic",
@@ -49,12 +44,7 @@ def test_every_field_is_read_by_something():
     sources = (path for path in PACKAGE.rglob("*.py") if path.parent.name != "config")
     text = "\n".join(path.read_text() for path in sources)
 
-    unread = {
-        path
-        for path in fields()
-        if path.partition(".")[0] not in PENDING
-        and not re.search(rf"\.{path.rpartition('.')[2]}\b", text)
-    }
+    unread = {path for path in fields() if not re.search(rf"\.{path.rpartition('.')[2]}\b", text)}
 
     assert unread - JUDGED_BY_RULES == set()
 

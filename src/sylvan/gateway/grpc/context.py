@@ -19,7 +19,7 @@ from sylvan.gateway.text.model import ModelText
 from sylvan.gateway.upstream.grpc import GrpcUpstream, Metadata
 from sylvan.gateway.workers.worker import Dispatch
 from sylvan.protocol.messages import Finish, TokenLogprobs, Usage
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.requests import LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.text.detokenizer import DetokenizerOptions
@@ -101,6 +101,8 @@ class Prepared:
         format: Makes the answer.
         namespace: Prompts of different namespaces share nothing in a cache.
         logprobs: Log probabilities that were asked for.
+        thinking: Where the answer thinks.
+        adapter: Name of the adapter; None: the model itself.
     """
 
     model: str | None
@@ -112,6 +114,8 @@ class Prepared:
     format: ReplyFormat
     namespace: str = ""
     logprobs: LogprobOptions | None = None
+    thinking: Thinking | None = None
+    adapter: str | None = None
 
 
 class SampleProgress(Protocol):

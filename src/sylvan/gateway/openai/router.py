@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -23,6 +23,9 @@ from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import Meter, ModelNames, Route
 from sylvan.gateway.openai.catalog import Catalog, Target
+from sylvan.gateway.openai.history.answer import KeptAnswer
+from sylvan.gateway.openai.history.history import History
+from sylvan.gateway.openai.history.turn import Turn
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.upstream.http import HttpUpstream, Incoming, Outgoing
 from sylvan.protocol.errors import RequestError
@@ -56,6 +59,7 @@ class PassParts:
         limits: How long anything may take.
         max_body_bytes: Bound on bodies.
         clock: For durations.
+        history: Keeps responses and conversations; None: upstreams keep their own.
     """
 
     catalog: Catalog
@@ -67,6 +71,22 @@ class PassParts:
     limits: LimitsConfig
     max_body_bytes: int
     clock: Clock
+    history: History | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One request, and who may serve it.
+
+    Attributes:
+        turn: What its response is kept with; None: it is not kept.
+    """
+
+    caller: Caller
+    route: Passed
+    asked: Asked
+    targets: Sequence[Target]
+    turn: Turn | None = None
 
 
 class PassThrough:
@@ -89,6 +109,7 @@ class PassThrough:
             Own(path="/v1/models", handler=self.models, family=Family.OPENAI),
             *(Own(path=path, handler=self.live, level="open") for path in live),
             *(Own(path=path, handler=self.ready, level="open") for path in ready),
+            *(() if self._parts.history is None else self._parts.history.routes),
         )
 
     async def models(self, caller: Caller, params: Params) -> None:
@@ -120,29 +141,42 @@ class PassThrough:
             raise RequestError("model must be given.", param="model")
         targets = parts.catalog.targets(asked.model)
         parts.clients.admit(caller.tenant)
-        permit = await parts.admission.enter(caller.tenant)
+        work = _Work(caller, route, asked, targets)
+        history = parts.history
+        if history is None or route.family is not Family.RESPONSES:
+            await caller.until_gone(self._admitted(work))
+            return
+        turn = await history.begin(caller, asked)
+        work = replace(work, asked=turn.asked, turn=turn)
+        if turn.background is None:
+            await caller.until_gone(self._admitted(work))
+            return
+        begun = await history.background.start(
+            caller, turn, lambda unseen: self._admitted(replace(work, caller=unseen))
+        )
+        await caller.reply_json(begun)
+
+    async def _admitted(self, work: _Work) -> None:
+        permit = await self._parts.admission.enter(work.caller.tenant)
         try:
-            await caller.until_gone(self._serve(caller, route, asked, targets))
+            await self._serve(work)
         finally:
             permit.close()
 
-    async def close(self) -> None:
-        """Nothing goes on without a client."""
-
-    async def _serve(
-        self, caller: Caller, route: Passed, asked: Asked, targets: Sequence[Target]
-    ) -> None:
+    async def _serve(self, work: _Work) -> None:
         limits = self._parts.limits
-        answer = Answer(caller, route.family, limits.slow_client_s)
+        caller, route, asked = work.caller, work.route, work.asked
+        plain = Answer(caller, route.family, limits.slow_client_s)
+        answer = plain if work.turn is None else KeptAnswer(work.turn, plain)
         way = Route("openai", "external", "http", self._models.label(asked.model), route.path)
         meter = Meter(self._parts.families, way, self._parts.clock, stream=asked.stream)
         failure: UpstreamError | None = None
         deadline = asyncio.timeout(limits.request_timeout_s)
         try:
             async with deadline:
-                for target in targets:
+                for target in work.targets:
                     try:
-                        request = self._request(caller, route, asked, target)
+                        request = self._request(work, target)
                         await self._send(request, answer, meter)
                     except UpstreamError as error:
                         failure = error
@@ -159,11 +193,11 @@ class PassThrough:
         assert failure is not None, "there is a target"
         meter.failed(failure)
         if isinstance(failure, RefusedError) and not answer.started:
-            await answer.refuse(failure.refusal)
+            await plain.refuse(failure.refusal)
         else:
-            await answer.fail(failure)
+            await plain.fail(failure)
 
-    async def _send(self, request: Outgoing, answer: Answer, meter: Meter) -> None:
+    async def _send(self, request: Outgoing, answer: Answer | KeptAnswer, meter: Meter) -> None:
         async with self._parts.upstream.send(request) as incoming:
             meter.answered(incoming.status)
             if incoming.status in RETRYABLE:
@@ -174,8 +208,11 @@ class PassThrough:
                 await answer.data(chunk)
         await answer.end()
 
-    def _request(self, caller: Caller, route: Passed, asked: Asked, target: Target) -> Outgoing:
+    def _request(self, work: _Work, target: Target) -> Outgoing:
+        caller, route, asked = work.caller, work.route, work.asked
         dropped = {*OWN_HEADERS, *_DROPPED}
+        if work.turn is not None:
+            dropped.add("accept-encoding")  # what is kept must be read
         key = target.upstream.api_key
         given = caller.headers.get("authorization")
         headers = end_to_end(caller.raw_headers, dropped)

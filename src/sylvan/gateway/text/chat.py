@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from sylvan.api.answering import ToolUse, thinking_variables
 from sylvan.api.openai.chat import ChatBody, template_messages
 from sylvan.text.chat_template import ChatRequest
 
 
-def tools_of(body: ChatBody) -> list[dict[str, Any]]:
-    """The tools that a template shows; none where the model may not call."""
-    if body.tool_choice == "none":
-        return []
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    for tool in tools:
-        tool.setdefault("type", "function")
-    return tools
-
-
-def template_request(body: ChatBody, tools: list[dict[str, Any]]) -> ChatRequest:
+def template_request(body: ChatBody, use: ToolUse) -> ChatRequest:
     """What a template is asked to render for `/v1/chat/completions`."""
-    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    if body.enable_thinking is not None:
-        variables.setdefault("enable_thinking", body.enable_thinking)
-        variables.setdefault("thinking", body.enable_thinking)
+    switch = body.enable_thinking
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        switch = body.thinking.type == "enabled"
     going_on = bool(body.continue_final_message)
     start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
     return ChatRequest(
         messages=template_messages(body.messages),
-        tools=tools or None,
+        tools=use.tools if use.tools and use.choice != "none" else None,
         add_generation_prompt=start,
         continue_final_message=going_on,
-        kwargs=variables,
+        kwargs={
+            **thinking_variables(effort=body.reasoning_effort, enabled=switch),
+            **(body.chat_template_kwargs or {}),
+        },
     )
+
+
+def last_text(request: ChatRequest) -> str:
+    """Text of the message that the answer goes on with."""
+    content = request.messages[-1].get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content)

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sylvan.config.route import TokensConfig
-from sylvan.text import reasoning, tools
 from sylvan.text.chat_template import ChatTemplate, resolve_template
-from sylvan.text.reasoning import ReasoningFamily
+from sylvan.text.parsers import Parsers, make_parsers
 from sylvan.text.tokenizer import Tokenizer
-from sylvan.text.tools import ToolFamily
 from sylvan.utils.threads import call_in_thread
 
 INLINE_CHARS = 2048
@@ -26,17 +24,13 @@ class ModelText:
     Attributes:
         tokenizer: Of the model.
         template: Its chat template.
-        reasoning: Format of its thinking; None: it does not think.
-        tools: Format of its calls; None: it makes none.
-        shows_markers: Markers of thinking or calls are special tokens, which the text must show.
+        parsers: Formats of its thinking and its calls.
         ids: Token ids of texts that came lately.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
-    reasoning: ReasoningFamily | None
-    tools: ToolFamily | None
-    shows_markers: bool
+    parsers: Parsers
     ids: TextIds
 
     @classmethod
@@ -48,18 +42,17 @@ class ModelText:
         """
         chosen = resolve_template(config.chat_template) if config.chat_template else None
         tokenizer = Tokenizer.load(folder, chat_template=chosen)
-        source = "\n".join(tokenizer.chat_templates.values())
-        thinking = calling = None
-        if config.reasoning_parser != "none":
-            thinking = reasoning.family(config.reasoning_parser, chat_template=source)
-        if config.tool_parser != "none":
-            calling = tools.family(config.tool_parser, chat_template=source)
-        markers = [*(thinking.starts if thinking else ()), *(thinking.ends if thinking else ())]
-        markers += calling.grammar.markers if calling else ()
-        special = [text for text, i in tokenizer.protected.items() if i in tokenizer.special_ids]
-        shows = any(text in marker for marker in markers for text in special)
+        parsers = make_parsers(
+            tokenizer,
+            reasoning_parser=_unless_none(config.reasoning_parser),
+            tool_parser=_unless_none(config.tool_parser),
+        )
         ids = TextIds(tokenizer, config.cache_entries)
-        return cls(tokenizer, ChatTemplate(tokenizer), thinking, calling, shows, ids)
+        return cls(tokenizer, ChatTemplate(tokenizer), parsers, ids)
+
+
+def _unless_none(name: str) -> str | None:
+    return None if name == "none" else name
 
 
 class TextIds:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sylvan.api.openai.chat import ChatBody
+from sylvan.api.openai.chat_tools import tool_use
 from sylvan.api.validation import parse
 from sylvan.gateway.http.asked import Asked
-from sylvan.gateway.text.chat import template_request, tools_of
+from sylvan.gateway.text.chat import template_request
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.text.model import ModelText
 from sylvan.gateway.workers.registry import Registry
@@ -56,7 +57,7 @@ class PromptIds:
 async def _conversation(text: ModelText, asked: Asked) -> Sequence[int] | None:
     try:
         body = parse(ChatBody, asked.fields)
-        request = template_request(body, tools_of(body))
+        request = template_request(body, tool_use(body))
         return (await call_in_thread(text.template.render, request)).input_ids
     except RequestError:  # the worker will say what is wrong with it
         return None

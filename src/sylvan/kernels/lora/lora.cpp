@@ -94,12 +94,24 @@ template <class E, class F>
 void products(const char* x, int64_t stride, int count, const uint32_t* w, int64_t step, int blocks, int words, F&& f) {
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<E, Bf16>) {
-        alignas(64) float raw[TILE * TILE];
-        for (int n = 0; n < blocks; n++)
+        alignas(64) float raw[4 * TILE * TILE];
+        const int steps = ceil_div(words, TILE_WORDS);
+        for (int i = 0; i < BYTES_AHEAD; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + i);
+        for (int n = 0; n < blocks; n += 4) {
+            const char* from = reinterpret_cast<const char*>(w + n * step);
+            const int some = std::min(4, blocks - n);
             for (int m = 0; m < count; m += TILE) {
-                tiles_1x1<TilesBf16>(raw, x + m * stride, stride, reinterpret_cast<const char*>(w + n * step), ceil_div(words, TILE_WORDS));
-                for (int i = 0; i < std::min(TILE, count - m); i++) f(m + i, n, load<vf>(raw + i * LANES));
+                const char* rows = x + m * stride;
+                if (some == 4)
+                    tiles_1x4<TilesBf16, true>(raw, rows, stride, from, step * 4, steps);
+                else
+                    for (int j = 0; j < some; j++)
+                        tiles_1x1<TilesBf16, true>(raw + j * TILE * TILE, rows, stride, from + j * step * 4, steps);
+                const int high = std::min(TILE, count - m);
+                for (int j = 0; j < some; j++)
+                    for (int i = 0; i < high; i++) f(m + i, n + j, load<vf>(raw + (j * TILE + i) * LANES));
             }
+        }
         return;
     }
 #endif

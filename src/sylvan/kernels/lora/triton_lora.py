@@ -115,9 +115,8 @@ def lora(x: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
     """See `lora.lora`. The few rows of a head take the way of the reference."""
     if layer.of_outputs or x.stride(-1) != 1 or y.stride(-1) != 1:
         return reference.lora(x, y, layer)
-    rows = layer.rows.on_device(x.device)
-    if len(rows.blocks) and layer.is_changed:
-        grouped(x, y, rows, layer)
+    if layer.rows.groups and layer.is_changed:  # else nothing, as in steps that are captured
+        grouped(x, y, layer.rows.on_device(x.device), layer)
     return y
 
 

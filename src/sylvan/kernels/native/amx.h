@@ -74,9 +74,9 @@ template <class D, bool STREAM> static inline void tiles_1x2(float* out, const c
     }
     tile_store<0>(out, 64), tile_store<1>(out + 256, 64);
 }
-template <class D> static inline void tiles_1x1(void* out, const char* x, int64_t xs, const char* w, int steps) {
+template <class D, bool STREAM = false> static inline void tiles_1x1(void* out, const char* x, int64_t xs, const char* w, int steps) {
     tile_zero<0>();
-    for (int k = 0; k < steps; k++) tile_load<4>(x + k * 64, xs), tile_load<5>(w + k * 1024, 64), D::template dot<0, 4, 5>();
+    for (int k = 0; k < steps; k++) tile_load<4>(x + k * 64, xs), tile_stream<5, STREAM>(w + k * 1024), D::template dot<0, 4, 5>();
     tile_store<0>(out, 64);
 }
 #else

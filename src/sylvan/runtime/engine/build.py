@@ -23,7 +23,9 @@ from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
@@ -33,6 +35,7 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts, read_facts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
+from sylvan.runtime.features.disagg.build import DisaggParts
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
@@ -53,6 +56,8 @@ from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
+from sylvan.runtime.storage.identity import kv_manifest
+from sylvan.runtime.storage.manifest import GroupLayout, Manifest
 from sylvan.utils.machine import inspect_machine
 
 logger = logging.getLogger(__name__)
@@ -108,8 +113,10 @@ def build_scheduler(
     grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
+    disagg = DisaggParts(config.disagg, config.server.host)
     workers = (
         lambda site: grammar.worker,
+        *disagg.workers,
         *_lora_worker(config),
         *([tiers.worker] if tiers else ()),
         *_head(config),
@@ -125,10 +132,12 @@ def build_scheduler(
     config = _in_force(config, model)
     if tiers is not None:
         tiers.open(config, model, model_dir(config.model))
+    disagg.open(_identity(config, model))
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
     capabilities: tuple[Capability, ...] = (
         grammar.control,
         *([lora.control] if lora else ()),
+        *disagg.controls(),
         *also.capabilities,
     )
     speculation = draft = None
@@ -172,7 +181,7 @@ def build_scheduler(
             "weight_version": config.weight_version,
             "adapters": lora.load(executor) if lora else None,
         },
-        state=lambda: _state(config, grammar, model, speculation),
+        state=lambda: _state(config, grammar, model, speculation, disagg),
         inspect=inspect,
         executor=executor,
         close=close,
@@ -181,6 +190,27 @@ def build_scheduler(
         lora=lora,
         stores=tiers.stores if tiers else None,
     )
+
+
+def _identity(
+    config: Config, model: ModelFacts
+) -> Callable[[Sequence[KVGroup], Sequence[PageMemory]], Manifest]:
+    """What servers that exchange KV of this model have in common."""
+
+    def identity(groups: Sequence[KVGroup], memory: Sequence[PageMemory]) -> Manifest:
+        return kv_manifest(
+            config,
+            model_dir(config.model),
+            dtype=model.dtype,
+            runner=model.runner,
+            page_size=groups[0].page_size,
+            groups=tuple(
+                GroupLayout(group.name, group.kind, each.page_bytes, group.window)
+                for group, each in zip(groups, memory, strict=True)
+            ),
+        )
+
+    return identity
 
 
 def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
@@ -444,11 +474,13 @@ def _state(
     grammar: Grammar,
     model: ModelFacts,
     speculation: AnySpeculation | None,
+    disagg: DisaggParts,
 ) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}
     drafts = {"speculation": asdict(speculation.counts)} if speculation else {}
-    return {"config": dump(config), "grammar": asdict(grammar.stats())} | experts | drafts
+    own = {"config": dump(config), "grammar": asdict(grammar.stats()), **disagg.state()}
+    return own | experts | drafts
 
 
 def _number(value: int | str) -> int:

@@ -12,7 +12,14 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from sylvan.kernels.adapters import MAX_PARTS, Factors, LayerKind, LoraLayer, Prepared
+from sylvan.kernels.adapters import (
+    MAX_PARTS,
+    Factors,
+    LayerKind,
+    LoraLayer,
+    Prepared,
+    side_by_side,
+)
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
@@ -149,7 +156,8 @@ class AdapterTargets:
             parts = found.setdefault(id(layer), [None] * len(layer.outputs))
             layers[id(layer)] = layer
             parts[target.number] = self._part(adapter, name, target)
-        return [(layers[key], tuple(parts)) for key, parts in found.items()]
+        placed = side_by_side(list(found.values()))
+        return [(layers[key], parts) for key, parts in zip(found, placed, strict=True)]
 
     def _target(self, name: str, module: LowRank) -> Target:
         source = self._rename(f"{name}.weight")

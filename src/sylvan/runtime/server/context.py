@@ -17,7 +17,7 @@ from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.metrics import Accounts
-from sylvan.runtime.server.parsers import Parsers, make_parsers
+from sylvan.runtime.server.pairing import Pairing
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
 from sylvan.runtime.server.stores.batches import BatchStore
@@ -28,6 +28,7 @@ from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
+from sylvan.text.parsers import Parsers, make_parsers
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.json_files import read_json
 
@@ -60,6 +61,7 @@ class Context:
         started: Time stamp of the start.
         ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
         journal: Of the call.
+        pairing: The other server of the call.
     """
 
     engine: TokenizerManager
@@ -80,6 +82,7 @@ class Context:
     started: float = 0.0
     ids: Callable[[int], str] = secrets.token_hex
     journal: CallJournal = field(default_factory=NoJournal)
+    pairing: Pairing = field(default_factory=Pairing)
 
     @property
     def limits(self) -> Limits:
@@ -121,7 +124,12 @@ def make_context(
         accounts=Accounts(engine, keyring, settings.served_model_name),
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=template,
-        parsers=make_parsers(settings, engine.tokenizer, engine.facts.architecture),
+        parsers=make_parsers(
+            engine.tokenizer,
+            reasoning_parser=settings.reasoning_parser,
+            tool_parser=settings.tool_parser,
+            architecture=engine.facts.architecture,
+        ),
         responses=ResponseStore(*kept),
         conversations=ResponseStore(*kept),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),

@@ -11,7 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sylvan.api.errors import Family, anthropic_overflow, error_body
-from sylvan.api.extras import MAX_NAMED, check_rank, unknown_fields
+from sylvan.api.extras import BOOTSTRAP, MAX_NAMED, check_rank, unknown_fields
 from sylvan.api.strict_json import decode_json
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import (
@@ -40,6 +40,7 @@ from sylvan.runtime.server.context import Context, of_call
 from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.journal import JOURNAL_KEY
 from sylvan.runtime.server.keyring import Tenant
+from sylvan.runtime.server.pairing import read_pairing
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
 
@@ -253,7 +254,9 @@ async def _read(
             body = parse(endpoint.body, decode_json(raw))
         else:
             body = endpoint.body()
-        ignored = unknown_fields(body)
+        pairing = read_pairing(body, endpoint.path, context.settings)
+        context = replace(context, pairing=pairing)
+        ignored = unknown_fields(body, BOOTSTRAP if context.settings.role else ())
         _check_header(request)
     query = None
     if endpoint.query is not None:

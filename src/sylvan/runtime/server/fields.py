@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 
+from sylvan.api.answering import ToolUse
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.server.conversation import ToolUse
 
 TOOL_SCHEMA = "schema of a tool"
 """Where an API has the schema of a tool: the rest of a name behind `tools[i]`."""

@@ -61,7 +61,7 @@ async def collect(context: Context, inputs: Sequence[GenerateInput]) -> list[lis
         RequestError: One of the prompts cannot be served; the others are aborted.
         CapacityError: Likewise, for now.
     """
-    inputs = context.journal.pinned(inputs)
+    inputs = context.pairing.placed(context.journal.pinned(inputs))
     if len(inputs) == 1:
         return [await _collect_one(context, 0, inputs[0])]
     _check_together(context, inputs)
@@ -102,7 +102,7 @@ async def stream(
     if len(inputs) > 1:
         _check_together(context, inputs)
     journal = context.journal
-    inputs = journal.pinned(inputs)
+    inputs = context.pairing.placed(journal.pinned(inputs))
     sources = [context.engine.generate(inp) for inp in inputs]
     try:
         if journal.resumes:

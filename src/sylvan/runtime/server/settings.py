@@ -51,6 +51,8 @@ class ServerSettings:
         retention_s: Age at which files, ended batches and stored responses are forgotten.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
+        role: What this server does of a request; None: everything.
+        bootstrap_port: Of prefill servers, for requests that name none.
         shown: Resolved configuration for `/server_info`, free of secrets.
     """
 
@@ -86,6 +88,8 @@ class ServerSettings:
     retention_s: float = 30 * 86_400.0
     response_store_size: int = 1024
     data_dir: str | None = None
+    role: Literal["prefill", "decode"] | None = None
+    bootstrap_port: int = 8998
     shown: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -124,6 +128,7 @@ class ServerSettings:
             allow_control_text=text.allow_control_text,
             tool_parser=_parser(text.tool_parser),
             reasoning_parser=_parser(text.reasoning_parser),
+            role=config.disagg.role if config.disagg is not None else None,
             shown=shown or {},
         )
 

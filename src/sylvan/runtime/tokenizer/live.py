@@ -116,6 +116,7 @@ class SampleState:
             output_ids=np.array(self.output_ids, np.int32),
             logprobs=logprobs,
             deadline_s=left_s,
+            bootstrap=None if self.losses else request.bootstrap,  # nobody is there any more
         )
 
     def is_due(self, interval: int) -> bool:

@@ -287,8 +287,8 @@ class TokenizerManager:
             base, cache_salt=salt, shared_tokens=shared, interval=interval
         )
         samples = [
-            SampleState(msgspec.structs.replace(base, sample=index))
-            for index in range(base.sampling.n)
+            SampleState(msgspec.structs.replace(base, sample=index, bootstrap=bootstrap))
+            for index, bootstrap in enumerate(inp.bootstraps or [None] * base.sampling.n)
         ]
         take_over(samples, inp.past or (), self.facts.vocab_size)
         live = LiveRequest(base.rid, samples, interval, self._clock(), internal=inp.internal)

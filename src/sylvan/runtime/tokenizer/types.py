@@ -10,7 +10,7 @@ import numpy as np
 
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
-from sylvan.protocol.requests import LogprobOptions, Thinking
+from sylvan.protocol.requests import Bootstrap, LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
@@ -71,7 +71,8 @@ class GenerateInput:
     (1 if None) are there and the reader is. `internal` requests are our own, such as health probes:
     they are not accounted for. `default_seed` counts where neither `sampling` nor the operator
     gives one. With `past`, what another server gave out for this request, it is continued; the
-    first delta then brings nothing, and says that the request was admitted.
+    first delta then brings nothing, and says that the request was admitted. `bootstraps`, one for
+    each sample, are where another server meets this one; none: this server does everything.
     """
 
     text: str | None = None
@@ -93,6 +94,7 @@ class GenerateInput:
     internal: bool = False
     default_seed: int | None = None
     past: tuple[SampleDelta, ...] | None = None
+    bootstraps: tuple[Bootstrap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

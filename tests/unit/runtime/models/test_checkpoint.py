@@ -12,7 +12,12 @@ from sylvan.kernels import ops
 from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import defer_weights, dummy_weights, load_weights
+from sylvan.runtime.models.checkpoint import (
+    check_finite,
+    defer_weights,
+    dummy_weights,
+    load_weights,
+)
 from sylvan.runtime.models.registry import load_config, load_family
 from sylvan.runtime.models.safetensors import Checkpoint
 
@@ -283,6 +288,19 @@ def test_tensors_asked_for_earlier_are_not_kept_resident(tmp_path):
         assert torch.equal(checkpoint.tensor(name), tensor)
     assert resident_kib(tmp_path / "model.safetensors") < 12 * 1024
     assert torch.equal(first, written["t00"])  # who kept one still reads it
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_that_are_not_finite_are_refused_and_large_ones_are_not(dtype):
+    largest = torch.full((64, 64), torch.finfo(dtype).max, dtype=dtype)
+    assert not largest.sum().isfinite()
+    check_finite("large", largest)
+    check_finite("empty", torch.empty(0, dtype=dtype))
+    for wrong in (torch.nan, torch.inf, -torch.inf):
+        tensor = torch.ones(64, 64, dtype=dtype)
+        tensor[3, 5] = wrong
+        with pytest.raises(ConfigError, match="'w' are not finite"):
+            check_finite("w", tensor)
 
 
 def resident_kib(file: Path) -> int:

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from sylvan.config.values import Secret
 from sylvan.protocol.journal import KEY_HEADER
 from sylvan.protocol.messages import Finish
+from sylvan.protocol.requests import Thinking
 from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.grpc.serving import SERVICE
@@ -187,7 +188,6 @@ ABSENT = {
     "input_embeds": [1.0],
     "disaggregated_params": pb.DisaggregatedParams(bootstrap_host="h"),
     "mm_inputs": pb.MultimodalInputs(),
-    "require_reasoning": True,
     "data_parallel_rank": 1,
 }
 
@@ -197,6 +197,36 @@ async def test_what_is_not_there_is_refused_by_name(server, folder, name):
     error = await refused(server.all(request(folder, **{name: ABSENT[name]})))
     assert error.code() is Code.UNIMPLEMENTED
     assert error.details().startswith(f"{name}: not supported")
+
+
+async def test_a_grammar_waits_for_thinking(server, folder):
+    marks = [pb.TokenIds(ids=[7, 8])]
+    sampling = pb.SamplingParams(max_new_tokens=64, regex="[a-z]+")
+    given = pb.Thinking(ends=marks, starts=marks, headers=marks, inside=True)
+    await server.all(request(folder, sampling=sampling, thinking=given))
+    await server.all(request(folder, sampling=sampling, require_reasoning=True))
+    told, found = (r.thinking for r in server.engine.control.requests)
+    assert told == Thinking(ends=((7, 8),), starts=((7, 8),), headers=((7, 8),), inside=True)
+    assert found.inside
+    assert found.ends[0] == tuple(ids(folder, "</think>"))
+
+
+@pytest.mark.parametrize(
+    ("thinking", "field"),
+    [
+        (pb.Thinking(), "thinking.ends"),
+        (pb.Thinking(ends=[pb.TokenIds()]), "thinking.ends"),
+        (pb.Thinking(ends=[pb.TokenIds(ids=[1] * 257)]), "thinking.ends"),
+        (pb.Thinking(ends=[pb.TokenIds(ids=[1])] * 65), "thinking.ends"),
+        (pb.Thinking(ends=[pb.TokenIds(ids=[1])], starts=[pb.TokenIds()]), "thinking.starts"),
+        (pb.Thinking(ends=[pb.TokenIds(ids=[2**32 - 1])]), "thinking.ends"),
+    ],
+)
+async def test_markers_of_thinking_are_checked(server, folder, thinking, field):
+    error = await refused(server.all(request(folder, thinking=thinking)))
+    assert error.code() is Code.INVALID_ARGUMENT
+    assert field in error.details()
+    assert server.engine.control.requests == []
 
 
 async def test_prompts_are_checked(server, folder):

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
-from sylvan.api.openai.chat import ChatBody, NamedChoice
+from sylvan.api.answering import AnswerRequest, plan_answer
+from sylvan.api.openai.chat import ChatBody
 from sylvan.api.openai.chat_logprobs import ChatLogprobs
+from sylvan.api.openai.chat_tools import tool_use
 from sylvan.api.openai.common import openai_sampling, usage_reply
 from sylvan.api.sampling import SamplingDefaults
 from sylvan.api.validation import parse
 from sylvan.gateway.grpc.bodies.common import (
     DONE,
     Frame,
+    adapter_of,
     check_passed,
     collected,
     detokenizer_options,
     event,
     usage_of,
-    with_markers,
 )
 from sylvan.gateway.grpc.context import Prepared, RequestInput, SampleDelta
-from sylvan.gateway.text.chat import template_request, tools_of
+from sylvan.gateway.text.chat import last_text, template_request
 from sylvan.gateway.text.model import ModelText
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.text.output import Answer, OutputReader, OutputRules, Piece, ReasoningDelta
-from sylvan.text.tools import CallStart, TextDelta, ToolFamily, ToolSpec
+from sylvan.text.tools import CallStart, TextDelta, ToolFamily
 from sylvan.utils.threads import call_in_thread
 
 PASSED = frozenset(
@@ -40,6 +41,7 @@ PASSED = frozenset(
         *("ignore_eos", "no_stop_trim", "skip_special_tokens", "logit_bias", "stream_interval"),
         *("custom_params", "regex", "ebnf", "json_schema", "structural_tag", "response_format"),
         *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "metadata"),
+        "lora_path",
         *("separate_reasoning", "stream_reasoning", "continue_final_message"),
         *("logprobs", "top_logprobs"),
         *("add_generation_prompt", "reasoning_effort", "enable_thinking", "store"),
@@ -58,21 +60,22 @@ async def prepare(
     """
     body = parse(ChatBody, given.asked.fields)
     check_passed(body, PASSED, _NEUTRAL)
-    tools = _tools(body)
-    request = template_request(body, tools)
+    use = tool_use(body)
+    request = template_request(body, use)
     prompt = await call_in_thread(text.template.render, request)
-    variables = request.kwargs or {}
-    thinks = (
-        text.reasoning is not None
-        and not request.continue_final_message
-        and text.reasoning.starts_in_reasoning(prompt.text, variables)
+    plan = plan_answer(
+        text.parsers,
+        AnswerRequest(
+            sampling=_sampling(body),
+            tool_use=use,
+            variables=request.kwargs or {},
+            continued=last_text(request) if request.continue_final_message else None,
+            separate_reasoning=body.separate_reasoning is not False,
+            stream_reasoning=body.stream_reasoning is not False,
+        ),
+        prompt.text,
     )
-    rules = _rules(body, text, tools, starts=thinks)
-    shown = text.shows_markers and (rules.reasoning is not None or rules.tools is not None)
-    sampling = with_markers(_sampling(body), shown=shown)
-    if sampling.grammar is not None and (thinks or rules.tools is not None):
-        message = "A grammar beside thinking or tools is not passed on to workers that speak gRPC."
-        raise RequestError(message, param="response_format", status=501)
+    sampling, rules = plan.sampling, plan.rules
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     wanted = _logprobs(body)
     logs: list[ChatLogprobs | None] = [None] * sampling.n
@@ -90,6 +93,8 @@ async def prepare(
         format=maker,
         namespace=given.asked.namespace,
         logprobs=wanted,
+        thinking=plan.thinking,
+        adapter=adapter_of(given.asked, model, body.lora_path),
     )
 
 
@@ -97,38 +102,6 @@ def _logprobs(body: ChatBody) -> LogprobOptions | None:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return LogprobOptions(top=body.top_logprobs or 0) if body.logprobs else None
-
-
-def _tools(body: ChatBody) -> list[dict[str, Any]]:
-    choice = body.tool_choice or "auto"
-    if isinstance(choice, NamedChoice) or choice == "required":
-        message = "tool_choice: workers that speak gRPC cannot be made to call."
-        raise RequestError(message, param="tool_choice", status=501)
-    return tools_of(body)
-
-
-def _rules(
-    body: ChatBody, text: ModelText, tools: list[dict[str, Any]], *, starts: bool
-) -> OutputRules:
-    calling = text.tools if tools else None
-    thinking = text.reasoning if body.separate_reasoning is not False else None
-    if thinking is not None:  # only what begins a call of this request ends thinking
-        markers = calling.grammar.markers if calling is not None else ()
-        kept = tuple(mark for mark in thinking.interrupts if mark in markers)
-        thinking = replace(thinking, interrupts=kept)
-    specs = ToolSpec.from_openai(tools)
-    strict = next((spec.name for spec in specs if spec.strict), None)
-    if strict is not None:
-        message = f"tools ({strict}): strict is not passed on to workers that speak gRPC."
-        raise RequestError(message, param="tools", status=501)
-    return OutputRules(
-        reasoning=thinking,
-        starts_in_reasoning=starts,
-        stream_reasoning=body.stream_reasoning is not False,
-        tools=calling,
-        specs=specs,
-        parallel=body.parallel_tool_calls is not False,
-    )
 
 
 def _sampling(body: ChatBody) -> Any:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import orjson
 from pydantic import BaseModel
 
 from sylvan.gateway.grpc.context import SampleDelta
+from sylvan.gateway.http.asked import Asked
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.sampling import SamplingParams
@@ -100,6 +100,16 @@ def usage_of(samples: Sequence[Collected]) -> list[Usage]:
     return [sample.usage for sample in samples]
 
 
-def with_markers(sampling: SamplingParams, *, shown: bool) -> SamplingParams:
-    """The same, with special tokens in the text if these are what it is read by."""
-    return msgspec.structs.replace(sampling, skip_special_tokens=False) if shown else sampling
+def adapter_of(asked: Asked, model: str | None, lora_path: str | None) -> str | None:
+    """The adapter that a body asks for: as `lora_path`, or by `base:adapter` as its model.
+
+    Args:
+        asked: The body.
+        model: Name by which workers are looked for; None: any will do.
+        lora_path: Of the body.
+    """
+    if lora_path:
+        return lora_path
+    if asked.model == model:
+        return None  # a model whose name has a colon
+    return (asked.model or "").partition(":")[2] or None

@@ -14,6 +14,7 @@ from sylvan.api.validation import parse
 from sylvan.gateway.grpc.bodies.common import (
     DONE,
     Frame,
+    adapter_of,
     check_passed,
     collected,
     detokenizer_options,
@@ -34,6 +35,7 @@ PASSED = frozenset(
         *("repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim"),
         *("skip_special_tokens", "logit_bias", "stream_interval", "custom_params", "metadata"),
         *("regex", "ebnf", "json_schema", "structural_tag", "response_format", "logprobs"),
+        "lora_path",
     }
 )
 _LOG_FIELDS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
@@ -68,6 +70,7 @@ async def prepare(
         format=CompletionFormat(given.caller.request_id, frame, logs, usage=usage),
         namespace=given.asked.namespace,
         logprobs=wanted,
+        adapter=adapter_of(given.asked, model, body.lora_path),
     )
 
 

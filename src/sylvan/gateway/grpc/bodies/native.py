@@ -11,6 +11,7 @@ from sylvan.api.validation import parse
 from sylvan.gateway.grpc.bodies.common import (
     DONE,
     Frame,
+    adapter_of,
     check_passed,
     collected,
     detokenizer_options,
@@ -27,6 +28,7 @@ PASSED = frozenset(
     {
         *("text", "input_ids", "sampling_params", "stream", "model", "rid", "return_logprob"),
         *("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs"),
+        "lora_path",
     }
 )
 MAX_TOP = 1024
@@ -70,6 +72,7 @@ async def prepare(
         format=NativeFormat(name, sampling.n, options, many=many),
         namespace=given.asked.namespace,
         logprobs=wanted,
+        adapter=adapter_of(given.asked, model, prompt.lora),
     )
 
 

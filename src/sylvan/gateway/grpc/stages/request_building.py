@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from google.protobuf.struct_pb2 import Struct
 
 from sylvan.gateway.grpc.context import RequestContext
 from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import Thinking
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
 
@@ -32,7 +35,8 @@ class RequestBuilding:
         """See `Stage.run`."""
         prepared, state = context.prepared, context.state
         emitted = state.samples if state.begun else ()
-        wanted = prepared.logprobs
+        wanted, thinking = prepared.logprobs, prepared.thinking
+        thinks = thinking is not None and bool(thinking.inside or thinking.starts)
         context.state.message = pb.GenerateRequest(
             request_id=context.input.caller.request_id,
             tokenized=pb.TokenizedInput(input_ids=prepared.input_ids),
@@ -44,8 +48,26 @@ class RequestBuilding:
             stream=True,
             emitted=[sample.emitted(index) for index, sample in enumerate(emitted)],
             default_seed=state.seed,
+            lora_id=prepared.adapter or "",
+            # other makes find by themselves where the thinking ends that the grammar waits for
+            require_reasoning=thinks and prepared.sampling.grammar is not None,
+            thinking=thinking_message(thinking) if thinking is not None else None,
             disaggregated_params=None if state.prefill is None else state.prefill.meeting(),
         )
+
+
+def thinking_message(thinking: Thinking) -> pb.Thinking:
+    """Where an answer thinks as a message."""
+
+    def rows(marks: Sequence[Sequence[int]]) -> list[pb.TokenIds]:
+        return [pb.TokenIds(ids=ids) for ids in marks]
+
+    return pb.Thinking(
+        ends=rows(thinking.ends),
+        starts=rows(thinking.starts),
+        headers=rows(thinking.headers),
+        inside=thinking.inside,
+    )
 
 
 def sampling_message(sampling: SamplingParams) -> pb.SamplingParams:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import sylvan
 from sylvan.config.env import cache_dir
 from sylvan.config.tree import Config, TiersConfig
 from sylvan.protocol.errors import ConfigError
@@ -20,14 +19,14 @@ from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
 from sylvan.runtime.features.tiers.data import StoreSpec
-from sylvan.runtime.features.tiers.identity import tokenizer_digest, weights_digest
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores, limits_of
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier, write_ahead_pages
 from sylvan.runtime.features.tiers.worker import KVTiersWorker, staged_bytes
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.find import check_url, shown
-from sylvan.runtime.storage.manifest import GroupLayout, Manifest
+from sylvan.runtime.storage.identity import kv_manifest
+from sylvan.runtime.storage.manifest import GroupLayout
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,17 @@ class TiersParts:
             )
         layout = Layout(groups=tuple(groups), page_bytes=tuple(each.page_bytes for each in memory))
         settings = self.settings
-        manifest = _manifest(config, model, model_dir, layout)
+        manifest = kv_manifest(
+            config,
+            model_dir,
+            dtype=model.dtype,
+            runner=model.runner,
+            page_size=layout.page_size,
+            groups=tuple(
+                GroupLayout(group.name, group.kind, size, group.window)
+                for group, size in zip(layout.groups, layout.page_bytes, strict=True)
+            ),
+        )
         spec = StoreSpec(
             url=url_of(settings.storage or "", settings.directory),
             manifest=manifest.encode(),
@@ -141,24 +150,3 @@ class TiersParts:
 def url_of(storage: str, directory: str | None = None) -> str:
     """The URL or directory of a store; `file` stands for `directory`."""
     return (directory or str(cache_dir() / "kv")) if storage == "file" else storage
-
-
-def _manifest(config: Config, model: ModelFacts, model_dir: Path, layout: Layout) -> Manifest:
-    seed = (config.seed or 0) if config.load_format == "dummy" else None
-    tokenizer = Path(config.tokenizer) if config.tokenizer else model_dir
-    return Manifest(
-        version=sylvan.__version__,
-        weights=weights_digest(model_dir, seed),
-        tokenizer=tokenizer_digest(tokenizer if tokenizer.is_dir() else model_dir),
-        dtype=model.dtype,
-        quantization=config.quantization or "",
-        kv_dtype=config.cache.dtype,
-        runner=model.runner,
-        attention=config.attention,
-        context_len=int(config.context_len) if config.context_len != "auto" else 0,
-        page_size=layout.page_size,
-        groups=tuple(
-            GroupLayout(group.name, group.kind, size, group.window)
-            for group, size in zip(layout.groups, layout.page_bytes, strict=True)
-        ),
-    )

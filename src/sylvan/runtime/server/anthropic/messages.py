@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sylvan.api.answering import ToolUse, thinking_variables
 from sylvan.api.anthropic import (
     CountBody,
     MessagesBody,
@@ -25,9 +26,7 @@ from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.conversation import (
     Conversation,
     RequestFacts,
-    ToolUse,
     render,
-    thinking_variables,
 )
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.sse import named_event

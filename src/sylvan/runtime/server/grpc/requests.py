@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
+from sylvan.api.answering import Bound, thinking_of
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Usage
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.requests import LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta
+from sylvan.text.parsers import Parsers
 
+MAX_MARKERS = 64
+MAX_MARKER_TOKENS = 256
+MAX_TOKEN = 2**31 - 1
 _PLAIN = ("temperature", "min_p", "frequency_penalty", "presence_penalty", "ignore_eos")
 _PLAIN_FLAGS = ("no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens")
 _ZERO_IS_ABSENT = ("top_p", "top_k", "repetition_penalty", "n")
@@ -26,7 +32,7 @@ _GRAMMARS = {
 
 
 def generate_input(
-    message: pb.GenerateRequest, tenant: str, deadline_s: float | None
+    message: pb.GenerateRequest, tenant: str, deadline_s: float | None, parsers: Parsers
 ) -> GenerateInput:
     """What a client wants generated.
 
@@ -34,17 +40,18 @@ def generate_input(
         message: As it came.
         tenant: Who asks.
         deadline_s: How long the client waits; None: for ever.
+        parsers: Of the model; know where thinking ends.
 
     Raises:
         RequestError: It asks for what is not there, or a field is malformed; names the field.
     """
     _refuse_absent(message)
     seed = message.default_seed if message.HasField("default_seed") else None
+    given = message.HasField("sampling_params")
+    sampling = sampling_of(message.sampling_params) if given else SamplingParams()
     return GenerateInput(
         input_ids=list(message.tokenized.input_ids),
-        sampling=sampling_of(message.sampling_params)
-        if message.HasField("sampling_params")
-        else SamplingParams(),
+        sampling=sampling,
         logprobs=_logprobs(message),
         lora=message.lora_id or None,
         rid=message.request_id or None,
@@ -53,7 +60,47 @@ def generate_input(
         deadline_s=deadline_s,
         default_seed=seed,
         past=tuple(map(_emitted, message.emitted)) or None,
+        thinking=_thinking(message, parsers, bound=sampling.grammar is not None),
     )
+
+
+def _thinking(message: pb.GenerateRequest, parsers: Parsers, *, bound: bool) -> Thinking | None:
+    """Where the output thinks, as the caller says or as the model's format has it."""
+    if message.HasField("thinking"):
+        given = message.thinking
+        ends = _rows(given.ends, "ends")
+        if not ends:
+            raise RequestError("thinking.ends: expected a marker", param="thinking.ends")
+        return Thinking(
+            ends=ends,
+            starts=_rows(given.starts, "starts"),
+            headers=_rows(given.headers, "headers"),
+            inside=given.inside,
+        )
+    if not message.require_reasoning:
+        return None
+    if parsers.reasoning is None:
+        text = "require_reasoning: this server knows no format of thinking (--reasoning-parser)"
+        raise RequestError(text, param="require_reasoning")
+    grammar = Bound(may_open=False) if bound else None
+    return thinking_of(parsers, inside=True, budget=None, bound=grammar)
+
+
+def _rows(given: Sequence[pb.TokenIds], name: str) -> tuple[tuple[int, ...], ...]:
+    """Markers as ids.
+
+    Raises:
+        RequestError: There are too many, or one is empty or too long.
+    """
+    rows = tuple(tuple(row.ids) for row in given)
+    if len(rows) > MAX_MARKERS or not all(0 < len(row) <= MAX_MARKER_TOKENS for row in rows):
+        text = f"thinking.{name}: expected at most {MAX_MARKERS} markers, each of 1 to"
+        text += f" {MAX_MARKER_TOKENS} tokens"
+        raise RequestError(text, param=f"thinking.{name}")
+    if any(token > MAX_TOKEN for row in rows for token in row):
+        text = f"thinking.{name}: a token is above {MAX_TOKEN}"
+        raise RequestError(text, param=f"thinking.{name}")
+    return rows
 
 
 def _emitted(sample: pb.EmittedSample) -> SampleDelta:
@@ -151,7 +198,6 @@ def _refuse_absent(message: pb.GenerateRequest) -> None:
         "return_hidden_states": (message.return_hidden_states, "returning hidden states"),
         "custom_logit_processor": (message.custom_logit_processor, "custom logit processors"),
         "input_embeds": (message.input_embeds, "vectors as prompts"),
-        "require_reasoning": (message.require_reasoning, "reasoning without a template"),
         "data_parallel_rank": (message.data_parallel_rank, "choosing a rank over gRPC"),
     }
     for name, (given, feature) in lacks.items():

@@ -31,7 +31,7 @@ async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
     if message.emitted and not call.from_gateway:
         text = "emitted is for gateways, and this server does not know you as one."
         raise RequestError(text, param="emitted", status=403)
-    inp = generate_input(message, call.tenant.name, call.deadline_s)
+    inp = generate_input(message, call.tenant.name, call.deadline_s, call.context.parsers)
     samples = [
         SampleReplies(message.request_id, inp.logprobs, message.stream)
         for _ in range(inp.sampling.n)

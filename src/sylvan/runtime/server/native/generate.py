@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sylvan.api.answering import Bound, thinking_of
 from sylvan.api.errors import Family, error_body
 from sylvan.api.native import GenerateBody, Prompt, read_prompts, session_of
 from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
@@ -21,7 +22,6 @@ from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, event
 from sylvan.runtime.server.stores.sessions import Turn
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import Bound, thinking_of
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.text.reasoning.tokens import ReasoningCounter, ending
 

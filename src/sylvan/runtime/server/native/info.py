@@ -35,7 +35,7 @@ async def model_info(call: Call[None]) -> Response:
             "load_format": settings.shown.get("load_format", "auto"),
             "reasoning_parser": call.context.parsers.reasoning_name,
             "tool_call_parser": call.context.parsers.tool_name,
-            "disaggregation_mode": "null",
+            "disaggregation_mode": settings.role or "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
             "model_type": facts.model_type,
@@ -92,7 +92,7 @@ def _internal_state(
         "startup_time": context.started,
         "effective_max_running_requests_per_dp": facts.max_running_reqs,
         "memory_usage": _memory(facts),
-        "disaggregation_mode": "null",
+        "disaggregation_mode": context.settings.role or "null",
         **({"avg_spec_accept_length": client.load.accept_length} if drafted else {}),
     }
 

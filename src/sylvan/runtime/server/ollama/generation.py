@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sylvan.api.answering import ToolUse, thinking_variables
 from sylvan.api.errors import Family, error_body
 from sylvan.api.ollama import (
     DEFAULT_NUM_PREDICT,
@@ -28,8 +29,6 @@ from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.conversation import (
     Conversation,
     RequestFacts,
-    ToolUse,
-    thinking_variables,
 )
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.ollama.models import timestamp

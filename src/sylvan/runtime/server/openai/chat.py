@@ -8,8 +8,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sylvan.api.answering import thinking_variables
 from sylvan.api.openai.chat import ChatBody, template_messages
 from sylvan.api.openai.chat_logprobs import ChatLogprobs
+from sylvan.api.openai.chat_tools import tool_use
 from sylvan.api.openai.common import (
     adapter_fields,
     grammar_fields,
@@ -27,12 +29,10 @@ from sylvan.runtime.server.conversation import (
     RequestFacts,
     prepare,
     render,
-    thinking_variables,
 )
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
-from sylvan.runtime.server.openai.chat_tools import tool_use
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage

@@ -8,10 +8,10 @@ from typing import Any
 from starlette.responses import Response
 
 from sylvan.api.openai.conversations import ConversationBody, ConversationChange, ItemsBody
+from sylvan.api.openai.items import conversation_item, page
 from sylvan.api.openai.responses import chat_messages
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
-from sylvan.runtime.server.responses.pages import page
 from sylvan.runtime.server.stores.responses import Stored
 
 Item = dict[str, Any]
@@ -108,7 +108,7 @@ def extend(call: Call[Any], name: str, items: Iterable[Item]) -> None:
     """Add what a response was made from, and what it said; nothing if the conversation is gone."""
     found = call.context.conversations.get(name, call.tenant.name)
     if found is not None:
-        added = [_named(call, item) for item in items]
+        added = [conversation_item(item, call.context.ids(16)) for item in items]
         call.context.conversations.change_items(found, [*found.items, *added])
 
 
@@ -138,13 +138,4 @@ def _checked(call: Call[Any], items: Iterable[Item]) -> list[Item]:
         field = (error.param or "").replace("input", "items", 1)
         message = str(error).replace("input", "items", 1)
         raise RequestError(message, param=field) from error
-    return [_named(call, item) for item in given]
-
-
-def _named(call: Call[Any], item: Item) -> Item:
-    """An item with a type and an id of its own."""
-    kind = item.get("type", "message")
-    name = item.get("id")
-    if not isinstance(name, str):
-        name = f"{'msg' if kind == 'message' else 'item'}_{call.context.ids(16)}"
-    return {**item, "type": kind, "id": name}
+    return [conversation_item(item, call.context.ids(16)) for item in given]

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sylvan.api.answering import ToolUse, thinking_variables
 from sylvan.api.errors import Family, error_body
 from sylvan.api.native import join_salt
 from sylvan.api.openai.response_tools import ResponsesChoice, offer
@@ -31,8 +32,6 @@ from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.conversation import (
     Conversation,
     RequestFacts,
-    ToolUse,
-    thinking_variables,
 )
 from sylvan.runtime.server.endpoint import (
     INTERNAL_ERROR,

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.responses import Response
 
+from sylvan.api.openai.items import input_item, page
 from sylvan.api.openai.responses import InputItemsQuery, ResponsesBody
 from sylvan.runtime.server.conversation import render
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.responses.create import Job, find_stored
-from sylvan.runtime.server.responses.pages import page
 
 
 async def input_items(call: Call[None]) -> Response:
     """The items that led to a stored response, the latest first."""
     query: InputItemsQuery = call.query
     stored = find_stored(call, call.request.path_params["response_id"], None)
-    items = [_named(i, item, stored.reply["id"]) for i, item in enumerate(stored.items)]
+    items = [input_item(i, item, stored.reply["id"]) for i, item in enumerate(stored.items)]
     return json_response(page(items, query))
 
 
@@ -25,14 +23,3 @@ async def input_tokens(call: Call[ResponsesBody]) -> Response:
     """How many tokens an input has, with instructions and tools."""
     prompt = await render(call.context, Job(call).conversation)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.input_ids)})
-
-
-def _named(place: int, item: dict[str, Any], response: str) -> dict[str, Any]:
-    """An item as clients list it: with an id, and contents as parts."""
-    content = item.get("content")
-    kind = item.get("type", "message")
-    if kind == "message" and isinstance(content, str):
-        part = "output_text" if item.get("role") == "assistant" else "input_text"
-        content = [{"type": part, "text": content}]
-    named = {"id": f"item_{response.removeprefix('resp_')}_{place}", "type": kind, **item}
-    return named if content is None else {**named, "content": content}

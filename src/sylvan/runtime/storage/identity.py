@@ -1,4 +1,4 @@
-"""Digests of the files that KV depends on."""
+"""What KV depends on beside the tokens: the model's files, and how it is computed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,55 @@ from pathlib import Path
 
 import xxhash
 
+import sylvan
 from sylvan.checkpoints.formats import GGUF_INDEX
 from sylvan.checkpoints.gguf.view import read_index
+from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.storage.manifest import GroupLayout, Manifest
 
 _CHUNK = 16 << 20
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.index.json", "config.json")
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt")
+
+
+def kv_manifest(
+    config: Config,
+    model_dir: Path,
+    *,
+    dtype: str,
+    runner: str,
+    page_size: int,
+    groups: tuple[GroupLayout, ...],
+) -> Manifest:
+    """That of a model that is served; two servers with equal ones can share pages.
+
+    Args:
+        config: Resolved.
+        model_dir: The model's directory.
+        dtype: Of weights and activations.
+        runner: What computes.
+        page_size: Tokens of a page.
+        groups: Layouts of pages.
+
+    Raises:
+        ConfigError: a file of the model cannot be read.
+    """
+    seed = (config.seed or 0) if config.load_format == "dummy" else None
+    tokenizer = Path(config.tokenizer) if config.tokenizer else model_dir
+    return Manifest(
+        version=sylvan.__version__,
+        weights=weights_digest(model_dir, seed),
+        tokenizer=tokenizer_digest(tokenizer if tokenizer.is_dir() else model_dir),
+        dtype=dtype,
+        quantization=config.quantization or "",
+        kv_dtype=config.cache.dtype,
+        runner=runner,
+        attention=config.attention,
+        context_len=int(config.context_len) if config.context_len != "auto" else 0,
+        page_size=page_size,
+        groups=groups,
+    )
 
 
 def weights_digest(model_dir: Path, dummy_seed: int | None = None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sylvan.runtime.server.settings import ServerSettings
 from sylvan.text import reasoning, tools
 from sylvan.text.reasoning import ReasoningFamily
 from sylvan.text.reasoning.tokens import ReasoningMarks, encoded
@@ -56,20 +55,30 @@ class Parsers:
         return self.tools.name if self.tools else None
 
 
-def make_parsers(settings: ServerSettings, tokenizer: Tokenizer, architecture: str) -> Parsers:
-    """The parsers that the settings name, or that the model's template calls for.
+def make_parsers(
+    tokenizer: Tokenizer,
+    *,
+    reasoning_parser: str | None,
+    tool_parser: str | None,
+    architecture: str = "",
+) -> Parsers:
+    """The parsers of these names; `auto`: those that the model's template calls for.
+
+    Args:
+        tokenizer: Of the model.
+        reasoning_parser: Name of the format of thinking; None: it is left in the text.
+        tool_parser: Name of the format of calls; None: they are left in the text.
+        architecture: Of the model; "": not known.
 
     Raises:
         ConfigError: There is no parser of that name.
     """
     template = "\n".join(tokenizer.chat_templates.values())
     thinking = calling = None
-    if settings.reasoning_parser is not None:
-        thinking = reasoning.family(settings.reasoning_parser, chat_template=template)
-    if settings.tool_parser is not None:
-        calling = tools.family(
-            settings.tool_parser, chat_template=template, architecture=architecture
-        )
+    if reasoning_parser is not None:
+        thinking = reasoning.family(reasoning_parser, chat_template=template)
+    if tool_parser is not None:
+        calling = tools.family(tool_parser, chat_template=template, architecture=architecture)
     starts = thinking.starts if thinking else ()
     ends = (*thinking.ends, *thinking.interrupts) if thinking else ()
     return Parsers(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sylvan.api.answering import ToolUse
 from sylvan.api.openai.chat import AllowedChoice, ChatBody, NamedChoice, NamedFunction
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.server.conversation import ToolUse
 
 Tool = dict[str, Any]
 

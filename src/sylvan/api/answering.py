@@ -1,0 +1,299 @@
+"""How an answer is constrained, and how it is read: by tools, thinking and grammars together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import Thinking
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.text.output import OutputRules
+from sylvan.text.parsers import Parsers
+from sylvan.text.reasoning import ReasoningFamily
+from sylvan.text.tools import ToolSpec, calls_schema, strict_tags, structural_tags
+from sylvan.text.tools import family as tool_family
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """Functions of a request.
+
+    Attributes:
+        tools: Definitions in the OpenAI shape.
+        choice: "auto", "none", "required", or the name of the function to call.
+        parallel: Several calls at once are allowed.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    choice: str = "auto"
+    parallel: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerRequest:
+    """What a client wants of an answer.
+
+    Attributes:
+        sampling: How to sample it.
+        tool_use: Functions that may or must be called.
+        variables: Of the chat template.
+        continued: Text of the message that the answer goes on with; None: it begins a new one.
+        separate_reasoning: Take thinking out of the text.
+        stream_reasoning: Pass thinking on as it comes.
+        thinking_budget: Tokens of thinking after which it is made to end.
+    """
+
+    sampling: SamplingParams
+    tool_use: ToolUse = field(default_factory=ToolUse)
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    continued: str | None = None
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
+    thinking_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How an answer is made and read.
+
+    Attributes:
+        sampling: With the grammar that forces calls, and markers in the text where it is read by
+            them.
+        rules: How its text becomes thinking, text and calls.
+        thinking: Where it thinks; None: it does not.
+    """
+
+    sampling: SamplingParams
+    rules: OutputRules
+    thinking: Thinking | None
+
+
+def thinking_variables(
+    *, effort: str | float | None = None, enabled: bool | None = None
+) -> dict[str, Any]:
+    """Template variables that switch thinking; both names that templates use are set."""
+    variables: dict[str, Any] = {}
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+        enabled = effort not in ("none", 0) if enabled is None else enabled
+    if enabled is not None:
+        variables["enable_thinking"] = variables["thinking"] = enabled
+    return variables
+
+
+def plan_answer(parsers: Parsers, asked: AnswerRequest, prompt: str) -> AnswerPlan:
+    """Settle how an answer is constrained and read.
+
+    Args:
+        parsers: Formats of thinking and calls of the model.
+        asked: What the client wants.
+        prompt: Text of the prompt, or the end of it.
+
+    Raises:
+        RequestError: What it wants excludes each other, or cannot be held to.
+    """
+    family = parsers.reasoning
+    thinks = family is not None and (
+        family.leaves_open(asked.continued)
+        if asked.continued is not None
+        else family.starts_in_reasoning(prompt, asked.variables)
+    )
+    rules = _rules(parsers, asked, starts=thinks)
+    sampling = _constrained(asked, rules)
+    bound = None
+    if sampling.grammar is not None:
+        bound = _bound(asked, sampling, opens=_may_open(family, asked, prompt))
+        if not bound.calls and rules.reasoning is not None:
+            rules = replace(rules, reasoning=replace(rules.reasoning, interrupts=()))
+    if (rules.reasoning and parsers.special_thinking) or (rules.tools and parsers.special_tools):
+        sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+    thinking = thinking_of(
+        parsers,
+        inside=thinks,
+        budget=asked.thinking_budget,
+        bound=bound,
+        calls=rules.tools is not None,
+    )
+    return AnswerPlan(sampling, rules, thinking)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A grammar beside thinking.
+
+    Attributes:
+        may_open: The model may open its thinking by itself before the grammar begins; else the
+            grammar begins with the output, unless that goes on with thinking.
+        calls: The grammar constrains calls, as the model writes them.
+        text: The grammar allows text as well as calls, or has no calls.
+    """
+
+    may_open: bool
+    calls: bool = False
+    text: bool = True
+
+
+def thinking_of(
+    parsers: Parsers,
+    *,
+    inside: bool,
+    budget: int | None,
+    bound: Bound | None = None,
+    calls: bool = False,
+) -> Thinking | None:
+    """What the engine is told about thinking; None for a model that does not think.
+
+    A budget is a bound, so that a model that does not think keeps to it.
+
+    Args:
+        parsers: The markers.
+        inside: The output goes on with thinking.
+        budget: Most tokens of it.
+        bound: The grammar beside it.
+        calls: The request has functions, and a call of one ends thinking.
+    """
+    family, starts = parsers.reasoning, parsers.think_starts
+    if family is None or not parsers.think_ends:
+        return None
+    if bound is None:
+        if budget is None and not inside:
+            return None
+        ends = parsers.think_ends if calls else parsers.think_ends[: len(family.ends)]
+        return Thinking(ends=ends, starts=starts, inside=inside, budget=budget)
+    headers = (
+        *(parsers.headers if bound.text else ()),
+        *(parsers.call_headers if bound.calls else ()),
+    )
+    starts = starts if bound.may_open and budget != 0 else ()
+    if not (inside or starts or headers):
+        return None
+    return Thinking(
+        # a call ends thinking where the grammar has calls
+        ends=parsers.think_ends if bound.calls else parsers.think_ends[: len(family.ends)],
+        starts=starts,
+        headers=headers,
+        inside=inside,
+        budget=budget,
+    )
+
+
+def _rules(parsers: Parsers, asked: AnswerRequest, *, starts: bool) -> OutputRules:
+    use = asked.tool_use
+    calling = None
+    if use.tools and use.choice != "none":
+        calling = parsers.tools
+        if use.choice != "auto" and (calling is None or calling.wrapping is None):
+            calling = tool_family("json_array")
+    thinking = parsers.reasoning if asked.separate_reasoning else None
+    if thinking is not None:  # only what begins a call of this request ends thinking
+        markers = calling.grammar.markers if calling is not None else ()
+        ends = tuple(mark for mark in thinking.interrupts if mark in markers)
+        thinking = replace(thinking, interrupts=ends)
+    return OutputRules(
+        reasoning=thinking,
+        starts_in_reasoning=starts,
+        stream_reasoning=asked.stream_reasoning,
+        tools=calling,
+        specs=ToolSpec.from_openai(use.tools),
+        parallel=use.parallel and use.choice in ("auto", "required"),
+    )
+
+
+def _constrained(asked: AnswerRequest, rules: OutputRules) -> SamplingParams:
+    """Sampling parameters that force the calls the client asked for."""
+    use, sampling = asked.tool_use, asked.sampling
+    forced = use.choice not in ("auto", "none")
+    if forced and sampling.grammar is not None:
+        if sampling.json_schema is None:
+            message = "tool_choice that forces a call excludes grammars of the whole output."
+            raise RequestError(message, param="tool_choice")
+        sampling = msgspec.structs.replace(sampling, json_schema=None)  # there is no text to form
+    if forced and rules.tools is not None:
+        tags = structural_tags(rules.tools.wrapping, rules.specs, use.choice)
+        if tags is not None:  # calls as the model writes them
+            return msgspec.structs.replace(sampling, structural_tag=json.dumps(tags.to_json()))
+        schema = calls_schema(rules.specs, use.choice, parallel=use.parallel)
+        return msgspec.structs.replace(sampling, json_schema=json.dumps(schema))
+    if use.choice == "auto" and any(tool.strict for tool in rules.specs):
+        return _strict(rules, sampling)
+    formed = use.choice == "auto" and rules.specs and sampling.json_schema is not None
+    wrapping = rules.tools and (rules.tools.wrapping or rules.tools.tagged)
+    if formed and wrapping:  # the text has its form, and the model may call all the same
+        return _tagged(strict_tags(wrapping, rules.specs, _answer(sampling)), sampling)
+    return sampling
+
+
+def _strict(rules: OutputRules, sampling: SamplingParams) -> SamplingParams:
+    """Sampling parameters that hold calls to their schemas, should the model call."""
+    at, name = next((i, tool.name) for i, tool in enumerate(rules.specs) if tool.strict)
+    wrapping = rules.tools and (rules.tools.wrapping or rules.tools.tagged)
+    why = ""
+    if rules.tools is None:
+        why = "this server reads no calls (--tool-call-parser)"
+    elif wrapping is None:
+        why = f"the form of calls of {rules.tools.name} cannot be held to a schema"
+    elif sampling.structural_tag is not None:
+        why = "a structural_tag says what the whole output is"
+    if wrapping is None or why:
+        message = f"tools[{at}] ({name}): strict cannot be honoured: {why}."
+        raise RequestError(message, param=f"tools[{at}]")
+    return _tagged(strict_tags(wrapping, rules.specs, _answer(sampling)), sampling)
+
+
+def _tagged(tags: Mapping[str, Any], sampling: SamplingParams) -> SamplingParams:
+    """Sampling parameters with a structural tag in place of other grammars."""
+    return msgspec.structs.replace(
+        sampling,
+        json_schema=None,
+        regex=None,
+        ebnf=None,
+        choice=(),
+        structural_tag=json.dumps(tags),
+    )
+
+
+def _answer(sampling: SamplingParams) -> dict[str, Any] | None:
+    """The grammar of a request as a part of a structural tag."""
+    if sampling.grammar is None:
+        return None
+    kind, text = sampling.grammar
+    match kind:
+        case "regex":
+            return {"type": "regex", "pattern": text}
+        case "ebnf":
+            return {"type": "grammar", "grammar": text}
+        case "choice":
+            options = [{"type": "const_string", "value": value} for value in json.loads(text)]
+            return options[0] if len(options) == 1 else {"type": "or", "elements": options}
+        case _:
+            return {"type": "json_schema", "json_schema": _schema_of(text)}
+
+
+def _schema_of(text: str) -> Any:
+    if text == "$$ANY$$":
+        return {}
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f"json_schema is not valid JSON: {error}"
+        raise RequestError(message, param="json_schema") from None
+
+
+def _bound(asked: AnswerRequest, sampling: SamplingParams, *, opens: bool) -> Bound:
+    """How the grammar in `sampling` goes with thinking."""
+    ours = sampling is not asked.sampling  # it is of calls
+    calls = ours and sampling.structural_tag is not None
+    forced = asked.tool_use.choice != "auto"
+    return Bound(may_open=opens, calls=calls, text=not (calls and forced))
+
+
+def _may_open(family: ReasoningFamily | None, asked: AnswerRequest, prompt: str) -> bool:
+    """Whether the model may begin its answer with thinking that no prompt opened."""
+    if family is None or asked.continued is not None:
+        return False
+    return family.may_start_reasoning(prompt, asked.variables)

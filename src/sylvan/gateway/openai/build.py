@@ -1,0 +1,88 @@
+"""Wires the pass-through to servers of the OpenAI API."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from sylvan.config.route import RouteConfig
+from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.observe.families import Families
+from sylvan.gateway.openai.catalog import Catalog
+from sylvan.gateway.openai.history.background import Background
+from sylvan.gateway.openai.history.history import History
+from sylvan.gateway.openai.history.owners import Owners
+from sylvan.gateway.openai.history.store import HistoryStore
+from sylvan.gateway.openai.router import PassParts, PassThrough
+from sylvan.gateway.openai.upstreams import Upstreams
+from sylvan.gateway.security.clients import Clients
+from sylvan.gateway.upstream.http import HttpUpstream
+from sylvan.utils.clock import Clock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassThroughParts:
+    """What a pass-through is made from.
+
+    Attributes:
+        config: Settings of the gateway.
+        upstreams: Servers and fallbacks.
+        http: Sends requests.
+        clients: Budgets of tenants.
+        families: Metrics.
+        clock: For durations.
+        wall: Seconds since 1970.
+        process: Name of this process among those of the gateway.
+    """
+
+    config: RouteConfig
+    upstreams: Upstreams
+    http: HttpUpstream
+    clients: Clients
+    families: Families
+    clock: Clock
+    wall: Clock
+    process: str
+
+    def build(self, stack: AsyncExitStack) -> PassThrough:
+        """The router; what has to end is left to `stack`.
+
+        Raises:
+            ConfigError: The history cannot be kept where it is to be.
+        """
+        config, history = self.config, self._history()
+        catalog = Catalog(self.upstreams, self.http)
+        asking = asyncio.create_task(catalog.run())
+        stack.callback(asking.cancel)
+        if history is not None:
+            stack.push_async_callback(history.close)
+        return PassThrough(
+            PassParts(
+                catalog=catalog,
+                upstream=self.http,
+                admission=Admission(config.limits, self.clock),
+                clients=self.clients,
+                keeps_credentials=self.clients.open,
+                families=self.families,
+                limits=config.limits,
+                max_body_bytes=config.server.max_body_bytes,
+                clock=self.clock,
+                history=history,
+            )
+        )
+
+    def _history(self) -> History | None:
+        providers = self.config.providers
+        if providers is None or providers.history == "none":
+            return None
+        maker = f"{platform.node()}:{self.config.server.port}:{self.process}"
+        store = HistoryStore(providers, self.families.history, self.wall, maker)
+        return History(
+            store=store,
+            background=Background(store, self.wall),
+            owners=Owners(by_key=self.clients.open),
+            max_body_bytes=self.config.server.max_body_bytes,
+            wall=self.wall,
+        )

@@ -1,0 +1,27 @@
+"""Whose history is whose."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.security.gate import credential
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Tells owners apart: by tenant, or by keys of upstreams where clients bring these.
+
+    Attributes:
+        by_key: The gateway has no keys of its own, and passes on those of clients.
+    """
+
+    by_key: bool
+
+    def of(self, caller: Caller) -> str:
+        """The owner of what a client stores."""
+        if not self.by_key:
+            return f"tenant:{caller.tenant}"
+        given = credential(caller.headers) or ""
+        return "key:" + hashlib.sha256(given.encode()).hexdigest()

@@ -1,0 +1,220 @@
+"""One response on its way: what goes before it, and what is kept of it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import orjson
+
+from sylvan.api.openai.items import conversation_item
+from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.openai.history.store import HistoryStore, Item, Kept, Kind
+from sylvan.protocol.errors import CapacityError, RequestError
+
+log = logging.getLogger(__name__)
+
+_ENDED = ("completed", "incomplete")
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess."""
+    return prefix + secrets.token_hex(24)
+
+
+async def find(store: HistoryStore, kind: Kind, owner: str, name: str, param: str) -> Kept:
+    """What the owner has under an id.
+
+    Raises:
+        RequestError: Nothing (404).
+        CapacityError: The history cannot be read now.
+    """
+    found = await store.get(kind, owner, name)
+    if found is None:
+        message = f"{param}: there is no {kind} {name[:80]!r} in the history of this gateway."
+        raise RequestError(message, param=param, status=404, code=f"{kind}_not_found")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """A response, and what it is kept with.
+
+    Attributes:
+        owner: Whose it is.
+        asked: The request with all that goes before it, for an upstream.
+        items: Its whole input.
+        fresh: The part of it that came with this request.
+        previous: Id of the response that it goes on from.
+        conversation: Id of the conversation that it belongs to.
+        keeps: It is to be kept.
+        background: Id by which the client reads it later; None: the client waits for it.
+    """
+
+    store: HistoryStore
+    owner: str
+    asked: Asked
+    items: list[Item]
+    fresh: list[Item]
+    previous: str | None = None
+    conversation: str | None = None
+    keeps: bool = True
+    background: str | None = None
+
+    @classmethod
+    async def begin(cls, store: HistoryStore, owner: str, asked: Asked) -> Turn:
+        """Find what a request goes on from.
+
+        Raises:
+            RequestError: It is malformed, or goes on from what is not there; names the field.
+            CapacityError: The history cannot be read now.
+        """
+        fields = asked.fields
+        fresh = _input_items(fields.get("input"))
+        previous = _name(fields, "previous_response_id")
+        conversation = _conversation_name(fields)
+        background = _flag(fields, "background", default=False)
+        keeps = _flag(fields, "store", default=True)
+        if previous is not None and conversation is not None:
+            message = "conversation: it excludes previous_response_id."
+            raise RequestError(message, param="conversation")
+        if background and not keeps:
+            raise RequestError("background needs store.", param="background")
+        if background and asked.stream:
+            message = "stream: a response in the background is read by its id."
+            raise RequestError(message, param="stream")
+        earlier: list[Item] = []
+        if previous is not None:
+            kept = await find(store, "response", owner, previous, "previous_response_id")
+            earlier = [*kept.items, *_output(kept.reply)]
+        if conversation is not None:
+            earlier = (await find(store, "conversation", owner, conversation, "conversation")).items
+        items = [*earlier, *fresh]
+        outgoing = asked
+        if previous is not None or conversation is not None or background:
+            dropped = ("previous_response_id", "conversation", "background")
+            changed = {name: value for name, value in fields.items() if name not in dropped}
+            changed["input"] = [item for item in items if _is_replayable(item)]
+            outgoing = replace(asked, raw=orjson.dumps(changed), fields=changed)
+        return cls(
+            store=store,
+            owner=owner,
+            asked=outgoing,
+            items=items,
+            fresh=fresh,
+            previous=previous,
+            conversation=conversation,
+            keeps=keeps,
+            background=new_id("resp_") if background else None,
+        )
+
+    def shown(self, reply: Item) -> Item:
+        """A response of an upstream as this gateway's."""
+        changed: Item = {**reply, "previous_response_id": self.previous, "store": self.keeps}
+        if self.conversation is not None:
+            changed["conversation"] = {"id": self.conversation}
+        if self.background is not None:
+            changed |= {"id": self.background, "background": True}
+        return changed
+
+    async def keep(self, reply: Item) -> Item:
+        """Keep a response that has ended; returns it as it is shown.
+
+        The answer was computed, so a history that is full or broken does not take it from the
+        client: `store` tells whether it was kept.
+        """
+        made = self.shown(reply)
+        try:
+            if self.conversation is not None and made.get("status") in _ENDED:
+                await self._add_to_conversation(self.conversation, _output(made))
+            if self.background is not None:
+                await self.store.settle(self.owner, made)
+            elif self.keeps:
+                await self.store.put("response", self.owner, made, self.items)
+        except CapacityError as error:
+            log.warning("the response %s was not kept: %s", made.get("id"), error)
+            made["store"] = False
+        return made
+
+    async def _add_to_conversation(self, name: str, output: list[Item]) -> None:
+        added = [conversation_item(item, new_id("")) for item in (*self.fresh, *output)]
+        await self.store.rewrite(self.owner, name, lambda items: [*items, *added])
+
+
+def is_response(value: object) -> bool:
+    """Whether a decoded answer is a response."""
+    if not isinstance(value, dict):
+        return False
+    reply = cast("Item", value)
+    return isinstance(reply.get("id"), str) and isinstance(reply.get("output"), list)
+
+
+def checked_items(given: object, param: str) -> list[Item]:
+    """Items that can be kept; whether a model takes them its upstream will say.
+
+    Raises:
+        RequestError: Names the item that is none.
+    """
+    if not isinstance(given, list):
+        raise RequestError(f"{param} must be a list of items.", param=param)
+    items = cast("list[Any]", given)
+    for i, item in enumerate(items):
+        named: list[object] = (
+            [cast("Item", item).get(name) for name in ("type", "role")]
+            if isinstance(item, dict)
+            else []
+        )
+        if not any(isinstance(name, str) for name in named):
+            path = f"{param}[{i}]"
+            raise RequestError(f"{path} must be an object with a type or a role.", param=path)
+    return items
+
+
+def _input_items(given: object) -> list[Item]:
+    if given is None or given in ("", []):
+        raise RequestError("input must not be empty.", param="input")
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise RequestError("input must be a string or a list of items.", param="input")
+    return checked_items(cast("object", given), "input")
+
+
+def _output(reply: Item) -> list[Item]:
+    output: Any = reply.get("output")
+    return cast("list[Item]", output) if isinstance(output, list) else []
+
+
+def _is_replayable(item: Item) -> bool:
+    """Whether any upstream can read an item: thinking by reference only its maker can."""
+    if item.get("type") != "reasoning":
+        return True
+    return bool(item.get("encrypted_content") or item.get("content"))
+
+
+def _name(fields: Any, param: str) -> str | None:
+    value = fields.get(param)
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{param} must be a string.", param=param)
+    return value
+
+
+def _conversation_name(fields: Any) -> str | None:
+    given = fields.get("conversation")
+    if isinstance(given, dict):
+        given = cast("Item", given).get("id")
+        if not isinstance(given, str):
+            raise RequestError("conversation.id must be a string.", param="conversation.id")
+        return given
+    return _name(fields, "conversation")
+
+
+def _flag(fields: Any, param: str, *, default: bool) -> bool:
+    value = fields.get(param)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise RequestError(f"{param} must be true or false.", param=param)
+    return value

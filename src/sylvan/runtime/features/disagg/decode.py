@@ -1,0 +1,238 @@
+"""Control half of a decode server: requests enter with the KV of their prompts."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.features.disagg.counts import TransferCounts
+from sylvan.runtime.features.disagg.data import (
+    DecodeEvents,
+    DecodeWork,
+    Join,
+    Leave,
+    Left,
+    Lost,
+    Progress,
+    Receive,
+    Received,
+    Refused,
+)
+from sylvan.runtime.features.disagg.messages import prompt_digest
+from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
+from sylvan.utils.clock import Clock, monotonic
+
+logger = logging.getLogger(__name__)
+
+REFUSED_STATUS = 503
+"""Of requests whose two servers do not fit: gateways try another pair."""
+
+
+@dataclass(slots=True, eq=False)
+class _Incoming:
+    """One prompt.
+
+    Attributes:
+        job: Its number.
+        touched_s: When something last happened to it.
+        filling: Its pages may be written.
+        leaving: The worker half was told to end.
+        whole: Everything but the last token is here.
+        failed: It computes its prompt itself once nothing is written any more.
+        error: Why the request is to be refused.
+    """
+
+    job: int
+    req: Req
+    touched_s: float
+    filling: bool = False
+    leaving: bool = False
+    whole: bool = False
+    failed: bool = False
+    error: str = ""
+
+
+class DecodeRole(Capability):
+    """Gets the KV of prompts from prefill servers, into memory that requests own already.
+
+    A request with a room gets memory for its prompt, as soon as there is some, and loads: all pages
+    that the prefix cache lacks come from the prefill server. Then it computes the last token of the
+    prompt, which samples the first output as everywhere else: random numbers are keyed by position,
+    so that the answer has the bits of a server that does everything.
+
+    Args:
+        page_size: Tokens of a page.
+        timeout_s: So long a request waits without a sign of life from its prefill server.
+        falls_back: Whether a request whose KV does not come computes its prompt itself.
+        counts: Told what happens.
+    """
+
+    name: ClassVar = "disagg_decode"
+    work_type: ClassVar = DecodeWork
+    report_type: ClassVar = DecodeEvents
+
+    def __init__(
+        self,
+        page_size: int,
+        timeout_s: float,
+        *,
+        falls_back: bool,
+        counts: TransferCounts,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._page_size, self._timeout_s = page_size, timeout_s
+        self._falls_back, self.counts, self._clock = falls_back, counts, clock
+        self._port: SchedulerPort | None = None
+        self._numbers = itertools.count(1)
+        self._by_rid: dict[str, _Incoming] = {}
+        self._by_job: dict[int, _Incoming] = {}
+        self._outbox: list[Join | Receive | Leave] = []
+
+    # ---- steps
+
+    def attach(self, port: SchedulerPort) -> None:
+        """See `Capability.attach`."""
+        self._port = port
+
+    def poll(self) -> None:
+        """See `Capability.poll`."""
+        assert self._port is not None
+        now = self._clock()
+        for found in tuple(self._by_job.values()):
+            if not found.leaving and now - found.touched_s >= self._timeout_s:
+                reason = f"the prefill server gave no sign of life for {self._timeout_s:g} s"
+                self._lose(found, reason)
+                self._leave(found)
+
+    def wants_step(self) -> bool:
+        """See `Capability.wants_step`: reports of the worker half come with steps only."""
+        return bool(self._by_job)
+
+    def plan_work(self, batch: Batch) -> DecodeWork | None:
+        """See `Capability.plan_work`."""
+        if not self.wants_step() and not self._outbox:
+            return None
+        work, self._outbox = tuple(self._outbox), []
+        return work
+
+    def on_result(self, batch: Batch, report: Any) -> None:
+        """See `Capability.on_result`."""
+        for event in report or ():
+            self._on_event(event)
+
+    # ---- requests
+
+    def on_arrival(self, req: Req) -> None:
+        """See `Capability.on_arrival`; requests that were replayed compute everything."""
+        request = req.request
+        if not isinstance(request, GenerateRequest) or request.bootstrap is None:
+            return
+        found = _Incoming(next(self._numbers), req, self._clock())
+        self._by_rid[req.rid] = self._by_job[found.job] = found
+        meeting = request.bootstrap
+        digest = prompt_digest(request)
+        self._outbox.append(Join(found.job, meeting.host, meeting.port, meeting.room, digest))
+        self.counts.started += 1
+
+    def gate(self, req: Req) -> Verdict:
+        """See `Capability.gate`."""
+        found = self._by_rid.get(req.rid)
+        if found is not None and found.error:
+            raise RequestError(found.error, param="bootstrap_room", status=REFUSED_STATUS)
+        return Verdict.READY
+
+    def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
+        """See `Capability.admit`."""
+        found = self._by_rid.get(req.rid)
+        return Verdict.READY if found is None or found.failed else Verdict.LOAD
+
+    def on_load(self, req: Req) -> None:
+        """See `Capability.on_load`: the pages that the prefix cache has need not come."""
+        found = self._by_rid.get(req.rid)
+        if found is None or req.kv is None:
+            return
+        found.filling, found.touched_s = True, self._clock()
+        first = req.kv.cached // self._page_size
+        stop = max(first, -(-(req.prompt_len - 1) // self._page_size))
+        pages = tuple(req.kv.pages[first:stop].tolist())
+        self._outbox.append(Receive(found.job, first, pages))
+
+    def stop_loading(self, req: Req) -> bool:
+        """See `Capability.stop_loading`: `poll` knows when, by signs of life."""
+        return req.rid not in self._by_rid
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        found = self._by_rid.get(req.rid)
+        if found is None:
+            return
+        under_way = found.job in self._by_job
+        if under_way:
+            self._leave(found)
+        if not (under_way and found.filling):
+            del self._by_rid[req.rid]
+
+    def holds(self, req: Req) -> bool:
+        """See `Capability.holds`: as long as pages may be written."""
+        return req.rid in self._by_rid
+
+    # ---- inside
+
+    def _on_event(self, event: Progress | Received | Refused | Lost | Left) -> None:
+        found = self._by_job.get(event.job)
+        if found is None:
+            return
+        found.touched_s = self._clock()
+        match event:
+            case Progress():
+                return
+            case Received():
+                self.counts.num_bytes += event.num_bytes
+                self.counts.seconds += event.seconds
+                found.whole = True
+            case Refused(reason=reason):
+                self.counts.refused += 1
+                found.error = f"disaggregated prefill was refused: {reason}"
+            case Lost(reason=reason):
+                self._lose(found, reason)
+            case Left():
+                pass
+        self._end(found)
+
+    def _end(self, found: _Incoming) -> None:
+        """Nothing is written any more, and the worker half knows the job no more."""
+        assert self._port is not None
+        del self._by_job[found.job]
+        rid = found.req.rid
+        if self._by_rid.get(rid) is not found:
+            return
+        if found.req.finish is not None:  # it ended meanwhile
+            del self._by_rid[rid]
+            self._port.release(rid)
+        elif found.whole:
+            self.counts.done += 1
+            del self._by_rid[rid]
+            self._port.loaded(rid, found.req.prompt_len - 1)
+        elif found.error:
+            self._port.load_failed(rid)  # and `gate` refuses it
+        else:
+            del self._by_rid[rid]
+            self._port.load_failed(rid)
+
+    def _lose(self, found: _Incoming, reason: str) -> None:
+        self.counts.failed += 1
+        found.failed = True
+        logger.warning("KV of request %s does not come: %s", found.req.rid, reason)
+        if not self._falls_back:
+            found.error = f"disaggregated prefill failed: {reason}"
+
+    def _leave(self, found: _Incoming) -> None:
+        if not found.leaving:
+            found.leaving = True
+            self._outbox.append(Leave(found.job))

@@ -1,0 +1,74 @@
+"""Memory that two processes of one user share: no file outlives them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+
+import numpy as np
+
+from sylvan.runtime.features.disagg.channel import Buffer
+
+_NAME = "sylvan-kv"
+_PATH = re.compile(r"/proc/\d+/fd/\d+")
+
+
+class Segment:
+    """Bytes that both processes have mapped.
+
+    Attributes:
+        path: By which another process of this user opens it, as long as this one holds it.
+    """
+
+    def __init__(self, descriptor: int, num_bytes: int, path: str = "") -> None:
+        self._descriptor = descriptor
+        self._map = mmap.mmap(descriptor, num_bytes)
+        self.bytes: Buffer = np.frombuffer(self._map, np.uint8)
+        self.path = path
+
+    @classmethod
+    def create(cls, num_bytes: int) -> Segment:
+        """New memory.
+
+        Raises:
+            OSError: the system has none.
+        """
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, num_bytes)
+            return cls(descriptor, num_bytes, f"/proc/{os.getpid()}/fd/{descriptor}")
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def open(cls, path: str, num_bytes: int) -> Segment:
+        """Memory that another process has made.
+
+        Raises:
+            OSError: it is not there, or something else.
+        """
+        if not _PATH.fullmatch(path) or not os.readlink(path).startswith(f"/memfd:{_NAME}"):
+            raise OSError("it is no shared memory")
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _check_size(descriptor, num_bytes)
+            return cls(descriptor, num_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        """Let go of it; what still looks at `bytes` keeps the mapping alive."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self.bytes = np.empty(0, np.uint8)
+
+
+def _check_size(descriptor: int, num_bytes: int) -> None:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
+        raise OSError(f"it has {found.st_size} bytes, not {num_bytes}")

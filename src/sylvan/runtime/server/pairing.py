@@ -1,0 +1,123 @@
+"""Requests that a prefill and a decode server serve together: where the two meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import msgspec
+from pydantic import BaseModel
+
+from sylvan.api.extras import BOOTSTRAP
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import Bootstrap
+from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.tokenizer.types import GenerateInput
+
+MAX_ROOM = (1 << 63) - 1
+MAX_HOST_CHARS = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """That of one call.
+
+    Attributes:
+        role: What this server does of it; None: everything.
+        bootstraps: One, or one for each prompt or sample.
+        listed: The field that was a list; empty if none was.
+        merges: The gateway puts what the prefill server says of a prompt into the answer.
+    """
+
+    role: Literal["prefill", "decode"] | None = None
+    bootstraps: tuple[Bootstrap, ...] = ()
+    listed: str = ""
+    merges: bool = False
+
+    def placed(self, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
+        """The inputs as this server is to serve them.
+
+        Raises:
+            RequestError: There are not as many rooms as prompts, or samples of the one prompt.
+        """
+        if not self.bootstraps:
+            return inputs
+        found = self._per_sample(inputs)
+        return [self._placed(inp, tuple(own)) for inp, own in zip(inputs, found, strict=True)]
+
+    def _per_sample(self, inputs: Sequence[GenerateInput]) -> list[list[Bootstrap]]:
+        """Rooms of the samples of each input: those given, and the numbers after them."""
+        given, counts = self.bootstraps, [inp.sampling.n for inp in inputs]
+        if not self.listed:
+            given = tuple(_later(given[0], sum(counts[:i])) for i in range(len(inputs)))
+        elif len(given) == sum(counts):
+            rest = iter(given)
+            return [[next(rest) for _ in range(count)] for count in counts]
+        if len(given) != len(inputs):
+            raise RequestError(
+                f"{self.listed}: {len(given)} were given for {len(inputs)} prompts.",
+                param=self.listed,
+            )
+        return [
+            [_later(first, i) for i in range(count)]
+            for first, count in zip(given, counts, strict=True)
+        ]
+
+    def _placed(self, inp: GenerateInput, bootstraps: tuple[Bootstrap, ...]) -> GenerateInput:
+        reads_prompt = inp.logprobs is not None and inp.logprobs.start is not None
+        if reads_prompt and not self.merges:
+            return inp  # only a server that computes both can tell of both
+        if self.role == "prefill":
+            sampling = inp.sampling
+            wanted = sampling.max_new_tokens
+            first_only = msgspec.structs.replace(
+                sampling,
+                max_new_tokens=1 if wanted is None else min(1, wanted),
+                min_new_tokens=min(1, sampling.min_new_tokens),
+            )
+            return replace(inp, sampling=first_only, bootstraps=bootstraps)
+        if reads_prompt and inp.logprobs is not None:
+            inp = replace(inp, logprobs=msgspec.structs.replace(inp.logprobs, start=None))
+        return replace(inp, bootstraps=bootstraps)
+
+
+def read_pairing(body: BaseModel, path: str, settings: ServerSettings) -> Pairing:
+    """Where the two servers of a call meet, as its body says.
+
+    Raises:
+        RequestError: A field is malformed; names it.
+    """
+    given = body.model_extra or {}
+    if settings.role is None or given.get("bootstrap_room") is None:
+        return Pairing()
+    lists = [name for name in BOOTSTRAP if isinstance(given.get(name), list)]
+    count = len(given[lists[0]]) if lists else 1
+    if any(len(given[name]) != count for name in lists):
+        raise RequestError(f"{lists[0]}: lists of different lengths.", param=lists[0])
+    rows = [_row(given, i, settings.bootstrap_port) for i in range(count)]
+    if lists and "bootstrap_room" not in lists:
+        rows = [_later(row, i) for i, row in enumerate(rows)]
+    return Pairing(settings.role, tuple(rows), lists[0] if lists else "", path == "/generate")
+
+
+def _row(given: Mapping[str, Any], index: int, usual_port: int) -> Bootstrap:
+    host, port, room = (_item(given.get(name), index) for name in BOOTSTRAP)
+    if not isinstance(host, str) or not 0 < len(host) <= MAX_HOST_CHARS:
+        message = f"bootstrap_host: a host name of up to {MAX_HOST_CHARS} characters is needed."
+        raise RequestError(message, param="bootstrap_host")
+    port = usual_port if port is None else port
+    if type(port) is not int or not 0 < port < 65536:
+        raise RequestError("bootstrap_port: must be 1 to 65535.", param="bootstrap_port")
+    if type(room) is not int or not 0 <= room <= MAX_ROOM:
+        message = "bootstrap_room: must be a number from 0 to 2**63 - 1."
+        raise RequestError(message, param="bootstrap_room")
+    return Bootstrap(host, port, room)
+
+
+def _item(value: Any, index: int) -> Any:
+    return cast("list[Any]", value)[index] if isinstance(value, list) else value
+
+
+def _later(first: Bootstrap, by: int) -> Bootstrap:
+    return Bootstrap(first.host, first.port, (first.room + by) & MAX_ROOM)
