@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,6 +107,73 @@ def test_bits_of_a_row_depend_on_no_other_row(library, dtype):
     assert torch.equal(again, whole)
     parts = [case.run(x[a:b], y[a:b], [(3, 0, b - a)]) for a, b in ((0, 33), (33, 70))]
     assert torch.equal(torch.cat(parts), whole[:70])
+
+
+def layers(rows: LoraRows, dtype: torch.dtype, inputs: int, outputs: int, kind: str):
+    """Two of a kind, for kernels and for the reference."""
+    return [LoraLayer(rows, inputs, (outputs,), dtype, torch.device("cpu"), kind) for _ in range(2)]
+
+
+def fill(made: list[LoraLayer]) -> None:
+    """Adapters in all slots but the last."""
+    for slot, rank in enumerate(RANKS):
+        down = random(rank, made[0].inputs, dtype=torch.float32, seed=rank, scale=0.2)
+        up = random(made[0].outputs[0], rank, dtype=torch.float32, seed=7 * rank, scale=0.5)
+        for layer in made:
+            layer.load(slot, [layer.prepare(Factors(down, up, 1.7))])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_head_finds_the_adapter_of_each_row_that_it_takes(library, dtype):
+    rows = LoraRows(len(RANKS) + 1, MAX_ROWS, MAX_RANK)
+    mine, theirs = layers(rows, dtype, 70, 1100, "head")
+    x, y = random(MAX_ROWS, 70, dtype=dtype), random(MAX_ROWS, 1100, dtype=torch.float32, seed=1)
+
+    def head(tracer, x, y):
+        taken, logits = (ops.take_rows(v, tracer.sample_rows) for v in (x, y))
+        return ops.lora(taken, logits, mine)
+
+    op = NativeOp(library, dtype, head, (x[:1], y[:1]))
+    fill([mine, theirs])
+    rows.assign([(0, 2, 5), (3, 7, 70), (len(RANKS), 70, 72), (5, 72, 73)])
+    op.write(x, y)
+
+    for wanted in ([4], [0, 2, 3, 69, 70, 72, 73, 7], list(range(90))):
+        numbers = np.array(wanted, np.int32)
+        step = Run(tokens=100, outputs=len(wanted), out_rows=numbers.ctypes.data)
+
+        found = op.run(step)
+
+        rows.take(numbers)
+        assert_close(found, ops.lora(x[wanted], y[wanted].clone(), theirs), dtype)
+        same = [
+            i for i, row in enumerate(wanted) if not (2 <= row < 5 or 7 <= row < 70 or row == 72)
+        ]
+        assert torch.equal(found[same], y[[wanted[i] for i in same]])
+        for i, row in enumerate(wanted):
+            alone = np.array([row], np.int32)
+            again = op.run(Run(tokens=100, outputs=1, out_rows=alone.ctypes.data))
+            assert torch.equal(again[0], found[i])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_embedding_looks_up_the_adapter_of_each_row(library, dtype):
+    rows = LoraRows(len(RANKS) + 1, MAX_ROWS, MAX_RANK)
+    mine, theirs = layers(rows, dtype, 50, 70, "embedding")
+    y = random(MAX_ROWS, 70, dtype=torch.float32, seed=1)
+    op = NativeOp(library, dtype, lambda t, y: ops.lora_embedding(t.input_ids, y, mine), (y[:1],))
+    fill([mine, theirs])
+    ids = np.random.default_rng(3).integers(0, 50, 200).astype(np.int32)
+    rows.assign([(0, 2, 5), (3, 7, 170), (len(RANKS), 170, 172), (5, 172, 173)])
+    op.write(y)
+
+    found = op.run(Run(tokens=200, ids=ids.ctypes.data))
+
+    want = ops.lora_embedding(torch.from_numpy(ids), y[:200].clone(), theirs)
+    assert_close(found, want, dtype)
+    none = [0, 1, 5, 6, 170, 171, 173, 199]
+    assert torch.equal(found[none], y[none])
+    assert not torch.equal(found, y[:200])
 
 
 def test_a_step_without_adapters_changes_nothing(library):

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import xxhash
 from safetensors.numpy import load_file, save_file
 
 from sylvan.config.check import check
@@ -35,6 +36,7 @@ from tests.support.tiny import tiny_config
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 PROMPT = "the old tree"
+WEIGHTS = "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +212,16 @@ async def test_loading_and_unloading_while_serving(model_dir, folders):
             "config_dict": json.loads((folders["first"] / "adapter_config.json").read_text()),
             "serialized_named_tensors": base64.b64encode(weights).decode(),
         }
+        tensor, values = next(iter(load_file(folders["first"] / WEIGHTS).items()))
+        digest = xxhash.xxh3_128_hexdigest(values.tobytes())
+        wrong = {tensor: digest[::-1]}, {"nobody": digest}
+        for sums in wrong:
+            reply = await server.post(
+                "/load_lora_adapter_from_tensors", sent | {"expected_checksums": sums}
+            )
+            assert reply.status_code == 400
+            assert next(iter(sums)) in reply.json()["error"]["message"]
+        sent["expected_checksums"] = {tensor: digest}
         reply = await server.post("/load_lora_adapter_from_tensors", sent)
         assert reply.status_code == 200, reply.text
         assert await server.text("sent") == text

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # peft's own, about transform
 
 NEW = 6
 EVERYTHING = LogprobOptions(token_ids=tuple(range(VOCAB)))
+ENDS = {"target_modules": ["q_proj", "down_proj", "embed_tokens", "lm_head"]}
+TIED_ENDS = {"target_modules": ["q_proj", "down_proj", "embed_tokens"]}
 ATTENTION = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 CASES = {
     "llama": (FAMILIES["llama"], {}),
@@ -29,6 +31,9 @@ CASES = {
     "falcon-40b": (DENSE["falcon-40b"], {}),
     "gpt-neox": (DENSE["gpt-neox"], {}),
     "mixtral": (EXPERT["mixtral"], ATTENTION),
+    "llama with its ends": (FAMILIES["llama"], ENDS),
+    "tied ends": (FAMILIES["llama-tied-bias"], TIED_ENDS),
+    "scaled ends": (DENSE["gemma2"], TIED_ENDS),
     "lfm2": (ALL["lfm2"], {}),  # a partial program: adapters within it, and beside it
 }
 ADAPTERS = {
@@ -90,3 +95,31 @@ def test_as_peft_computes_alone_mixed_cold_and_cached(case):
                 seen.append(got[0])
     base, first, second = (seen[6 * number] for number in range(3))
     assert min(np.abs(x - y).max() for x, y in ((base, first), (first, second))) > 0.1
+
+
+RANKED = ("llama-tied-bias", "llama with its ends", "gpt2", "phi3", "falcon-40b", "lfm2")
+"""Bias, turned matrices, joined ones, one head of keys for several ranks, and convolutions."""
+
+
+@pytest.mark.parametrize("case", RANKED, indirect=True)
+def test_two_ranks_answer_as_one(case):
+    folder, models = case
+    prompts = [np.random.default_rng(n).integers(4, VOCAB, n).tolist() for n in (37, 5)]
+    folders = {name: folder / name for name in ADAPTERS}
+
+    def answers(ranks: int) -> tuple[list, np.ndarray]:
+        serving = AdapterServing(folder / "base", folders, ranks=ranks, runner="eager")
+        rids = [
+            serving.ask(prompt, name, logprobs=EVERYTHING, max_new_tokens=NEW)
+            for name in models
+            for prompt in prompts
+        ]
+        serving.run()
+        serving.close()
+        rows = [out.logprobs.chosen_logprobs for rid in rids for out in serving.outputs[rid]]
+        return [serving.tokens[rid] for rid in rids], np.concatenate(rows)
+
+    (tokens, rows), (found, found_rows) = answers(1), answers(2)
+
+    assert found == tokens
+    assert np.abs(found_rows - rows).max() < 2e-3

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from functools import partial
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import numpy as np
@@ -264,12 +265,11 @@ def test_a_step_that_fails_on_one_rank_ends_the_group(model_dir, rank):
 
 
 def test_what_only_one_rank_can_tell_is_refused(model_dir):
-    from sylvan.protocol.commands import HashWeights, ReadWeights
+    from sylvan.protocol.commands import ReadWeights
 
     two = Serving(model_dir, build=build_ranks(2))
-    for command in (HashWeights(), ReadWeights(name="model.norm.weight", most=3)):
-        result = two.executor.control(command).wait()
-        assert "several ranks share the model" in result.error
+    result = two.executor.control(ReadWeights(name="model.norm.weight", most=3)).wait()
+    assert "several ranks share the model" in result.error
     assert two.generate([[5, 9, 20, 31]]) == Serving(model_dir).generate([[5, 9, 20, 31]])
     two.close()
 
@@ -292,4 +292,38 @@ def test_weights_are_replaced_on_every_rank(model_dir, tmp_path):
     assert two.executor.control(UpdateWeights(source=missing)).wait().error
     assert two.generate([[5, 9, 20, 31]]) == after
     two.close()
+    assert two.executor.lost == []
+
+
+def test_tensors_in_shared_memory_reach_every_rank(model_dir, tmp_path):
+    from sylvan.protocol.commands import HashWeights, SharedTensors, UpdateWeights
+
+    write(transformers.Qwen2Config(**SHAPE), 11, tmp_path)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    memory = SharedMemory(create=True, size=len(data))
+    memory.buf[: len(data)] = data
+    two = Serving(model_dir, build=build_ranks(2))
+
+    def done(command):
+        result = two.executor.control(command).wait()
+        assert result.error == ""
+        return result.body
+
+    before = done(HashWeights())["checksums"]
+    try:
+        done(UpdateWeights(source=SharedTensors(memory.name, len(data))))
+        short = SharedTensors(memory.name, len(data) - 100)
+        refused = two.executor.control(UpdateWeights(source=short)).wait()
+    finally:
+        memory.close()
+        memory.unlink()
+
+    assert "cut off" in refused.error
+    after, fresh = done(HashWeights())["checksums"], Serving(tmp_path, build=build_ranks(2))
+    assert after == fresh.executor.control(HashWeights()).wait().body["checksums"]
+    assert before.keys() == after.keys()
+    assert before != after
+    assert two.generate([[5, 9, 20, 31]]) == fresh.generate([[5, 9, 20, 31]])
+    for serving in (two, fresh):
+        serving.close()
     assert two.executor.lost == []

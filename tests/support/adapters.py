@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from transformers import PreTrainedModel
 
 from sylvan.config.tree import LoraConfig
 from sylvan.protocol.commands import LoadAdapter
+from sylvan.runtime.executor.build import build_executor
+from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
+from sylvan.runtime.features.standard import STANDARD_WORKERS
 from tests.parity.serving import Serving
+from tests.support.ranks import build_ranks
 
 MEMORY = 1 << 30
 
@@ -36,22 +41,30 @@ def write_adapter(
 
 
 class AdapterServing(Serving):
-    """Serves the adapters in `folders`, which `ids` then names; `settings` are those of lora.*."""
+    """Serves the adapters in `folders`, which `ids` then names; `settings` are those of lora.*.
+
+    With `ranks` the model is divided among so many threads.
+    """
 
     def __init__(
         self,
         model_dir: Path,
         folders: dict[str, Path],
         settings: dict[str, Any] | None = None,
+        ranks: int = 1,
         **fields: Any,
     ) -> None:
         fields.setdefault("runner", "auto")
         given = {"memory": MEMORY, "max_rank": 64} | (settings or {})
         config = LoraConfig(**given)
         self.lora = lora = LoraServing(config)
+        if ranks == 1:
+            fields["workers"] = (lora_worker(config),)
+        else:
+            parts = ExecutorParts((*STANDARD_WORKERS, lora_worker(config)))
+            fields["build"] = build_ranks(ranks, partial(build_executor, parts=parts))
         super().__init__(
             model_dir,
-            workers=(lora_worker(config),),
             capabilities=(*fields.pop("capabilities", ()), lora.control),
             **fields,
         )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Annotated, Any
 
+import xxhash
 from pydantic import BaseModel, Field
+from safetensors import SafetensorError, deserialize
 
 from sylvan.api.validation import WireModel
 from sylvan.api.weights import Name, SharedFile
@@ -38,6 +41,9 @@ class SentAdapterBody(WireModel):
     """Only safetensors are read."""
     added_tokens_config: dict[str, Any] | None = None
     """Must have no entries: an adapter cannot add tokens."""
+    expected_checksums: Annotated[dict[str, str], Field(max_length=100_000)] | None = None
+    """XXH3-128 of the bytes of tensors, by name, in hexadecimal digits: nothing is loaded if one
+    differs."""
     pinned: bool = False
     """Keep its place in host memory and on the device."""
 
@@ -85,3 +91,22 @@ def sent_file(body: SentAdapterBody) -> bytes | SharedFile:
         return base64.b64decode(parts[0], validate=True)
     except (binascii.Error, ValueError):
         raise RequestError(f"{field} is no base64", param=field) from None
+
+
+def check_sums(data: bytes, expected: Mapping[str, str]) -> None:
+    """Compare tensors of a safetensors file with checksums.
+
+    Raises:
+        RequestError: it is no such file, lacks a tensor, or one differs; names the tensor.
+    """
+    field = "expected_checksums"
+    try:
+        found = dict(deserialize(data))
+    except SafetensorError as error:
+        message = f"serialized_named_tensors is no safetensors file: {error}"
+        raise RequestError(message, param="serialized_named_tensors") from None
+    for name, wanted in expected.items():
+        if name not in found:
+            raise RequestError(f"{field}: {name[:200]!r} was not sent", param=field)
+        if xxhash.xxh3_128_hexdigest(found[name]["data"]) != wanted.lower():
+            raise RequestError(f"{field}: {name[:200]!r} has another checksum", param=field)

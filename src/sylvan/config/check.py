@@ -190,13 +190,6 @@ RULES = (
         "parallel.tp=1, or device=cpu",
     ),
     Rule(
-        "ranks with adapters",
-        ("parallel.tp", "lora"),
-        lambda c: c.config.parallel.tp > 1 and c.config.lora is not None,
-        "{parallel.tp}: adapters are served by one rank only so far; use parallel.tp=1, or leave "
-        "lora out",
-    ),
-    Rule(
         "ranks with tiers",
         ("parallel.tp", "tiers"),
         lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,

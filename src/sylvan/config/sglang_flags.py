@@ -61,7 +61,7 @@ NO_EFFECT: Mapping[str, str] = {
     "there is one implementation of adapters for each device": (
         "lora_backend=csgmv max_lora_chunk_size=16"
     ),
-    "adapters may change all linear layers between embedding and head": "lora_target_modules*=",
+    "adapters may change all linear layers, the embedding and the head": "lora_target_modules*=",
     "adapters are always loaded beside the steps": "enable_lora_overlap_loading",
     "an adapter whose tensors do not fit is always refused": "lora_strict_loading",
     "there are no images": (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ from sylvan.protocol.arrays import IntArray
 LANES = 16
 MAX_PARTS = 8
 _WORD = 4  # bytes
+_LINE_BYTES = 64
 _TILE_BYTES = 1024  # a matrix tile may read so far behind the last block
+BLOCK_ROWS = 16
+"""Rows of one adapter that a program on a device computes together."""
 ENTRY = np.dtype([("down", "u8"), ("up", "u8"), ("rank", "i4"), ("scale", "f4")])
 """Of a part of a layer in a slot, as kernels read it; rank 0 where it is unchanged."""
 
@@ -60,6 +64,20 @@ class PackedFactors:
 Prepared = Factors | PackedFactors
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """Rows of a step as kernels of a device read them.
+
+    Attributes:
+        listed: Rows by slot. Shape: int32 (R,).
+        blocks: Of each block of at most `BLOCK_ROWS` of these: its slot, the first and how many.
+            Shape: int32 (B, 3).
+    """
+
+    listed: torch.Tensor
+    blocks: torch.Tensor
+
+
 def side_by_side(layers: Sequence[Sequence[Prepared | None]]) -> list[tuple[Prepared | None, ...]]:
     """The parts of each layer, with all packed matrices in one region in the order of reading.
 
@@ -97,15 +115,21 @@ class LoraRows:
 
     Attributes:
         table: As kernels read it: how many groups; of each the slot, where its rows begin in the
-            list of rows, and how many they are; from entry 1 + 3 S on, the list of rows.
+            list of rows, and how many they are; from entry 1 + 3 S on, the list of rows, and
+            behind it of each row its slot (-1: none).
         groups: The same for PyTorch: slots, and int64 rows.
+        taken: Of the rows that the head takes: slots, and which of them.
     """
 
     def __init__(self, num_slots: int, max_tokens: int, max_rank: int) -> None:
         self.num_slots, self.max_tokens, self.max_rank = num_slots, max_tokens, max_rank
-        self.memory = allocate(_WORD * (1 + 3 * num_slots + max_tokens))
-        self.table: IntArray = self.memory.view(np.int32)
+        self.memory = allocate(_WORD * (1 + 3 * num_slots + 2 * max_tokens))
+        self.table: IntArray = self.memory.view(np.int32)[: 1 + 3 * num_slots + 2 * max_tokens]
+        self._slot_of_row: IntArray = self.table[-max_tokens:]
+        self._slot_of_row[:] = -1
         self.groups: tuple[tuple[int, torch.Tensor], ...] = ()
+        self.taken: tuple[tuple[int, torch.Tensor], ...] = ()
+        self._on_device: DeviceRows | None = None
 
     def assign(self, spans: Sequence[tuple[int, int, int]]) -> None:
         """Rows `start` to `stop` of each (slot, start, stop) use that slot; all others none."""
@@ -113,18 +137,53 @@ class LoraRows:
         for slot, start, stop in spans:
             by_slot.setdefault(slot, []).append(np.arange(start, stop, dtype=np.int32))
         rows = {slot: np.concatenate(parts) for slot, parts in by_slot.items()}
+        self._slot_of_row[:] = -1
         at, table = 0, self.table
         listed = table[1 + 3 * self.num_slots :]
         for number, (slot, own) in enumerate(rows.items()):
             table[1 + 3 * number : 4 + 3 * number] = slot, at, len(own)
             listed[at : at + len(own)] = own
+            self._slot_of_row[own] = slot
             at += len(own)
         table[0] = len(rows)
         self.groups = tuple((slot, torch.from_numpy(own).long()) for slot, own in rows.items())
+        self.taken, self._on_device = (), None
+
+    def on_device(self, device: torch.device) -> DeviceRows:
+        """The same for kernels of a device; copied there once a step."""
+        if self._on_device is None:
+            count, most = int(self.table[0]), 1 + 3 * self.num_slots
+            spans = self.table[1 : 1 + 3 * count].reshape(count, 3)
+            blocks = [
+                (slot, at, min(BLOCK_ROWS, first + rows - at))
+                for slot, first, rows in spans.tolist()
+                for at in range(first, first + rows, BLOCK_ROWS)
+            ]
+            listed = torch.from_numpy(self.table[most : most + int(spans[:, 2].sum())].copy())
+            table = torch.tensor(blocks, dtype=torch.int32).view(-1, 3)
+            self._on_device = DeviceRows(listed.to(device), table.to(device))
+        return self._on_device
+
+    def take(self, rows: IntArray | torch.Tensor | None) -> None:
+        """The head takes these rows of the step next; None: rows of no step."""
+        self.taken = ()
+        if rows is None or not self.groups:
+            return
+        numbers = rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows
+        slots = self._slot_of_row[numbers]
+        self.taken = tuple(
+            (slot, torch.from_numpy(np.flatnonzero(slots == slot))) for slot, _ in self.groups
+        )
+
+
+LayerKind = Literal["linear", "head", "embedding"]
 
 
 class LoraLayer:
     """What adapters in slots change of one linear layer, whose outputs are parts side by side.
+
+    An embedding is a linear layer whose inputs are ids: A is looked up in. The rows of a head are
+    a step's outputs.
 
     Args:
         rows: Of the step; shared by all layers.
@@ -132,8 +191,10 @@ class LoraLayer:
         outputs: N of each part, as the checkpoint divides them.
         dtype: Of the rows, and so of the matrices.
         device: Where PyTorch computes.
+        kind: Of the layer.
 
     Attributes:
+        of_outputs: Whether its rows are a step's outputs.
         packed: Whether kernels read the matrices, which are then in their order; set by the
             tracer of a step program.
         memory: The table of slots and parts that kernels read.
@@ -146,14 +207,18 @@ class LoraLayer:
         outputs: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
+        kind: LayerKind = "linear",
     ) -> None:
         self.rows, self.inputs, self.outputs = rows, inputs, tuple(outputs)
+        self.of_outputs, self._is_table = kind == "head", kind == "embedding"
         self.packed = False
         self._dtype, self._device = dtype, device
         none: tuple[Prepared | None, ...] = (None,) * len(self.outputs)
         self._slots: list[tuple[Prepared | None, ...]] = [none] * rows.num_slots
         self.memory = allocate(rows.num_slots * len(self.outputs) * ENTRY.itemsize)
         self._table = self.memory.view(ENTRY).reshape(rows.num_slots, len(self.outputs))
+        self._device_table: torch.Tensor | None = None
+        self._device_tiles: torch.Tensor | None = None
 
     def prepare(self, factors: Factors) -> Prepared:
         """Matrices of one part as they are to be kept beside the model."""
@@ -163,10 +228,16 @@ class LoraLayer:
             )
             return Factors(down, up, factors.scale)
         down, up = (m.to(self._dtype) for m in (factors.down, factors.up))
-        whole = -(-self.inputs // 32) * 32  # as rows are padded
         per_word = _WORD // self._dtype.itemsize
         words = -(-factors.rank // per_word) * per_word
-        return PackedFactors(_packed(down, whole), _packed(up, words), factors.rank, factors.scale)
+        whole = -(-self.inputs // 32) * 32  # as rows are padded
+        first = _bytes(down.T) if self._is_table else _packed(down, whole)
+        return PackedFactors(first, _packed(up, words), factors.rank, factors.scale)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether an adapter in a slot changes it."""
+        return any(part is not None for parts in self._slots for part in parts)
 
     def load(self, slot: int, parts: Sequence[Prepared | None]) -> None:
         """Put an adapter into a slot; a part is None where it changes nothing."""
@@ -178,13 +249,44 @@ class LoraLayer:
                 addresses = part.down.ctypes.data, part.up.ctypes.data
                 entries[number] = *addresses, part.rank, part.scale
                 placed.append(part)
+            elif part is None:
+                placed.append(None)
             else:
-                placed.append(part and self._on_device(part))
-        self._slots[slot] = tuple(placed)
+                there = self._on_device(part)
+                addresses = there.down.data_ptr(), there.up.data_ptr()
+                entries[number] = *addresses, there.rank, there.scale
+                placed.append(there)
+        self._slots[slot], self._device_table = tuple(placed), None
 
     def _on_device(self, part: Factors) -> Factors:
         down, up = (m.to(self._device, non_blocking=True) for m in (part.down, part.up))
         return Factors(down, up, part.scale)
+
+    def device_table(self, device: torch.device) -> torch.Tensor:
+        """What is in the slots, for kernels of a device, which holds the matrices.
+
+        Shape: int64 (S P, 3): addresses of both matrices; the rank, and above it the scale's bits.
+        """
+        if self._device_table is None:
+            words = torch.from_numpy(self._table.reshape(-1).view(np.int64).copy())
+            self._device_table = words.view(-1, 3).to(device)
+        return self._device_table
+
+    def device_tiles(self, device: torch.device, width: int) -> torch.Tensor:
+        """The outputs in tiles of at most `width` columns, each of one part.
+
+        Shape: int32 (tiles, 4): the part, the tile's first column there, its columns, and the
+        part's first column.
+        """
+        if self._device_tiles is None:
+            starts = np.cumsum([0, *self.outputs]).tolist()
+            tiles = [
+                (part, at, min(width, size - at), starts[part])
+                for part, size in enumerate(self.outputs)
+                for at in range(0, size, width)
+            ]
+            self._device_tiles = torch.tensor(tiles, dtype=torch.int32).to(device)
+        return self._device_tiles
 
     def unload(self, slot: int) -> None:
         """Empty a slot."""
@@ -203,7 +305,12 @@ def _packed(matrix: torch.Tensor, cols: int) -> Bytes:
     """Blocks of 16 rows (the last one padded with zeros), each word by word."""
     rows = -(-matrix.shape[0] // LANES) * LANES
     whole = F.pad(matrix, (0, cols - matrix.shape[1], 0, rows - matrix.shape[0])).contiguous()
-    words = whole.view(torch.int32).unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
-    memory = allocate(words.nbytes + _TILE_BYTES)[: words.nbytes]
-    memory[:] = words.view(-1).view(torch.uint8).numpy()
+    return _bytes(whole.view(torch.int32).unflatten(0, (-1, LANES)).transpose(1, 2))
+
+
+def _bytes(numbers: torch.Tensor) -> Bytes:
+    """A copy in the order of the dimensions, in whole lines, with room for a tile behind it."""
+    whole = -(-numbers.nbytes // _LINE_BYTES) * _LINE_BYTES
+    memory = allocate(whole + _TILE_BYTES)[:whole]
+    memory[: numbers.nbytes] = numbers.contiguous().view(-1).view(torch.uint8).numpy()
     return memory

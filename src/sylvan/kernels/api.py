@@ -295,6 +295,10 @@ class Tracer(Protocol):
         """See `ops.lora`."""
         ...
 
+    def lora_embedding(self, ids: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
+        """See `ops.lora_embedding`. `ids` is the batch's ids."""
+        ...
+
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
         """See `ops.glu`."""
         ...

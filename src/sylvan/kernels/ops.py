@@ -8,7 +8,7 @@ from sylvan.kernels.embed import embedding
 from sylvan.kernels.experts import experts
 from sylvan.kernels.gating import activation, glu, xielu
 from sylvan.kernels.latent import latent_attention, latent_heads, latent_output
-from sylvan.kernels.lora import lora
+from sylvan.kernels.lora import lora, lora_embedding
 from sylvan.kernels.matmul import linear
 from sylvan.kernels.norm import layer_norm, rms_norm
 from sylvan.kernels.paged import attention
@@ -32,6 +32,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "lora",
+    "lora_embedding",
     "ragged_attention",
     "reduce_scatter",
     "rms_norm",

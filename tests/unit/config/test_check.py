@@ -58,10 +58,6 @@ BROKEN = {
         {"parallel.tp": 2, "speculative": SpeculativeConfig(algorithm="nextn")},
         "parallel.tp=2: draft heads run on one rank only so far, speculative.algorithm=nextn too",
     ),
-    "ranks with adapters": (
-        {"parallel.tp": 2, "lora": LoraConfig()},
-        "parallel.tp=2: adapters are served by one rank only so far",
-    ),
     "ranks with tiers": (
         {"parallel.tp": 2, "tiers": TiersConfig()},
         "parallel.tp=2: KV tiers are kept by one rank only so far",

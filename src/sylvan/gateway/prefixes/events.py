@@ -19,6 +19,7 @@ class BlockStored(msgspec.Struct, tag="BlockStored"):
         block_size: Tokens of each.
         parent_block_hash: The block before them; None at the start of a prompt.
         medium: Where they lie.
+        lora_id: Of the adapter that made them; None: the base model.
     """
 
     block_hashes: list[Hash]
@@ -26,6 +27,7 @@ class BlockStored(msgspec.Struct, tag="BlockStored"):
     block_size: int
     parent_block_hash: Hash | None = None
     medium: str | None = None
+    lora_id: int | str | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag="BlockRemoved"):
@@ -98,7 +100,8 @@ def read_batch(payload: bytes) -> EventBatch:
 def _event(raw: msgspec.Raw) -> CacheEvent | None:
     first = bytes(raw)[:1]
     if first and (0x80 <= first[0] <= 0x8F or first[0] in (0xDE, 0xDF)):
-        return _MAP.decode(raw)
+        event = _MAP.decode(raw)
+        return None if isinstance(event, BlockStored) and event.lora_id is not None else event
     row = _ROW.decode(raw)
     if isinstance(row, _StoredRow):
         if row.lora_id is not None:

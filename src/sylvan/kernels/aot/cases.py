@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sylvan.kernels.adapters import DeviceRows, LoraLayer, LoraRows
 from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, Rope, Routing
 from sylvan.kernels.copy.triton_copy import copy_pages, gather_pages, scatter_pages
 from sylvan.kernels.experts.triton_experts import experts
 from sylvan.kernels.experts.triton_route import route
 from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
+from sylvan.kernels.lora.triton_lora import grouped
 from sylvan.kernels.matmul.triton_linear import linear
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.paged.pages import Cache, Pages, Rotary
@@ -268,6 +270,21 @@ def _copy_cases() -> list[Case]:
     ]
 
 
+def _lora(parts: tuple[int, ...], rank: int, inputs: int, out: torch.dtype = BF16) -> object:
+    rows, device = LoraRows(8, 64, rank), torch.device("meta")
+    layer = LoraLayer(rows, inputs, parts, BF16, device)
+    there = DeviceRows(_empty(64, dtype=I32), _empty(8, 3, dtype=I32))
+    return grouped(_empty(64, inputs), _empty(64, sum(parts), dtype=out), there, layer)
+
+
+def _lora_cases() -> list[Case]:
+    return [
+        Case("lora, joined parts", lambda: _lora((4096, 1024, 1024), 16, 4096), sample=True),
+        Case("lora, odd inputs", lambda: _lora((4096,), 64, 4100)),
+        Case("lora, partial sums", lambda: _lora((4096,), 128, 14336, F32)),
+    ]
+
+
 def cases(fp8: torch.dtype | None) -> list[Case]:
     """All of them; `fp8` is the chip's type of a narrow cache, if it has one."""
     return [
@@ -280,4 +297,5 @@ def cases(fp8: torch.dtype | None) -> list[Case]:
         *_sample_cases(),
         *_route_cases(),
         *_expert_cases(),
+        *_lora_cases(),
     ]

@@ -1,5 +1,6 @@
 // Low-rank adapters: rows of some requests are also multiplied by two small matrices of their adapter. Shrink makes the inner
-// rows, A x, expand adds scale * B (A x) to y. Matrices are packed [outputs / 16][words of inputs][16].
+// rows, A x, expand adds scale * B (A x) to y. Matrices are packed [outputs / 16][words of inputs][16]; where x is an id, A is a
+// table [ids][rank].
 #include "../native/amx.h"
 #include "../native/kernel.h"
 
@@ -21,33 +22,58 @@ struct SlotRows {  // rows by slot
     int first(int g) const { return table[2 + 3 * g]; }
     int rows(int g) const { return table[3 + 3 * g]; }
     const int32_t* listed(int i) const { return table + 1 + 3 * tables.slots + i; }
+    int slot_of(int row) const { return *listed(tables.max_tokens + row); }
 };
 
-struct Block {  // entries first .. first + count of the list of rows
+struct Block {  // entries first .. first + count of the list of rows, or of the outputs
     int first, count;
-    const int32_t* rows;
-    const Factors* factors;  // of their slot, by part
+    const int32_t* rows;     // null: the entries are the rows
+    const Factors* factors;  // of their slot, by part; null: they have no adapter
+
+    int row(int i) const { return rows ? rows[i] : first + i; }
+    bool has(int part) const { return factors && factors[part].rank; }
 };
 
 constexpr int WIDTH = 512;        // columns of y in a tile
 constexpr int EXPAND_ROWS = 128;  // rows of it
+constexpr int LOOKUP_ROWS = 64;
 
 int shrink_rows(const LoraShrink& op) { return std::clamp(SCRATCH_BYTES / op.x_bytes / 16 * 16, 16, 64); }
 
-// Rows of a slot are cut into blocks of `high`, and each block into `each` tiles.
-int block_tiles(const LoraTables& tables, const Step& s, int high, int each) {
+const Factors* factors_of(const LoraTables& tables, const Step& s, int slot) {
+    return reinterpret_cast<const Factors*>(at(tables.factors, s)) + int64_t(slot) * tables.parts;
+}
+
+// Whether an adapter of this step changes the layer.
+bool is_changed(const LoraTables& tables, const Step& s) {
+    SlotRows by_slot(tables, s);
+    for (int g = 0; g < by_slot.count(); g++) {
+        const Factors* factors = factors_of(tables, s, by_slot.slot(g));
+        if (std::any_of(factors, factors + tables.parts, [](const Factors& f) { return f.rank; })) return true;
+    }
+    return false;
+}
+
+// Rows of a slot are cut into blocks of `high`, and each block into `each` tiles; each output is a block of its own. Outputs
+// that are rows of no step have no adapters.
+int block_tiles(const Op& op, const LoraTables& tables, const Step& s, int high, int each) {
+    if (!is_changed(tables, s)) return 0;
+    if (op.rows == OUTPUTS) return s.run->out_rows ? s.run->outputs * each : 0;
     SlotRows by_slot(tables, s);
     int tiles = 0;
     for (int g = 0; g < by_slot.count(); g++) tiles += ceil_div(by_slot.rows(g), high) * each;
     return tiles;
 }
-Block block(const LoraTables& tables, const Step& s, int b, int high) {
+Block block(const Op& op, const LoraTables& tables, const Step& s, int b, int high) {
     SlotRows by_slot(tables, s);
+    if (op.rows == OUTPUTS) {
+        int slot = by_slot.slot_of(s.run->out_rows[b]);
+        return {b, 1, nullptr, slot < 0 ? nullptr : factors_of(tables, s, slot)};
+    }
     int g = 0;
     for (int blocks; b >= (blocks = ceil_div(by_slot.rows(g), high)); g++) b -= blocks;
     int first = by_slot.first(g) + b * high;
-    const auto* factors = reinterpret_cast<const Factors*>(at(tables.factors, s)) + int64_t(by_slot.slot(g)) * tables.parts;
-    return {first, std::min(high, by_slot.rows(g) - b * high), by_slot.listed(first), factors};
+    return {first, std::min(high, by_slot.rows(g) - b * high), by_slot.listed(first), factors_of(tables, s, by_slot.slot(g))};
 }
 
 int across(const LoraExpand& op, const Step& s) {  // tiles of all parts
@@ -56,9 +82,10 @@ int across(const LoraExpand& op, const Step& s) {  // tiles of all parts
     return tiles;
 }
 
-int shrink_tiles(const LoraShrink& op, const Step& s) { return block_tiles(op.tables, s, shrink_rows(op), op.tables.parts); }
+int shrink_tiles(const LoraShrink& op, const Step& s) { return block_tiles(op, op.tables, s, shrink_rows(op), op.tables.parts); }
+int lookup_tiles(const LoraLookup& op, const Step& s) { return block_tiles(op, op.tables, s, LOOKUP_ROWS, 1); }
 int expand_tiles(const LoraExpand& op, const Step& s) {
-    return at(op.tables.slot_rows, s)[0] ? block_tiles(op.tables, s, EXPAND_ROWS, across(op, s)) : 0;
+    return at(op.tables.slot_rows, s)[0] ? block_tiles(op, op.tables, s, EXPAND_ROWS, across(op, s)) : 0;
 }
 
 // Calls f(row, block, sums) for the products of rows of x, `stride` bytes apart, with blocks of 16 outputs, `step` words apart.
@@ -101,11 +128,11 @@ void products(const char* x, int64_t stride, int count, const uint32_t* w, int64
 template <class E> void shrink(const LoraShrink& op, const Step& s, int t, void* scratch) {
     using T = typename E::row;
     const int parts = op.tables.parts, width = op.tables.width, words = op.x_bytes / 4;
-    const Block b = block(op.tables, s, t / parts, shrink_rows(op));
+    const Block b = block(op, op.tables, s, t / parts, shrink_rows(op));
+    if (!b.has(t % parts)) return;
     const Factors& factors = b.factors[t % parts];
-    if (!factors.rank) return;
     char* x = static_cast<char*>(scratch);
-    for (int i = 0; i < b.count; i++) memcpy(x + int64_t(i) * op.x_bytes, at<char>(op.x, s) + int64_t(b.rows[i]) * op.x_bytes, op.x_bytes);
+    for (int i = 0; i < b.count; i++) memcpy(x + int64_t(i) * op.x_bytes, at<char>(op.x, s) + int64_t(b.row(i)) * op.x_bytes, op.x_bytes);
     const int64_t step = int64_t(parts) * width;
     T* out = at<T>(op.inner, s) + b.first * step + t % parts * width;
     const int blocks = ceil_div(factors.rank, LANES);
@@ -113,6 +140,21 @@ template <class E> void shrink(const LoraShrink& op, const Step& s, int t, void*
                 [&](int m, int n, vf v) { put(out + m * step + n * LANES, v); });
     if (blocks % 2)  // expand reads whole steps of matrix tiles
         for (int m = 0; m < b.count; m++) put(out + m * step + blocks * LANES, vf{});
+}
+
+template <class E> void lookup(const LoraLookup& op, const Step& s, int t, void*) {
+    using T = typename E::row;
+    const int width = op.tables.width;
+    const Block b = block(op, op.tables, s, t, LOOKUP_ROWS);
+    if (!b.has(0)) return;
+    const int rank = b.factors->rank;
+    const T* table = reinterpret_cast<const T*>(b.factors->down);
+    T* out = at<T>(op.inner, s) + int64_t(b.first) * width;
+    for (int i = 0; i < b.count; i++, out += width) {
+        int64_t id = std::clamp(s.run->ids[b.row(i)], 0, op.num_ids - 1);
+        memcpy(out, table + id * rank, rank * sizeof(T));
+        memset(static_cast<void*>(out + rank), 0, (width - rank) * sizeof(T));
+    }
 }
 
 template <class T> void add(T* y, vf v, int n) {  // to the first n of 16
@@ -129,9 +171,9 @@ template <class E> void expand(const LoraExpand& op, const Step& s, int t, void*
     const int32_t* cols = at(op.part_cols, s);
     int part = 0, rest = t % each, first = 0;  // columns of y before the part
     for (; rest >= ceil_div(cols[part], WIDTH); part++) rest -= ceil_div(cols[part], WIDTH), first += cols[part];
-    const Block b = block(op.tables, s, t / each, EXPAND_ROWS);
+    const Block b = block(op, op.tables, s, t / each, EXPAND_ROWS);
+    if (!b.has(part)) return;
     const Factors& factors = b.factors[part];
-    if (!factors.rank) return;
     const int words = ceil_div(factors.rank, E::ELEMENTS), count = std::min(WIDTH, cols[part] - rest * WIDTH);
     const int64_t step = int64_t(parts) * width;
     const T* inner = at<T>(op.inner, s) + b.first * step + part * width;
@@ -139,7 +181,7 @@ template <class E> void expand(const LoraExpand& op, const Step& s, int t, void*
     first += rest * WIDTH;
     products<E>(reinterpret_cast<const char*>(inner), step * sizeof(T), b.count, up, int64_t(words) * LANES, ceil_div(count, LANES), words,
                 [&](int m, int n, vf v) {
-        const int64_t to = int64_t(b.rows[m]) * op.y_stride + first + n * LANES;
+        const int64_t to = int64_t(b.row(m)) * op.y_stride + first + n * LANES;
         if (op.f32) add(at<float>(op.y, s) + to, v * factors.scale, count - n * LANES);
         else add(at<T>(op.y, s) + to, v * factors.scale, count - n * LANES);
     });
@@ -148,4 +190,5 @@ template <class E> void expand(const LoraExpand& op, const Step& s, int t, void*
 }  // namespace lora
 
 const Kernel lora_shrink_kernel[2] = {tiled<lora::shrink_tiles, lora::shrink<Bf16>>, tiled<lora::shrink_tiles, lora::shrink<F32>>};
+const Kernel lora_lookup_kernel[2] = {tiled<lora::lookup_tiles, lora::lookup<Bf16>>, tiled<lora::lookup_tiles, lora::lookup<F32>>};
 const Kernel lora_expand_kernel[2] = {tiled<lora::expand_tiles, lora::expand<Bf16>>, tiled<lora::expand_tiles, lora::expand<F32>>};

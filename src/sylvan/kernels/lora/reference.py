@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.adapters import LoraLayer
+from sylvan.kernels.adapters import Factors, LoraLayer
 
 
 def lora(x: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
     """See `lora.lora`."""
-    for slot, listed in layer.rows.groups:
+    for slot, listed in layer.rows.taken if layer.of_outputs else layer.rows.groups:
         rows = listed.to(x.device)
         x_RK = x[rows].float()
         column = 0
         for factors, size in zip(layer.factors(slot), layer.outputs, strict=True):
             if factors is not None:
-                inner_RL = (x_RK @ factors.down.float().T).to(x.dtype).float()
-                part = slice(column, column + size)
-                changed = y[rows, part].float() + inner_RL @ factors.up.float().T * factors.scale
-                y[rows, part] = changed.to(y.dtype)
+                inner_RL = (x_RK @ factors.down.float().T).to(x.dtype)
+                _add(y, rows, slice(column, column + size), inner_RL, factors)
             column += size
     return y
+
+
+def lora_embedding(ids: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
+    """See `lora.lora_embedding`."""
+    for slot, listed in layer.rows.groups:
+        (factors,) = layer.factors(slot)
+        if factors is not None:
+            rows = listed.to(y.device)
+            _add(y, rows, slice(None), factors.down.T[ids[rows].long()], factors)
+    return y
+
+
+def _add(
+    y: torch.Tensor, rows: torch.Tensor, cols: slice, inner_RL: torch.Tensor, factors: Factors
+) -> None:
+    changed = y[rows, cols].float() + inner_RL.float() @ factors.up.float().T * factors.scale
+    y[rows, cols] = changed.to(y.dtype)

@@ -13,13 +13,22 @@ const Linear* as_product(const Op& op) {
     return whole && (linear.out_f32 || op.dtype == F32_ROWS) ? &linear : nullptr;
 }
 
+// Whether an op behind the product has nothing to do in this step: no request has an adapter that changes the head.
+bool adds_nothing(const Op& op, const Step& s) {
+    const Kernel* kernel = op.kind == LORA_SHRINK ? lora_shrink_kernel : op.kind == LORA_EXPAND ? lora_expand_kernel : nullptr;
+    return kernel && !kernel[op.dtype].tiles(op, s);
+}
+
 }  // namespace
 
 void Head::begin(const std::vector<OpRecord>& ops, Step& s, std::vector<void*>& buf) {
     head = nullptr;
     const Sample* sample = s.run->sample;
-    if (!sample || ops.empty()) return;
-    const Linear* last = as_product(ops.back().op());
+    if (!sample) return;
+    auto end = ops.size();
+    while (end && adds_nothing(ops[end - 1].op(), s)) end--;
+    if (!end) return;
+    const Linear* last = as_product(ops[end - 1].op());
     if (!last || at<float>(last->out, s) != sample->logits) return;
     if (sample->rows != s.run->outputs || sample->vocab > last->outputs || !gather.begin(*sample, s.threads)) return;
     head = last;

@@ -1,11 +1,11 @@
-// The product that makes the logits to sample, the last op of a program. Its tiles go to memory of their thread, which the
+// The product that makes the logits to sample, the last op of a program that does anything. Its tiles go to memory of their thread, which the
 // caches hold, and only what the sampler wants of them further.
 #pragma once
 #include "../sample/gather.h"
 
 class Head {
   public:
-    // Looks at the last op and at what will be sampled; has no op if none is such a product or all rows are wanted whole.
+    // Looks at that op and at what will be sampled; has no op if none is such a product or all rows are wanted whole.
     // `buf` gets an entry for each thread.
     void begin(const std::vector<OpRecord>& ops, Step& s, std::vector<void*>& buf);
     bool is(const Op& op) const { return &op == head; }

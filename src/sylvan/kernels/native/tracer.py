@@ -33,7 +33,7 @@ from sylvan.kernels.native.builder import ProgramBuilder, function_of, padded
 from sylvan.kernels.native.experts import trace_chosen, trace_experts
 from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
 from sylvan.kernels.native.latent import trace_latent
-from sylvan.kernels.native.lora import trace_lora
+from sylvan.kernels.native.lora import trace_lora, trace_lora_embedding
 from sylvan.kernels.native.opset import (
     Activation,
     Add,
@@ -212,6 +212,12 @@ class NativeTracer:
         if not self._whole_steps:
             raise Unsupported("adapters of rows that are not those of a step")
         return trace_lora(self._builder, x, y, layer)
+
+    def lora_embedding(self, ids: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
+        """See `Tracer.lora_embedding`."""
+        if not self._whole_steps or ids.id != _IDS:
+            raise Unsupported("adapters of ids that are not those of a step")
+        return trace_lora_embedding(self._builder, y, layer)
 
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
         """See `Tracer.glu`."""

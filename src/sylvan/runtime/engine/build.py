@@ -117,7 +117,7 @@ def build_scheduler(
     workers = (
         lambda site: grammar.worker,
         *disagg.workers,
-        *([lora_worker(config.lora)] if config.lora else ()),
+        *_lora_worker(config),
         *([tiers.worker] if tiers else ()),
         *_head(config),
         *also.workers,
@@ -222,6 +222,11 @@ def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | N
     return (head_worker(path, given.algorithm, _number(given.num_steps)),)
 
 
+def _lora_worker(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
+    """Makes the worker half of LoRA serving, if adapters are served."""
+    return () if config.lora is None else (lora_worker(config.lora),)
+
+
 def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]]:
     """The executor of another rank than the first, and what ends it.
 
@@ -233,7 +238,8 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
         ConfigError: see `build_scheduler`.
     """
     grammar = _grammar(config)
-    executor, _ = _own_executor(config, (lambda site: grammar.worker,), mesh, None)
+    workers = (lambda site: grammar.worker, *_lora_worker(config))
+    executor, _ = _own_executor(config, workers, mesh, None)
 
     def close() -> None:
         executor.close()

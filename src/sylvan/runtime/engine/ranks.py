@@ -22,12 +22,13 @@ from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.ranks import FromRank, RankedExecutor, ToRank
 from sylvan.runtime.features.embeddings.control import Embeddings
 from sylvan.runtime.features.grammar.control import GrammarControl
+from sylvan.runtime.features.lora.control import Lora
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.transport.api import Channel, Duplex
 
-_WITH_WORKERS = (Embeddings, PromptLogprobs, RecurrentStates, GrammarControl)
+_WITH_WORKERS = (Embeddings, PromptLogprobs, RecurrentStates, GrammarControl, Lora)
 """Control halves whose data goes to every rank."""
 
 

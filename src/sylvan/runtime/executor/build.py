@@ -28,7 +28,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
-from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.capability import CapabilityWorker, heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
@@ -153,6 +153,7 @@ def _in_memory(
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
         edited_by=next((w.name for w in workers if w.edits_inputs), None),
         adapt=_adapter_of(workers),
+        on_head=heads_of(workers),
     )
     made = _with_program(plan) or _with_tensors(plan)
     states = plan.states
@@ -359,7 +360,7 @@ def _with_tensors(plan: ModelPlan) -> Made:
     layers = plan.hidden_layers
     model, native, weights = _with_kernels(plan)
     name, library = (native.name, native.library) if native else ("eager", None)
-    runner = EagerRunner(model, hidden_layers=layers)
+    runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head)
     if native and native.pool and native.attention:
         return Made(name, runner, native.pool, native.attention, library, weights=weights)
     shape = pages_shape(plan.config, plan.kv_shape, plan.options)

@@ -128,6 +128,12 @@ class CapabilityWorker:
     def before_forward(self, step: StepContext, work: Any) -> None:
         """Before the model runs."""
 
+    def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
+        """The head takes these rows of the step next; None: vectors that are no rows of a step.
+
+        Step programs and graphs do not call it.
+        """
+
     def after_forward(self, step: StepContext, work: Any) -> Report | None:
         """The model has run, or is queued on a device."""
         return None
@@ -141,6 +147,17 @@ class CapabilityWorker:
 
     def close(self) -> None:
         """The executor ends."""
+
+
+def heads_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[Any], None]:
+    """Calls `before_head` of those that implement it."""
+    asked = overriding(workers, "before_head")
+
+    def before_head(rows: IntArray | torch.Tensor | None) -> None:
+        for worker in asked:
+            worker.before_head(rows)
+
+    return before_head
 
 
 def overriding(workers: tuple[CapabilityWorker, ...], hook: str) -> tuple[CapabilityWorker, ...]:

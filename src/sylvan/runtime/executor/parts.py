@@ -18,7 +18,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
 from sylvan.runtime.executor.control import Checkpoints
 from sylvan.runtime.executor.options import LocalOptions
-from sylvan.runtime.executor.runner import ModelRunner
+from sylvan.runtime.executor.runner import ModelRunner, OnHead
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load
 from sylvan.runtime.layers.recurrent import state_shapes
@@ -52,6 +52,7 @@ class ModelPlan:
     hidden_layers: tuple[int, ...] = ()  # whose output capabilities read
     edited_by: str | None = None  # the capability that gives inputs as vectors
     adapt: Callable[[nn.Module], None] = lambda model: None  # lets capabilities change layers
+    on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
     def model(self) -> Any:

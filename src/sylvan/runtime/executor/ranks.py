@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import xxhash
 
 from sylvan.protocol.commands import (
     CheckHealth,
     CommandResult,
     ExecutorCommand,
     GroupTensors,
+    HashWeights,
+    LoadAdapter,
     LoadWeights,
     ReleaseMemory,
     ResumeMemory,
-    SharedTensors,
     SocketTensors,
     UnloadWeights,
     UpdateWeights,
@@ -37,7 +39,17 @@ logger = logging.getLogger(__name__)
 AGREE_TIMEOUT_S = 5.0
 """A step that failed on one rank has failed on all of them by then, or the group is lost."""
 _POLL_S = 0.5
-_COMMANDS = (CheckHealth, LoadWeights, ReleaseMemory, ResumeMemory, UnloadWeights, UpdateWeights)
+_SUMS = "checksums"  # what `HashWeights` brings
+_COMMANDS = (
+    CheckHealth,
+    HashWeights,
+    LoadAdapter,
+    LoadWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    UnloadWeights,
+    UpdateWeights,
+)
 
 
 class RunStep(msgspec.Struct, tag=True, frozen=True):
@@ -136,8 +148,8 @@ def _refusal(command: ExecutorCommand) -> str:
     if not isinstance(command, _COMMANDS):
         return f"{type(command).__name__} is not possible"
     source = command.source if isinstance(command, LoadWeights | UpdateWeights) else None
-    if isinstance(source, GroupTensors | SharedTensors | SocketTensors):
-        return "weights come from files or in the request"
+    if isinstance(source, GroupTensors | SocketTensors):
+        return "weights come from files, shared memory, or in the request"
     return ""
 
 
@@ -199,7 +211,10 @@ class _RankedCommand:
         failed = {rank: found.error for rank, found in self._found.items() if found.error}
         if len(failed) not in (0, len(self._found)) or bool(failed) != bool(own.error):
             raise RankLostError(f"a command failed on some ranks only: {own.error or failed}")
-        return own
+        if _SUMS not in own.body:
+            return own
+        every = [own, *(self._found[rank] for rank in sorted(self._found))]
+        return msgspec.structs.replace(own, body={_SUMS: _joined([r.body[_SUMS] for r in every])})
 
     def _receive(self, timeout_s: float) -> None:
         for rank, other in tuple(self._missing.items()):
@@ -210,6 +225,14 @@ class _RankedCommand:
                 raise RankLostError(f"rank {rank} failed on a step that went well elsewhere")
             self._found[rank] = self._codec.answer(answer.data)
             del self._missing[rank]
+
+
+def _joined(sums: Sequence[dict[str, str]]) -> dict[str, str]:
+    """One checksum of each tensor: of those that the ranks have of their shares, in order."""
+    first, *_ = sums
+    return {
+        name: xxhash.xxh3_128_hexdigest(" ".join(each[name] for each in sums)) for name in first
+    }
 
 
 class Follower:
@@ -249,7 +272,8 @@ class Follower:
                     self._step(self._codec.plan(data))
                 case RunCommand(data=data):
                     found = self._executor.control(self._codec.command(data)).wait()
-                    told = msgspec.structs.replace(found, body={})
+                    sums = {key: found.body[key] for key in (_SUMS,) if key in found.body}
+                    told = msgspec.structs.replace(found, body=sums)
                     self._first.send(CommandDone(self._codec.encode(told)))
                 case StepFailed():
                     self._first.send(message)

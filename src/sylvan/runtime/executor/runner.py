@@ -85,6 +85,10 @@ class ModelRunner(Protocol):
         ...
 
 
+OnHead = Callable[[IntArray | torch.Tensor | None], None]
+"""See `EagerRunner`."""
+
+
 class EagerRunner:
     """Runs the model's Python on tensors, op by op: the reference for every other runner.
 
@@ -92,6 +96,8 @@ class EagerRunner:
         model: With its weights.
         prepare: Changes the batch before each pass, on the device.
         hidden_layers: Layers whose output is kept.
+        on_head: Called before the head, with the rows of the step that it takes; None: it takes
+            vectors that are no rows of a step.
     """
 
     verifies_drafts = True
@@ -101,8 +107,9 @@ class EagerRunner:
         model: Model,
         prepare: Callable[[ForwardBatch], None] | None = None,
         hidden_layers: Sequence[int] = (),
+        on_head: OnHead = lambda rows: None,
     ) -> None:
-        self._model, self._prepare = model, prepare
+        self._model, self._prepare, self._on_head = model, prepare, on_head
         self._hidden_TD = torch.empty(0)
         self._layers: dict[int, torch.Tensor] = {}
         keep_outputs(model, hidden_layers, self._layers)
@@ -121,10 +128,12 @@ class EagerRunner:
             vectors = torch.from_numpy(part.vectors).to(x_TD)
             x_TD[part.row : part.row + len(vectors)] = vectors
         self._hidden_TD = self._model.forward(x_TD, batch)
+        self._on_head(batch.sample_rows)
         return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.logits`."""
+        self._on_head(rows)
         return self._model.head(self._take(self._hidden_TD, rows))
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
@@ -137,6 +146,7 @@ class EagerRunner:
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.head`."""
+        self._on_head(None)
         return self._model.head(vectors_RD.to(self._hidden_TD)).float()
 
     def fuse(

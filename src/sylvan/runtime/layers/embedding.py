@@ -5,15 +5,20 @@ from __future__ import annotations
 from torch import nn
 
 from sylvan.kernels import ops
+from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import LinearWeight, X
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import Split
 
 
 class Embedding(nn.Module):
-    """Rows of a table, times `scale`. The table may be the same object as the head's weight."""
+    """Rows of a table, times `scale`. The table may be the same object as the head's weight.
+
+    `lora` is set where requests may bring adapters; it holds their matrices whole on every rank.
+    """
 
     weight: LinearWeight
+    lora: LoraLayer | None = None
 
     def __init__(self, build: Build, num_ids: int | Split, dim: int, scale: float = 1.0) -> None:
         super().__init__()
@@ -22,6 +27,11 @@ class Embedding(nn.Module):
 
     def forward(self, ids_T: X) -> X:
         """Shape: (T,) -> float32 (T, D)."""
+        rows_TD = self.looked_up(ids_T)
+        return rows_TD if self.lora is None else ops.lora_embedding(ids_T, rows_TD, self.lora)
+
+    def looked_up(self, ids_T: X) -> X:
+        """`forward` without adapters."""
         return ops.embedding(ids_T, self.weight, self.scale)
 
 
@@ -33,10 +43,10 @@ class VocabEmbedding(Embedding):
         self._ranks = build.mesh.tp
         super().__init__(build, Split(self._rows), dim, scale)
 
-    def forward(self, ids_T: X) -> X:
-        """Shape: (T,) -> float32 (T, D)."""
+    def looked_up(self, ids_T: X) -> X:
+        """See `Embedding.looked_up`."""
         if self._ranks.size == 1:
-            return super().forward(ids_T)
+            return super().looked_up(ids_T)
         weight, start = self.weight, self._rows.start
         mine_TD = ops.embedding(ids_T, weight, self.scale, part_from=start)
         return ops.all_reduce(mine_TD, self._ranks)

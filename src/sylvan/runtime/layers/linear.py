@@ -20,7 +20,7 @@ class Linear(nn.Module):
 
     `parts` are the output sizes of the checkpoint's tensors that are joined in this one, on this
     rank. `weight` may be replaced by any `LinearWeight` when loading. `lora` is set where requests
-    may bring adapters, which one rank serves alone.
+    may bring adapters; it holds this rank's share of their matrices.
     """
 
     weight: LinearWeight
@@ -38,12 +38,20 @@ class Linear(nn.Module):
 
     def forward(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K) -> (T, N), dtype of x or float32."""
-        y = self.product(x, out_f32=out_f32)
-        return y if self.lora is None else ops.lora(x, y, self.lora)
+        return self.adapted(x, self.product(x, out_f32=out_f32))
 
     def product(self, x: X, *, out_f32: bool = False) -> X:
-        """`forward` without adapters."""
+        """This rank's x W^T + b, without adapters."""
         return ops.linear(x, self.weight, self.bias, out_f32=out_f32)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether `forward` meets other ranks."""
+        return False
+
+    def adapted(self, x: X, y: X) -> X:
+        """Add to y what adapters make of x, in place."""
+        return y if self.lora is None else ops.lora(x, y, self.lora)
 
 
 class ColumnParallel(Linear):
@@ -73,11 +81,19 @@ class RowParallel(Linear):
         super().__init__(build, Split(inputs), (outputs,), bias=bias)
         self._ranks = build.mesh.tp
 
-    def product(self, x: X, *, out_f32: bool = False) -> X:
-        """Shape: (T, K of this rank) -> (T, N), dtype of x or float32; the same on every rank."""
-        if self._ranks.size == 1:
-            return super().product(x, out_f32=out_f32)
-        partial = ops.linear(x, self.weight, None, out_f32=True)
+    @property
+    def is_collective(self) -> bool:
+        """See `Linear.is_collective`."""
+        return self._ranks.size > 1
+
+    def forward(self, x: X, *, out_f32: bool = False) -> X:
+        """Shape: (T, K of this rank) -> (T, N), dtype of x or float32; the same on every rank.
+
+        What adapters add is summed over ranks with the products.
+        """
+        if not self.is_collective:
+            return super().forward(x, out_f32=out_f32)
+        partial = self.adapted(x, ops.linear(x, self.weight, None, out_f32=True))
         like = partial if out_f32 else x
         return ops.all_reduce(partial, self._ranks, self.bias, like=like)
 
@@ -89,7 +105,12 @@ class VocabHead(ColumnParallel):
         super().__init__(build, inputs, Split(build.mesh.rows(num_ids)), bias=bias)
         self._ranks, self._num_ids = build.mesh.tp, num_ids
 
-    def product(self, x: X, *, out_f32: bool = False) -> X:
+    @property
+    def is_collective(self) -> bool:
+        """See `Linear.is_collective`."""
+        return self._ranks.size > 1
+
+    def forward(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K) -> (T, V)."""
-        mine = super().product(x, out_f32=out_f32)
-        return mine if self._ranks.size == 1 else ops.all_gather(mine, self._ranks, self._num_ids)
+        mine = super().forward(x, out_f32=out_f32)
+        return ops.all_gather(mine, self._ranks, self._num_ids) if self.is_collective else mine

@@ -72,18 +72,22 @@ class LowRank:
         """Whether the matrix is a table of rows by id."""
         return "lora_embedding_A" in self.parts
 
+    @property
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A (rank, inputs) and B (outputs, rank); of an embedding inputs are ids."""
+        stem = "lora_embedding_" if self.is_embedding else "lora_"
+        return self.parts[f"{stem}A"], self.parts[f"{stem}B"]
+
     def product(self) -> torch.Tensor:
         """B A, float32 (outputs, inputs); of an embedding (ids, columns)."""
-        if self.is_embedding:
-            down, up = self.parts["lora_embedding_A"], self.parts["lora_embedding_B"]
-            return (up.float() @ down.float()).T
-        return self.parts["lora_B"].float() @ self.parts["lora_A"].float()
+        down, up = self.factors
+        change = up.float() @ down.float()
+        return change.T if self.is_embedding else change
 
     @property
     def rank(self) -> int:
         """Rows of A."""
-        name = "lora_embedding_A" if self.is_embedding else "lora_A"
-        return self.parts[name].shape[0]
+        return self.factors[0].shape[0]
 
 
 @dataclass(frozen=True, slots=True)

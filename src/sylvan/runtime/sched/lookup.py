@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from sylvan.protocol.requests import EmbedRequest
@@ -86,3 +87,13 @@ def _key(req: Req, apart_by: str) -> CacheKey:
         apart = (tenant_span(request.shared_tokens, request.cache_salt),)
         return CacheKey(tokens, f"{request.lora or ''}:{apart_by}", apart)
     return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}{apart_by}")
+
+
+_OTHERS = (":", "embed:")  # what clients write follows, which may look like an adapter
+_ADAPTER = re.compile(r"(?s)(.+?@[0-9a-f]{16}):")
+
+
+def adapter_of(namespace: str) -> str | None:
+    """The id of the adapter (its name, `@`, and a digest) that a namespace of keys belongs to."""
+    found = None if namespace.startswith(_OTHERS) else _ADAPTER.match(namespace)
+    return None if found is None else found[1]

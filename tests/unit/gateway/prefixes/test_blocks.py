@@ -161,6 +161,15 @@ def test_events_of_other_publishers_are_read():
     ]
 
 
+def test_blocks_of_an_adapter_are_left_out():
+    plain = Published([1], [1, 2], 2)
+    own = Published([2], [1, 2], 2, lora_id="legal@0123456789abcdef", lora_name="legal")
+
+    batch = read_batch(msgspec.msgpack.encode([1.5, [own, plain], 0]))
+
+    assert batch.events == [BlockStored([1], [1, 2], 2)]
+
+
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90", b"\x93\x01\x91\x91\xa1x\xc0", b"\x01"])
 def test_garbage_is_refused(payload):
     with pytest.raises(ValueError, match="event"):

@@ -26,7 +26,7 @@ from sylvan.kernels.native.opset.experts import (
     Route,
     Scores,
 )
-from sylvan.kernels.native.opset.lora import LoraExpand, LoraShrink, LoraTables
+from sylvan.kernels.native.opset.lora import LoraExpand, LoraLookup, LoraShrink, LoraTables
 from sylvan.kernels.native.opset.ranks import AllGather, AllReduce, RankMemory
 from sylvan.kernels.native.opset.rows import (
     Activation,
@@ -79,6 +79,7 @@ __all__ = [
     "LinearInt4",
     "LinearInt8",
     "LoraExpand",
+    "LoraLookup",
     "LoraShrink",
     "LoraTables",
     "MoeAlign",
@@ -137,6 +138,7 @@ OPS: tuple[type[Op], ...] = (
     SpaceScan,
     DeltaScan,
     LoraShrink,
+    LoraLookup,
     LoraExpand,
     AllReduce,
     AllGather,

@@ -1,6 +1,8 @@
 """Low-rank adapters of some requests of a step.
 
-Shapes: T rows, R rows that have an adapter, S slots of adapters, P parts of a layer's outputs.
+Shapes: T rows, R rows that have an adapter, S slots of adapters, P parts of a layer's outputs, M
+rows of the largest step. R is T where the rows are a step's outputs, each of which looks for its
+adapter by itself.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ class LoraTables(Operands):
     """Which rows use which slot, and what is in it; see `kernels.adapters`.
 
     `slot_rows`: how many slots have rows; of each its number, the first in the list of rows and how
-    many they are; then the list. `factors`: of each slot and part, where its matrices lie, their
-    rank and scale. `width`: columns of each part between the two products.
+    many they are; then the list, and of each row of the step its slot (-1: none). `factors`: of
+    each slot and part, where its matrices lie, their rank and scale. `width`: columns of each part
+    between the two products. `max_tokens`: M.
     """
 
-    slot_rows: Annotated[int, reads("i32", "1 + 3 S + R")]
+    slot_rows: Annotated[int, reads("i32", "1 + 3 S + M + M")]
     factors: Annotated[int, reads("u8", "S, P, 24")]
     slots: int
+    max_tokens: int
     parts: int
     width: int
 
@@ -34,6 +38,15 @@ class LoraShrink(Op):
     inner: Annotated[int, writes("row", "R, P, width")]
     tables: LoraTables
     x_bytes: int
+
+
+@operands
+class LoraLookup(Op):
+    """What `LoraShrink` makes, of ids: the first matrix is a table of `num_ids` rows."""
+
+    inner: Annotated[int, writes("row", "R, P, width")]
+    tables: LoraTables
+    num_ids: int
 
 
 @operands

@@ -13,7 +13,7 @@ from sylvan.protocol.commands import MemoryTag
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.executor.api import ExecutorCaps
-from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.capability import CapabilityWorker, heads_of
 from sylvan.runtime.executor.control import Checkpoints, ExecutorControl
 from sylvan.runtime.executor.device.backend import DeviceBackend
 from sylvan.runtime.executor.device.memory import (
@@ -101,7 +101,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     batch = ForwardBatch(limits, pool, plan.attention, platform.device)
     memory = StepMemory(platform, batch, plan.vocab_size)
     layers = [layer for c in plan.capabilities for layer in c.hidden_layers]
-    eager = EagerRunner(plan.model, memory.feed, layers)
+    eager = EagerRunner(plan.model, memory.feed, layers, heads_of(plan.capabilities))
     parts = DeviceParts(
         memory=memory,
         runner=eager,

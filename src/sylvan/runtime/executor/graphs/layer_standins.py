@@ -101,7 +101,7 @@ class NativeTable(nn.Module):
 
     def __init__(self, module: Embedding, native: Native) -> None:
         super().__init__()
-        self.weight, self.scale = module.weight, module.scale
+        self.weight, self.scale, self.lora = module.weight, module.scale, module.lora
         self._program, self._cols = native.program, native.out.cols
         self._out = native.program.number(native.out)
         self._step = Run()
@@ -112,4 +112,5 @@ class NativeTable(nn.Module):
         out_TD = torch.empty(len(ids), padded(self._cols), dtype=torch.float32)
         self._step.tokens, self._step.ids = len(ids), ids.data_ptr()
         self._program.run_at(self._step, (self._out, out_TD.data_ptr()))
-        return out_TD[:, : self._cols].contiguous()
+        rows_TD = out_TD[:, : self._cols].contiguous()
+        return rows_TD if self.lora is None else ops.lora_embedding(ids_T, rows_TD, self.lora)

@@ -199,12 +199,14 @@ class _Traced:
         """
         found, module, own = cls(layer, tracer), layer.module, tracer.dtype
         if isinstance(module, Embedding):
-            found._way("", tracer.input_ids, module)
+            found._way("", tracer.input_ids, module.looked_up)
         elif isinstance(module, Linear):
-            cols = module.weight.shape[1]
-            found._way("own", tracer.bound(cols, own), partial(module.product, out_f32=False))
+            if module.lora is not None and module.is_collective:
+                raise Unsupported("adapters of a layer whose ranks meet")
+            cols, run = module.weight.shape[1], module if module.lora is None else module.product
+            found._way("own", tracer.bound(cols, own), partial(run, out_f32=False))
             if own != "f32":
-                found._way("f32", tracer.bound(cols, own), partial(module.product, out_f32=True))
+                found._way("f32", tracer.bound(cols, own), partial(run, out_f32=True))
         elif isinstance(module, RMSNorm | LayerNorm):
             found._norm(module)
         else:

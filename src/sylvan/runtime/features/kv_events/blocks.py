@@ -10,6 +10,7 @@ import numpy as np
 
 from sylvan.runtime.cache.events import TreeEvent
 from sylvan.runtime.cache.types import CacheKey
+from sylvan.runtime.sched.lookup import adapter_of
 
 HASH_BYTES = 8
 SHARED = ("", ":")  # namespaces of requests with neither an adapter nor a salt
@@ -19,6 +20,7 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", omit_defa
     """Consecutive blocks are cached now; `token_ids` are those of all of them.
 
     `parent_block_hash` is the block before the first one; it is left out at the start of a prompt.
+    `lora_id` and `lora_name` are those of the adapter whose keys and values these are, if any.
     """
 
     block_hashes: list[int]
@@ -26,6 +28,8 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", omit_defa
     block_size: int
     parent_block_hash: int | None = None
     medium: str | None = None
+    lora_id: str | None = None
+    lora_name: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", omit_defaults=True):
@@ -76,7 +80,16 @@ def kv_events(
         if change.kind == "insert":
             tokens = change.key.tokens[change.start : len(hashes) * block_size]
             parent = hashes[first - 1] if first else None
-            stored = BlockStored(hashes[first:], tokens.tolist(), block_size, parent, medium)
+            adapter = adapter_of(change.key.namespace)
+            stored = BlockStored(
+                hashes[first:],
+                tokens.tolist(),
+                block_size,
+                parent,
+                medium,
+                lora_id=adapter,
+                lora_name=adapter and adapter.rpartition("@")[0],
+            )
             events.append(stored)
         else:
             events.append(BlockRemoved(hashes[first:], medium))

@@ -62,6 +62,7 @@ class Lora(Capability):
         self._copies = HostCopies(limits.copies, limits.copy_bytes)
         self._turns = Turns(limits.slots, limits.max_overtakes)
         self._pinned: set[str] = set()
+        self._started: set[str] = set()  # requests with an adapter
         self._running: Counter[str] = Counter()
         self._counted = -1  # requests that `_running` was counted of
         self._has_rows = False  # of the newest step
@@ -77,8 +78,8 @@ class Lora(Capability):
         pinned = self._pinned | {adapter.id}
         if adapter.pinned and len(pinned) >= self._limits.slots:
             if self._copies.get(adapter.id) is None:
-                adapter.pinned, adapter.leaving = False, True  # its copy goes again
                 self._copies.add(adapter, resident=resident)
+                self._copies.leave(adapter)  # its copy goes again
             raise RequestError(
                 f"pinned: {len(self._pinned)} adapters are pinned; at most "
                 f"{self._limits.slots - 1} can be (lora.max_per_batch - 1)",
@@ -98,7 +99,7 @@ class Lora(Capability):
         known = self._copies.get(adapter)
         if known is None:
             return ()
-        known.leaving, known.pinned = True, False
+        self._copies.leave(known)
         self._pinned.discard(adapter)
         known.requests |= {req.rid for req in live if _adapter_of(req) == adapter}
         return tuple(known.requests)
@@ -172,10 +173,11 @@ class Lora(Capability):
         assert adapter is not None, "its gate let it through"
         adapter.fresh = False
         adapter.running.add(req.rid)
+        self._started.add(req.rid)
 
     def plan_work(self, batch: Batch) -> LoraWork | None:
         """Where the rows of each adapter are, and what has to be loaded for this step or later."""
-        rows = self._rows(batch)
+        rows = self._rows(batch) if self._started else ()
         idle = not (rows or self._has_rows or self._copies.has_work or self._copies.loading)
         if idle:
             return None
@@ -209,6 +211,7 @@ class Lora(Capability):
         if (name := _adapter_of(req)) is None:
             return
         self._turns.ended(req.rid, name)
+        self._started.discard(req.rid)
         if (adapter := self._copies.get(name)) is not None:
             adapter.requests.discard(req.rid)
             adapter.running.discard(req.rid)

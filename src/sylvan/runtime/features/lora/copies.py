@@ -59,6 +59,7 @@ class HostCopies:
         self._most, self._most_bytes = most, most_bytes
         self._known: dict[str, Adapter] = {}  # those used longest ago first
         self._wanted: dict[str, Adapter] = {}
+        self._leaving: dict[str, Adapter] = {}
         self._num_kept = self._kept_bytes = 0
         self._num_loading = 0
 
@@ -83,6 +84,7 @@ class HostCopies:
         """An adapter is known from now on; `resident`: its copy has been read already."""
         if (known := self._known.get(adapter.id)) is not None:
             known.leaving, known.pinned, known.path = False, adapter.pinned, adapter.path
+            self._leaving.pop(known.id, None)
             adapter = known
         self._known[adapter.id] = adapter
         if resident and adapter.copy is not Copy.RESIDENT:
@@ -92,6 +94,11 @@ class HostCopies:
                 self._num_loading -= 1
             self._wanted.pop(adapter.id, None)
             adapter.copy = Copy.RESIDENT
+
+    def leave(self, adapter: Adapter) -> None:
+        """An adapter was unloaded: it goes once it has no requests."""
+        adapter.leaving, adapter.pinned = True, False
+        self._leaving[adapter.id] = adapter
 
     def use(self, adapter: Adapter) -> bool:
         """Somebody wants it now; returns whether its copy is there, and has it read if not."""
@@ -124,7 +131,7 @@ class HostCopies:
     @property
     def has_work(self) -> bool:
         """Whether `next_loads` might have something."""
-        if self._wanted or any(a.leaving and not a.requests for a in self):
+        if self._wanted or any(not a.requests for a in self._leaving.values()):
             return True
         return not self._fits(0, 0) and any(self._may_go(a) for a in self)
 
@@ -168,8 +175,8 @@ class HostCopies:
         return adapter.copy is Copy.RESIDENT and not needed
 
     def _forget(self, adapter: Adapter) -> None:
-        self._known.pop(adapter.id, None)
-        self._wanted.pop(adapter.id, None)
+        for names in (self._known, self._wanted, self._leaving):
+            names.pop(adapter.id, None)
 
     def _fits(self, more: int, more_bytes: int) -> bool:
         return (

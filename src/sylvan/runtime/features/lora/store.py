@@ -29,7 +29,8 @@ class HostCopy:
 class AdapterStore:
     """Reads adapters for one model, and keeps them by id.
 
-    Copies are read by the thread of commands and by one of its own, and used by that of the steps.
+    Copies are read by the thread of commands and by one of its own, and used by that of the steps,
+    which alone calls `start`, `report` and `drop`.
 
     Args:
         targets: The layers of the model.
@@ -79,12 +80,27 @@ class AdapterStore:
         return LoraReport(tuple(loaded), failed)
 
     def drop(self, adapters: Sequence[str]) -> None:
-        """Give the memory of copies back; those in slots stay until they leave these."""
+        """Give the memory of copies back; those in slots stay until they leave these.
+
+        One that is still being read here, because another rank was faster, is not kept.
+        """
+        for name in adapters:
+            if (reading := self._reading.pop(name, None)) is not None and not reading.cancel():
+                wait((reading,))
+            self._forget(name)
+
+    def _forget(self, adapter: str) -> None:
         with self._lock:
-            for name in adapters:
-                self._copies.pop(name, None)
+            self._copies.pop(adapter, None)
 
     def __getitem__(self, adapter: str) -> HostCopy:
+        """The copy of an adapter; waits for it where another rank was faster to read it.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        if (reading := self._reading.get(adapter)) is not None:
+            reading.result()
         with self._lock:
             return self._copies[adapter]
 
@@ -96,7 +112,7 @@ class AdapterStore:
         name = files.id.rpartition("@")[0]
         copy = self.read(name, files.path)
         if copy.id != files.id:
-            self.drop((copy.id,))
+            self._forget(copy.id)
             raise ConfigError(f"the files in {files.path!r} are not those that were loaded")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from sylvan.kernels.adapters import LoraLayer, LoraRows
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.commands import ExecutorCommand, LoadAdapter
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker, Handler, Report, StepContext
@@ -17,6 +19,8 @@ from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.lora.store import AdapterStore, HostCopy
 from sylvan.runtime.features.lora.work import LoraWork, Rows
 from sylvan.runtime.models.adapters import AdapterTargets
+from sylvan.runtime.models.files import open_weights
+from sylvan.runtime.models.stored import WeightFiles
 
 _IDLE_WAIT_S = 0.005  # for copies, in steps without rows: in place of asking again and again
 
@@ -46,6 +50,7 @@ class LoraWorker(CapabilityWorker):
         self._rows = LoraRows(room.slots, site.max_tokens, room.max_rank)
         self._made: AdapterStore | None = None
         self._layers: list[LoraLayer] = []
+        self._head: LoraLayer | None = None
         self._assigned: tuple[Rows, ...] = ()
 
     def adapt(self, model: nn.Module) -> None:
@@ -61,12 +66,13 @@ class LoraWorker(CapabilityWorker):
                 "served; `sylvan lora merge` puts one into its checkpoint"
             )
         place = partial(LoraLayer, self._rows, dtype=site.dtype, device=site.device)
-        targets = AdapterTargets(model, site.skeleton(), place)
+        targets = AdapterTargets(model, site.skeleton(), place, _files(site))
         if not targets.layers:
             raise ConfigError("lora: this model has no linear layers that adapters could change")
         if self._made is not None:
             self._made.close()
         self._made, self._layers = AdapterStore(targets, self._room.max_rank), targets.layers
+        self._head = targets.head
 
     @property
     def commands(self) -> Mapping[type[ExecutorCommand], Handler]:
@@ -103,6 +109,11 @@ class LoraWorker(CapabilityWorker):
         """Captured graphs know no adapters."""
         step.may_use_graph &= not work.rows
 
+    def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
+        """Rows of adapters that change the head."""
+        changed = self._head is not None and self._head.is_changed
+        self._rows.take(rows if changed else None)
+
     def after_forward(self, step: StepContext, work: LoraWork) -> Report:
         """Copies that have been read meanwhile."""
         return self._store.report
@@ -135,3 +146,9 @@ class LoraWorker(CapabilityWorker):
         if not command.keep:
             self._store.drop((copy.id,))
         return {"id": copy.id, "rank": copy.rank, "num_bytes": copy.num_bytes}
+
+
+def _files(site: ModelSite) -> Callable[[], WeightFiles] | None:
+    """The checkpoint of the model, if it has one."""
+    kind = site.load_format
+    return None if kind == "dummy" else lambda: open_weights(site.model_dir, kind)

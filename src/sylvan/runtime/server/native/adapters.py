@@ -8,7 +8,13 @@ from pathlib import Path
 
 from starlette.responses import Response
 
-from sylvan.api.adapters import LoadAdapterBody, SentAdapterBody, UnloadAdapterBody, sent_file
+from sylvan.api.adapters import (
+    LoadAdapterBody,
+    SentAdapterBody,
+    UnloadAdapterBody,
+    check_sums,
+    sent_file,
+)
 from sylvan.api.weights import SharedFile
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.context import Context
@@ -32,6 +38,8 @@ async def load_sent(call: Call[SentAdapterBody]) -> Response:
     weights = sent_file(body)
     if isinstance(weights, SharedFile):
         weights = await call_in_thread(_read, weights)
+    if body.expected_checksums:
+        await call_in_thread(check_sums, weights, body.expected_checksums)
     work = adapters.load_tensors(body.lora_name, body.config_dict, weights, pinned=body.pinned)
     return await _answer(call.context, work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
 import numpy as np
 
 from sylvan.runtime.cache.eviction import eviction_policy
@@ -57,6 +58,21 @@ def test_events_name_blocks_and_their_parent():
     first, second = kv_events(tree.take_events(), 2, "CPU", empty=False)
     assert first == BlockStored(whole[:2], [1, 2, 3, 4], 2, None, "CPU")
     assert second == BlockStored(whole[2:], [5, 6], 2, whole[1], "CPU")
+
+
+def test_blocks_of_an_adapter_say_so():
+    tree = RadixCache(2, eviction_policy("lru"))
+    tree.record_events()
+    legal = "team:legal@0123456789abcdef"
+    for number, namespace in enumerate(("", ":salt", f"{legal}:", f"{legal}:salt", f":{legal}:")):
+        insert(tree, [1, 2], 1 + number, namespace)
+
+    events = kv_events(tree.take_events(), 2, "CPU", empty=False)
+
+    assert [e.lora_id for e in events] == [None, None, legal, legal, None]
+    assert [e.lora_name for e in events] == [None, None, "team:legal", "team:legal", None]
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(events[0]))
+    assert "lora_id" not in plain
 
 
 def test_a_split_node_is_evicted_under_the_hashes_it_was_stored_with():

@@ -108,7 +108,7 @@ def test_what_was_unloaded_goes_with_its_last_request():
     copies = HostCopies(5, 100)
     copies.add(adapter("a"), resident=True)
     wanted(copies, "a")
-    copies.get("a").leaving = True
+    copies.leave(copies.get("a"))
     assert copies.next_loads() == ([], [])
     assert not copies.has_work
 
