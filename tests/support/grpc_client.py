@@ -29,6 +29,7 @@ REPLIES: dict[str, Any] = {
     "FlushCache": common.FlushCacheResponse,
     "StartProfile": common.ProfileResponse,
     "GetTokenizer": common.GetTokenizerChunk,
+    "SubscribeKvEvents": common.KvEventBatch,
     "LoadLoRAAdapter": pb.LoadLoRAAdapterResponse,
     "UnloadLoRAAdapter": pb.UnloadLoRAAdapterResponse,
     "ListLoadedLoRAAdapters": pb.ListLoadedLoRAAdaptersResponse,

@@ -247,7 +247,8 @@ class TokensConfig(Section, frozen=True):
     cache_entries: Natural = 10_000
     """Texts whose token ids are kept; 0 keeps none."""
     cache_bytes: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "bytes"})] = 50 << 20
-    """Memory for ids of prefixes that end at special tokens; 0 keeps none."""
+    """Memory for ids of parts of texts, which are cut at control tokens, of each model; 0 keeps
+    none."""
 
 
 class ProvidersConfig(Section, frozen=True):

@@ -105,6 +105,7 @@ _NEEDLESS_SWITCHES = {
     "enable_igw": "several models are always served",
     "pd_disaggregation": "prefill and decode workers are paired wherever there are any",
     "tokenizer_cache_enable_l0": "texts are cached unless tokens.cache_entries is 0",
+    "tokenizer_cache_enable_l1": "parts of texts are cached unless tokens.cache_bytes is 0",
 }
 
 _NEEDLESS = {
@@ -113,7 +114,6 @@ _NEEDLESS = {
 
 _REFUSED: Mapping[str, str] = {
     "mini_lb": "the mini load balancer (pairs of workers are served without it)",
-    "tokenizer_cache_enable_l1": "a cache of prefixes (tokens.cache_entries keeps whole texts)",
     "mcp_config_path": "calling tools of MCP servers",
     "postgres_db_url": "a history in PostgreSQL (providers.history=sqlite keeps one in a file)",
     "postgres_pool_max": "a history in PostgreSQL",
@@ -136,7 +136,7 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
-_REFUSED_SWITCHES = ("mini_lb", "tokenizer_cache_enable_l1")
+_REFUSED_SWITCHES = ("mini_lb",)
 
 
 def _renamed(target: str) -> Alias:

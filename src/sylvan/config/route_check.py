@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sylvan.config.fields import get
 from sylvan.config.load import Loaded
 from sylvan.config.route import RouteConfig
-from sylvan.config.schema import ROUTE
 from sylvan.protocol.errors import ConfigError
 
-PENDING: Mapping[str, str] = {
-    "tokens.cache_bytes": "a cache of prefixes of texts (tokens.cache_entries keeps whole ones)",
-}
-"""What does not exist yet, by field or section."""
 _SELECTORS = ("selector", "prefill_selector", "decode_selector")
 _THRESHOLDS = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 _BY_POLICY: Mapping[str, tuple[str, ...]] = {
@@ -30,19 +24,10 @@ def check_route(loaded: Loaded[RouteConfig]) -> None:
     Raises:
         ConfigError: something was given that cannot work; one line for each.
     """
-    lines = [*_pending(loaded), *_of_other_policies(loaded), *_idle(loaded)]
+    lines = [*_of_other_policies(loaded), *_idle(loaded)]
     lines += _processes(loaded.config)
     if lines:
         raise ConfigError("\n".join(lines))
-
-
-def _pending(loaded: Loaded[RouteConfig]) -> Iterable[str]:
-    for path, setting in loaded.given.items():
-        lacks = PENDING.get(path) or PENDING.get(path.partition(".")[0])
-        field = ROUTE.fields.get(path)
-        neutral = field is not None and get(loaded.config, path) == field.default
-        if lacks and not neutral:
-            yield f"{setting.spelled}: not supported yet: {lacks}"
 
 
 def _idle(loaded: Loaded[RouteConfig]) -> Iterable[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
@@ -31,6 +31,14 @@ _CHATML = (
 )
 _PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 BUILT_IN = {"chatml": _CHATML, "plain": _PLAIN}
+
+
+class Encode(Protocol):
+    """Turns text into token ids; see `Tokenizer.encode`."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,7 @@ class ChatTemplate:
 
     Args:
         tokenizer: Tokenises the prompts; its `chat_templates` are used.
+        encode: Instead of the tokenizer's own, for text in which control tokens count.
         limits: What one rendering may use.
         now: Local time, for templates that print the date.
 
@@ -87,10 +96,12 @@ class ChatTemplate:
         self,
         tokenizer: Tokenizer,
         *,
+        encode: Encode | None = None,
         limits: RenderLimits | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._tokenizer = tokenizer
+        self._encode = encode or tokenizer.encode
         self._env = ChatEnvironment(limits or RenderLimits(), now)
         self._sources = dict(tokenizer.chat_templates)
         self._compiled = {
@@ -138,7 +149,7 @@ class ChatTemplate:
         plain = "".join(part for part, _ in segments)
         if marks or (not request.forge_ok and self._is_suspect(request)):
             return RenderedPrompt(plain, self._tokenizer.encode_segments(segments))
-        ids = self._tokenizer.encode(plain, add_special_tokens=False)
+        ids = self._encode(plain, add_special_tokens=False)
         return RenderedPrompt(plain, ids)
 
     def _write(self, request: ChatRequest, marks: Marks, name: str) -> str:

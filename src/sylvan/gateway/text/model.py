@@ -10,6 +10,7 @@ from pathlib import Path
 from sylvan.config.route import TokensConfig
 from sylvan.text.chat_template import ChatTemplate, resolve_template
 from sylvan.text.parsers import Parsers, make_parsers
+from sylvan.text.segments import SegmentedEncoder
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.threads import call_in_thread
 
@@ -47,8 +48,9 @@ class ModelText:
             reasoning_parser=_unless_none(config.reasoning_parser),
             tool_parser=_unless_none(config.tool_parser),
         )
-        ids = TextIds(tokenizer, config.cache_entries)
-        return cls(tokenizer, ChatTemplate(tokenizer), parsers, ids)
+        segments = SegmentedEncoder(tokenizer, config.cache_bytes)
+        template = ChatTemplate(tokenizer, encode=segments.encode)
+        return cls(tokenizer, template, parsers, TextIds(segments, config.cache_entries))
 
 
 def _unless_none(name: str) -> str | None:
@@ -59,15 +61,15 @@ class TextIds:
     """Token ids of texts; those that came lately are remembered.
 
     Args:
-        tokenizer: Makes them.
+        segments: Makes them.
         max_entries: Texts that are remembered.
 
     Attributes:
         hits: Texts that were remembered.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_entries: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, segments: SegmentedEncoder, max_entries: int) -> None:
+        self._segments = segments
         self._max_entries = max_entries
         self._known: OrderedDict[str, Sequence[int]] = OrderedDict()
         self.hits = 0
@@ -80,9 +82,9 @@ class TextIds:
             self.hits += 1
             return known
         if len(text) <= INLINE_CHARS:
-            ids: Sequence[int] = self._tokenizer.encode(text)
+            ids: Sequence[int] = self._segments.encode(text)
         else:
-            ids = await call_in_thread(self._tokenizer.encode, text)
+            ids = await call_in_thread(self._segments.encode, text)
         if self._max_entries:
             self._known[text] = ids
             while len(self._known) > self._max_entries:

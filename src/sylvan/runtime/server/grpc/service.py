@@ -14,6 +14,7 @@ from sylvan.protocol.messages import FlushCache
 from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.grpc import about
+from sylvan.runtime.server.grpc.cache_events import cache_events
 from sylvan.runtime.server.grpc.calls import Method, RpcCall
 from sylvan.runtime.server.grpc.replies import SampleReplies, vector_reply
 from sylvan.runtime.server.grpc.requests import embed_input, generate_input
@@ -110,6 +111,21 @@ async def get_tokenizer(call: RpcCall) -> AsyncGenerator[Message, None]:
         yield chunk
 
 
+async def subscribe_kv_events(call: RpcCall) -> AsyncGenerator[Message, None]:
+    """What the prefix cache holds and drops, for routers."""
+    if call.tenant.name and not call.tenant.admin:
+        raise RequestError("Cache events tell what others ask: not for tenants.", status=403)
+    message: common.SubscribeKvEventsRequest = call.message
+    found = cache_events(
+        call.context,
+        message.start_sequence_number,
+        with_load=message.load_records_before_first_batch,
+    )
+    async with aclosing(found) as batches:
+        async for batch in batches:
+            yield batch
+
+
 async def list_adapters(call: RpcCall) -> Message:
     """Adapters that are served, as far as the caller may use them."""
     served = call.context.engine.adapters.served(call.tenant.name)
@@ -158,6 +174,12 @@ METHODS: Sequence[Method] = (
     Method("StartProfile", common.StartProfileRequest, unary=profile, level=_OPERATOR),
     Method("StopProfile", common.StopProfileRequest, unary=profile, level=_OPERATOR),
     Method("GetTokenizer", common.GetTokenizerRequest, stream=get_tokenizer),
+    Method(
+        "SubscribeKvEvents",
+        common.SubscribeKvEventsRequest,
+        stream=subscribe_kv_events,
+        level=_OPERATOR,
+    ),
     Method("LoadLoRAAdapter", pb.LoadLoRAAdapterRequest, unary=load_adapter, level=_OPERATOR),
     Method("UnloadLoRAAdapter", pb.UnloadLoRAAdapterRequest, unary=unload_adapter, level=_OPERATOR),
     Method("ListLoadedLoRAAdapters", pb.ListLoadedLoRAAdaptersRequest, unary=list_adapters),

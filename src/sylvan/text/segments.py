@@ -1,0 +1,86 @@
+"""Token ids of texts by their segments, which are the same in whatever text they stand."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from sylvan.text.tokenizer import Tokenizer
+
+ENTRY_BYTES = 256
+"""What an entry takes besides its text and its ids, about."""
+
+
+class SegmentedEncoder:
+    """Encodes as a tokenizer does, but tokenises segments that came lately only once.
+
+    A control token ends what can be merged before it, so a text is cut before each of them, and its
+    ids are those of its segments. A conversation that goes on has the segments of its last turn;
+    those of a system prompt are shared by all that have it. Safe to share between threads.
+
+    Args:
+        tokenizer: Encodes.
+        max_bytes: Bound on the memory of segments, about; 0 keeps none.
+
+    Attributes:
+        hits: Characters that were not tokenised again.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_bytes = max_bytes
+        self._pattern, self._cuts = tokenizer.boundaries()
+        self._known: OrderedDict[str, array[int]] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+        self.hits = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `Tokenizer.encode`."""
+        if not self._max_bytes or not self._cuts:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        segments = self._segments(text)
+        found = self._find(segments)
+        missing = [s for s in dict.fromkeys(segments) if s not in found]
+        for segment in missing:
+            ids = self._tokenizer.encode(segment, add_special_tokens=False)
+            found[segment] = array("i", ids)
+        self._keep((segment, found[segment]) for segment in missing)
+        joined = [token for segment in segments for token in found[segment]]
+        if not add_special_tokens:
+            return self._tokenizer.without_second_bos(joined, text)
+        return self._tokenizer.with_special_tokens(joined, text)
+
+    def _segments(self, text: str) -> list[str]:
+        """The text, cut before each control token."""
+        starts = [m.start() for m in self._pattern.finditer(text) if m[0] in self._cuts]
+        edges = [0, *(start for start in starts if start), len(text)]
+        return [text[a:b] for a, b in pairwise(edges)]
+
+    def _find(self, segments: Sequence[str]) -> dict[str, array[int]]:
+        found: dict[str, array[int]] = {}
+        with self._lock:
+            for segment in segments:
+                ids = self._known.get(segment)
+                if ids is not None:
+                    found[segment] = ids
+                    self._known.move_to_end(segment)
+                    self.hits += len(segment)
+        return found
+
+    def _keep(self, entries: Iterable[tuple[str, array[int]]]) -> None:
+        with self._lock:
+            for segment, ids in entries:
+                if segment not in self._known:
+                    self._known[segment] = ids
+                    self._num_bytes += _bytes_of(segment, ids)
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= _bytes_of(*self._known.popitem(last=False))
+
+
+def _bytes_of(segment: str, ids: array[int]) -> int:
+    return sys.getsizeof(segment) + len(ids) * ids.itemsize + ENTRY_BYTES
