@@ -69,7 +69,8 @@ def native(reply):
 
 
 def test_two_servers_answer_as_one_and_survive_each_other(model, alone):
-    with serving(model, "--pd", "1:1", "--threads", 1) as (process, url):
+    flags = ("--threads", 1, "--disagg.timeout-s", 10)
+    with serving(model, "--pd", "1:1", *flags) as (process, url):
         assert sorted(w["worker_type"] for w in workers(url)) == ["decode", "prefill"]
         assert choices(post(url, "/v1/completions", body())) == alone["plain"]
         assert choices(post(url, "/v1/completions", body(n=3, logprobs=2))) == alone["samples"]

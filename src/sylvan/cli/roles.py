@@ -63,7 +63,7 @@ def with_roles(specs: Sequence[ReplicaSpec], roles: Roles, folder: Path) -> list
     ports = _free_ports(roles.prefill)
     found: list[ReplicaSpec] = []
     for spec in specs:
-        section: dict[str, str | int] = {"role": "decode", "secret_file": str(secret)}
+        section = {"secret_file": str(secret), **spec.settings.get("disagg", {}), "role": "decode"}
         if spec.number < roles.prefill:
             section |= {"role": "prefill", "bootstrap_port": ports[spec.number]}
         found.append(replace(spec, settings={**spec.settings, "disagg": section}))

@@ -77,6 +77,8 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
     if config.server.replicas > 1:
         prewarmed.close()
+        if config.disagg is not None and roles is None:
+            raise ConfigError("disagg: which server does what is not said; use --pd, not --dp")
         front = RouterOptions(args.options.get("router_config"), args.options.get("router_policy"))
         eof = args.has("until_eof")
         return serve_replicas(settings, sock, front, roles, quiet=quiet, until_eof=eof)
