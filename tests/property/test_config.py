@@ -54,7 +54,7 @@ def field_values(field):
 
 
 SETTABLE = {path: f for path, f in fields().items() if not f.is_secret}
-ALWAYS = {"speculative.algorithm", "disagg.role"}  # their sections need them
+ALWAYS = {"speculative.algorithm"}  # its section needs it
 TREES = st.sets(st.sampled_from(sorted(SETTABLE)), max_size=12).flatmap(
     lambda paths: st.fixed_dictionaries({p: field_values(SETTABLE[p]) for p in paths | ALWAYS})
 )

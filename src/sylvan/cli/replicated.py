@@ -17,6 +17,7 @@ from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE
 from sylvan.cli.progress import loading
 from sylvan.cli.replicas import ReplicaKeys, Replicas, ReservedPort, replica_specs
+from sylvan.cli.roles import Roles, paired, with_roles
 from sylvan.cli.settings import Settings
 from sylvan.config.env import runtime_dir
 from sylvan.config.load import Setting
@@ -48,6 +49,7 @@ def serve_replicas(
     settings: Settings,
     sock: socket.socket | None,
     options: RouterOptions,
+    roles: Roles | None = None,
     *,
     quiet: bool,
     until_eof: bool,
@@ -58,13 +60,14 @@ def serve_replicas(
         settings: Of the servers; `server` says where the gateway listens.
         sock: Where it does; None with `server.uds`.
         options: What the command line says about the gateway.
+        roles: How many servers compute prompts and how many write answers; None: all do both.
         quiet: Print nothing.
         until_eof: Stop when standard input ends.
 
     Raises:
         ConfigError: A setting cannot be used, or a server does not start.
     """
-    job = _Job(settings, sock, options, monotonic(), quiet, until_eof)
+    job = _Job(settings, sock, options, roles, monotonic(), quiet, until_eof)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(job.run())
     return DONE
@@ -75,6 +78,7 @@ class _Job:
     settings: Settings
     sock: socket.socket | None
     options: RouterOptions
+    roles: Roles | None
     started_s: float
     quiet: bool
     until_eof: bool
@@ -98,6 +102,9 @@ class _Job:
             numbers = [port.number for port in ports]
             specs = replica_specs(given, self.settings.resolved, keys, numbers)
             config = gateway_config(given.server, keys, [s.url for s in specs], self.options)
+            if self.roles is not None:
+                specs = with_roles(specs, self.roles, path)
+                config = paired(config, specs)
             sockets = Sockets.beside(self.sock, config.observe)
             gateway = GatewayRuntime(config)
             replicas = Replicas(specs, path, gateway.suspect, drain_s)

@@ -17,6 +17,7 @@ from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import starting
 from sylvan.cli.replicated import RouterOptions, serve_replicas
+from sylvan.cli.roles import read_roles
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
@@ -34,8 +35,13 @@ SPEC = Spec(
         Option("until_eof", "Stop when standard input ends: for programs that start a server."),
         Option("quiet", "Print nothing but warnings and errors."),
         Option("share_port", "Other processes of this user may listen on the port, too."),
-        Option("router_config", "With --dp: settings of the gateway.", metavar="FILE"),
-        Option("router_policy", "With --dp: routing policy of the gateway.", metavar="NAME"),
+        Option(
+            "pd",
+            "Start servers that compute prompts and servers that write answers: 1:1.",
+            metavar="PREFILL:DECODE",
+        ),
+        Option("router_config", "With --dp or --pd: settings of the gateway.", metavar="FILE"),
+        Option("router_policy", "With --dp or --pd: its routing policy.", metavar="NAME"),
     ),
 )
 
@@ -55,6 +61,7 @@ def run(args: Parsed) -> int:
 
 
 def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
+    args, roles = read_roles(args)
     settings = resolve_settings(load_settings(args))
     config = settings.resolved.config
     if config.processes == "one":
@@ -70,10 +77,13 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
     if config.server.replicas > 1:
         prewarmed.close()
+        if config.disagg is not None and roles is None:
+            raise ConfigError("disagg: which server does what is not said; use --pd, not --dp")
         front = RouterOptions(args.options.get("router_config"), args.options.get("router_policy"))
-        return serve_replicas(settings, sock, front, quiet=quiet, until_eof=args.has("until_eof"))
+        eof = args.has("until_eof")
+        return serve_replicas(settings, sock, front, roles, quiet=quiet, until_eof=eof)
     if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
-        raise ConfigError(f"{unused[0]}: there is no gateway without --dp")
+        raise ConfigError(f"{unused[0]}: there is no gateway without --dp or --pd")
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         job = ServeJob(settings, sock, prewarmed, started_s, quiet, args.has("until_eof"))
         runner.run(_serve(job))

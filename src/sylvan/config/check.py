@@ -128,7 +128,10 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
     reasons = {
         "tiers": (config.tiers is not None, "KV tiers and handing KV over exclude each other"),
         "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
-        "{server.replicas}": (config.server.replicas > 1, "start them with --pd P:D instead"),
+        "{server.replicas}": (
+            config.server.replicas > 1 and config.disagg.role is not None,
+            "start them with --pd P:D instead",
+        ),
         "{device}": (config.device != "cpu", "KV is handed over between CPUs only so far"),
         "{task}": (config.task not in ("generate", "auto"), "only generation has two parts"),
         "{cache.prefix}": (config.cache.prefix == "none", "choose cache.prefix=radix"),
@@ -139,7 +142,7 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
         ),
     }
     return [
-        f"{{disagg.role}} and {path} exclude each other: {why}"
+        f"disagg and {path} exclude each other: {why}"
         for path, (broken, why) in reasons.items()
         if broken
     ]
@@ -213,6 +216,16 @@ RULES = (
         lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
         "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
         "leave scheduler.overlap at auto",
+    ),
+    Rule(
+        "no role",
+        ("disagg.role",),
+        lambda c: (
+            c.config.disagg is not None
+            and c.config.disagg.role is None
+            and c.config.server.replicas == 1
+        ),
+        "disagg.role is missing: give --disaggregation-mode, or start all servers with --pd P:D",
     ),
     Rule(
         "roles with others",

@@ -323,8 +323,8 @@ class SpeculativeConfig(Section, frozen=True):
 class DisaggConfig(Section, frozen=True):
     """Prefill and decode on different servers. Present means on."""
 
-    role: Literal["prefill", "decode"]
-    """What this server does."""
+    role: Literal["prefill", "decode"] | None = None
+    """What this server does; with `--pd` each server gets its own."""
     transfer: Literal["auto", "tcp", "shm"] = "auto"
     """How KV moves: through shared memory, where both servers are on one machine, or over TCP."""
     bootstrap_port: Port = 8998

@@ -68,7 +68,7 @@ def test_help_fits_the_terminal(capsys):
         (("serve", "--pp-size", "4"), "--pp-size: not supported yet: pipeline parallelism"),
         (
             ("serve", "--disaggregation-mode", "prefill", "--tp", "2"),
-            "disagg.role=prefill and parallel.tp=2 exclude each other",
+            "disagg and parallel.tp=2 exclude each other",
         ),
         (("serve", "a", "b"), "unexpected argument 'b'"),
         (("serve", "/no/such/model"), "there is no directory '/no/such/model'"),

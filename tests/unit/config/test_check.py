@@ -30,9 +30,10 @@ BROKEN = {
         {"tiers": TiersConfig(), "observe.record": "flight"},
         "observe.record=flight: what a store brings cannot be played back",
     ),
+    "no role": ({"disagg": DisaggConfig()}, "disagg.role is missing: give --disagg"),
     "roles with others": (
         {"disagg": DisaggConfig(role="prefill"), "tiers": TiersConfig()},
-        "disagg.role=prefill and tiers exclude each other: KV tiers",
+        "disagg and tiers exclude each other: KV tiers",
     ),
     "fewer adapters in memory than in a batch": (
         {"lora": LoraConfig(max_loaded=3)},

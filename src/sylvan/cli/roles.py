@@ -1,0 +1,98 @@
+"""`sylvan serve --pd P:D`: servers for prompts and servers for answers behind one gateway."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from sylvan.cli.replicas import HOST, ReplicaSpec
+from sylvan.config.flags import Parsed
+from sylvan.config.load import Setting
+from sylvan.config.route import RouteConfig
+from sylvan.config.sources import Given, combined
+from sylvan.protocol.errors import ConfigError
+
+SECRET_BYTES = 32
+_SHAPE = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """How many servers compute prompts, and how many write answers."""
+
+    prefill: int
+    decode: int
+
+
+def read_roles(args: Parsed) -> tuple[Parsed, Roles | None]:
+    """The command line with the number of servers that `--pd` means, and their roles.
+
+    Raises:
+        ConfigError: what was given is malformed, or `--dp` was given, too.
+    """
+    if not args.has("pd"):
+        return args, None
+    text = args.options["pd"]
+    found = _SHAPE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--pd: expected PREFILL:DECODE, such as 1:1, got {text!r}")
+    if any(setting.path == "server.replicas" for setting in args.given.settings):
+        raise ConfigError("--pd and --dp exclude each other: --pd says how many servers there are")
+    roles = Roles(int(found[1]), int(found[2]))
+    count = Setting("server.replicas", roles.prefill + roles.decode, "flag", f"--pd {text}")
+    return replace(args, given=combined([args.given, Given((count,))])), roles
+
+
+def with_roles(specs: Sequence[ReplicaSpec], roles: Roles, folder: Path) -> list[ReplicaSpec]:
+    """Servers with roles, in order: first those that compute prompts.
+
+    Args:
+        specs: As many as there are roles.
+        roles: How many of each.
+        folder: Private; for the secret by which the servers know each other.
+    """
+    secret = folder / "disagg-secret"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(SECRET_BYTES))
+    ports = _free_ports(roles.prefill)
+    found: list[ReplicaSpec] = []
+    for spec in specs:
+        section = {"secret_file": str(secret), **spec.settings.get("disagg", {}), "role": "decode"}
+        if spec.number < roles.prefill:
+            section |= {"role": "prefill", "bootstrap_port": ports[spec.number]}
+        found.append(replace(spec, settings={**spec.settings, "disagg": section}))
+    return found
+
+
+def paired(config: RouteConfig, specs: Sequence[ReplicaSpec]) -> RouteConfig:
+    """The gateway's configuration for servers with roles."""
+    prefill: list[str] = []
+    decode: list[str] = []
+    for spec in specs:
+        section = spec.settings["disagg"]
+        if section["role"] == "prefill":
+            prefill.append(f"{spec.url}#{section['bootstrap_port']}")
+        else:
+            decode.append(spec.url)
+    workers = msgspec.structs.replace(
+        config.workers, urls=(), prefill_urls=tuple(prefill), decode_urls=tuple(decode)
+    )
+    return msgspec.structs.replace(config, workers=workers)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Different ones; a server whose port was taken meanwhile says so."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for sock in held:
+            sock.bind((HOST, 0))
+        return [sock.getsockname()[1] for sock in held]
+    finally:
+        for sock in held:
+            sock.close()

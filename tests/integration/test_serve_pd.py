@@ -1,0 +1,131 @@
+"""`sylvan serve --pd P:D`: prefill and decode servers behind a gateway, with one command."""
+
+from __future__ import annotations
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.integration.test_serve_replicas import (
+    FLAGS,
+    refused,
+    replicas_of,
+    serving,
+    until,
+    workers,
+)
+from tests.support.tiny import write_model
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 9
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def body(text=PROMPT, **fields):
+    return {"prompt": text, "max_tokens": 16, "ignore_eos": True, "seed": 5, **fields}
+
+
+def post(url, path, content):
+    return httpx.post(url + path, json=content, timeout=120)
+
+
+def choices(reply):
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"]
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """What one server answers that does everything."""
+    with serving(model, "--dp", 2, "--threads", 1) as (_, url):
+        yield {
+            "plain": choices(post(url, "/v1/completions", body())),
+            "samples": choices(post(url, "/v1/completions", body(n=3, logprobs=2))),
+            "batch": choices(post(url, "/v1/completions", body(["abc" * 30, PROMPT]))),
+            "native": native(post(url, "/generate", NATIVE)),
+        }
+
+
+NATIVE = {
+    "text": PROMPT,
+    "sampling_params": {"max_new_tokens": 5, "temperature": 0},
+    "return_logprob": True,
+    "logprob_start_len": 0,
+}
+
+
+def native(reply):
+    assert reply.status_code == 200, reply.text
+    info = reply.json()["meta_info"]
+    return reply.json()["output_ids"], info["input_token_logprobs"], info["output_token_logprobs"]
+
+
+def test_two_servers_answer_as_one_and_survive_each_other(model, alone):
+    flags = ("--threads", 1, "--disagg.timeout-s", 10)
+    with serving(model, "--pd", "1:1", *flags) as (process, url):
+        assert sorted(w["worker_type"] for w in workers(url)) == ["decode", "prefill"]
+        assert choices(post(url, "/v1/completions", body())) == alone["plain"]
+        assert choices(post(url, "/v1/completions", body(n=3, logprobs=2))) == alone["samples"]
+        batch = choices(post(url, "/v1/completions", body(["abc" * 30, PROMPT])))
+        assert batch == alone["batch"]
+        assert native(post(url, "/generate", NATIVE)) == alone["native"]
+
+        prefill, decode = replicas_of(process)
+        for victim in (prefill, decode):
+            with ThreadPoolExecutor(8) as pool:
+                prompts = [f"{victim.pid} {i} " + PROMPT for i in range(8)]
+                sent = [
+                    pool.submit(post, url, "/v1/completions", body(text, max_tokens=300))
+                    for text in prompts
+                ]
+                until(lambda: any(w["load"] for w in workers(url)))
+                victim.kill()
+                replies = [each.result() for each in sent]
+            for reply in replies:
+                assert reply.status_code in (200, 502, 503), reply.text
+                if reply.status_code != 200:
+                    assert reply.json()["error"]["message"]
+            until(lambda: [w["is_healthy"] for w in workers(url)] == [True, True])
+            assert choices(post(url, "/v1/completions", body())) == alone["plain"]
+
+        until(lambda: holds_nothing(process))
+        mine = [p for child in replicas_of(process) for p in child.children(recursive=True)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
+
+
+def holds_nothing(process):
+    """Whether no page of any server belongs to a request."""
+    for child in replicas_of(process):
+        config = child.cmdline()[child.cmdline().index("--config") + 1]
+        settings = json.loads(Path(config).read_text())["server"]
+        headers = {"authorization": f"Bearer {settings['api_key']}"}
+        url = f"http://127.0.0.1:{settings['port']}/v1/loads"
+        load = httpx.get(url, headers=headers).json()["loads"][0]
+        if load["num_running_reqs"] or load["num_waiting_reqs"] or load["num_used_tokens"]:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--pd", "1"), "--pd: expected PREFILL:DECODE, such as 1:1, got '1'"),
+        (("--pd", "0:1"), "--pd: expected PREFILL:DECODE"),
+        (("--pd", "1:1", "--dp", "2"), "--pd and --dp exclude each other"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(model, words, message):
+    code, text = refused(model, *FLAGS, *words)
+
+    assert code == 2
+    assert message in text
