@@ -239,6 +239,49 @@ RULES = (
         "cache.prefix=radix",
     ),
     Rule(
+        "two sizes of the host tier",
+        ("tiers.host_ratio", "tiers.host_bytes"),
+        lambda c: (
+            c.config.tiers is not None
+            and c.config.tiers.host_ratio is not None
+            and c.config.tiers.host_bytes is not None
+        ),
+        "{tiers.host_ratio} and {tiers.host_bytes} both size the host tier; give one of them",
+    ),
+    Rule(
+        "type of no host tier",
+        ("tiers.host_dtype", "tiers.host_ratio"),
+        lambda c: (
+            c.config.tiers is not None
+            and c.config.tiers.host_dtype != "same"
+            and c.config.tiers.host_ratio is None
+            and c.config.tiers.host_bytes is None
+        ),
+        "{tiers.host_dtype}: there is no host tier; give tiers.host_ratio or tiers.host_bytes",
+    ),
+    Rule(
+        "host tier of 8 bits below a cache of 8 bits",
+        ("tiers.host_dtype", "cache.dtype"),
+        lambda c: (
+            c.config.tiers is not None
+            and c.config.tiers.host_dtype == "int8"
+            and c.config.cache.dtype != "model"
+        ),
+        "{tiers.host_dtype}: keys and values have 8 bits already, {cache.dtype}; leave "
+        "tiers.host_dtype at same",
+    ),
+    Rule(
+        "deterministic answers from a host tier that rounds",
+        ("tiers.host_dtype", "deterministic"),
+        lambda c: (
+            c.config.tiers is not None
+            and c.config.tiers.host_dtype == "int8"
+            and c.config.deterministic
+        ),
+        "{deterministic}: with {tiers.host_dtype} answers depend on what was evicted; leave "
+        "tiers.host_dtype at same",
+    ),
+    Rule(
         "tiers of vectors",
         ("tiers", "task"),
         lambda c: c.config.tiers is not None and not c.facts.model.causal,

@@ -317,7 +317,7 @@ class NodeTree:
             own.lower[place] = locator.split_off(pages)
         for number, write in parts.writing.items():
             locator = write.locator.split_off(pages)
-            own.writing[number] = Writing(locator, write.source, write.is_void)
+            own.writing[number] = Writing(locator, write.source, write.target, write.is_void)
             self.writing[number].append(upper)
         for component in self.components:
             component.on_split(upper, node, pages)

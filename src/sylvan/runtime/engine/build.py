@@ -304,7 +304,7 @@ def compose_scheduler(
     """The scheduler of a resolved configuration over an executor that is there already."""
     settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
-    below = () if tiers is None else (tiers.tier,)
+    below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
     cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
     if tiers is not None:

@@ -45,6 +45,7 @@ def usage(req: Req) -> Usage:
         completion_tokens=max(0, req.num_outputs),
         cached_tokens=req.cached_tokens,
         loaded_tokens=req.loaded_tokens,
+        host_tokens=req.host_tokens,
         retractions=req.retractions,
         drafts=req.drafts,
     )
@@ -123,6 +124,7 @@ def accept_plain(
             completion_tokens=length - req.prompt_len,
             cached_tokens=req.cached_tokens,
             loaded_tokens=req.loaded_tokens,
+            host_tokens=req.host_tokens,
             retractions=req.retractions,
             drafts=req.drafts,
         )
