@@ -10,9 +10,9 @@ import numpy as np
 from sylvan.protocol.tiers import AttachStore, TierCommand
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.residency import TierPolicy
+from sylvan.runtime.features.tiers.codec import PlainCodec
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.codec import PlainCodec
 from sylvan.runtime.features.tiers.data import StoreSpec
 from sylvan.runtime.features.tiers.host import HostTier
 from sylvan.runtime.features.tiers.host_memory import HostLayout
@@ -191,7 +191,6 @@ class StoreBelow:
             self.stores.opened(spec)
         self.control = KVTiers(
             world.cache,
-            self.tier,
             self.stores,
             self.write_policy,
             self.prefetch,

@@ -186,7 +186,12 @@ def _storage(value: object) -> Pairs:
 
 def _gigabytes(value: object) -> Pairs:
     """10^9 bytes; 0 leaves the size to a ratio."""
-    number = float(plain_text(value))
+    try:
+        number = float(plain_text(value))
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e9:
+        raise ValueError(f"expected a number of gigabytes, got {value!r}")
     if number:
         yield "tiers.host_bytes", round(number * 1e9)
 

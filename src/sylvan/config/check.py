@@ -271,17 +271,6 @@ RULES = (
         "tiers.host_dtype at same",
     ),
     Rule(
-        "deterministic answers from a host tier that rounds",
-        ("tiers.host_dtype", "deterministic"),
-        lambda c: (
-            c.config.tiers is not None
-            and c.config.tiers.host_dtype == "int8"
-            and c.config.deterministic
-        ),
-        "{deterministic}: with {tiers.host_dtype} answers depend on what was evicted; leave "
-        "tiers.host_dtype at same",
-    ),
-    Rule(
         "tiers of vectors",
         ("tiers", "task"),
         lambda c: c.config.tiers is not None and not c.facts.model.causal,
@@ -408,7 +397,10 @@ RULES = (
     ),
     Rule(
         "cannot be deterministic",
-        ("deterministic", "attention", "runner", "device", "cache.page_size", "cache.dtype"),
+        (
+            *("deterministic", "attention", "runner", "device", "cache.page_size", "cache.dtype"),
+            "tiers.host_dtype",
+        ),
         lambda c: c.config.deterministic is True and c.obstacle is not None,
         lambda c: (
             f"{{deterministic}} cannot be kept: {c.obstacle.cause}; {c.obstacle.way}"

@@ -226,6 +226,7 @@ class Residency:
             leaf.last_used = leaf.created = node.last_used
             locator = self._locate(reached // size, stored.stop, stored)
             self._nodes.attach(node, leaf, {place: locator})
+            self._nodes.note_lower("insert", leaf, place)
             self._shelves[place].push(leaf)
         return True
 
@@ -284,11 +285,12 @@ class Residency:
 
     def _write_anywhere(self, node: Node) -> bool:
         """Offer a node to tiers, nearest first, until one takes it or has it."""
-        parts = parts_of(node)
-        return any(
-            tier.place in parts.lower or (tier.wants(node) and self._write(node, Place.DEVICE, tier))
-            for tier in self._tiers.values()
-        )
+        for tier in self._tiers.values():
+            if tier.place in parts_of(node).lower:
+                return True
+            if tier.wants(node) and self._write(node, Place.DEVICE, tier):
+                return True
+        return False
 
     def _sink(self, completed: int) -> None:
         """Write to each tier what the one above has got, in that order, as long as it is taken."""
@@ -334,6 +336,7 @@ class Residency:
         if known is None:
             if node.stop == stop * size and not parts.writing:
                 parts.lower[place] = self._locate(first, stop, stored)
+                self._nodes.note_lower("insert", node, place)
                 self._shelves[place].push(node)
                 self._heap.mark_written(node)
             return
@@ -378,6 +381,7 @@ class Residency:
                 tier.drop(write.locator)
                 continue
             parts.lower[tier.place] = write.locator
+            self._nodes.note_lower("insert", node, tier.place)
             self._shelves[tier.place].push(node)
             self._heap.mark_written(node)
             below = self._next.get(tier.place)

@@ -24,6 +24,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.types import Place
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
@@ -317,7 +318,8 @@ def compose_scheduler(
         capabilities = (explain, *capabilities)
     if publisher is not None and isinstance(cache.tree, RadixCache):
         medium = "CPU" if config.device == "cpu" else "GPU"
-        capabilities = (*capabilities, KVEvents(cache.tree, publisher, medium))
+        media = {Place.DEVICE: medium, Place.HOST: "CPU_PINNED"}
+        capabilities = (*capabilities, KVEvents(cache.tree, publisher, media))
     parts = Parts(
         cache=cache,
         executor=executor,

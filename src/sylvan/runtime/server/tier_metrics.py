@@ -45,6 +45,8 @@ _GAUGES = {
     "hicache_known_pages": ("known_pages", "Pages that the prefix tree knows to be in the store"),
     "hicache_host_used_tokens": ("host_used_tokens", "Tokens in the host tier"),
     "hicache_host_total_tokens": ("host_total_tokens", "Tokens that fit into the host tier"),
+    "hicache_fetch_bytes_per_second": ("fetch_bytes_per_s", "Speed at which stores are read"),
+    "hicache_host_bytes_per_second": ("host_bytes_per_s", "Speed at which host tiers are read"),
     "hicache_pending_bytes": ("pending_bytes", "Bytes on their way to the store"),
 }
 

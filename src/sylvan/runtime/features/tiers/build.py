@@ -127,10 +127,8 @@ class TiersParts:
     def control(self, cache: KVCacheManager) -> KVTiers:
         """The control half, over a cache that has the tiers."""
         settings = self.settings
-        assert self._tier is not None
         return KVTiers(
             cache,
-            self._tier,
             self.stores,
             settings.write_policy,
             PrefetchPolicy(
@@ -173,8 +171,9 @@ def url_of(storage: str, directory: str | None = None) -> str:
 def _kv_dtype(config: Config) -> str:
     """Of keys and values; what was rounded on its way through the host tier is another one."""
     tiers = config.tiers
-    rounds = tiers is not None and host_size(tiers) is not None and tiers.host_dtype != "same"
-    return f"{config.cache.dtype}, {tiers.host_dtype} in host memory" if rounds else config.cache.dtype
+    if tiers is None or tiers.host_dtype == "same":
+        return config.cache.dtype
+    return f"{config.cache.dtype}, {tiers.host_dtype} in host memory"
 
 
 def _manifest(config: Config, model: ModelFacts, model_dir: Path, layout: Layout) -> Manifest:

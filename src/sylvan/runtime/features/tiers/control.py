@@ -31,7 +31,7 @@ from sylvan.runtime.features.tiers.host import HostTier
 from sylvan.runtime.features.tiers.prefetch import ArrivedPages, Prefetch, PrefetchPolicy
 from sylvan.runtime.features.tiers.status import Status, describe, load_of
 from sylvan.runtime.features.tiers.stores import Stores
-from sylvan.runtime.features.tiers.tier import StorageTier, may_be_stored, write_ahead_pages
+from sylvan.runtime.features.tiers.tier import may_be_stored, write_ahead_pages
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -46,8 +46,7 @@ class KVTiers(Capability):
 
     Args:
         cache: With the tiers below its device.
-        tier: The store.
-        stores: Which one there is.
+        stores: The tier of stores, and which one there is.
         write_policy: `write_through`: all that no request uses any more; `write_back`: what is
             next to be evicted (by `TierPolicy`, too); `write_through_selective`: what a second
             request has used.
@@ -62,7 +61,6 @@ class KVTiers(Capability):
     def __init__(
         self,
         cache: KVCacheManager,
-        tier: StorageTier,
         stores: Stores,
         write_policy: WritePolicy = "write_through",
         prefetch: PrefetchPolicy | None = None,
@@ -71,7 +69,8 @@ class KVTiers(Capability):
     ) -> None:
         assert cache.loads is not None
         self._loads = cache.loads
-        self._tier, self._stores, self._clock = tier, stores, clock
+        self._tier = tier = stores.tier
+        self._stores, self._clock = stores, clock
         self._host = host
         self._near = Place.DEVICE if host is None else Place.DEVICE | Place.HOST
         self._write_policy: WritePolicy = write_policy
@@ -97,7 +96,7 @@ class KVTiers(Capability):
         self._launched_s: dict[int, float] = {}  # of batches in flight, by id
         stores.configure = self.configure
         stores.describe = lambda: describe(stores.url, self._status, tier, host)
-        stores.load = lambda: load_of(tier, host)
+        stores.load = lambda: load_of(self._status, tier, host)
 
     # ---- steps
 

@@ -95,8 +95,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class LoadPages(msgspec.Struct, frozen=True):
-    """Fill pages of the device: `pages` from the store or what a fetch brought, `saved` from the
-    host tier."""
+    """Fill pages of the device: `pages` from the store or a fetch, `saved` from the host tier."""
 
     job: int
     pages: tuple[Page, ...]

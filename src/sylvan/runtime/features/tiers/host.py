@@ -97,8 +97,8 @@ class HostTier:
 
     @property
     def is_writing(self) -> bool:
-        """Whether pages are on their way here."""
-        return bool(self._jobs)
+        """Whether pages are on their way here, or the tree is to be told that they have arrived."""
+        return bool(self._jobs or self._ended)
 
     @property
     def used_pages(self) -> int:

@@ -69,7 +69,7 @@ def _host(tier: StorageTier, host: HostTier) -> Mapping[str, int]:
     }
 
 
-def load_of(tier: StorageTier, host: HostTier | None = None) -> TierLoad:
+def load_of(status: Status, tier: StorageTier, host: HostTier | None = None) -> TierLoad:
     """What was counted, for heartbeats."""
     counts = tier.counts
     names = set(TierLoad.__struct_fields__) & set(TierCounts.__slots__)
@@ -79,6 +79,9 @@ def load_of(tier: StorageTier, host: HostTier | None = None) -> TierLoad:
         wrong_pages=sum(counts.faults.values()),
         known_pages=tier.num_known,
         pending_bytes=tier.pending_bytes,
+        fetch_bytes_per_s=status.cost.bytes_per_s,
+        host_bytes_per_s=status.host_cost.bytes_per_s,
+        stores=int(tier.is_open),
         host_used_tokens=host.used_pages * tier.layout.page_size if host is not None else 0,
         host_total_tokens=host.slots[0] * tier.layout.page_size if host is not None else 0,
     )

@@ -31,7 +31,7 @@ class KVTiersWorker(CapabilityWorker):
         threads: Makes those that wait for the store.
 
     Attributes:
-        host: Slots of the host tier; to be set, if there is one, before anything is opened or begun.
+        host: Slots of the host tier, if there is one; to be set before anything is opened or begun.
     """
 
     name: ClassVar = KVTiers.name
