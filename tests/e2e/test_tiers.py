@@ -68,7 +68,7 @@ def test_a_server_that_was_killed_finds_its_kv_again(model, tmp_path):
         asker = Asker(server.url)
         assert asker.ask() == (wanted, len(PROMPT) // 16 * 16)
         told = asker.call("GET", "/cache/explain", params={"rid": "r"}).json()
-        assert told["tiers"] == {"device": 0, "storage": len(PROMPT) // 16 * 16}
+        assert told["tiers"] == {"device": 0, "host": 0, "storage": len(PROMPT) // 16 * 16}
         metrics = asker.call("GET", "/metrics").text
         assert 'sglang:prefetched_tokens_total{engine_type="unified"' in metrics
 
@@ -147,6 +147,40 @@ def test_a_store_is_operated_over_http(model, tmp_path):
         assert asker.call("DELETE", "/hicache/storage-backend").json()["success"]
         assert asker.status()["storage"] is None
         assert asker.ask()[0] == wanted
+
+
+def test_a_host_tier_without_a_store(model):
+    flags = (
+        *FLAGS,
+        "--max-total-tokens",
+        "1280",
+        "--hicache-ratio",
+        "3",
+        "--context-length",
+        "1000",
+    )
+    with running(model, *flags) as server:
+        asker = Asker(server.url)
+        wanted, _ = asker.ask()
+        for number in range(3):
+            asker.ask(f"{number} " + PROMPT[::-1])
+        assert asker.ask()[0] == wanted
+        told = asker.call("GET", "/cache/explain", params={"rid": "r"}).json()["tiers"]
+        assert told["host"] > 0
+        assert told["storage"] == 0
+        status = asker.status()
+        assert status["storage"] is None
+        assert status["host"]["total_tokens"] >= 3 * 1280
+        assert status["counts"]["host_loaded_tokens"] >= told["host"]
+        metrics = asker.call("GET", "/metrics").text
+        assert 'cache_source="host"' in metrics
+        assert "sglang:hicache_host_loaded_tokens_total" in metrics
+        tiers = asker.call("GET", "/cache/curve").json()["tiers"]
+        assert [(tier["tier"], tier["tokens"]) for tier in tiers] == [
+            ("device", 1280),
+            ("host", status["host"]["total_tokens"]),
+        ]
+        assert tiers[0]["hit_rate"] < tiers[1]["hit_rate"]
 
 
 def test_a_server_without_tiers_says_how_to_have_them(server):

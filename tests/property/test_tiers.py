@@ -14,6 +14,7 @@ from hypothesis.stateful import initialize, rule
 from sylvan.protocol.tiers import AttachStore, ClearStore, DetachStore
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.storage.api import StoreError, StoreLimits
+from tests.support.cache_events import follow
 from tests.support.kv_store import StoreBelow
 from tests.support.machine import SchedulerMachine
 from tests.support.wishes import setups
@@ -43,6 +44,8 @@ def stores() -> st.SearchStrategy[dict[str, object]]:
             "max_pending_bytes": st.sampled_from([1 << 20, 500]),
             "max_staged_bytes": st.sampled_from([1 << 20, 300]),
             "limits": st.sampled_from([StoreLimits(), StoreLimits(max_bytes=3000)]),
+            "host_pages": st.sampled_from([0, 0, 60, 25, 5]),
+            "attached": st.sampled_from([True, True, True, False]),
         }
     )
 
@@ -62,6 +65,7 @@ class Tiers(SchedulerMachine):
         if windows:
             setup |= {"windows": windows, "window_pages": 30}
         self.start(setup)
+        self.world.tree.record_events()
         self.below.store.spoil = self.spoil
         self.below.store.fault = self.fail
         self.faults = "none"
@@ -142,11 +146,17 @@ class Tiers(SchedulerMachine):
                 return record
 
     def check_store(self) -> None:
-        """Nothing is on its way any more, and the tree and the tier agree."""
+        """Nothing is on its way any more, and the tree, the tiers and routers agree."""
+        known = follow(self.world.tree.take_events(), self.world.tree.page_size, {})
+        assert not any(known.values())
         tier = self.below.tier
         assert not tier.is_writing
         assert tier.pending_bytes == 0
         assert tier.num_known == 0, "the tree was cleared, so it knows nothing"
+        if (host := self.below.host) is not None:
+            assert not host.is_writing
+            assert host.used_pages == 0
+            assert [len(free) for free in host._free] == [*host.slots]
         assert not self.below.control._prefetches
 
 

@@ -10,9 +10,12 @@ import numpy as np
 from sylvan.protocol.tiers import AttachStore, TierCommand
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.residency import TierPolicy
+from sylvan.runtime.features.tiers.codec import PlainCodec
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
 from sylvan.runtime.features.tiers.data import StoreSpec
+from sylvan.runtime.features.tiers.host import HostTier
+from sylvan.runtime.features.tiers.host_memory import HostLayout
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier, write_ahead_pages
@@ -107,7 +110,8 @@ class LatePages:
 class StoreBelow:
     """A store below the device of a `World`; see its `tiers`.
 
-    `copies` are those between the device and the host, `calls` those of the store.
+    `copies` are those between the device and the host, `calls` those of the store and of the host
+    tier, which is there if it has pages.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class StoreBelow:
         max_staged_bytes: int = 1 << 20,
         limits: StoreLimits | None = None,
         attached: bool = True,
+        host_pages: int = 0,
     ) -> None:
         self.url = f"memory:{name}"
         self.write_policy, self.max_known = write_policy, max_known
@@ -128,19 +133,30 @@ class StoreBelow:
         self.max_pending_bytes, self.max_staged_bytes = max_pending_bytes, max_staged_bytes
         self.copies, self.calls = ScriptedThreads(), ScriptedThreads()
         self.store: MemoryStore = open_memory(self.url, limits or StoreLimits())
-        self.attached = attached
+        self.attached, self.host_pages = attached, host_pages
+        self.host: HostTier | None = None
         self.replies: list[Any] = []
 
     def make_tier(self, groups: Sequence[KVGroup]) -> Any:
         sizes = tuple(8 if g.kind == "state" else 8 * g.page_size for g in groups)
+        layout, counts = Layout(groups=tuple(groups), page_bytes=sizes), TierCounts()
         self.tier = StorageTier(
-            layout=Layout(groups=tuple(groups), page_bytes=sizes),
+            layout=layout,
             max_known=self.max_known,
             max_pending_bytes=self.max_pending_bytes,
-            counts=TierCounts(),
+            counts=counts,
         )
         ahead = write_ahead_pages(self.write_policy, groups[0].num_pages)
-        return (self.tier,), TierPolicy(write_ahead_pages=ahead, min_load_tokens=1)
+        policy = TierPolicy(write_ahead_pages=ahead, min_load_tokens=1)
+        if not self.host_pages:
+            return (self.tier,), policy
+        self.host = HostTier(
+            layout=layout,
+            slots=(self.host_pages,) * len(groups),
+            max_pending_bytes=self.max_pending_bytes,
+            counts=counts,
+        )
+        return (self.host, self.tier), policy
 
     def join(self, world: World) -> KVTiers:
         executor, groups = world.executor, self.tier.layout.groups
@@ -162,6 +178,9 @@ class StoreBelow:
         worker = KVTiersWorker(
             lambda: (groups, memory), self.max_staged_bytes, lambda count, name: self.calls
         )
+        if self.host is not None:
+            codecs = tuple(PlainCodec(size) for size in self.tier.layout.page_bytes)
+            worker.host = HostLayout(self.host.slots, codecs)
         executor.workers[KVTiers.name] = worker
         spec = StoreSpec(
             url=self.url, manifest=manifest(page_size=self.tier.layout.page_size).encode()
@@ -171,7 +190,12 @@ class StoreBelow:
             worker.open(spec)
             self.stores.opened(spec)
         self.control = KVTiers(
-            world.cache, self.tier, self.stores, self.write_policy, self.prefetch, world.clock
+            world.cache,
+            self.stores,
+            self.write_policy,
+            self.prefetch,
+            world.clock,
+            self.host,
         )
         return self.control
 

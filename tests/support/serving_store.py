@@ -49,4 +49,4 @@ class ServingStore:
         self.half.open(spec)
         stores.opened(spec)
         policy = PrefetchPolicy(wait="wait_complete", min_tokens=1)
-        return KVTiers(cache, self.tier, stores, "write_through", policy)
+        return KVTiers(cache, stores, "write_through", policy)

@@ -32,7 +32,7 @@ class ScriptedTier:
     """Holds pages under numbers that it gives out again after they were dropped."""
 
     def __init__(self, place: Place, device: Device, above: ScriptedTier | None, room: int) -> None:
-        self.whole_prefixes = False
+        self.whole_prefixes, self.is_open = False, True
         self.place, self.device, self.above, self.room = place, device, above, room
         self.held: dict[int, object] = {}  # by number; None until it is written
         self.transfers: list[Transfer] = []

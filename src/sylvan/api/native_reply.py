@@ -99,6 +99,12 @@ class ReplyState:
             **draft_keys(usage.drafts),
             **timing,
         }
+        if usage.host_tokens or usage.loaded_tokens:
+            meta["cached_tokens_details"] = {
+                "device": usage.cached_tokens - usage.host_tokens - usage.loaded_tokens,
+                "host": usage.host_tokens,
+                "storage": usage.loaded_tokens,
+            }
         if len(self.weight_versions) > 1:
             meta["weight_versions"] = list(self.weight_versions)
         if self.options.logprobs:

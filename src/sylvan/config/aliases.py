@@ -184,6 +184,18 @@ def _storage(value: object) -> Pairs:
         yield "tiers.storage", storage_of(value)
 
 
+def _gigabytes(value: object) -> Pairs:
+    """10^9 bytes; 0 leaves the size to a ratio."""
+    try:
+        number = float(plain_text(value))
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e9:
+        raise ValueError(f"expected a number of gigabytes, got {value!r}")
+    if number:
+        yield "tiers.host_bytes", round(number * 1e9)
+
+
 def _storage_settings(value: object) -> Pairs:
     """SGLang's table of settings of its stores; what is a section by itself turns tiers on."""
     if value not in (None, "", "null"):
@@ -273,6 +285,7 @@ _RENAMED = {
     "speculative_ngram_max_trie_depth": "speculative.max_match",
     "disaggregation_transfer_backend": "disagg.transfer",
     "disaggregation_bootstrap_port": "disagg.bootstrap_port",
+    "hicache_ratio": "tiers.host_ratio",
     "hicache_write_policy": "tiers.write_policy",
     "hicache_storage_prefetch_policy": "tiers.prefetch",
 }
@@ -314,8 +327,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "json_model_override_args": ("changes to the model's config.json", "{}", {}),
     "num_continuous_decode_steps": ("several decode steps in one", 1),
     "sampling_backend": ("choosing the sampler", "pytorch", "auto"),
-    "hicache_ratio": ("a cache tier in host memory",),
-    "hicache_size": ("a cache tier in host memory", 0),
 }
 
 _REFUSED_SWITCHES = {
@@ -372,6 +383,7 @@ _ALL: Mapping[str, Alias] = {
     "disaggregation_mode": Alias("disagg.role", _role),
     "kv_events_config": Alias("kv_events", _kv_events),
     "speculative_algorithm": Alias("speculative.algorithm", _algorithm),
+    "hicache_size": Alias("tiers.host_bytes", _gigabytes),
     "hicache_storage_backend": Alias("tiers.storage", _storage),
     "hicache_storage_backend_extra_config": Alias("tiers", _storage_settings),
 }

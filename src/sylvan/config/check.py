@@ -268,6 +268,38 @@ RULES = (
         "cache.prefix=radix",
     ),
     Rule(
+        "two sizes of the host tier",
+        ("tiers.host_ratio", "tiers.host_bytes"),
+        lambda c: (
+            c.config.tiers is not None
+            and c.config.tiers.host_ratio is not None
+            and c.config.tiers.host_bytes is not None
+        ),
+        "{tiers.host_ratio} and {tiers.host_bytes} both size the host tier; give one of them",
+    ),
+    Rule(
+        "type of no host tier",
+        ("tiers.host_dtype", "tiers.host_ratio"),
+        lambda c: (
+            c.config.tiers is not None
+            and c.config.tiers.host_dtype != "same"
+            and c.config.tiers.host_ratio is None
+            and c.config.tiers.host_bytes is None
+        ),
+        "{tiers.host_dtype}: there is no host tier; give tiers.host_ratio or tiers.host_bytes",
+    ),
+    Rule(
+        "host tier of 8 bits below a cache of 8 bits",
+        ("tiers.host_dtype", "cache.dtype"),
+        lambda c: (
+            c.config.tiers is not None
+            and c.config.tiers.host_dtype == "int8"
+            and c.config.cache.dtype != "model"
+        ),
+        "{tiers.host_dtype}: keys and values have 8 bits already, {cache.dtype}; leave "
+        "tiers.host_dtype at same",
+    ),
+    Rule(
         "tiers of vectors",
         ("tiers", "task"),
         lambda c: c.config.tiers is not None and not c.facts.model.causal,
@@ -394,7 +426,10 @@ RULES = (
     ),
     Rule(
         "cannot be deterministic",
-        ("deterministic", "attention", "runner", "device", "cache.page_size", "cache.dtype"),
+        (
+            *("deterministic", "attention", "runner", "device", "cache.page_size", "cache.dtype"),
+            "tiers.host_dtype",
+        ),
         lambda c: c.config.deterministic is True and c.obstacle is not None,
         lambda c: (
             f"{{deterministic}} cannot be kept: {c.obstacle.cause}; {c.obstacle.way}"

@@ -35,6 +35,9 @@ def obstacle(config: Config, facts: Facts) -> Obstacle | None:
         cause = f"with runner={config.runner} PyTorch computes, whose bits depend on the batch"
         way = "leave runner, attention, cache.page_size and cache.dtype at auto"
         found = Obstacle(cause, f"{way}, or deterministic")
+    elif config.tiers is not None and config.tiers.host_dtype != "same":
+        cause = f"tiers.host_dtype={config.tiers.host_dtype} rounds what is evicted"
+        found = Obstacle(cause, "leave tiers.host_dtype at same, or deterministic at auto")
     elif attention is not None and not attention.batch_invariant:
         cause = f"results of attention={config.attention} depend on the batch"
         found = Obstacle(cause, "leave attention at auto")

@@ -116,7 +116,7 @@ REFUSED: Mapping[str, str] = {
         "prefill_only_disable_kv_cache prefill_kv_cache_dequant_dtype=auto enable_hisparse "
         "hisparse_config="
     ),
-    "a cache tier in host memory": (
+    "other bounds of the host tier": (
         "hicache_host_memory_fraction=0.8 hicache_host_memory_mode=cache"
     ),
     "giving memory back while serving": (

@@ -355,7 +355,7 @@ class KVEventsConfig(Section, frozen=True):
 
 
 class TiersConfig(Section, frozen=True):
-    """A store of KV below the device's memory, which outlives the server. Present means on."""
+    """Memories for KV below the device's: the host's, and a store that stays. Present means on."""
 
     storage: str | None = None
     """Directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`, or what another
@@ -363,6 +363,13 @@ class TiersConfig(Section, frozen=True):
     serving."""
     directory: str | None = None
     """What `tiers.storage=file` stands for; default: a folder in the user's cache."""
+    host_ratio: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Size of a tier in host memory: pages for each page of the device; default: there is none."""
+    host_bytes: Bytes | None = None
+    """The same as a size (`32GiB`); instead of `tiers.host_ratio`."""
+    host_dtype: Literal["same", "int8"] = "same"
+    """How that tier keeps keys and values: with the bits that the device has, or rounded to 8 bits,
+    which takes half the memory or less and changes answers a little."""
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
         "write_through"
     )

@@ -79,6 +79,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     loaded_tokens: int = 0  # of these, those that a store of KV brought
+    host_tokens: int = 0  # of these, those that the tier in host memory brought
     retractions: int = 0
     drafts: DraftCounts | None = None  # None: no guess of it was verified
     taken_back: int = 0  # tokens that were sampled, broke the schema, and are no part of the output

@@ -66,6 +66,12 @@ class TierLoad(msgspec.Struct, frozen=True, kw_only=True):
         errors: Calls of the store that failed.
         known_pages: That the prefix tree knows to be there, now.
         pending_bytes: On their way there, now.
+        fetch_bytes_per_s, host_bytes_per_s: Measured speeds of the store and of the host tier.
+        stores: Schedulers that have a store, now.
+        host_used_tokens, host_total_tokens: Of the tier in host memory, now.
+        host_refused_tokens: Not copied there, because too much was on its way.
+        host_saved_bytes, host_save_seconds: Copied there.
+        host_loaded_tokens, host_loaded_bytes, host_load_seconds: Filled on the device from there.
     """
 
     found_tokens: int = 0
@@ -88,6 +94,17 @@ class TierLoad(msgspec.Struct, frozen=True, kw_only=True):
     errors: int = 0
     known_pages: int = 0
     pending_bytes: int = 0
+    fetch_bytes_per_s: float = 0.0
+    host_bytes_per_s: float = 0.0
+    stores: int = 0
+    host_used_tokens: int = 0
+    host_total_tokens: int = 0
+    host_refused_tokens: int = 0
+    host_saved_bytes: int = 0
+    host_save_seconds: float = 0.0
+    host_loaded_tokens: int = 0
+    host_loaded_bytes: int = 0
+    host_load_seconds: float = 0.0
 
 
 TierCommand = AttachStore | DetachStore | ClearStore | DescribeTiers

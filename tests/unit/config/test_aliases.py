@@ -35,6 +35,8 @@ FLAGS = {
         "tiers.prefetch_min_tokens",
         9,
     ),
+    "--hicache-ratio 1.5": ("tiers.host_ratio", 1.5),
+    "--hicache-size 2": ("tiers.host_bytes", 2_000_000_000),
     "--hicache-write-policy write_back": ("tiers.write_policy", "write_back"),
     "--hicache-storage-prefetch-policy wait_complete": ("tiers.prefetch", "wait_complete"),
     "--record flight": ("observe.record", "flight"),
@@ -159,6 +161,18 @@ def test_every_alias_that_sets_something_is_tried_above():
 def test_alias_targets_exist_and_are_not_fields(name):
     assert aliases()[name].target in {*fields(), *sections()}
     assert name not in fields()
+
+
+@pytest.mark.parametrize(("value", "why"), [("much", "gigabytes"), ("-1", "gigabytes")])
+def test_sizes_of_the_host_tier_are_gigabytes(value, why):
+    with pytest.raises(ConfigError, match=f"hicache.size.*{why}"):
+        from_keywords({"hicache_size": value})
+
+
+def test_no_size_of_the_host_tier_leaves_it_to_the_ratio():
+    given = from_keywords({"hicache_size": "0", "hicache_ratio": "2"})
+    tiers = load(given.settings).config.tiers
+    assert (tiers.host_ratio, tiers.host_bytes) == (2.0, None)
 
 
 REFUSED = sorted(n for n, a in aliases().items() if not a.target and not a.note)

@@ -26,6 +26,18 @@ BROKEN = {
         "tiers keep cached prefixes, but cache.prefix=none",
     ),
     "tiers of vectors": ({"tiers": TiersConfig()}, "this model has none: its tokens see"),
+    "two sizes of the host tier": (
+        {"tiers": TiersConfig(host_ratio=2.0, host_bytes=4096)},
+        "tiers.host_ratio=2.0 and tiers.host_bytes=4096 both size the host tier",
+    ),
+    "type of no host tier": (
+        {"tiers": TiersConfig(host_dtype="int8")},
+        "tiers.host_dtype=int8: there is no host tier; give tiers.host_ratio",
+    ),
+    "host tier of 8 bits below a cache of 8 bits": (
+        {"tiers": TiersConfig(host_dtype="int8", host_ratio=2.0), "cache.dtype": "int8"},
+        "keys and values have 8 bits already, cache.dtype=int8",
+    ),
     "tiers recorded": (
         {"tiers": TiersConfig(), "observe.record": "flight"},
         "observe.record=flight: what a store brings cannot be played back",

@@ -9,16 +9,17 @@ from typing import Literal
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.cache.types import CacheKey, Node
+from sylvan.runtime.cache.types import CacheKey, Node, Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeEvent:
-    """The tokens of `key` from position `start` on were inserted or evicted."""
+    """The tokens of `key` from position `start` on were inserted into a place, or evicted there."""
 
     kind: Literal["insert", "evict"]
     key: CacheKey
     start: int
+    place: Place = Place.DEVICE
 
     @property
     def tokens(self) -> IntArray:
@@ -26,8 +27,13 @@ class TreeEvent:
         return self.key.tokens[self.start :]
 
 
-def event(kind: Literal["insert", "evict"], path: Sequence[Node], start: int) -> TreeEvent:
+def event(
+    kind: Literal["insert", "evict"],
+    path: Sequence[Node],
+    start: int,
+    place: Place = Place.DEVICE,
+) -> TreeEvent:
     """What happened from position `start` on to the end of a path from below the root."""
     tokens = np.concatenate([node.tokens for node in path])
     media = tuple({span: None for node in path for span in node.media})
-    return TreeEvent(kind, CacheKey(tokens, path[-1].namespace, media), start)
+    return TreeEvent(kind, CacheKey(tokens, path[-1].namespace, media), start, place)

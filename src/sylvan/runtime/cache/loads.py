@@ -121,8 +121,8 @@ class Loads:
                 self._arrive(node, part, kv)
         self._end(load)
         if kv is not None:
-            brought = sum(len(part.entries) for part in load.pages if not part.group)
-            kv.loaded = brought * self._nodes.page_size
+            kv.loaded = self._brought(load, Place.STORAGE)
+            kv.from_host = self._brought(load, Place.HOST)
             self._nodes.unlock(kv.node)
             kv.node = load.node  # with the lock of the load
             return kv
@@ -162,6 +162,11 @@ class Loads:
         return any(not len(node.pages) and parts_of(node).readers for node, _ in path)
 
     # ---- inside
+
+    def _brought(self, load: Load, place: Place) -> int:
+        """Tokens that a load took from one place."""
+        parts = (part for part in load.pages if not part.group and part.place is place)
+        return sum(len(part.entries) for part in parts) * self._nodes.page_size
 
     def _plan_state(self, node: Node, slot: int) -> StateLoad:
         lower = parts_of(node).lower

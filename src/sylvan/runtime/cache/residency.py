@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ from sylvan.runtime.cache.types import (
     overlapping,
 )
 
+MAX_SINKING = 65_536
+"""Nodes that wait to be written to one tier; of more the oldest stay where they are."""
 _SLACK = 1024  # dead entries tolerated before a rebuild
 
 
@@ -45,6 +48,11 @@ class Tier(Protocol):
 
     place: Place
     whole_prefixes: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes anything at all now."""
+        ...
 
     @property
     def free_pages(self) -> int:
@@ -133,6 +141,10 @@ class Residency:
         self.write_ahead_pages = write_ahead_pages  # see `TierPolicy`; may be changed
         self._tiers = {tier.place: tier for tier in tiers}
         self._next = dict(itertools.pairwise(self._tiers))  # the place below each
+        self._nearest = next(iter(self._tiers), None)
+        self._sinking: dict[Place, deque[Node]] = {
+            place: deque(maxlen=MAX_SINKING) for place in self._next.values()
+        }
         self._shelves = {place: _Shelf(eviction, place) for place in self._tiers}
         self._writes: dict[int, Tier] = {}
         self._numbers = itertools.count(1)
@@ -146,7 +158,9 @@ class Residency:
     def has_unwritten(self) -> bool:
         """Whether `poll` might begin writes."""
         heap = self._heap
-        return heap.num_unstaged > 0 and heap.staged_pages < self.write_ahead_pages
+        if heap.num_unstaged > 0 and heap.staged_pages < self.write_ahead_pages:
+            return True
+        return any(self._sinking.values())
 
     def poll(self, completed: int) -> None:
         """Take in writes that ended, and begin new ones.
@@ -157,6 +171,7 @@ class Residency:
         for tier in self._tiers.values():
             for number, succeeded in tier.poll():
                 self._end_write(number, succeeded=succeeded)
+        self._sink(completed)
         self._write_ahead(completed)
         self.collect()
 
@@ -176,12 +191,12 @@ class Residency:
             for each in path:
                 parts_of(each).readers -= 1
 
-    def on_device(self, key: CacheKey, limit: int) -> int:
-        """Tokens in whole pages of `key`, at most `limit`, that are on the device; no changes."""
+    def found_in(self, places: Place, key: CacheKey, limit: int) -> int:
+        """Tokens in whole pages of `key`, at most `limit`, that lie in `places`; no changes."""
         found, nodes = 0, self._nodes
         root = nodes.roots.get(key.namespace)
         for node, count in walk(root, key, limit, nodes.page_size).path:
-            if not len(node.pages):
+            if not node.places & places:
                 break
             found += count * nodes.page_size
         return found
@@ -211,11 +226,14 @@ class Residency:
             leaf.last_used = leaf.created = node.last_used
             locator = self._locate(reached // size, stored.stop, stored)
             self._nodes.attach(node, leaf, {place: locator})
+            self._nodes.note_lower("insert", leaf, place)
             self._shelves[place].push(leaf)
         return True
 
     def forget(self, place: Place) -> None:
         """A tier is emptied or goes: nothing lies there any more, but what loads read just now."""
+        if (waiting := self._sinking.get(place)) is not None:
+            waiting.clear()
         self._nodes.forget_all_lower(place)
         self.collect()
 
@@ -242,7 +260,7 @@ class Residency:
         heap, later = self._heap, list[Node]()
         while heap.staged_pages < self.write_ahead_pages and (node := heap.pop_unstaged()):
             parts = parts_of(node)
-            if parts.lower or parts.writing:
+            if parts.writing or self._nearest in parts.lower:
                 heap.stage(node, written=bool(parts.lower))
             elif node.computed_at > completed:
                 later.append(node)
@@ -256,7 +274,7 @@ class Residency:
 
     def _back_up_node(self, node: Node, completed: int) -> bool:
         parts = parts_of(node)
-        if parts.lower or parts.writing or not self._is_wanted(node):
+        if self._nearest in parts.lower or parts.writing or not self._is_wanted(node):
             return True
         return node.computed_at <= completed and self._write_anywhere(node)
 
@@ -266,8 +284,43 @@ class Residency:
         return whole and any(tier.wants(node) for tier in self._tiers.values())
 
     def _write_anywhere(self, node: Node) -> bool:
-        """Offer a node to tiers, nearest first, until one takes it."""
-        return any(self._write(node, Place.DEVICE, tier) for tier in self._tiers.values())
+        """Offer a node to tiers, nearest first, until one takes it or has it."""
+        for tier in self._tiers.values():
+            if tier.place in parts_of(node).lower:
+                return True
+            if tier.wants(node) and self._write(node, Place.DEVICE, tier):
+                return True
+        return False
+
+    def _sink(self, completed: int) -> None:
+        """Write to each tier what the one above has got, in that order, as long as it is taken."""
+        for place, waiting in self._sinking.items():
+            tier = self._tiers[place]
+            while waiting and self._sink_node(waiting[0], tier, completed):
+                waiting.popleft()
+
+    def _sink_node(self, node: Node, tier: Tier, completed: int) -> bool:
+        """Begin to write a node to a lower tier too; False if it does not take it now."""
+        path = [*path_to(node)][::-1] if tier.whole_prefixes else [node]
+        for each in path:
+            parts_of(each).readers += 1  # as in `back_up`
+        try:
+            return all(self._sink_one(each, tier, completed) for each in path)
+        finally:
+            for each in path:
+                parts_of(each).readers -= 1
+
+    def _sink_one(self, node: Node, tier: Tier, completed: int) -> bool:
+        parts = parts_of(node)
+        targets = (write.target for write in parts.writing.values())
+        if node.parent is None or tier.place in parts.lower or tier.place in targets:
+            return True
+        if len(node.tokens) < self._nodes.page_size or not tier.wants(node):
+            return True
+        if len(node.pages) and node.computed_at <= completed:
+            return self._write(node, Place.DEVICE, tier)
+        source = next((place for place in self._tiers if place in parts.lower), None)
+        return source is None or self._write(node, source, tier)
 
     def _stage(self, node: Node, completed: int) -> bool:
         """Write a node before it is evicted, and what it is of no use without."""
@@ -283,6 +336,7 @@ class Residency:
         if known is None:
             if node.stop == stop * size and not parts.writing:
                 parts.lower[place] = self._locate(first, stop, stored)
+                self._nodes.note_lower("insert", node, place)
                 self._shelves[place].push(node)
                 self._heap.mark_written(node)
             return
@@ -310,7 +364,7 @@ class Residency:
         locator = tier.offer(number, node, source)
         if locator is None:
             return False
-        parts_of(node).writing[number] = Writing(locator, source)
+        parts_of(node).writing[number] = Writing(locator, source, tier.place)
         self._nodes.writing[number] = [node]
         self._writes[number] = tier
         return True
@@ -327,11 +381,12 @@ class Residency:
                 tier.drop(write.locator)
                 continue
             parts.lower[tier.place] = write.locator
+            self._nodes.note_lower("insert", node, tier.place)
             self._shelves[tier.place].push(node)
             self._heap.mark_written(node)
             below = self._next.get(tier.place)
-            if below is not None and below not in parts.lower:
-                self._write(node, tier.place, self._tiers[below])
+            if below is not None and below not in parts.lower and self._tiers[below].is_open:
+                self._sinking[below].append(node)
 
     def _shed(self, place: Place, num_pages: int) -> None:
         """Forget the least valuable nodes of a tier until so many pages are free there."""

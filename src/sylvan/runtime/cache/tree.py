@@ -247,6 +247,7 @@ class NodeTree:
         parts = node.parts
         assert parts is not None
         assert not parts.readers, "a load reads from there"
+        self.note_lower("evict", node, place)
         self.dropped.append((place, parts.lower.pop(place)))
         self._void_writes(node, place)
         if not node.places:
@@ -265,6 +266,12 @@ class NodeTree:
                     self.forget_lower(node, place)
 
     # ---- followers
+
+    def note_lower(self, kind: Literal["insert", "evict"], node: Node, place: Place) -> None:
+        """A lower tier has a node now, or has it no more."""
+        if self._events is not None:
+            path = [*path_to(node)][::-1]
+            self._events.append(event(kind, path, node.start, place))
 
     def record_events(self) -> None:
         """Keep events from now on, the newest `MAX_EVENTS` of them."""
@@ -300,6 +307,10 @@ class NodeTree:
 
     def _drop_below(self, node: Node) -> None:
         """Forget all that lower tiers have of a node that goes, and the nodes below it."""
+        if self._events is not None:
+            for gone in (*below((node,)), node):
+                for place in gone.parts.lower if gone.parts is not None else ():
+                    self.note_lower("evict", gone, place)
         for gone in (*below((node,)), node):
             assert gone.parts is not None
             self.dropped.extend(gone.parts.lower.items())
@@ -317,7 +328,7 @@ class NodeTree:
             own.lower[place] = locator.split_off(pages)
         for number, write in parts.writing.items():
             locator = write.locator.split_off(pages)
-            own.writing[number] = Writing(locator, write.source, write.is_void)
+            own.writing[number] = Writing(locator, write.source, write.target, write.is_void)
             self.writing[number].append(upper)
         for component in self.components:
             component.on_split(upper, node, pages)

@@ -102,7 +102,7 @@ class Locator:
 
 @dataclass(slots=True, eq=False)
 class Writing:
-    """KV on its way from `source` to a tier, which will keep it at `locator`.
+    """KV on its way from `source` to the tier `target`, which will keep it at `locator`.
 
     What the source gave to others meanwhile arrives in vain: all of it if the write is void, else
     the parts in `lost`.
@@ -110,6 +110,7 @@ class Writing:
 
     locator: Locator
     source: Place
+    target: Place
     is_void: bool = False
     lost: list[Locator] = field(default_factory=list[Locator])
 
@@ -350,7 +351,8 @@ class KVHandle:
     windows: tuple[WindowTable, ...] = ()
     has_full: bool = True
     loading: Load | None = None  # what must arrive before the request can run
-    loaded: int = 0  # of the cached tokens, those that a lower tier brought
+    loaded: int = 0  # of the cached tokens, those that storage brought
+    from_host: int = 0  # of the cached tokens, those that host memory brought
 
     @property
     def tables(self) -> tuple[PageTable, ...]:

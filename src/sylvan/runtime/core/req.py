@@ -101,7 +101,8 @@ class Req:
     decode: Slice | None = None  # the planner's, used again at each step
     key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
-    loaded_tokens: int = 0  # of these, those that a lower tier brought
+    loaded_tokens: int = 0  # of these, those that a store brought
+    host_tokens: int = 0  # of these, those that the host tier brought
     retractions: int = 0
     drafts: DraftCounts | None = None
     held: Held | None = None  # its tokens are reviewed before the client gets them

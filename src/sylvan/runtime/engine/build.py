@@ -25,6 +25,7 @@ from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.radix import RadixCache
+from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
@@ -202,6 +203,7 @@ def _identity(
             config,
             model_dir(config.model),
             dtype=model.dtype,
+            kv_dtype=config.cache.dtype,
             runner=model.runner,
             page_size=groups[0].page_size,
             groups=tuple(
@@ -340,7 +342,7 @@ def compose_scheduler(
     """The scheduler of a resolved configuration over an executor that is there already."""
     settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
-    below = () if tiers is None else (tiers.tier,)
+    below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
     cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
     if tiers is not None:
@@ -353,7 +355,8 @@ def compose_scheduler(
         capabilities = (explain, *capabilities)
     if publisher is not None and isinstance(cache.tree, RadixCache):
         medium = "CPU" if config.device == "cpu" else "GPU"
-        capabilities = (*capabilities, KVEvents(cache.tree, publisher, medium))
+        media = {Place.DEVICE: medium, Place.HOST: "CPU_PINNED"}
+        capabilities = (*capabilities, KVEvents(cache.tree, publisher, media))
     parts = Parts(
         cache=cache,
         executor=executor,

@@ -46,6 +46,7 @@ def usage(req: Req) -> Usage:
         completion_tokens=max(0, req.num_outputs),
         cached_tokens=req.cached_tokens,
         loaded_tokens=req.loaded_tokens,
+        host_tokens=req.host_tokens,
         retractions=req.retractions,
         drafts=req.drafts,
         taken_back=req.held.taken_back if req.held is not None else 0,
@@ -132,6 +133,7 @@ def accept_plain(
             completion_tokens=length - req.prompt_len,
             cached_tokens=req.cached_tokens,
             loaded_tokens=req.loaded_tokens,
+            host_tokens=req.host_tokens,
             retractions=req.retractions,
             drafts=req.drafts,
         )

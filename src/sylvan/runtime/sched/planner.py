@@ -116,6 +116,7 @@ class Planner:
         req.computed = min(num_computed, req.num_tokens - 1)
         if req.kv is not None and not req.retractions:
             req.loaded_tokens = min(req.kv.loaded, req.cached_tokens)
+            req.host_tokens = min(req.kv.from_host, req.cached_tokens - req.loaded_tokens)
         self._loaded.add(req)
         self._requests.move(req, Phase.RUNNING)
 

@@ -56,6 +56,7 @@ class Accounts:
         self._output = counter("generation_tokens", "Tokens generated").labels(**labels)
         cached = counter("cached_tokens", "Prompt tokens from the cache", "cache_source")
         self._cached = cached.labels(**labels, cache_source="device")
+        self._from_host = cached.labels(**labels, cache_source="host")
         self._loaded = cached.labels(**labels, cache_source="storage")
         self._finished = counter("num_requests", "Samples that ended", "finish")
         self._labels = labels
@@ -100,7 +101,8 @@ class Accounts:
         self._keyring.charge(Tenant(name=live.tenant), prompt + output)
         self._prompt.inc(first.prompt_tokens)
         self._output.inc(output)
-        self._cached.inc(first.cached_tokens - first.loaded_tokens)
+        self._cached.inc(first.cached_tokens - first.loaded_tokens - first.host_tokens)
+        self._from_host.inc(first.host_tokens)
         self._loaded.inc(first.loaded_tokens)
         for sample in live.samples:
             tokens = sample.usage.completion_tokens

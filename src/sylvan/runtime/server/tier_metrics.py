@@ -31,9 +31,22 @@ _COUNTERS = {
     "hicache_lost_pages": ("lost_pages", "Pages that could not be written"),
     "hicache_wrong_pages": ("wrong_pages", "Torn, foreign or stale pages, which were not used"),
     "hicache_storage_errors": ("errors", "Calls of the store that failed"),
+    "hicache_host_saved_bytes": ("host_saved_bytes", "Bytes copied to the host tier"),
+    "hicache_host_save_seconds": ("host_save_seconds", "Time that copying there took"),
+    "hicache_host_refused_tokens": (
+        "host_refused_tokens",
+        "Tokens not copied to the host tier: too much was on its way",
+    ),
+    "hicache_host_loaded_tokens": ("host_loaded_tokens", "Tokens loaded from the host tier"),
+    "hicache_host_loaded_bytes": ("host_loaded_bytes", "Bytes loaded from the host tier"),
+    "hicache_host_load_seconds": ("host_load_seconds", "Time that reading it took"),
 }
 _GAUGES = {
     "hicache_known_pages": ("known_pages", "Pages that the prefix tree knows to be in the store"),
+    "hicache_host_used_tokens": ("host_used_tokens", "Tokens in the host tier"),
+    "hicache_host_total_tokens": ("host_total_tokens", "Tokens that fit into the host tier"),
+    "hicache_fetch_bytes_per_second": ("fetch_bytes_per_s", "Speed at which stores are read"),
+    "hicache_host_bytes_per_second": ("host_bytes_per_s", "Speed at which host tiers are read"),
     "hicache_pending_bytes": ("pending_bytes", "Bytes on their way to the store"),
 }
 

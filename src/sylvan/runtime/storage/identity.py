@@ -24,6 +24,7 @@ def kv_manifest(
     model_dir: Path,
     *,
     dtype: str,
+    kv_dtype: str,
     runner: str,
     page_size: int,
     groups: tuple[GroupLayout, ...],
@@ -34,6 +35,7 @@ def kv_manifest(
         config: Resolved.
         model_dir: The model's directory.
         dtype: Of weights and activations.
+        kv_dtype: Of keys and values; what was rounded on its way is another one.
         runner: What computes.
         page_size: Tokens of a page.
         groups: Layouts of pages.
@@ -49,7 +51,7 @@ def kv_manifest(
         tokenizer=tokenizer_digest(tokenizer if tokenizer.is_dir() else model_dir),
         dtype=dtype,
         quantization=config.quantization or "",
-        kv_dtype=config.cache.dtype,
+        kv_dtype=kv_dtype,
         runner=runner,
         attention=config.attention,
         context_len=int(config.context_len) if config.context_len != "auto" else 0,

@@ -154,6 +154,7 @@ class SampleState:
             usage,
             cached_tokens=self.usage.cached_tokens if self.output_ids else usage.cached_tokens,
             loaded_tokens=self.usage.loaded_tokens if self.output_ids else usage.loaded_tokens,
+            host_tokens=self.usage.host_tokens if self.output_ids else usage.host_tokens,
             retractions=max(usage.retractions, self.usage.retractions),
         )
 

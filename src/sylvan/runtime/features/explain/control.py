@@ -30,6 +30,7 @@ class Record:
     cached: int
     reason: Reason
     loaded: int = 0  # of those cached, from a store
+    from_host: int = 0  # of those cached, from the tier in host memory
 
 
 class CacheExplain(Capability):
@@ -70,7 +71,11 @@ class CacheExplain(Capability):
             "rid": rid,
             "prompt_tokens": len(record.key.tokens),
             "cached_tokens": record.cached,
-            "tiers": {"device": record.cached - record.loaded, "storage": record.loaded},
+            "tiers": {
+                "device": record.cached - record.loaded - record.from_host,
+                "host": record.from_host,
+                "storage": record.loaded,
+            },
             "reason": "never_seen" if hidden else record.reason,
             "divergence": asdict(found),
         }
@@ -95,11 +100,13 @@ class CacheExplain(Capability):
         tokens: IntArray = req.request.input_ids
         key = CacheKey(tokens, req.kv.key.namespace, req.kv.key.media)
         cached = min(cached, len(tokens))
+        loaded = min(req.kv.loaded, cached)
         self._records[req.rid] = Record(
             key,
             cached,
             why_missed(self._tree, key, cached, len(tokens) - 1),
-            min(req.kv.loaded, cached),
+            loaded,
+            min(req.kv.from_host, cached - loaded),
         )
         self._prompts.append(block_hashes(key))
         self._kept_tokens += len(tokens)

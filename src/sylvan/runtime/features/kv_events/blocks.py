@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
 
 from sylvan.runtime.cache.events import TreeEvent
-from sylvan.runtime.cache.types import CacheKey
+from sylvan.runtime.cache.types import CacheKey, Place
 from sylvan.runtime.sched.lookup import adapter_of
 
 HASH_BYTES = 8
@@ -67,12 +67,17 @@ def chain(key: CacheKey, block_size: int) -> list[int]:
 
 
 def kv_events(
-    changes: Iterable[TreeEvent], block_size: int, medium: str, *, empty: bool
+    changes: Iterable[TreeEvent], block_size: int, media: Mapping[Place, str], *, empty: bool
 ) -> list[KVEvent]:
-    """What happened to the tree, in whole blocks; with `empty` nothing is left of it."""
+    """What happened to the tree, in whole blocks; with `empty` nothing is left of it.
+
+    Nothing is told of places that have no name in `media`.
+    """
     events: list[KVEvent] = []
     removed = False
     for change in changes:
+        if (medium := media.get(change.place)) is None:
+            continue
         hashes = chain(change.key, block_size)
         first = change.start // block_size
         if len(hashes) <= first:

@@ -6,19 +6,23 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from sylvan.config.env import cache_dir
 from sylvan.config.tree import Config, TiersConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.residency import TierPolicy
+from sylvan.runtime.cache.residency import Tier, TierPolicy
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts
 from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.tiers.codec import NumberType
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
 from sylvan.runtime.features.tiers.data import StoreSpec
+from sylvan.runtime.features.tiers.host import HostTier
+from sylvan.runtime.features.tiers.host_memory import HostSize, lay_out
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores, limits_of
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier, write_ahead_pages
@@ -27,6 +31,7 @@ from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.find import check_url, shown
 from sylvan.runtime.storage.identity import kv_manifest
 from sylvan.runtime.storage.manifest import GroupLayout
+from sylvan.utils.machine import inspect_machine
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +44,7 @@ numbers of these are kept."""
 class TiersParts:
     """What is made of the settings, in the order in which a server is put together.
 
-    First `worker` for the executor, then `open` once the executor is there, then `tier` and
+    First `worker` for the executor, then `open` once the executor is there, then `tiers` and
     `policy` for the cache, then `control` for the scheduler.
     """
 
@@ -47,6 +52,7 @@ class TiersParts:
     _worker: KVTiersWorker | None = None
     _tier: StorageTier | None = None
     _stores: Stores | None = None
+    _host: HostTier | None = None
 
     def worker(self, site: ModelSite) -> CapabilityWorker:
         """The worker half."""
@@ -67,11 +73,24 @@ class TiersParts:
                 "leave tiers out"
             )
         layout = Layout(groups=tuple(groups), page_bytes=tuple(each.page_bytes for each in memory))
-        settings = self.settings
+        settings, counts = self.settings, TierCounts()
+        if (size := host_size(settings)) is not None:
+            numbers = cast("NumberType", model.dtype)
+            slots = lay_out(
+                size, groups, layout.page_bytes, numbers, inspect_machine().available_bytes
+            )
+            self._worker.host = slots
+            self._host = HostTier(
+                layout=layout,
+                slots=slots.slots,
+                max_pending_bytes=staged_bytes(memory),
+                counts=counts,
+            )
         manifest = kv_manifest(
             config,
             model_dir,
             dtype=model.dtype,
+            kv_dtype=_kv_dtype(config),
             runner=model.runner,
             page_size=layout.page_size,
             groups=tuple(
@@ -92,7 +111,7 @@ class TiersParts:
             layout=layout,
             max_known=KNOWN_PER_PAGE * sum(group.num_pages for group in groups),
             max_pending_bytes=staged_bytes(memory),
-            counts=TierCounts(),
+            counts=counts,
         )
         self._stores = Stores(self._tier, spec)
         if settings.storage is not None:
@@ -105,10 +124,10 @@ class TiersParts:
         return self._stores
 
     @property
-    def tier(self) -> StorageTier:
-        """For the cache."""
+    def tiers(self) -> Sequence[Tier]:
+        """For the cache, nearest first."""
         assert self._tier is not None
-        return self._tier
+        return (self._tier,) if self._host is None else (self._host, self._tier)
 
     def policy(self, groups: Sequence[KVGroup]) -> TierPolicy:
         """How the cache is to use it."""
@@ -116,11 +135,10 @@ class TiersParts:
         return TierPolicy(write_ahead_pages=ahead, min_load_tokens=groups[0].page_size)
 
     def control(self, cache: KVCacheManager) -> KVTiers:
-        """The control half, over a cache that has the tier."""
+        """The control half, over a cache that has the tiers."""
         settings = self.settings
         return KVTiers(
             cache,
-            self.tier,
             self.stores,
             settings.write_policy,
             PrefetchPolicy(
@@ -129,6 +147,7 @@ class TiersParts:
                 timeout_s=settings.prefetch_timeout_s,
                 timeout_per_ki_token_s=settings.prefetch_timeout_per_ki_token_s,
             ),
+            host=self._host,
         )
 
     def _open(self, worker: KVTiersWorker, stores: Stores, spec: StoreSpec) -> None:
@@ -147,6 +166,21 @@ class TiersParts:
             stores.opened(spec)
 
 
+def host_size(settings: TiersConfig) -> HostSize | None:
+    """How large the host tier is to be; None: there is none."""
+    if settings.host_ratio is None and settings.host_bytes is None:
+        return None
+    return HostSize(settings.host_ratio, settings.host_bytes, settings.host_dtype)
+
+
 def url_of(storage: str, directory: str | None = None) -> str:
     """The URL or directory of a store; `file` stands for `directory`."""
     return (directory or str(cache_dir() / "kv")) if storage == "file" else storage
+
+
+def _kv_dtype(config: Config) -> str:
+    """Of keys and values; what was rounded on its way through the host tier is another one."""
+    tiers = config.tiers
+    if tiers is None or tiers.host_dtype == "same":
+        return config.cache.dtype
+    return f"{config.cache.dtype}, {tiers.host_dtype} in host memory"

@@ -1,4 +1,4 @@
-"""Control half: when KV goes to the store, and what is brought back for requests that wait."""
+"""Control half: when KV goes to lower tiers, and what is brought back for requests that wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.tiers import AttachStore, WritePolicy
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.types import Load, Place
+from sylvan.runtime.cache.types import CacheKey, Load, Place
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.tiers.breaker import Breaker
 from sylvan.runtime.features.tiers.cost import LoadCost
@@ -24,12 +24,14 @@ from sylvan.runtime.features.tiers.data import (
     LoadPages,
     Page,
     Persisted,
+    Saved,
     TiersWork,
 )
+from sylvan.runtime.features.tiers.host import HostTier
 from sylvan.runtime.features.tiers.prefetch import ArrivedPages, Prefetch, PrefetchPolicy
 from sylvan.runtime.features.tiers.status import Status, describe, load_of
 from sylvan.runtime.features.tiers.stores import Stores
-from sylvan.runtime.features.tiers.tier import StorageTier, may_be_stored, write_ahead_pages
+from sylvan.runtime.features.tiers.tier import may_be_stored, write_ahead_pages
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -40,16 +42,16 @@ _MOST_IN_FLIGHT = 8
 
 
 class KVTiers(Capability):
-    """Writes KV to a store ahead of its eviction, and loads it back.
+    """Writes KV to lower tiers ahead of its eviction, and loads it back.
 
     Args:
-        cache: With the tier below its device.
-        tier: That tier.
-        stores: Which store there is.
+        cache: With the tiers below its device.
+        stores: The tier of stores, and which one there is.
         write_policy: `write_through`: all that no request uses any more; `write_back`: what is
             next to be evicted (by `TierPolicy`, too); `write_through_selective`: what a second
             request has used.
         prefetch: How long requests wait.
+        host: The tier between the device and the store, if there is one.
     """
 
     name: ClassVar = "kv_tiers"
@@ -59,15 +61,18 @@ class KVTiers(Capability):
     def __init__(
         self,
         cache: KVCacheManager,
-        tier: StorageTier,
         stores: Stores,
         write_policy: WritePolicy = "write_through",
         prefetch: PrefetchPolicy | None = None,
         clock: Clock = monotonic,
+        host: HostTier | None = None,
     ) -> None:
         assert cache.loads is not None
         self._loads = cache.loads
-        self._tier, self._stores, self._clock = tier, stores, clock
+        self._tier = tier = stores.tier
+        self._stores, self._clock = stores, clock
+        self._host = host
+        self._near = Place.DEVICE if host is None else Place.DEVICE | Place.HOST
         self._write_policy: WritePolicy = write_policy
         self.prefetch = prefetch or PrefetchPolicy()
         self.counts: TierCounts = tier.counts
@@ -79,18 +84,19 @@ class KVTiers(Capability):
             if group.kind in ("full", "latent")
         )
         self.cost = LoadCost(per_page / layout.page_size)
+        self.host_cost = LoadCost(per_page / layout.page_size)
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._prefetches: dict[str, Prefetch] = {}  # by rid
         self._rids: dict[int, str] = {}  # by job of a fetch
         self._leaders: dict[str, str] = {}  # rid that fetches, by the name of its first page
         self._fetching: set[int] = set()  # fetches whose last report is to come
-        self._loading: dict[int, tuple[str, int]] = {}  # rid and pages, by job of a load
+        self._loading: dict[int, tuple[str, dict[Place, int]]] = {}  # rid and tokens, by job
         self._outbox = _Outbox()
         self._launched_s: dict[int, float] = {}  # of batches in flight, by id
         stores.configure = self.configure
-        stores.describe = lambda: describe(stores.url, self._status, tier)
-        stores.load = lambda: load_of(tier)
+        stores.describe = lambda: describe(stores.url, self._status, tier, host)
+        stores.load = lambda: load_of(self._status, tier, host)
 
     # ---- steps
 
@@ -112,7 +118,10 @@ class KVTiers(Capability):
         waits = self._fetching or self._loading or self._tier.is_writing or self._stores.waits
         if waits or self._outbox.full or self._tier.exports or self._tier.commits:
             return True
-        return self._tier.is_open and self._loads.residency.has_unwritten
+        if self._host is not None and (self._host.is_writing or self._host.saves):
+            return True
+        takes = self._tier.is_open or self._host is not None
+        return takes and self._loads.residency.has_unwritten
 
     def plan_work(self, batch: Batch) -> TiersWork | None:
         """See `Capability.plan_work`; as long as a report is awaited, work is empty at least."""
@@ -120,7 +129,10 @@ class KVTiers(Capability):
             return None
         exports, self._tier.exports = tuple(self._tier.exports), []
         commits, self._tier.commits = tuple(self._tier.commits), []
-        return self._outbox.take(exports=exports, commits=commits, **self._stores.take())
+        found: dict[str, Any] = {"exports": exports, "commits": commits, **self._stores.take()}
+        if self._host is not None:
+            found["saves"], self._host.saves = tuple(self._host.saves), []
+        return self._outbox.take(**found)
 
     def on_batch(self, batch: Batch) -> None:
         """See `Capability.on_batch`."""
@@ -133,9 +145,12 @@ class KVTiers(Capability):
         """See `Capability.on_result`."""
         began = self._launched_s.pop(id(batch), None)
         if began is not None:
-            self.cost.computed(batch.num_tokens, self._clock() - began)
+            for cost in (self.cost, self.host_cost):
+                cost.computed(batch.num_tokens, self._clock() - began)
         for event in report or ():
             match event:
+                case Saved():
+                    self._on_saved(event)
                 case Exported():
                     self._tier.exported(event.job, ok=event.ok)
                 case Persisted():
@@ -166,9 +181,10 @@ class KVTiers(Capability):
         return Verdict.READY
 
     def load_limit(self, req: Req) -> int | None:
-        """See `Capability.load_limit`: what has arrived."""
+        """See `Capability.load_limit`: what has arrived, or lies in host memory."""
         found = self._prefetches.get(req.rid)
-        return found.learnt * self._tier.layout.page_size if found is not None else 0
+        arrived = found.learnt * self._tier.layout.page_size if found is not None else 0
+        return max(arrived, self._limit_of_host(req)) if self._host is not None else arrived
 
     def on_start(self, piece: Slice) -> None:
         """See `Capability.on_start`."""
@@ -184,8 +200,11 @@ class KVTiers(Capability):
             self._stop(found)
         for load in self._loads.take():
             self._outbox.loads.append(self._load_pages(load))
-            pages = sum(len(part.entries) for part in load.pages if not part.group)
-            self._loading[load.number] = req.rid, pages
+            tokens = dict.fromkeys((Place.HOST, Place.STORAGE), 0)
+            for part in load.pages:
+                if not part.group:
+                    tokens[part.place] += len(part.entries) * self._tier.layout.page_size
+            self._loading[load.number] = req.rid, tokens
 
     def stop_loading(self, req: Req) -> bool:
         """See `Capability.stop_loading`: the worker half says when nothing is written any more."""
@@ -219,7 +238,12 @@ class KVTiers(Capability):
     @property
     def _status(self) -> Status:
         return Status(
-            self._write_policy, self.prefetch, self.breaker, self.cost, len(self._prefetches)
+            self._write_policy,
+            self.prefetch,
+            self.breaker,
+            self.cost,
+            self.host_cost,
+            len(self._prefetches),
         )
 
     def _begin(self, req: Req, restarts: int = 0) -> Prefetch:
@@ -230,7 +254,7 @@ class KVTiers(Capability):
         if key is None or not self._may_fetch(req) or not may_be_stored(key.namespace):
             return found
         stop = (len(key.tokens) - 1) // size
-        found.known = known = self._loads.residency.on_device(key, stop * size) // size
+        found.known = known = self._nearby(key, stop * size) // size
         num_tokens = (stop - known) * size
         if num_tokens < max(1, self.prefetch.min_tokens):
             return found
@@ -257,11 +281,24 @@ class KVTiers(Capability):
         self.counts.fetches += 1
 
     def _has_lost(self, req: Req, found: Prefetch) -> bool:
-        """Whether the device does not have any more what was there when the fetch began."""
+        """Whether the device and the host do not have any more what they had at the begin."""
         if not found.known or found.restarts >= MAX_RESTARTS or not self._may_fetch(req):
             return False
         tokens = found.known * self._tier.layout.page_size
-        return req.key is not None and self._loads.residency.on_device(req.key, tokens) < tokens
+        return req.key is not None and self._nearby(req.key, tokens) < tokens
+
+    def _nearby(self, key: CacheKey, limit: int) -> int:
+        """Tokens of a prefix that the device or the host has."""
+        return self._loads.residency.found_in(self._near, key, limit)
+
+    def _limit_of_host(self, req: Req) -> int:
+        """Tokens of a prefix up to where the host is to be read; 0: computing is faster."""
+        if req.key is None:
+            return 0
+        most = len(req.key.tokens)
+        near = self._nearby(req.key, most)
+        lacking = near - self._loads.residency.found_in(Place.DEVICE, req.key, most)
+        return near if lacking and self.host_cost.is_worth(lacking) else 0
 
     def _may_fetch(self, req: Req) -> bool:
         generates = isinstance(req.request, GenerateRequest)
@@ -299,12 +336,23 @@ class KVTiers(Capability):
         layout, name = self._tier.layout, self._tier.name
         pages: list[Page] = []
         for part in load.pages:
+            if part.place is not Place.STORAGE:
+                continue
             group = layout.windows[part.group - 1] if part.group else 0
             each = zip(part.targets.tolist(), part.sources.tolist(), strict=True)
             pages += [Page(group, target, name(source)) for target, source in each]
-        if load.state is not None and layout.state is not None:
-            pages.append(Page(layout.state, load.state.target, name(load.state.source)))
-        return LoadPages(load.number, tuple(pages))
+        state = load.state
+        if state is not None and state.place is Place.STORAGE and layout.state is not None:
+            pages.append(Page(layout.state, state.target, name(state.source)))
+        saved = self._host.pages_of(load) if self._host is not None else ()
+        return LoadPages(load.number, tuple(pages), saved)
+
+    def _on_saved(self, event: Saved) -> None:
+        assert self._host is not None
+        counts = self.counts
+        counts.host_saved_bytes += event.num_bytes
+        counts.host_save_seconds += event.seconds
+        self._host.saved(event.job, ok=event.ok)
 
     def _on_persisted(self, event: Persisted) -> None:
         counts = self.counts
@@ -337,18 +385,23 @@ class KVTiers(Capability):
 
     def _on_loaded(self, event: Loaded) -> None:
         assert self._port is not None
-        rid, pages = self._loading.pop(event.job)
-        counts = self.counts
+        rid, tokens = self._loading.pop(event.job)
+        counts, stored = self.counts, tokens[Place.STORAGE]
         counts.on_faults(event.faults)
-        self._judge(event.error)
+        if stored or event.error:
+            self._judge(event.error)
         if event.outcome == "ok":
-            tokens = pages * self._tier.layout.page_size
-            counts.loaded_tokens += tokens
-            counts.loaded_bytes += event.num_bytes
-            counts.load_seconds += event.seconds
+            counts.loaded_tokens += stored
+            counts.loaded_bytes += event.num_bytes - event.saved_bytes
+            counts.load_seconds += event.seconds - event.saved_seconds
+            counts.host_loaded_tokens += tokens[Place.HOST]
+            counts.host_loaded_bytes += event.saved_bytes
+            counts.host_load_seconds += event.saved_seconds
+            if event.saved_bytes:
+                self.host_cost.fetched(event.saved_bytes, event.saved_seconds)
             kv = self._loads.succeed(event.job)
             if kv is not None:
-                saved = self.cost.compute_s(tokens) - self.cost.fetch_s(tokens)
+                saved = self.cost.compute_s(sum(tokens.values())) - self.cost.fetch_s(stored)
                 counts.saved_seconds += max(saved - event.seconds, 0.0)
                 self._port.loaded(rid, kv.cached)
             return

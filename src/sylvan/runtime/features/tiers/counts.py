@@ -24,6 +24,11 @@ class TierCounts:
         failed_loads: Of requests, which computed instead.
         skipped_fetches: Not begun, because computing was expected to be faster.
         saved_seconds: By loading instead of computing, as far as speeds were measured.
+        host_offered_tokens: Of nodes that were to be copied to the host tier.
+        host_refused_tokens: Not copied, because too much was on its way.
+        host_saved_bytes, host_save_seconds: Copied there; bytes as it keeps them.
+        host_loaded_tokens, host_loaded_bytes, host_load_seconds: Filled on the device from there,
+            and how long reading it took.
         faults: Records that were not used, by why.
         errors: Calls of the store that failed.
     """
@@ -47,6 +52,13 @@ class TierCounts:
     skipped_fetches: int = 0
     saved_seconds: float = 0.0
     errors: int = 0
+    host_offered_tokens: int = 0
+    host_refused_tokens: int = 0
+    host_saved_bytes: int = 0
+    host_save_seconds: float = 0.0
+    host_loaded_tokens: int = 0
+    host_loaded_bytes: int = 0
+    host_load_seconds: float = 0.0
     faults: dict[Fault, int] = field(default_factory=dict[Fault, int])
 
     def on_faults(self, faults: dict[Fault, int]) -> None:

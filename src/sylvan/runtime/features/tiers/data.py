@@ -44,11 +44,33 @@ class Page(msgspec.Struct, frozen=True, array_like=True):
     name: str
 
 
+class HostPage(msgspec.Struct, frozen=True, array_like=True):
+    """A page of a group on the device, or a slot of recurrent state, and its slot in the host tier.
+
+    Each group has slots of its own.
+    """
+
+    group: int
+    page: int
+    slot: int
+
+
+class Save(msgspec.Struct, frozen=True):
+    """Copy pages to the host tier. They may be given to others meanwhile: the copy is void then."""
+
+    job: int
+    pages: tuple[HostPage, ...]
+
+
 class Export(msgspec.Struct, frozen=True):
-    """Copy pages to host memory. They may be given to others meanwhile: see `Commit`."""
+    """Copy pages to host memory. They may be given to others meanwhile: see `Commit`.
+
+    With `from_host` the numbers of the pages are slots of the host tier.
+    """
 
     job: int
     pages: tuple[Page, ...]
+    from_host: bool = False
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -73,10 +95,11 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class LoadPages(msgspec.Struct, frozen=True):
-    """Fill pages of the device from host memory or from the store."""
+    """Fill pages of the device: `pages` from the store or a fetch, `saved` from the host tier."""
 
     job: int
     pages: tuple[Page, ...]
+    saved: tuple[HostPage, ...] = ()
 
 
 class TiersWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,6 +110,7 @@ class TiersWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     it; `clear` empties it.
     """
 
+    saves: tuple[Save, ...] = ()
     exports: tuple[Export, ...] = ()
     commits: tuple[Commit, ...] = ()
     fetches: tuple[Fetch, ...] = ()
@@ -97,6 +121,15 @@ class TiersWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attach: StoreSpec | None = None
     detach: bool = False
     clear: bool = False
+
+
+class Saved(msgspec.Struct, frozen=True, tag="saved"):
+    """A save has ended."""
+
+    job: int
+    ok: bool
+    num_bytes: int = 0
+    seconds: float = 0.0
 
 
 class Exported(msgspec.Struct, frozen=True, tag="exported"):
@@ -146,12 +179,18 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """A load has ended: all of it is on the device, or nothing of it may be used."""
+    """A load has ended: all of it is on the device, or nothing of it may be used.
+
+    `num_bytes` were filled on the device, `saved_bytes` of these from the host tier, which took
+    `saved_seconds` of the `seconds`.
+    """
 
     job: int
     outcome: Outcome
     num_bytes: int = 0
+    saved_bytes: int = 0
     seconds: float = 0.0
+    saved_seconds: float = 0.0
     faults: dict[Fault, int] = {}
     error: str = ""
 
@@ -170,5 +209,5 @@ class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
     error: str = ""
 
 
-Event = Exported | Persisted | Fetched | Loaded | Attached | Cleared
+Event = Saved | Exported | Persisted | Fetched | Loaded | Attached | Cleared
 Events = tuple[Event, ...]

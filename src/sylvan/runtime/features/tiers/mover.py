@@ -1,10 +1,10 @@
-"""Moves pages between the device and the store, beside the steps."""
+"""Moves pages between the device, host memory and the store, beside the steps."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,20 +21,25 @@ from sylvan.runtime.features.tiers.data import (
     Events,
     Export,
     Exported,
+    HostPage,
     Loaded,
     LoadPages,
     Page,
     Persisted,
+    Save,
+    Saved,
     StoreSpec,
     TiersWork,
 )
 from sylvan.runtime.features.tiers.fetches import Fetches
+from sylvan.runtime.features.tiers.host_memory import HostLayout, HostMemory
 from sylvan.runtime.features.tiers.opened import OpenedStore, open_spec
 from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 
 READERS, WRITERS = 8, 2
+COPIERS = 1  # between buffers and the host tier
 CLOSE_S = 5.0  # for what is on its way to the store when the process ends
 
 Buffer = NDArray[np.uint8]
@@ -42,12 +47,30 @@ Buffer = NDArray[np.uint8]
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """Pages of one group in host memory, on their way from the device or to it."""
+    """Pages of one group in a buffer, on their way from the device or to it."""
 
     group: int
-    pages: list[Page]
+    pages: list[Page | HostPage]
     buffer: Buffer
     transfer: Transfer | None = None
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """Of the pages on the device."""
+        return np.array([page.page for page in self.pages], np.int32)
+
+    def rows(self) -> Iterator[tuple[Page | HostPage, Buffer]]:
+        """Pages and their bytes."""
+        return zip(self.pages, self.buffer.reshape(len(self.pages), -1), strict=True)
+
+
+@dataclass(slots=True, eq=False)
+class _Save:
+    """Pages on their way to the host tier."""
+
+    parts: list[_Part]
+    began_s: float
+    ended: bool = False  # the copy from the device
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +83,8 @@ class _Load:
     over: bool = False
     error: str = ""
     faults: dict[Fault, int] = field(default_factory=dict[Fault, int])
+    saved_bytes: int = 0
+    saved_seconds: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -80,6 +105,7 @@ class Mover:
         groups: Of the model.
         max_staged_bytes: Host memory for what was read for requests that wait.
         threads: Makes those that wait for the store: so many, of that name.
+        host: Slots of the host tier, if there is one.
     """
 
     def __init__(
@@ -88,8 +114,12 @@ class Mover:
         groups: Sequence[KVGroup],
         max_staged_bytes: int,
         threads: MakeThreads = DaemonThreads,
+        host: HostLayout | None = None,
     ) -> None:
         self._memory = tuple(memory)
+        self._host = HostMemory(host) if host is not None else None
+        self._copiers = threads(COPIERS, "sylvan-kv-host")
+        self._saves: dict[int, _Save] = {}
         self._readers = threads(READERS, "sylvan-kv-read")
         self._writers = threads(WRITERS, "sylvan-kv-write")
         sizes = [each.page_bytes for each in memory]
@@ -115,6 +145,8 @@ class Mover:
     def begin(self, work: TiersWork) -> None:
         """Begin all of it; returns at once."""
         with self._turn:
+            for save in work.saves:
+                self._save(save)
             for export in work.exports:
                 self._export(export)
             for commit in work.commits:
@@ -134,6 +166,8 @@ class Mover:
     def events(self) -> Events | None:
         """What has happened since the last call; None: nothing."""
         with self._turn:
+            for number, save in [*self._saves.items()]:
+                self._keep(number, save)
             for number, parts in self._exports.items():
                 if number not in self._exported and all(map(_is_done, parts)):
                     self._exported.add(number)
@@ -152,20 +186,73 @@ class Mover:
         finished = self._writers.close(CLOSE_S)
         if finished and self._store is not None:
             self._store.pages.close()
+        self._copiers.close(0.0)
         self._readers.close(0.0)
+
+    # ---- to the host tier
+
+    def _save(self, save: Save) -> None:
+        parts = self._parts(save.pages)
+        for part in parts:
+            part.transfer = self._memory[part.group].export(part.numbers, part.buffer)
+        self._saves[save.job] = _Save(parts, time.monotonic())
+
+    def _keep(self, number: int, save: _Save) -> None:
+        """Let what has been copied from the device be written to its slots."""
+        if not all(map(_is_done, save.parts)):
+            return
+        del self._saves[number]
+        if any(part.transfer is None or part.transfer.error for part in save.parts):
+            self._tell(Saved(number, ok=False))
+            return
+        self._copiers.submit(lambda: self._write_slots(number, save))
+
+    def _write_slots(self, number: int, save: _Save) -> None:
+        assert self._host is not None
+        num_bytes = 0
+        try:
+            for part in save.parts:
+                for page, row in part.rows():
+                    assert isinstance(page, HostPage)
+                    num_bytes += self._host.write(part.group, page.slot, row)
+        except Exception:
+            self._tell(Saved(number, ok=False))
+            raise
+        self._tell(Saved(number, ok=True, num_bytes=num_bytes, seconds=_since(save.began_s)))
 
     # ---- to the store
 
     def _export(self, export: Export) -> None:
         parts = self._parts(export.pages)
+        if export.from_host:
+            self._export_slots(parts)
+            self._exports[export.job] = parts
+            return
         try:
             for part in parts:
-                numbers = np.array([page.page for page in part.pages], np.int32)
-                part.transfer = self._memory[part.group].export(numbers, part.buffer)
+                part.transfer = self._memory[part.group].export(part.numbers, part.buffer)
         except ValueError as error:
             self._tell(Exported(export.job, ok=False))
             raise AssertionError(f"pages that do not exist are exported: {error}") from error
         self._exports[export.job] = parts
+
+    def _export_slots(self, parts: Sequence[_Part]) -> None:
+        """Copy pages from the host tier; their numbers are its slots."""
+        host = self._host
+        assert host is not None
+        for part in parts:
+            part.transfer = copy = SlotCopy(part.buffer.nbytes)
+
+            def read(part: _Part = part, copy: SlotCopy = copy) -> None:
+                try:
+                    for page, row in part.rows():
+                        host.read(part.group, page.page, row)
+                except Exception as error:
+                    copy.end(str(error))
+                    raise
+                copy.end()
+
+            self._copiers.submit(read)
 
     def _commit(self, commit: Commit) -> None:
         parts = self._exports.pop(commit.job, None)
@@ -180,13 +267,12 @@ class Mover:
         count = written = 0
         error = "" if store is not None else "no store is attached"
         for part in parts:
-            size = self._memory[part.group].page_bytes
-            for at, page in enumerate(part.pages):
+            for page, row in part.rows():
+                assert isinstance(page, Page)
                 if store is None or error or page.name not in wanted:
                     continue
                 try:
-                    payload = part.buffer[at * size : (at + 1) * size].data
-                    written += store.write(page.name, payload)
+                    written += store.write(page.name, row.data)
                     count += 1
                     wanted.discard(page.name)
                 except StoreError as failed:
@@ -198,7 +284,8 @@ class Mover:
     # ---- to the device
 
     def _load(self, work: LoadPages) -> None:
-        load = self._loads[work.job] = _Load(self._parts(work.pages), time.monotonic())
+        parts = self._parts((*work.saved, *work.pages))
+        load = self._loads[work.job] = _Load(parts, time.monotonic())
         store = self._store
         self._readers.submit(lambda: self._gather(load, store))
 
@@ -206,16 +293,26 @@ class Mover:
         """Bring all pages of a load together in its buffers."""
         for part in load.parts:
             size = self._memory[part.group].page_bytes
-            for at, page in enumerate(part.pages):
+            for page, row in part.rows():
                 if load.over:
                     return
+                if isinstance(page, HostPage):
+                    self._read_slot(load, page, row)
+                    continue
                 payload = self._fetches.payload(page.name) or _read(load, store, page.name, size)
                 if payload is None:
                     load.error = load.error or f"{page.name} is not there"
                     load.ready = True
                     return
-                part.buffer[at * size : (at + 1) * size] = np.frombuffer(payload, np.uint8)
+                row[:] = np.frombuffer(payload, np.uint8)
         load.ready = True
+
+    def _read_slot(self, load: _Load, page: HostPage, row: Buffer) -> None:
+        assert self._host is not None
+        began = time.monotonic()
+        self._host.read(page.group, page.slot, row)
+        load.saved_bytes += row.nbytes
+        load.saved_seconds += _since(began)
 
     def _advance(self, number: int, load: _Load) -> None:
         """Go on with a load: begin to fill the device, or say that it is over."""
@@ -223,8 +320,7 @@ class Mover:
             return
         if not load.error and not load.importing:
             for part in load.parts:
-                targets = np.array([page.page for page in part.pages], np.int32)
-                part.transfer = self._memory[part.group].import_(targets, part.buffer)
+                part.transfer = self._memory[part.group].import_(part.numbers, part.buffer)
         if load.importing and not all(map(_is_done, load.parts)):
             return
         errors = [p.transfer.error for p in load.parts if p.transfer and p.transfer.error]
@@ -234,10 +330,19 @@ class Mover:
     def _finish(self, number: int, load: _Load, error: str) -> None:
         load.over = True
         del self._loads[number]
-        seconds = time.monotonic() - load.began_s
-        outcome = "failed" if error else "ok"
-        size = 0 if error else load.num_bytes
-        self._tell(Loaded(number, outcome, size, seconds, dict(load.faults), error))
+        ok = not error
+        self._tell(
+            Loaded(
+                number,
+                "ok" if ok else "failed",
+                num_bytes=load.num_bytes if ok else 0,
+                saved_bytes=load.saved_bytes if ok else 0,
+                seconds=_since(load.began_s),
+                saved_seconds=load.saved_seconds,
+                faults=dict(load.faults),
+                error=error,
+            )
+        )
 
     def _cancel(self, number: int) -> None:
         load = self._loads.get(number)
@@ -286,9 +391,9 @@ class Mover:
 
     # ---- both
 
-    def _parts(self, pages: Sequence[Page]) -> list[_Part]:
-        """Pages by group, with host memory for them."""
-        by_group: dict[int, list[Page]] = {}
+    def _parts(self, pages: Sequence[Page | HostPage]) -> list[_Part]:
+        """Pages by group, with a buffer for them."""
+        by_group: dict[int, list[Page | HostPage]] = {}
         for page in pages:
             by_group.setdefault(page.group, []).append(page)
         return [
@@ -299,6 +404,34 @@ class Mover:
     def _tell(self, event: Event) -> None:
         with self._lock:
             self._events.append(event)
+
+
+class SlotCopy:
+    """Implements `Transfer` for what a thread of ours copies."""
+
+    checksums = None
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.error: str | None = None
+        self._over = threading.Event()
+
+    def end(self, error: str | None = None) -> None:
+        """It is over."""
+        self.error = error
+        self._over.set()
+
+    def done(self) -> bool:
+        """See `Transfer.done`."""
+        return self._over.is_set()
+
+    def wait(self) -> None:
+        """See `Transfer.wait`."""
+        self._over.wait()
+
+
+def _since(began_s: float) -> float:
+    return time.monotonic() - began_s
 
 
 def _is_done(part: _Part) -> bool:

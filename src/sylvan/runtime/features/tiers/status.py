@@ -10,6 +10,7 @@ from sylvan.protocol.tiers import TierLoad, WritePolicy
 from sylvan.runtime.features.tiers.breaker import Breaker
 from sylvan.runtime.features.tiers.cost import LoadCost
 from sylvan.runtime.features.tiers.counts import TierCounts
+from sylvan.runtime.features.tiers.host import HostTier
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.tier import StorageTier
 from sylvan.runtime.storage.find import shown
@@ -23,11 +24,14 @@ class Status:
     prefetch: PrefetchPolicy
     breaker: Breaker
     cost: LoadCost
+    host_cost: LoadCost
     num_waiting: int
 
 
-def describe(url: str, status: Status, tier: StorageTier) -> Mapping[str, Any]:
-    """Which store there is, how it is used, and what was counted; JSON-like."""
+def describe(
+    url: str, status: Status, tier: StorageTier, host: HostTier | None = None
+) -> Mapping[str, Any]:
+    """Which tiers there are, how they are used, and what was counted; JSON-like."""
     cost = status.cost
     return {
         "storage": shown(url) if url else None,
@@ -44,7 +48,9 @@ def describe(url: str, status: Status, tier: StorageTier) -> Mapping[str, Any]:
             "compute_tokens_per_s": round(cost.tokens_per_s, 1),
             "fetch_bytes_per_s": round(cost.bytes_per_s),
             "fetch_latency_s": round(cost.latency_s, 6),
+            "host_bytes_per_s": round(status.host_cost.bytes_per_s),
         },
+        "host": _host(tier, host) if host is not None else None,
         "counts": asdict(tier.counts),
         "layout": [
             {"name": group.name, "kind": group.kind, "page_bytes": size}
@@ -54,7 +60,16 @@ def describe(url: str, status: Status, tier: StorageTier) -> Mapping[str, Any]:
     }
 
 
-def load_of(tier: StorageTier) -> TierLoad:
+def _host(tier: StorageTier, host: HostTier) -> Mapping[str, int]:
+    size = tier.layout.page_size
+    return {
+        "total_tokens": host.slots[0] * size,
+        "used_tokens": host.used_pages * size,
+        "pending_bytes": host.pending_bytes,
+    }
+
+
+def load_of(status: Status, tier: StorageTier, host: HostTier | None = None) -> TierLoad:
     """What was counted, for heartbeats."""
     counts = tier.counts
     names = set(TierLoad.__struct_fields__) & set(TierCounts.__slots__)
@@ -64,4 +79,9 @@ def load_of(tier: StorageTier) -> TierLoad:
         wrong_pages=sum(counts.faults.values()),
         known_pages=tier.num_known,
         pending_bytes=tier.pending_bytes,
+        fetch_bytes_per_s=status.cost.bytes_per_s,
+        host_bytes_per_s=status.host_cost.bytes_per_s,
+        stores=int(tier.is_open),
+        host_used_tokens=host.used_pages * tier.layout.page_size if host is not None else 0,
+        host_total_tokens=host.slots[0] * tier.layout.page_size if host is not None else 0,
     )

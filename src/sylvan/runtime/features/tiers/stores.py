@@ -39,7 +39,7 @@ class Stores:
     """
 
     def __init__(self, tier: StorageTier, spec: StoreSpec) -> None:
-        self._tier, self._spec = tier, spec
+        self.tier, self._spec = tier, spec
         self._url = ""  # of the store there is
         self._commands: deque[tuple[int, TierCommand]] = deque()
         self._running: tuple[int, TierCommand] | None = None
@@ -65,7 +65,7 @@ class Stores:
         """The worker half has opened that store."""
         self._spec, self._url = spec, spec.url
         identity = identity_of(spec)
-        self._tier.open(PageNames(identity, self._tier.layout.page_size))
+        self.tier.open(PageNames(identity, self.tier.layout.page_size))
 
     def add(self, number: int, command: TierCommand) -> None:
         """Have a command carried out after those that came before."""

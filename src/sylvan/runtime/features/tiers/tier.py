@@ -7,6 +7,7 @@ others while it was being copied.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from sylvan.runtime.features.tiers.keys import STATE, PageNames, sibling, window
 
 WRITE_BACK_SHARE = 8
 """With write_back, one of so many of the device's pages is written ahead of its eviction."""
+
+_ADAPTER_ID = re.compile(r"@[0-9a-f]{16}$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,19 +102,18 @@ class StorageTier:
         return may_be_stored(node.namespace) and prefix <= self.max_known
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
-        """See `Tier.offer`."""
-        assert source is Place.DEVICE
-        assert node.parts is not None
+        """See `Tier.offer`; of a `source` in host memory numbers are slots of the host tier."""
         naming, count = self._naming, len(node.tokens) // self.layout.page_size
         if naming is None or count > self.free_pages:
             return None
         names = self._names_of_node(node, naming, count)
-        wanted = self._wanted(node, names)
+        there = lying_in(node, source)
+        wanted = self._wanted(there, names)
         size = sum(self.layout.page_bytes[page.group] for page in wanted)
         if self.pending_bytes and self.pending_bytes + size > self.max_pending_bytes:
             self.counts.refused_tokens += len(node.tokens)
             return None
-        locator = self._locate(node, names)
+        locator = self._locate(there, names)
         self.counts.offered_tokens += count * self.layout.page_size
         if not wanted:
             self._ended.append((number, True))
@@ -119,7 +121,7 @@ class StorageTier:
         at = {name: n for n in _numbers(locator) if (name := self._names[n]) not in self._stored}
         self._jobs[number] = _Job(at, size)
         self.pending_bytes += size
-        self.exports.append(Export(number, tuple(wanted)))
+        self.exports.append(Export(number, tuple(wanted), source is Place.HOST))
         return locator
 
     def poll(self) -> Iterable[tuple[int, bool]]:
@@ -143,7 +145,7 @@ class StorageTier:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a store."""
+        """See `Tier.is_open`: whether there is a store."""
         return self._naming is not None
 
     @property
@@ -231,41 +233,39 @@ class StorageTier:
         numbers = [int(locator.pages[-1]) for locator in known if len(locator.pages)]
         return next((self._names[n] for n in numbers if n in self._names), "")
 
-    def _wanted(self, node: Node, names: Sequence[str]) -> list[Page]:
+    def _wanted(self, there: Locator, names: Sequence[str]) -> list[Page]:
         """Pages and states of a node that the store does not have."""
-        parts, layout = node.parts, self.layout
-        assert parts is not None
-        found = [Page(0, int(page), name) for page, name in zip(node.pages, names, strict=False)]
+        layout = self.layout
+        each = zip(there.pages.tolist(), names, strict=False)
+        found = [Page(0, page, name) for page, name in each]
         for index, group in enumerate(layout.windows):
             found += [
-                Page(group, int(page), sibling(name, window_kind(index)))
-                for page, name in zip(parts.windows[index], names, strict=False)
-                if page
+                Page(group, page, sibling(name, window_kind(index)))
+                for page, name in zip(there.windows[index].tolist(), names, strict=False)
+                if page != ABSENT
             ]
-        if parts.state and layout.state is not None and self._ends_whole(node):
-            found.append(Page(layout.state, parts.state, sibling(names[-1], STATE)))
+        if self._has_state(there, names) and layout.state is not None:
+            found.append(Page(layout.state, there.state, sibling(names[-1], STATE)))
         return [page for page in found if page.name not in self._stored]
 
-    def _locate(self, node: Node, names: Sequence[str]) -> Locator:
-        parts = node.parts
-        assert parts is not None
-        count = -(-len(node.tokens) // self.layout.page_size)
-        pages = np.full(count, ABSENT, np.int64)
+    def _locate(self, there: Locator, names: Sequence[str]) -> Locator:
+        pages = np.full(len(there.pages), ABSENT, np.int64)
         pages[: len(names)] = [self._number(name) for name in names]
         windows: list[TierIds] = []
-        for index, own in enumerate(parts.windows):
-            there = np.full(count, ABSENT, np.int64)
+        for index, own in enumerate(there.windows):
+            numbers = np.full(len(there.pages), ABSENT, np.int64)
             for at, name in enumerate(names):
-                if own[at]:
-                    there[at] = self._number(sibling(name, window_kind(index)))
-            windows.append(there)
+                if own[at] != ABSENT:
+                    numbers[at] = self._number(sibling(name, window_kind(index)))
+            windows.append(numbers)
         state = ABSENT
-        if parts.state and self.layout.state is not None and self._ends_whole(node):
+        if self._has_state(there, names):
             state = self._number(sibling(names[-1], STATE))
         return Locator(pages, tuple(windows), state)
 
-    def _ends_whole(self, node: Node) -> bool:
-        return len(node.tokens) % self.layout.page_size == 0
+    def _has_state(self, there: Locator, names: Sequence[str]) -> bool:
+        """Whether a recurrent state can be kept; after a last page that is not whole it is not."""
+        return there.state != ABSENT and len(names) == len(there.pages)
 
     def _number(self, name: str) -> int:
         number = self._free.pop() if self._free else len(self._names)
@@ -277,6 +277,16 @@ class StorageTier:
         self._stored.move_to_end(name)
         if len(self._stored) > self.max_known:
             self._stored.popitem(last=False)
+
+
+def lying_in(node: Node, place: Place) -> Locator:
+    """Where a node lies in one place; on the device numbers are pages and a slot."""
+    parts = node.parts
+    assert parts is not None
+    if place is not Place.DEVICE:
+        return parts.lower[place]
+    windows = tuple(np.where(own == 0, ABSENT, own).astype(np.int64) for own in parts.windows)
+    return Locator(node.pages.astype(np.int64), windows, parts.state or ABSENT)
 
 
 def write_ahead_pages(policy: WritePolicy, num_pages: int) -> int:
@@ -293,9 +303,10 @@ def write_ahead_pages(policy: WritePolicy, num_pages: int) -> int:
 def may_be_stored(namespace: str) -> bool:
     """Whether the KV of a namespace means the same in another process.
 
-    Not so that of adapters, whose names may stand for other weights, and of texts to be embedded.
+    The id of an adapter ends in a digest of its contents. Texts to be embedded are not stored.
     """
-    return not namespace.partition(":")[0]
+    kind = namespace.partition(":")[0]
+    return not kind or _ADAPTER_ID.search(kind) is not None
 
 
 def _numbers(locator: Locator) -> list[int]:

@@ -10,6 +10,7 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.data import StoreSpec, TiersWork
+from sylvan.runtime.features.tiers.host_memory import HostLayout
 from sylvan.runtime.features.tiers.mover import Mover
 from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 
@@ -28,6 +29,9 @@ class KVTiersWorker(CapabilityWorker):
         max_staged_bytes: Host memory for what was read for requests that wait; None: a share of
             the device's pages.
         threads: Makes those that wait for the store.
+
+    Attributes:
+        host: Slots of the host tier, if there is one; to be set before anything is opened or begun.
     """
 
     name: ClassVar = KVTiers.name
@@ -40,6 +44,7 @@ class KVTiersWorker(CapabilityWorker):
     ) -> None:
         self.memory, self._max_staged_bytes = memory, max_staged_bytes
         self._threads = threads
+        self.host: HostLayout | None = None
         self._made: Mover | None = None
 
     def open(self, spec: StoreSpec) -> None:
@@ -74,7 +79,7 @@ class KVTiersWorker(CapabilityWorker):
             groups, memory = self.memory()
             most = self._max_staged_bytes
             most = staged_bytes(memory) if most is None else most
-            self._made = Mover(memory, groups, most, self._threads)
+            self._made = Mover(memory, groups, most, self._threads, self.host)
         return self._made
 
 

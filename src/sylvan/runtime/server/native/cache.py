@@ -14,6 +14,8 @@ from sylvan.runtime.cache.curve import hit_curve
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.utils.threads import call_in_thread
 
+_UNBOUNDED = 1 << 60  # tokens
+
 
 async def cache_tree(call: Call[None]) -> Response:
     """The prefix tree, the longest nodes of each level first; a tenant sees its own only."""
@@ -38,7 +40,7 @@ async def cache_explain(call: Call[None]) -> Response:
 
 
 async def cache_curve(call: Call[None]) -> Response:
-    """Hit rate of recent prompts over the size of an LRU cache, by stack distance.
+    """Hit rate of recent prompts over the size of an LRU cache, by stack distance, and by tier.
 
     It is for the operator only: the memory that it is about is shared by all tenants.
     """
@@ -47,9 +49,42 @@ async def cache_curve(call: Call[None]) -> Response:
     prompts = [np.array(p, np.uint64) for p in body["prompts"]]
     total = call.context.engine.facts.max_total_tokens
     sizes = sorted({max(64, total * step // query.points) for step in range(1, query.points + 1)})
-    curve = await call_in_thread(hit_curve, prompts, sizes)
+    tiers = _tiers(call, total)
+    bounds = [size * factor for size in tiers.values() for factor in (1, 2)]
+    curve = await call_in_thread(hit_curve, prompts, [*sizes, *bounds])
     points = [{"cache_tokens": size, "hit_rate": round(rate, 6)} for size, rate in curve]
-    return json_response({"prompts": len(prompts), "cache_tokens": total, "curve": points})
+    ends = points[len(sizes) :]
+    return json_response(
+        {
+            "prompts": len(prompts),
+            "cache_tokens": total,
+            "curve": points[: len(sizes)],
+            "tiers": [
+                {
+                    "tier": name,
+                    "tokens": size if size < _UNBOUNDED else None,
+                    "hit_rate": here["hit_rate"],
+                    "hit_rate_if_doubled": doubled["hit_rate"],
+                }
+                for (name, size), here, doubled in zip(
+                    tiers.items(), ends[::2], ends[1::2], strict=True
+                )
+            ],
+        }
+    )
+
+
+def _tiers(call: Call[None], device_tokens: int) -> dict[str, int]:
+    """Tokens that fit into the memory down to each tier; a store counts as without a bound.
+
+    What the device has lies in the host tier too.
+    """
+    found, load = {"device": device_tokens}, call.context.engine.load().tiers
+    if load is not None and load.host_total_tokens:
+        found["host"] = max(device_tokens, load.host_total_tokens)
+    if load is not None and load.stores:
+        found["storage"] = _UNBOUNDED
+    return found
 
 
 async def _ask(

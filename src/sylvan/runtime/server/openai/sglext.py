@@ -30,7 +30,7 @@ class Extras:
         self._output = headers.get(_OUTPUT_HEADER) == "1" or bool(
             getattr(body, "return_output_ids_in_sglext", None)
         )
-        self._cached_tokens = self._loaded_tokens = 0
+        self._cached_tokens = self._loaded_tokens = self._host_tokens = 0
         self._input_ids: list[int] = []
         self._output_ids: dict[int, list[int]] = {}
 
@@ -43,6 +43,7 @@ class Extras:
         """Take in what came of one choice."""
         self._cached_tokens = max(self._cached_tokens, usage.cached_tokens)
         self._loaded_tokens = max(self._loaded_tokens, usage.loaded_tokens)
+        self._host_tokens = max(self._host_tokens, usage.host_tokens)
         if self._output:
             self._output_ids.setdefault(index, []).extend(ids)
 
@@ -51,8 +52,8 @@ class Extras:
         found: dict[str, Any] = {}
         if self._cached:
             found["cached_tokens_details"] = {
-                "device": self._cached_tokens - self._loaded_tokens,
-                "host": 0,
+                "device": self._cached_tokens - self._loaded_tokens - self._host_tokens,
+                "host": self._host_tokens,
             }
             if self._loaded_tokens:
                 found["cached_tokens_details"]["storage"] = self._loaded_tokens

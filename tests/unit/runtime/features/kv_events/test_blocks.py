@@ -9,7 +9,7 @@ import numpy as np
 
 from sylvan.runtime.cache.eviction import eviction_policy
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.types import CacheKey, MediaSpan
+from sylvan.runtime.cache.types import CacheKey, MediaSpan, Place
 from sylvan.runtime.features.kv_events.blocks import (
     AllBlocksCleared,
     BlockRemoved,
@@ -17,6 +17,8 @@ from sylvan.runtime.features.kv_events.blocks import (
     chain,
     kv_events,
 )
+
+CPU = {Place.DEVICE: "CPU"}
 
 
 def key(tokens, namespace: str = "", media: tuple[MediaSpan, ...] = ()) -> CacheKey:
@@ -55,7 +57,7 @@ def test_events_name_blocks_and_their_parent():
     insert(tree, [1, 2, 3, 4, 5, 6, 7], 3)
     whole = chain(key([1, 2, 3, 4, 5, 6]), 2)
 
-    first, second = kv_events(tree.take_events(), 2, "CPU", empty=False)
+    first, second = kv_events(tree.take_events(), 2, CPU, empty=False)
     assert first == BlockStored(whole[:2], [1, 2, 3, 4], 2, None, "CPU")
     assert second == BlockStored(whole[2:], [5, 6], 2, whole[1], "CPU")
 
@@ -82,13 +84,13 @@ def test_a_split_node_is_evicted_under_the_hashes_it_was_stored_with():
     insert(tree, [1, 2, 7, 8], 10)  # splits after [1, 2]
     stored = {
         name
-        for event in kv_events(tree.take_events(), 2, "CPU", empty=False)
+        for event in kv_events(tree.take_events(), 2, CPU, empty=False)
         if isinstance(event, BlockStored)
         for name in event.block_hashes
     }
     tree.clear()
 
-    events = kv_events(tree.take_events(), 2, "CPU", empty=tree.total_pages == 0)
+    events = kv_events(tree.take_events(), 2, CPU, empty=tree.total_pages == 0)
     assert isinstance(events.pop(), AllBlocksCleared)
     removed = [n for e in events if isinstance(e, BlockRemoved) for n in e.block_hashes]
     assert sorted(removed) == sorted(stored)
@@ -98,4 +100,4 @@ def test_less_than_a_block_is_not_told():
     tree = RadixCache(4, eviction_policy("lru"))
     tree.record_events()
     insert(tree, [1, 2, 3], 1)
-    assert kv_events(tree.take_events(), 4, "CPU", empty=False) == []
+    assert kv_events(tree.take_events(), 4, CPU, empty=False) == []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sylvan.config.tree import CacheConfig, TiersConfig
 from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.engine.build import build_scheduler
 from tests.parity.checkpoints import SHAPE, write
 from tests.support.kv import request
@@ -30,17 +32,19 @@ class Served:
         config = tiny_config(
             folder,
             tiers=TiersConfig(storage=None if storage is None else str(storage), **tiers),
-            cache=CacheConfig(page_size=16, max_tokens=2048, max_states=12),
+            cache=CacheConfig(
+                page_size=16, max_tokens=changes.pop("max_tokens", 2048), max_states=12
+            ),
             **changes,
         )
         self.outputs: list = []
         self.built = build_scheduler(config, self.outputs.extend)
 
-    def ask(self, prompt=PROMPT, new: int = 8) -> tuple[list[int], int]:
+    def ask(self, prompt=PROMPT, new: int = 8, **fields) -> tuple[list[int], int]:
         """Ids, and prompt tokens that came from the cache."""
         self.outputs.clear()
         scheduler = self.built.scheduler
-        scheduler.add(request("a", prompt, new=new))
+        scheduler.add(request("a", prompt, new=new, **fields))
         until = time.monotonic() + 60
         while not scheduler.idle:
             assert time.monotonic() < until
@@ -107,6 +111,43 @@ def test_windows_latent_pages_and_states_go_through_too(name, tmp_path):
         assert second.counts["failed_loads"] == 0
 
 
+@pytest.mark.parametrize("name", ["plain", *MODELS])
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_the_host_tier_brings_back_has_the_same_bits(name, stored, model, tmp_path):
+    folder, prompt = model, [token % 90 + 4 for token in PROMPT]
+    changes = {}
+    if name != "plain":
+        folder, changes = tmp_path / "model", {"load_format": "auto"}
+        write_family(name, folder)
+    with Served(folder, None, **changes) as plain:
+        wanted, _ = plain.ask(prompt)
+    tiers = {"host_ratio": 4.0}
+    storage = tmp_path / "kv" if stored else None
+    with Served(folder, storage, max_tokens=416, tiers=tiers, **changes) as served:
+        assert served.ask(prompt) == (wanted, 0)
+        for number in range(3):
+            served.ask([(token * 7 + number) % 90 + 4 for token in PROMPT])
+        assert served.ask(prompt) == (wanted, 192)
+        assert served.counts["host_loaded_tokens"] == 192
+        assert served.counts["loaded_tokens"] == served.counts["failed_loads"] == 0
+        assert (served.counts["stored_pages"] > 0) == stored
+
+
+def test_a_host_tier_of_8_bits_brings_back_nearly_the_same(model, tmp_path):
+    tiers = {"host_ratio": 4.0, "host_dtype": "int8"}
+    wish = {"logprobs": LogprobOptions(token_ids=tuple(range(20, 40))), "new": 1}
+    with Served(model, tmp_path / "kv", max_tokens=416, tiers=tiers) as served:
+        served.ask(**wish)
+        wanted = served.outputs[-1].logprobs.chosen_logprobs
+        for number in range(3):
+            served.ask([(token * 7 + number) % 90 + 4 for token in PROMPT])
+        assert served.ask(**wish)[1] == 192
+        found = served.outputs[-1].logprobs.chosen_logprobs
+        assert served.counts["host_loaded_tokens"] == 192
+        np.testing.assert_allclose(found, wanted, atol=0.05)
+    assert "kv_dtype is model, int8 in host memory, not model" in refused(model, tmp_path / "kv")
+
+
 def write_family(name: str, folder: Path) -> None:
     import transformers
 
@@ -155,6 +196,12 @@ def test_settings_that_make_no_sense_are_refused(model, tmp_path):
     assert "cannot be read" in told
     told = refused(model, "redis://127.0.0.1/0", tiers={"max_bytes": 4096})
     assert "maxmemory" in told
+
+
+def test_host_tiers_of_impossible_sizes_are_refused(model):
+    told = refused(model, None, tiers={"host_bytes": 1 << 60})
+    assert "tiers.host_bytes=1152921504606846976 takes" in told
+    assert "no page of each KV group fits" in refused(model, None, tiers={"host_bytes": 16})
 
 
 def test_an_encrypted_store_is_read_with_its_key_only(model, tmp_path):

@@ -10,6 +10,7 @@ from sylvan.protocol.tiers import ClearStore, DescribeTiers, DetachStore
 from sylvan.runtime.cache.types import tenant_span
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.storage.api import StoreError, StoreLimits
+from tests.support.cache_events import follow
 from tests.support.kv import World, alone, request
 from tests.support.kv_store import StoreBelow
 
@@ -116,12 +117,140 @@ def test_a_public_start_is_shared_and_the_rest_is_not():
     assert len(spaces) == 3
 
 
-def test_kv_of_adapters_is_not_stored():
+ADAPTER = "french@0123456789abcdef"
+
+
+def test_kv_of_an_adapter_is_found_by_its_contents():
+    world, below = start(name := next(names))
+    serve(world, below, lora=ADAPTER)
+    other, beneath = start(name)
+    assert serve(other, beneath, "b", lora="french@fedcba9876543210") == 0
+    assert serve(other, beneath, "c") == 0
+    assert serve(other, beneath, "d", lora=ADAPTER) == 36
+    assert serve(other, beneath, "e", lora=ADAPTER, cache_salt="tenant-a/") == 0
+
+
+def test_kv_of_an_adapter_without_a_digest_is_not_stored():
     world, below = start()
     serve(world, below, lora="adapter")
     assert not [*below.store.pages()]
     serve(world, below, "b")
     assert [*below.store.pages()]
+
+
+# ---- the host tier
+
+
+OTHER = [49 - token for token in PROMPT]
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("states", [0, 12])
+@pytest.mark.parametrize("windows", [(), ((8, 30), (17, 30))])
+def test_what_the_device_evicted_comes_back_from_host_memory(windows, states, attached):
+    store = {"host_pages": 60, "attached": attached}
+    world, below = start(pages=16, windows=windows, states=states, store=store)
+    serve(world, below)
+    serve(world, below, "b", OTHER)
+    counts = below.control.counts
+    fetches = counts.fetches
+    assert serve(world, below, "c", new=2) == 36
+    assert counts.host_loaded_tokens == 16
+    assert (counts.loaded_tokens, counts.failed_loads, counts.fetches) == (0, 0, fetches)
+    usage = world.outputs["c"][-1].usage
+    assert (usage.host_tokens, usage.loaded_tokens) == (16, 0)
+    assert bool([*below.store.pages()]) == attached, "and goes further down"
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+def test_all_policies_fill_the_host_tier(policy):
+    store = {"host_pages": 60, "attached": False, "write_policy": policy}
+    world, below = start(pages=24, store=store)
+    serve(world, below)
+    assert bool(below.host.used_pages) == (policy != "write_through_selective")
+    serve(world, below, "b")
+    for number in range(4):
+        serve(world, below, f"other-{number}", [(7 * t + number) % 50 for t in PROMPT])
+    cached = serve(world, below, "c")
+    if policy != "write_back":  # which is as far ahead as an eighth of 24 pages is
+        assert cached == 36
+    assert below.control.counts.host_loaded_tokens > 0
+
+
+def test_a_full_host_tier_forgets_what_was_used_longest_ago():
+    world, below = start(pages=16, store={"host_pages": 20, "attached": False})
+    serve(world, below)
+    serve(world, below, "b", OTHER)
+    serve(world, below, "c", [*PROMPT[1:], 7])
+    serve(world, below, "d", [*OTHER[1:], 7])
+    assert below.host.used_pages <= 20
+    assert serve(world, below, "e") < 36
+    assert serve(world, below, "f", [*OTHER[1:], 7]) == 36
+
+
+def test_what_the_host_forgot_is_read_from_the_store():
+    world, below = start(pages=16, store={"host_pages": 20})
+    serve(world, below)
+    for number in range(4):
+        serve(world, below, f"other-{number}", [(7 * t + number) % 50 for t in PROMPT])
+    assert serve(world, below, "c") == 36
+    assert below.control.counts.loaded_tokens > 0
+
+
+def test_a_prefix_comes_from_three_places_at_once():
+    """The device has its start, the host some pages more, and another server stored the rest."""
+    other, beneath = start(name := next(names))
+    serve(other, beneath, ids=[*PROMPT, *OTHER])
+    store = {"host_pages": 60}
+    world, below = start(name, pages=30, store=store)
+    serve(world, below)
+    below.control.counts.loaded_tokens = 0
+    serve(world, below, "b", [(7 * t) % 50 for t in range(80)], new=2)
+    assert serve(world, below, "c", [*PROMPT, *OTHER]) == 76
+    counts = below.control.counts
+    assert counts.host_loaded_tokens > 0
+    assert counts.loaded_tokens > 0
+    assert counts.host_loaded_tokens + counts.loaded_tokens < 76
+
+
+def test_a_host_tier_that_is_slower_than_computing_is_left_alone():
+    world, below = start(pages=16, store={"host_pages": 60, "attached": False})
+    serve(world, below)
+    serve(world, below, "b", OTHER)
+    cost = below.control.host_cost
+    cost.tokens_per_s, cost.bytes_per_s = 1e6, cost.token_bytes
+    assert serve(world, below, "c", new=2) == 20
+    assert below.control.counts.host_loaded_tokens == 0
+
+
+def test_a_node_larger_than_the_host_tier_goes_to_the_store():
+    whole = {"max_batch_tokens": 64, "chunk_tokens": 64}
+    world, below = start(pages=16, store={"host_pages": 4}, **whole)
+    serve(world, below)
+    assert below.host.used_pages == 0
+    assert len([*below.store.pages()]) == 10
+
+
+def test_routers_are_told_what_the_host_tier_has():
+    world, below = start(pages=16, store={"host_pages": 60, "attached": False})
+    world.tree.record_events()
+    serve(world, below)
+    serve(world, below, "b", OTHER)
+    there = follow(world.tree.take_events(), 4, {})
+    assert len(there["HOST"]) == below.host.used_pages == 20
+    assert len(there["DEVICE"]) == world.tree.total_pages - 1, "the last one is not whole"
+    world.scheduler.flush_cache()
+    there = follow(world.tree.take_events(), 4, there)
+    assert there == {"HOST": set(), "DEVICE": set()}
+
+
+def test_replaced_weights_find_nothing_in_host_memory():
+    world, below = start(pages=16, store={"host_pages": 60, "attached": False})
+    serve(world, below)
+    assert below.host.used_pages
+    assert world.scheduler.flush_cache()
+    assert below.host.used_pages == 0
+    assert serve(world, below, "b") == 0
 
 
 # ---- waiting

@@ -1,0 +1,119 @@
+"""How the host tier keeps the bytes of a page: as they are, or rounded to 8 bits."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+NumberType = Literal["float32", "bfloat16", "float16"]
+
+BLOCK = 64
+"""Numbers that share a scale."""
+_LARGEST = 127
+_SCALE_BYTES = 4
+
+
+class Codec(Protocol):
+    """Encodes pages of one size.
+
+    Attributes:
+        page_bytes: Of a page as the device has it.
+        encoded_bytes: Of a page as it is kept.
+    """
+
+    page_bytes: int
+    encoded_bytes: int
+
+    def encode(self, page: Bytes, kept: Bytes) -> None:
+        """Write a page (page_bytes,) as it is to be kept (encoded_bytes,)."""
+        ...
+
+    def decode(self, kept: Bytes, page: Bytes) -> None:
+        """The reverse; up to rounding."""
+        ...
+
+
+class PlainCodec:
+    """Keeps the bytes as they are."""
+
+    def __init__(self, page_bytes: int) -> None:
+        self.page_bytes = self.encoded_bytes = page_bytes
+
+    def encode(self, page: Bytes, kept: Bytes) -> None:
+        """See `Codec.encode`."""
+        np.copyto(kept, page)
+
+    def decode(self, kept: Bytes, page: Bytes) -> None:
+        """See `Codec.decode`."""
+        np.copyto(page, kept)
+
+
+class Int8Codec:
+    """Keeps blocks of `BLOCK` numbers as integers of 8 bits, with a float32 scale for each block.
+
+    A number is off by at most half a scale, 1/254 of the largest number in its block, and by the
+    rounding of its type. What is not finite makes its block not finite.
+
+    Args:
+        page_bytes: A whole number of numbers.
+        numbers: Type of the numbers that a page consists of.
+    """
+
+    def __init__(self, page_bytes: int, numbers: NumberType) -> None:
+        self.page_bytes, self._numbers = page_bytes, numbers
+        self._count = page_bytes // (4 if numbers == "float32" else 2)
+        self._blocks = -(-self._count // BLOCK)
+        self._whole = self._count == self._blocks * BLOCK
+        self.encoded_bytes = self._blocks * (BLOCK + _SCALE_BYTES)
+
+    def encode(self, page: Bytes, kept: Bytes) -> None:
+        """See `Codec.encode`."""
+        values = _floats(page, self._numbers)
+        if not self._whole:
+            values = np.pad(values, (0, self._blocks * BLOCK - self._count))
+        blocks = values.reshape(self._blocks, BLOCK)
+        scales, integers = self._views(kept)
+        with np.errstate(all="ignore"):
+            np.divide(np.abs(blocks).max(axis=1), _LARGEST, out=scales)
+            divisors = np.where(scales > 0, scales, 1)
+            rounded = np.rint(blocks / divisors[:, None])
+            integers[...] = np.clip(np.nan_to_num(rounded), -_LARGEST, _LARGEST)
+
+    def decode(self, kept: Bytes, page: Bytes) -> None:
+        """See `Codec.decode`."""
+        scales, integers = self._views(kept)
+        with np.errstate(all="ignore"):
+            values = (integers * scales[:, None]).reshape(-1)[: self._count]
+            _write(values, page, self._numbers)
+
+    def _views(self, kept: Bytes) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+        """Scales (blocks,) and integers (blocks, BLOCK) of a kept page."""
+        end = self._blocks * _SCALE_BYTES
+        integers = kept[end:].view(np.int8).reshape(self._blocks, BLOCK)
+        return kept[:end].view(np.float32), integers
+
+
+def _floats(page: Bytes, numbers: NumberType) -> NDArray[np.float32]:
+    match numbers:
+        case "float32":
+            return page.view(np.float32)
+        case "float16":
+            return page.view(np.float16).astype(np.float32)
+        case "bfloat16":
+            return (page.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _write(values: NDArray[np.float32], page: Bytes, numbers: NumberType) -> None:
+    match numbers:
+        case "float32":
+            page.view(np.float32)[...] = values
+        case "float16":
+            page.view(np.float16)[...] = values.astype(np.float16)
+        case "bfloat16":
+            bits = values.view(np.uint32)
+            even = bits + 0x7FFF + ((bits >> 16) & 1)  # round to nearest, ties to even
+            rounded = np.where(np.isfinite(values), even, bits) >> 16
+            page.view(np.uint16)[...] = rounded.astype(np.uint16)
