@@ -17,9 +17,20 @@ from tests.support.vocabularies import LINES
 
 BEFORE, AFTER = "<s>", "</s>"
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|im|>", "<|im|>x", "<tool>"]
+WORDS = [
+    "Hello",
+    "hello world",
+    "x",
+    "1234",
+    "\u00e4\u00f6",
+    "\u4f60\u597d",
+    "\U0001f600",
+    "e\u0301",
+]
 PIECES = st.sampled_from(
     [
         *CONTROL,
+        *WORDS,
         BEFORE,
         AFTER,
         "<left>",
@@ -32,7 +43,6 @@ PIECES = st.sampled_from(
         "  ",
         "\n",
     ]
-    + ["Hello", "hello world", "x", "1234", "\u00e4\u00f6", "\u4f60\u597d", "\U0001f600", "e\u0301"]
 )
 TEXTS = st.lists(PIECES, max_size=24).map("".join)
 

@@ -203,7 +203,6 @@ def _identity(
             config,
             model_dir(config.model),
             dtype=model.dtype,
-            kv_dtype=config.cache.dtype,
             runner=model.runner,
             page_size=groups[0].page_size,
             groups=tuple(

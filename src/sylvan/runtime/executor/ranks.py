@@ -231,7 +231,8 @@ def _joined(sums: Sequence[dict[str, str]]) -> dict[str, str]:
     """One checksum of each tensor: of those that the ranks have of their shares, in order."""
     first, *_ = sums
     return {
-        name: xxhash.xxh3_128_hexdigest(" ".join(each[name] for each in sums)) for name in first
+        name: xxhash.xxh3_128_hexdigest(" ".join(each[name] for each in sums).encode())
+        for name in first
     }
 
 

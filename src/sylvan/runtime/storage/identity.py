@@ -24,7 +24,6 @@ def kv_manifest(
     model_dir: Path,
     *,
     dtype: str,
-    kv_dtype: str,
     runner: str,
     page_size: int,
     groups: tuple[GroupLayout, ...],
@@ -35,7 +34,6 @@ def kv_manifest(
         config: Resolved.
         model_dir: The model's directory.
         dtype: Of weights and activations.
-        kv_dtype: Of keys and values; what was rounded on its way is another one.
         runner: What computes.
         page_size: Tokens of a page.
         groups: Layouts of pages.
@@ -51,7 +49,7 @@ def kv_manifest(
         tokenizer=tokenizer_digest(tokenizer if tokenizer.is_dir() else model_dir),
         dtype=dtype,
         quantization=config.quantization or "",
-        kv_dtype=kv_dtype,
+        kv_dtype=_kv_dtype(config),
         runner=runner,
         attention=config.attention,
         context_len=int(config.context_len) if config.context_len != "auto" else 0,
@@ -83,6 +81,14 @@ def tokenizer_digest(folder: Path) -> str:
         ConfigError: a file cannot be read.
     """
     return _digest({path for pattern in _TOKENIZER for path in folder.glob(pattern)})
+
+
+def _kv_dtype(config: Config) -> str:
+    """Of keys and values; what was rounded on its way through the host tier is another one."""
+    tiers = config.tiers
+    if tiers is None or tiers.host_dtype == "same":
+        return config.cache.dtype
+    return f"{config.cache.dtype}, {tiers.host_dtype} in host memory"
 
 
 def _digest(files: Iterable[Path]) -> str:

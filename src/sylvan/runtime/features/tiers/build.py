@@ -90,7 +90,6 @@ class TiersParts:
             config,
             model_dir,
             dtype=model.dtype,
-            kv_dtype=_kv_dtype(config),
             runner=model.runner,
             page_size=layout.page_size,
             groups=tuple(
@@ -176,11 +175,3 @@ def host_size(settings: TiersConfig) -> HostSize | None:
 def url_of(storage: str, directory: str | None = None) -> str:
     """The URL or directory of a store; `file` stands for `directory`."""
     return (directory or str(cache_dir() / "kv")) if storage == "file" else storage
-
-
-def _kv_dtype(config: Config) -> str:
-    """Of keys and values; what was rounded on its way through the host tier is another one."""
-    tiers = config.tiers
-    if tiers is None or tiers.host_dtype == "same":
-        return config.cache.dtype
-    return f"{config.cache.dtype}, {tiers.host_dtype} in host memory"

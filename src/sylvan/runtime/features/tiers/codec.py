@@ -63,7 +63,8 @@ class Int8Codec:
     """
 
     def __init__(self, page_bytes: int, numbers: NumberType) -> None:
-        self.page_bytes, self._numbers = page_bytes, numbers
+        self.page_bytes = page_bytes
+        self._numbers: NumberType = numbers
         self._count = page_bytes // (4 if numbers == "float32" else 2)
         self._blocks = -(-self._count // BLOCK)
         self._whole = self._count == self._blocks * BLOCK

@@ -200,7 +200,7 @@ class KVTiers(Capability):
             self._stop(found)
         for load in self._loads.take():
             self._outbox.loads.append(self._load_pages(load))
-            tokens = dict.fromkeys((Place.HOST, Place.STORAGE), 0)
+            tokens: dict[Place, int] = {Place.HOST: 0, Place.STORAGE: 0}
             for part in load.pages:
                 if not part.group:
                     tokens[part.place] += len(part.entries) * self._tier.layout.page_size
