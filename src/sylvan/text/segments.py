@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from array import array
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from sylvan.text.tokenizer import Tokenizer
+from sylvan.text.unforgeable import alternation
 
 ENTRY_BYTES = 256
 """What an entry takes besides its text and its ids, about."""
@@ -33,7 +35,7 @@ class SegmentedEncoder:
     def __init__(self, tokenizer: Tokenizer, max_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._max_bytes = max_bytes
-        self._pattern, self._cuts = tokenizer.boundaries()
+        self._pattern, self._cuts = _boundaries(tokenizer)
         self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
@@ -52,8 +54,8 @@ class SegmentedEncoder:
         self._keep((segment, found[segment]) for segment in missing)
         joined = [token for segment in segments for token in found[segment]]
         if not add_special_tokens:
-            return self._tokenizer.without_second_bos(joined, text)
-        return self._tokenizer.with_special_tokens(joined, text)
+            return self._tokenizer.affixes.without_second_bos(joined, text)
+        return self._tokenizer.affixes.added(joined, text)
 
     def _segments(self, text: str) -> list[str]:
         """The text, cut before each control token."""
@@ -80,6 +82,23 @@ class SegmentedEncoder:
                     self._num_bytes += _bytes_of(segment, ids)
             while self._num_bytes > self._max_bytes:
                 self._num_bytes -= _bytes_of(*self._known.popitem(last=False))
+
+
+def _boundaries(tokenizer: Tokenizer) -> tuple[re.Pattern[str], frozenset[str]]:
+    """Where texts can be cut so that the ids of the whole are those of its parts.
+
+    Returns:
+        A pattern that finds added tokens as the tokenizer does, and those of them before which a
+        text may be cut; none if ids of parts are not ids of the whole.
+    """
+    exact = [each for each in tokenizer.added_tokens if each.content and not each.normalized]
+    whole = tokenizer.affixes.around is not None
+    cuts = frozenset(
+        each.content
+        for each in exact
+        if whole and not (each.lstrip or each.rstrip or each.single_word)
+    )
+    return alternation(each.content for each in exact), cuts
 
 
 def _bytes_of(segment: str, ids: array[int]) -> int:

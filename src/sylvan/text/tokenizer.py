@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import tokenizers
 
 from sylvan.checkpoints.code import UNTRUSTED, load_class, named_class
 from sylvan.protocol.errors import ConfigError
+from sylvan.text.affixes import Affixes
 from sylvan.text.checkpoint import TokenizerFiles, read_files
 from sylvan.text.encoding import token_ids
 from sylvan.text.token_bytes import DecoderRules
@@ -38,6 +38,8 @@ class Tokenizer:
         bos_id: Start token, or None.
         eos_ids: Tokens that end generation, the most specific source first.
         pad_id: Padding token, or None.
+        affixes: Special tokens that are added before and after a text.
+        added_tokens: Those outside of the vocabulary that was trained, and how they are found.
         special_ids: Tokens that `skip_special_tokens` hides.
         protected: Text and id of every token that user text must not forge: the special tokens, and
             added tokens that a chat template writes (such as `<tool_call>`).
@@ -58,6 +60,7 @@ class Tokenizer:
         named = _add_configured_tokens(backend, files.config)
         added = backend.get_added_tokens_decoder()
         self._added = {token: entry.content for token, entry in added.items()}
+        self.added_tokens = tuple(added.values())
         self.special_ids = frozenset(t for t, entry in added.items() if entry.special) | {
             token for text in named.values() if (token := backend.token_to_id(text)) is not None
         }
@@ -66,6 +69,7 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._bytes: list[bytes | None] = [None] * self.vocab_size
         self.bos_id = _first(backend, named.get("bos_token"), files.bos_id)
+        self.affixes = Affixes.of(backend, self.bos_id)
         self.pad_id = _first(backend, named.get("pad_token"), files.pad_id)
         eos = _first(backend, named.get("eos_token"), None)
         self.eos_ids: tuple[int, ...] = tuple(
@@ -117,7 +121,7 @@ class Tokenizer:
 
         A start token that the text spells itself is not added a second time.
         """
-        return self.without_second_bos(
+        return self.affixes.without_second_bos(
             token_ids(self._backend, text, add_special_tokens=add_special_tokens), text
         )
 
@@ -127,7 +131,8 @@ class Tokenizer:
         """As `encode`, for many texts at once on all cores."""
         batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [
-            self.without_second_bos(item.ids, text) for item, text in zip(batch, texts, strict=True)
+            self.affixes.without_second_bos(item.ids, text)
+            for item, text in zip(batch, texts, strict=True)
         ]
 
     def encode_user(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -135,28 +140,6 @@ class Tokenizer:
         if self.may_forge(text):
             return self.encode_segments([(text, False)], add_special_tokens=add_special_tokens)
         return token_ids(self._backend, text, add_special_tokens=add_special_tokens)
-
-    def with_special_tokens(self, ids: list[int], text: str) -> list[int]:
-        """What `encode` gives for a text of which these are the ids without special tokens."""
-        head, tail = self._around() or ((), ())
-        return self.without_second_bos([*head, *ids, *tail], text)
-
-    def boundaries(self) -> tuple[re.Pattern[str], frozenset[str]]:
-        """Where texts can be cut so that the ids of the whole are those of its parts.
-
-        Returns:
-            A pattern that finds added tokens as the tokenizer does, and those of them before which
-            a text may be cut; none if ids of parts are not ids of the whole.
-        """
-        entries = self._backend.get_added_tokens_decoder().values()
-        exact = [entry for entry in entries if entry.content and not entry.normalized]
-        whole = self._around() is not None
-        cuts = frozenset(
-            entry.content
-            for entry in exact
-            if whole and not (entry.lstrip or entry.rstrip or entry.single_word)
-        )
-        return alternation(entry.content for entry in exact), cuts
 
     def encode_probe(self, first: str, second: str) -> list[tuple[int, int | None, int]]:
         """Of a trusted pair: each token, which text it is of (None: of neither), its segment."""
@@ -219,15 +202,6 @@ class Tokenizer:
         """The whole tokenizer as tokenizer.json text, for grammar libraries."""
         return self._backend.to_str()
 
-    def _around(self) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Special tokens that are added before and after a text; None: not known."""
-        ids = token_ids(self._backend, "a", add_special_tokens=False)
-        whole = token_ids(self._backend, "a", add_special_tokens=True)
-        for at in range(len(whole) - len(ids) + 1):
-            if ids and whole[at : at + len(ids)] == ids:
-                return whole[:at], whole[at + len(ids) :]
-        return None
-
     def _prepared(self) -> UnforgeableEncoder:
         with self._lock:
             if self._unforgeable is None:
@@ -240,14 +214,6 @@ class Tokenizer:
             return literal.encode("utf-8", "replace")
         name = literal if literal is not None else self._backend.id_to_token(token_id)
         return b"" if name is None else self._rules.to_bytes(name)
-
-    def without_second_bos(self, ids: list[int], text: str) -> list[int]:
-        """Ids of a text less the start token that was added to the one which the text spells."""
-        if len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
-            name = self._backend.id_to_token(ids[0])
-            if name and text.startswith(name) and not text.startswith(name * 2):
-                return ids[1:]
-        return ids
 
     def _find_protected(self) -> dict[str, int]:
         # the model knows the tokens of its own templates whichever one renders its prompts

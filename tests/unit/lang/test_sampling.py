@@ -25,7 +25,7 @@ OTHER = {
     "json_schema": "{}", "regex": "a", "ebnf": "root ::= 'a'", "structural_tag": "{}",
     "choice": ["a", "b"],
     "logit_bias": {"1": 2.0}, "sampling_seed": 9, "stream_interval": 4,
-    "custom_params": {"k": 1},
+    "custom_params": {"k": 1}, "strict_grammar": True,
 }  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_blocks_of_an_adapter_say_so():
     for number, namespace in enumerate(("", ":salt", f"{legal}:", f"{legal}:salt", f":{legal}:")):
         insert(tree, [1, 2], 1 + number, namespace)
 
-    events = kv_events(tree.take_events(), 2, "CPU", empty=False)
+    events = kv_events(tree.take_events(), 2, CPU, empty=False)
 
     assert [e.lora_id for e in events] == [None, None, legal, legal, None]
     assert [e.lora_name for e in events] == [None, None, "team:legal", "team:legal", None]
