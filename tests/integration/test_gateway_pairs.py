@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
+import orjson
 import pytest
 
+from sylvan.gateway.http.pairs.bootstrap import without_meetings
 from tests.support.cluster import Elsewhere, events, gateway, served, until
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -204,6 +206,13 @@ async def test_fields_that_a_client_made_up_are_replaced(pairs):
 
 def meta(**info):
     return {"text": "t", "meta_info": info}
+
+
+def test_a_worker_that_goes_on_alone_is_to_meet_nobody():
+    raw = b'{"text": "x",  "bootstrap_room": 5, "bootstrap_host": "h"}'
+
+    assert orjson.loads(without_meetings(raw, orjson.loads(raw))) == {"text": "x"}
+    assert without_meetings(b'{"text":  "x"}', {"text": "x"}) == b'{"text":  "x"}'
 
 
 async def test_log_probabilities_of_the_prompt_come_from_the_prefill_worker(pairs):

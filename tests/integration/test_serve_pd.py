@@ -13,9 +13,11 @@ import pytest
 
 from tests.integration.test_serve_replicas import (
     FLAGS,
+    kill_busy,
     refused,
     replicas_of,
     serving,
+    text_of,
     until,
     workers,
 )
@@ -101,6 +103,19 @@ def test_two_servers_answer_as_one_and_survive_each_other(model, alone):
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
+
+
+def test_a_stream_outlives_its_decode_server(model):
+    with serving(model, "--pd", "1:2", "--threads", 1) as (process, url):
+        assert all(w["continues_streams"] for w in workers(url))
+        expected = text_of(url)
+        known = {child.pid for child in replicas_of(process)}
+
+        assert text_of(url, lambda: kill_busy(process, url, "decode")) == expected
+
+        until(lambda: [w["is_healthy"] for w in workers(url)] == [True] * 3)
+        assert len({child.pid for child in replicas_of(process)} - known) == 1
+        until(lambda: holds_nothing(process))
 
 
 def holds_nothing(process):

@@ -46,7 +46,7 @@ def serving(model, *flags):
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := re.search(r"Sylvan serves tiny at (\S+) \(2 replicas", line):
+            if found := re.search(r"Sylvan serves tiny at (\S+) \(\d replicas", line):
                 yield process, found[1]
                 break
         else:
@@ -79,6 +79,17 @@ def until(condition, timeout_s=60.0):
         time.sleep(0.05)
 
 
+def kill_busy(process, url, kind="regular"):
+    """Kill a replica of a kind that serves something."""
+    busy = [w["url"] for w in workers(url) if w["load"] and w["worker_type"] == kind]
+    port = int(busy[0].rpartition(":")[2])
+    for child in replicas_of(process):
+        if any(c.laddr.port == port for c in child.net_connections("tcp")):
+            child.kill()
+            return
+    pytest.fail("no replica was busy")
+
+
 def text_of(url, act=None):
     """The text of a stream; `act` is called after a few events."""
     parts = []
@@ -109,16 +120,7 @@ def test_replicas_are_served_lost_and_stopped_as_one(model):
 
         expected = text_of(url)
 
-        def kill_the_busy_one():
-            busy = next(w["url"] for w in workers(url) if w["load"])
-            port = int(busy.rpartition(":")[2])
-            for child in (first, second):
-                if any(c.laddr.port == port for c in child.net_connections("tcp")):
-                    child.kill()
-                    return
-            pytest.fail("no replica was busy")
-
-        assert text_of(url, kill_the_busy_one) == expected
+        assert text_of(url, lambda: kill_busy(process, url)) == expected
         until(lambda: [w["is_healthy"] for w in workers(url)] == [True, True])
         again = replicas_of(process)
         assert len({c.pid for c in again} - {first.pid, second.pid}) == 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -117,11 +117,8 @@ class TextRoutes:
     async def parse_calls(self, caller: Caller, params: Params) -> None:
         """Find the calls in a text."""
         body = decoded(await caller.body(MAX_BODY_BYTES), ParseCalls)
-        with _asked_for("tool_call_parser"):
-            family = tools.family(_given(body.tool_call_parser, body.parser))
-        if family is None:
-            message = "tool_call_parser: this one finds no calls."
-            raise RequestError(message, param="tool_call_parser")
+        name = body.tool_call_parser or body.parser
+        family = _parser("tool_call_parser", name, tools.family, "calls")
         if len(body.tools) > MAX_TOOLS:
             raise RequestError(f"tools: at most {MAX_TOOLS} are taken.", param="tools")
         given = [parse(ChatTool, tool).model_dump(exclude_none=True) for tool in body.tools]
@@ -134,11 +131,8 @@ class TextRoutes:
     async def parse_reasoning(self, caller: Caller, params: Params) -> None:
         """Split a text into thinking and answer."""
         body = decoded(await caller.body(MAX_BODY_BYTES), ParseReasoning)
-        with _asked_for("reasoning_parser"):
-            family = reasoning.family(_given(body.reasoning_parser, body.parser))
-        if family is None:
-            message = "reasoning_parser: this one finds no thinking."
-            raise RequestError(message, param="reasoning_parser")
+        name = body.reasoning_parser or body.parser
+        family = _parser("reasoning_parser", name, reasoning.family, "thinking")
         thought, text = await call_in_thread(
             reasoning.separate,
             body.text,
@@ -162,11 +156,22 @@ def _view(one: Loading) -> dict[str, Any]:
     return {"id": one.id, "name": one.name, "source": one.source, "vocab_size": size}
 
 
-def _given(name: str | None, other: str | None) -> str:
-    found = name or other
-    if found is None:
-        raise ConfigError("must be given.")
-    return found
+_F = TypeVar("_F")
+
+
+def _parser(param: str, name: str | None, find: Callable[[str], _F | None], finds: str) -> _F:
+    """The parser of a name.
+
+    Raises:
+        RequestError: There is none; names the field.
+    """
+    with _asked_for(param):
+        if name is None:
+            raise ConfigError("must be given.")
+        family = find(name)
+    if family is None:
+        raise RequestError(f"{param}: this one finds no {finds}.", param=param)
+    return family
 
 
 @contextmanager

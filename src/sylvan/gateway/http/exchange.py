@@ -69,6 +69,10 @@ class ExchangeParts:
         retries = Retries(self.retry, self.budget, self.rng)
         return Attempts(retries, self.families.worker, self.health, endpoint)
 
+    def journal(self, caller: Caller) -> Journal:
+        """Of a request that has just come."""
+        return Journal(new_ticket(caller, self.wall()), self.failover.journal_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
@@ -76,6 +80,23 @@ class Pinned:
 
     worker: Worker
     strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An answer that others have begun, for an exchange that goes on with it.
+
+    Attributes:
+        kind: Of the workers that can.
+        answer: What the client gets.
+        attempts: Those made so far.
+        journal: Where the client is.
+    """
+
+    kind: Kind
+    answer: Answer
+    attempts: Attempts
+    journal: Journal
 
 
 def placed_as(caller: Caller, asked: Asked) -> RoutingRequest:
@@ -88,11 +109,25 @@ def placed_as(caller: Caller, asked: Asked) -> RoutingRequest:
     )
 
 
+async def give_up(answer: Answer, meter: Meter, error: UpstreamError | NoWorkerError) -> None:
+    """Tell the client, and the metrics, that nobody serves a request."""
+    meter.failed(error)
+    if isinstance(error, RefusedError) and not answer.started:
+        await answer.refuse(error.refusal)
+        return
+    if answer.started:
+        meter.cut()
+    await answer.fail(error)
+
+
 class Exchange:
     """Serves one request.
 
     Until the client has seen something of the answer, another attempt is an attempt at the whole
     request. Then it is one at the rest of the stream, which needs a journal.
+
+    Args:
+        begun: What there is of the answer, if another exchange has begun it.
 
     Attributes:
         totals: Tokens of the request, once it is served.
@@ -100,18 +135,31 @@ class Exchange:
     """
 
     def __init__(
-        self, parts: ExchangeParts, caller: Caller, route: Passed, asked: Asked, meter: Meter
+        self,
+        parts: ExchangeParts,
+        caller: Caller,
+        route: Passed,
+        asked: Asked,
+        meter: Meter,
+        *,
+        begun: Begun | None = None,
     ) -> None:
         self._parts = parts
+        self._begun = begun
         self._kind: Kind = "regular"
         self._caller = caller
         self._route = route
         self._asked = asked
         self._meter = meter
-        self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
         self._headers: HeaderPairs = parts.sender.forwarding.headers(caller)
-        self._attempts = parts.attempts(route.path)
-        self._journal = Journal(new_ticket(caller, parts.wall()), parts.failover.journal_bytes)
+        if begun is None:
+            self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
+            self._attempts = parts.attempts(route.path)
+            self._journal = parts.journal(caller)
+        else:
+            self._answer = begun.answer
+            self._attempts = begun.attempts
+            self._journal = begun.journal
         self._losses = 0  # in a row, without progress: it may be the request that does it
         self._placed_as = placed_as(caller, asked)
         self.totals = Totals()
@@ -132,17 +180,22 @@ class Exchange:
             UnknownModelError: No worker serves the model.
             CallerGoneError: The client left.
         """
-        self._kind = self._parts.registry.single_kind(self._asked.model, "http")
+        if self._begun is not None:
+            self._kind = self._begun.kind
+            self._losses = 1
+            self._meter.continued()
+        else:
+            self._kind = self._parts.registry.single_kind(self._asked.model, "http")
         while True:
             try:
                 await self._attempt(self._place(pinned))
             except UpstreamError as error:
                 if not await self._tries_again(error):
-                    await self._give_up(error)
+                    await give_up(self._answer, self._meter, error)
                     return
             except NoWorkerError as error:
                 if not await self._waits():
-                    await self._give_up(error)
+                    await give_up(self._answer, self._meter, error)
                     return
             else:
                 self._meter.done(self.totals)
@@ -151,7 +204,7 @@ class Exchange:
     async def time_out(self, seconds: float) -> None:
         """It took too long."""
         message = f"The request took longer than {seconds:g} s."
-        await self._give_up(UpstreamError(message, kind="timeout", status=504))
+        await give_up(self._answer, self._meter, UpstreamError(message, kind="timeout", status=504))
 
     def _place(self, pinned: Pinned | None) -> Placed:
         placing, asked = self._parts.placing, self._asked
@@ -229,12 +282,3 @@ class Exchange:
                 continue
             return True
         return False
-
-    async def _give_up(self, error: UpstreamError | NoWorkerError) -> None:
-        self._meter.failed(error)
-        if isinstance(error, RefusedError) and not self._answer.started:
-            await self._answer.refuse(error.refusal)
-            return
-        if self._answer.started:
-            self._meter.cut()
-        await self._answer.fail(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
 
 from sylvan.gateway.errors import UpstreamError
@@ -61,9 +62,19 @@ class Relay:
         dispatch: Dispatch,
         meter: Meter,
         refusals: AbstractSet[int] = RETRYABLE,
+        before: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`refusals` are the statuses after which another worker may be tried."""
+        """Make one for one attempt.
+
+        Args:
+            answer: What the client gets.
+            dispatch: Of the worker.
+            meter: Told when something comes.
+            refusals: Statuses after which another worker may be tried.
+            before: Awaited before the client sees anything of an answer with a status below 300.
+        """
         self._refusals = refusals
+        self._before = before
         self._answer = answer
         self._dispatch = dispatch
         self._meter = meter
@@ -81,10 +92,12 @@ class Relay:
         if incoming.status in self._refusals and not self._answer.started:
             body = await incoming.read(MAX_REFUSAL_BYTES)
             raise RefusedError(Refusal(incoming.status, incoming.headers, body))
+        await self._ready(incoming.status)
         await self._answer.head(incoming.status, incoming.headers)
         async for chunk in incoming.chunks():
             self._first_byte()
             await self._answer.data(chunk)
+            self.progressed = True
         self.totals = self._answer.totals()
         await self._answer.end()
 
@@ -122,6 +135,7 @@ class Relay:
             return None if head.status == 200 else head
         if head.status in self._refusals and not self._answer.started:
             return head
+        await self._ready(head.status)
         await self._answer.head(head.status, head.headers)
         journal.begun = self._answer.started
         return None
@@ -138,6 +152,10 @@ class Relay:
             raise RefusedError(Refusal(refused.status, refused.headers, reason))
         self.totals = read_totals(frame)
         await self._answer.end()
+
+    async def _ready(self, status: int) -> None:
+        if self._before is not None and status < 300:
+            await self._before()
 
     def _first_byte(self) -> None:
         self._dispatch.answered()

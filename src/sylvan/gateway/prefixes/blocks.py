@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sylvan.gateway.prefixes.events import BlockRemoved, BlockStored, CacheEvent, Hash
+from sylvan.gateway.prefixes.nodes import below
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +240,7 @@ class BlockIndex:
 
     def check(self) -> None:
         """Assert what the docstrings of this module promise; for tests."""
-        blocks = [block for root in self._roots.values() for block in _below(root)]
+        blocks = [block for root in self._roots.values() for block in below(root)]
         holds = sum(len(view.blocks) for view in self._views.values())
         assert self.num_blocks == len(blocks)
         size = sum(BLOCK_BYTES + len(block.key) for block in blocks)
@@ -271,14 +272,4 @@ def _walk(root: _Block, token_ids: bytes, step: int, holding: set[str]) -> dict[
             holding = holding - lost
         block, start = child, start + step
     found.update(dict.fromkeys(holding, start // ID_BYTES))
-    return found
-
-
-def _below(block: _Block) -> list[_Block]:
-    found: list[_Block] = []
-    stack = list(block.children.values())
-    while stack:
-        top = stack.pop()
-        found.append(top)
-        stack.extend(top.children.values())
     return found

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from sylvan.gateway.prefixes.nodes import below
+
 PAGE = 16
 """Bytes by which edges are cut; a prefix counts in whole pages."""
 NODE_BYTES = 450
@@ -214,7 +216,7 @@ class PrefixTree:
 
     def check(self) -> None:
         """Assert what the docstrings of this module promise; for tests."""
-        nodes = list(_below(self._root))
+        nodes = below(self._root)
         assert len(nodes) == self.num_nodes
         expected = sum(NODE_BYTES + len(n.edge) + TAG_BYTES * len(n.tags) for n in nodes)
         assert self.num_bytes == expected
@@ -245,13 +247,3 @@ def _common(edge: bytes, key: bytes, position: int) -> int:
         else:
             high = middle - 1
     return low * PAGE
-
-
-def _below(node: _Node) -> list[_Node]:
-    found: list[_Node] = []
-    stack = list(node.children.values())
-    while stack:
-        top = stack.pop()
-        found.append(top)
-        stack.extend(top.children.values())
-    return found

@@ -67,6 +67,18 @@ def batch_size(path: str, fields: Fields) -> int | None:
     return None
 
 
+def without_meetings(raw: bytes, fields: Fields) -> bytes:
+    """A body for one worker that serves it alone; fields that a client made up are left out.
+
+    Args:
+        raw: The body, a JSON object.
+        fields: What is in it.
+    """
+    if not any(name in fields for name in FIELDS):
+        return raw
+    return orjson.dumps({name: value for name, value in fields.items() if name not in FIELDS})
+
+
 def with_meetings(
     raw: bytes, fields: Fields, size: int | None, meet: Callable[[], Meeting]
 ) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sylvan.gateway.errors import NoWorkerError, UpstreamError
@@ -12,17 +12,29 @@ from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer, usage_in
 from sylvan.gateway.http.asked import Asked
 from sylvan.gateway.http.caller import Caller, HeaderPairs, Refusal
-from sylvan.gateway.http.exchange import ExchangeParts, Pinned, placed_as
-from sylvan.gateway.http.pairs.bootstrap import batch_size, new_meeting, with_meetings
+from sylvan.gateway.http.exchange import (
+    Begun,
+    Exchange,
+    ExchangeParts,
+    Pinned,
+    give_up,
+    placed_as,
+)
+from sylvan.gateway.http.pairs.bootstrap import (
+    batch_size,
+    new_meeting,
+    with_meetings,
+    without_meetings,
+)
 from sylvan.gateway.http.pairs.prompt_logprobs import PromptLogprobs
-from sylvan.gateway.http.relay import MAX_REFUSAL_BYTES, RefusedError
+from sylvan.gateway.http.relay import MAX_REFUSAL_BYTES, RefusedError, Relay
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.observe.meter import Meter
 from sylvan.gateway.placing import Placed
 from sylvan.gateway.policies.api import Outcome
-from sylvan.gateway.upstream.http import Incoming
+from sylvan.gateway.upstream.http import Incoming, Outgoing
 from sylvan.gateway.workers.spec import Kind
-from sylvan.gateway.workers.worker import Dispatch, Worker
+from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.journal import Totals
 
@@ -42,11 +54,18 @@ class _Attempt:
         accepted: Set when the prefill worker has taken the request; with log probabilities of the
             prompt, if the client wants them.
         received: The decode worker has given something, so it has the keys and values.
+        relay: Passes its answer on, unless the prompt's log probabilities are put into it.
     """
 
     body: bytes
     accepted: asyncio.Future[PromptLogprobs | None]
     received: bool = False
+    relay: Relay | None = None
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether the decode worker has what it needs of the other one."""
+        return self.received or (self.relay is not None and self.relay.progressed)
 
 
 class _Half:
@@ -70,7 +89,7 @@ class _Half:
         self._placed.completed(outcome)
 
 
-_Work = Callable[[Incoming, _Attempt, Dispatch], Awaitable[Totals]]
+_Work = Callable[[Outgoing, _Half, _Attempt], Awaitable[Totals]]
 
 
 class PairExchange:
@@ -78,7 +97,7 @@ class PairExchange:
 
     Both get the same body, which says where they meet. The answer is the decode worker's; that of
     the prefill worker is read and dropped. As long as the client has seen nothing, another pair is
-    tried; later there is no other worker that could go on.
+    tried; later another decode worker goes on with what the client has, alone.
 
     Attributes:
         totals: Tokens of the request, once it is served.
@@ -95,6 +114,7 @@ class PairExchange:
         self._meter = meter
         self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
         self._attempts = parts.attempts(route.path)
+        self._journal = parts.journal(caller)
         self._failed: Kind = "decode"
         self._placed_as = placed_as(caller, asked)
         self._merges = route.path == "/generate" and asked.fields.get("return_logprob") is True
@@ -123,11 +143,14 @@ class PairExchange:
             try:
                 await self._attempt(*self._pair(pinned))
             except UpstreamError as error:
+                if self._journal.begun and not self._journal.full:
+                    await self._go_on()
+                    return
                 if not await self._tries_again(error):
-                    await self._give_up(error)
+                    await give_up(self._answer, self._meter, error)
                     return
             except NoWorkerError as error:
-                await self._give_up(error)
+                await give_up(self._answer, self._meter, error)
                 return
             else:
                 self._meter.done(self.totals)
@@ -136,7 +159,17 @@ class PairExchange:
     async def time_out(self, seconds: float) -> None:
         """It took too long."""
         message = f"The request took longer than {seconds:g} s."
-        await self._give_up(UpstreamError(message, kind="timeout", status=504))
+        await give_up(self._answer, self._meter, UpstreamError(message, kind="timeout", status=504))
+
+    async def _go_on(self) -> None:
+        """Have another decode worker give the rest of the answer; it computes the prompt itself."""
+        begun = Begun("decode", self._answer, self._attempts, self._journal)
+        asked = replace(self._asked, raw=without_meetings(self._asked.raw, self._asked.fields))
+        rest = Exchange(self._parts, self._caller, self._route, asked, self._meter, begun=begun)
+        try:
+            await rest.run()
+        finally:
+            self.totals, self.workers = rest.totals, rest.workers
 
     def _place(self, kind: Kind, pinned: Pinned | None) -> Placed:
         placing = self._parts.placing
@@ -181,7 +214,7 @@ class PairExchange:
         decoding = loop.create_task(self._send(decode, attempt, self._decode))
         try:
             await asyncio.wait((feeding, decoding), return_when=asyncio.FIRST_COMPLETED)
-            if feeding.done() and not decoding.done() and not attempt.received:
+            if feeding.done() and not decoding.done() and not attempt.has_kv:
                 await feeding  # a failure now leaves the decode worker waiting for nothing
             await decoding
             await asyncio.wait((feeding,), timeout=DRAIN_S)
@@ -197,8 +230,7 @@ class PairExchange:
         worker, sender = half.worker, self._parts.sender
         request = sender.outgoing(self._caller, self._headers, worker, attempt.body)
         try:
-            async with sender.upstream.send(request) as incoming:
-                half.totals = await work(incoming, attempt, half.dispatch)
+            half.totals = await work(request, half, attempt)
             half.dispatch.succeeded()
             half.success = True
         except UpstreamError as error:
@@ -207,58 +239,71 @@ class PairExchange:
             self._attempts.blame(worker, half.dispatch, error)
             raise
 
-    async def _feed(self, incoming: Incoming, attempt: _Attempt, dispatch: Dispatch) -> Totals:
+    async def _feed(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
         """Read what the prefill worker answers.
 
         Raises:
             UpstreamError: It broke off.
             RefusedError: It refused.
         """
-        if incoming.status >= 300:
-            raise await _refused(incoming)
-        if not self._merges:
-            attempt.accepted.set_result(None)
         body = bytearray()
-        async for chunk in incoming.chunks():
-            dispatch.answered()
-            if self._merges or len(body) <= MAX_REFUSAL_BYTES:
-                body += chunk
-            if len(body) > MAX_MERGED_BYTES:
-                raise UpstreamError("The worker's answer is too large.", kind="protocol")
+        async with self._parts.sender.upstream.send(request) as incoming:
+            if incoming.status >= 300:
+                raise await _refused(incoming)
+            if not self._merges:
+                attempt.accepted.set_result(None)
+            async for chunk in incoming.chunks():
+                half.dispatch.answered()
+                if self._merges or len(body) <= MAX_REFUSAL_BYTES:
+                    body += chunk
+                if len(body) > MAX_MERGED_BYTES:
+                    raise UpstreamError("The worker's answer is too large.", kind="protocol")
         if self._merges:
             attempt.accepted.set_result(PromptLogprobs(bytes(body)))
         return usage_in(bytes(body)) if len(body) <= MAX_REFUSAL_BYTES else Totals()
 
-    async def _decode(self, incoming: Incoming, attempt: _Attempt, dispatch: Dispatch) -> Totals:
+    async def _decode(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
         """Pass on what the decode worker answers.
 
         Raises:
             UpstreamError: It broke off.
             RefusedError: It refused, and the client has seen nothing.
         """
+        sender = self._parts.sender
+        if self._merges:
+            async with sender.upstream.send(request) as incoming:
+                self.totals = await self._merge(incoming, half, attempt)
+        else:
+
+            async def accepted() -> None:
+                await attempt.accepted
+
+            relay = attempt.relay = Relay(self._answer, half.dispatch, self._meter, before=accepted)
+            await sender.send(request, half.worker, self._journal, relay, 0.0)
+            self.totals = relay.totals
+        return self.totals
+
+    async def _merge(self, incoming: Incoming, half: _Half, attempt: _Attempt) -> Totals:
+        """Pass on an answer that gets the log probabilities of the prompt."""
         self._meter.answered(incoming.status)
         if incoming.status in RETRYABLE:
             raise await _refused(incoming)
-        prompt = await attempt.accepted if incoming.status < 300 else None
-        if prompt is not None and not self._asked.stream:
-            await self._merged(incoming, attempt, prompt)
+        if incoming.status >= 300:
+            await self._streamed(incoming, half, attempt, None)
+        elif self._asked.stream:
+            await self._streamed(incoming, half, attempt, await attempt.accepted)
         else:
-            await self._passed(incoming, attempt, dispatch, prompt)
-        self.totals = self._answer.totals()
+            await self._merged(incoming, attempt, await attempt.accepted)
         await self._answer.end()
-        return self.totals
+        return self._answer.totals()
 
-    async def _passed(
-        self,
-        incoming: Incoming,
-        attempt: _Attempt,
-        dispatch: Dispatch,
-        prompt: PromptLogprobs | None,
+    async def _streamed(
+        self, incoming: Incoming, half: _Half, attempt: _Attempt, prompt: PromptLogprobs | None
     ) -> None:
         async for chunk in incoming.chunks():
             if not attempt.received:
                 attempt.received = True
-                dispatch.answered()
+                half.dispatch.answered()
                 self._meter.first_byte()
                 await self._answer.head(incoming.status, incoming.headers)
             await self._answer.data(prompt.events(chunk) if prompt is not None else chunk)
@@ -267,7 +312,10 @@ class PairExchange:
         elif prompt is not None:
             await self._answer.data(prompt.end())
 
-    async def _merged(self, incoming: Incoming, attempt: _Attempt, prompt: PromptLogprobs) -> None:
+    async def _merged(
+        self, incoming: Incoming, attempt: _Attempt, prompt: PromptLogprobs | None
+    ) -> None:
+        assert prompt is not None, "the prefill worker's answer is read where it is wanted"
         body = prompt.whole(await incoming.read(MAX_MERGED_BYTES))
         attempt.received = True
         self._meter.first_byte()
@@ -281,15 +329,6 @@ class PairExchange:
         if isinstance(error, RefusedError) and error.refusal.status not in RETRYABLE:
             return False
         return await self._attempts.another(self._failed)
-
-    async def _give_up(self, error: UpstreamError | NoWorkerError) -> None:
-        self._meter.failed(error)
-        if isinstance(error, RefusedError) and not self._answer.started:
-            await self._answer.refuse(error.refusal)
-            return
-        if self._answer.started:
-            self._meter.cut()
-        await self._answer.fail(error)
 
     def _sent_headers(self) -> HeaderPairs:
         headers = self._parts.sender.forwarding.headers(self._caller)
