@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.cache.matching import path_to
 from sylvan.runtime.cache.types import CacheKey, Node, Place
+
+MAX_EVENTS = 100_000
+Kind = Literal["insert", "evict"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeEvent:
     """The tokens of `key` from position `start` on were inserted into a place, or evicted there."""
 
-    kind: Literal["insert", "evict"]
+    kind: Kind
     key: CacheKey
     start: int
     place: Place = Place.DEVICE
@@ -27,13 +31,34 @@ class TreeEvent:
         return self.key.tokens[self.start :]
 
 
-def event(
-    kind: Literal["insert", "evict"],
-    path: Sequence[Node],
-    start: int,
-    place: Place = Place.DEVICE,
-) -> TreeEvent:
-    """What happened from position `start` on to the end of a path from below the root."""
-    tokens = np.concatenate([node.tokens for node in path])
-    media = tuple({span: None for node in path for span in node.media})
-    return TreeEvent(kind, CacheKey(tokens, path[-1].namespace, media), start, place)
+class EventLog:
+    """Collects events, once somebody follows the tree; the newest `MAX_EVENTS` of them."""
+
+    def __init__(self) -> None:
+        self._events: deque[TreeEvent] | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether somebody follows the tree."""
+        return self._events is not None
+
+    def record(self) -> None:
+        """Keep events from now on."""
+        self._events = self._events or deque(maxlen=MAX_EVENTS)
+
+    def take(self) -> list[TreeEvent]:
+        """Events since the last call."""
+        events = list(self._events or ())
+        if self._events is not None:
+            self._events.clear()
+        return events
+
+    def add(self, kind: Kind, node: Node, count: int, place: Place = Place.DEVICE) -> None:
+        """The last `count` tokens of a node were inserted or evicted."""
+        if self._events is None or not count:
+            return
+        path = [*path_to(node)][::-1]
+        tokens = np.concatenate([each.tokens for each in path])
+        media = tuple({span: None for each in path for span in each.media})
+        key = CacheKey(tokens, node.namespace, media)
+        self._events.append(TreeEvent(kind, key, node.stop - count, place))

@@ -254,11 +254,11 @@ class RadixCache:
 
     def record_events(self) -> None:
         """Keep events from now on."""
-        self.nodes.record_events()
+        self.nodes.events.record()
 
     def take_events(self) -> list[TreeEvent]:
         """Events since the last call."""
-        return self.nodes.take_events()
+        return self.nodes.events.take()
 
     # ---- inside
 

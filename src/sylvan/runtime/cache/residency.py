@@ -226,7 +226,7 @@ class Residency:
             leaf.last_used = leaf.created = node.last_used
             locator = self._locate(reached // size, stored.stop, stored)
             self._nodes.attach(node, leaf, {place: locator})
-            self._nodes.note_lower("insert", leaf, place)
+            self._nodes.events.add("insert", leaf, len(leaf.tokens), place)
             self._shelves[place].push(leaf)
         return True
 
@@ -336,7 +336,7 @@ class Residency:
         if known is None:
             if node.stop == stop * size and not parts.writing:
                 parts.lower[place] = self._locate(first, stop, stored)
-                self._nodes.note_lower("insert", node, place)
+                self._nodes.events.add("insert", node, len(node.tokens), place)
                 self._shelves[place].push(node)
                 self._heap.mark_written(node)
             return
@@ -381,7 +381,7 @@ class Residency:
                 tier.drop(write.locator)
                 continue
             parts.lower[tier.place] = write.locator
-            self._nodes.note_lower("insert", node, tier.place)
+            self._nodes.events.add("insert", node, len(node.tokens), tier.place)
             self._shelves[tier.place].push(node)
             self._heap.mark_written(node)
             below = self._next.get(tier.place)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Literal
 
 import numpy as np
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.runtime.cache.components import Component
-from sylvan.runtime.cache.events import TreeEvent, event
+from sylvan.runtime.cache.events import EventLog
 from sylvan.runtime.cache.ghosts import Ghosts
 from sylvan.runtime.cache.heap import Victims
-from sylvan.runtime.cache.matching import node_name, path_to
+from sylvan.runtime.cache.matching import node_name
 from sylvan.runtime.cache.types import (
     Locator,
     Node,
@@ -25,8 +23,6 @@ from sylvan.runtime.cache.types import (
     digests,
     overlapping,
 )
-
-MAX_EVENTS = 100_000
 
 
 class NodeTree:
@@ -61,7 +57,7 @@ class NodeTree:
         self.writing: dict[int, list[Node]] = {}  # nodes that a write to a tier copies, by number
         self._ordered = page_size > 1  # keep children sorted, to find hits inside a page
         self.num_windows = num_windows
-        self._events: deque[TreeEvent] | None = None
+        self.events = EventLog()  # for those who follow the tree from outside
 
     # ---- structure
 
@@ -88,8 +84,8 @@ class NodeTree:
             self.heap.push(leaf)
         self.total_pages += len(leaf.pages)
         self.num_nodes += 1
-        if self._events is not None and len(leaf.pages):
-            self._note("insert", leaf, leaf.tokens)
+        if len(leaf.pages):
+            self.events.add("insert", leaf, len(leaf.tokens))
 
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` in two at token `at`; return the upper half, which keeps its locks."""
@@ -222,8 +218,7 @@ class NodeTree:
         if not node.locks:
             self.evictable_pages += len(pages)
             self.heap.push(node)
-        if self._events is not None:
-            self._note("insert", node, node.tokens)
+        self.events.add("insert", node, len(node.tokens))
 
     def demote(self, node: Node) -> IntArray:
         """Take the device pages of an unlocked node that a lower tier has too."""
@@ -231,8 +226,7 @@ class NodeTree:
         assert above is not None
         self.evictable_pages -= len(pages)
         self.total_pages -= len(pages)
-        if self._events is not None:
-            self._note("evict", node, node.tokens)
+        self.events.add("evict", node, len(node.tokens))
         self._leave(node, 0)
         self._void_writes(node, Place.DEVICE)
         node.pages = EMPTY_IDS
@@ -247,7 +241,7 @@ class NodeTree:
         parts = node.parts
         assert parts is not None
         assert not parts.readers, "a load reads from there"
-        self.note_lower("evict", node, place)
+        self.events.add("evict", node, len(node.tokens), place)
         self.dropped.append((place, parts.lower.pop(place)))
         self._void_writes(node, place)
         if not node.places:
@@ -264,25 +258,6 @@ class NodeTree:
             for place in tuple(places):
                 if node.parent is not None and only in (None, place):
                     self.forget_lower(node, place)
-
-    # ---- followers
-
-    def note_lower(self, kind: Literal["insert", "evict"], node: Node, place: Place) -> None:
-        """A lower tier has a node now, or has it no more."""
-        if self._events is not None:
-            path = [*path_to(node)][::-1]
-            self._events.append(event(kind, path, node.start, place))
-
-    def record_events(self) -> None:
-        """Keep events from now on, the newest `MAX_EVENTS` of them."""
-        self._events = self._events or deque(maxlen=MAX_EVENTS)
-
-    def take_events(self) -> list[TreeEvent]:
-        """Events since the last call."""
-        events = list(self._events or ())
-        if self._events is not None:
-            self._events.clear()
-        return events
 
     # ---- inside
 
@@ -307,10 +282,10 @@ class NodeTree:
 
     def _drop_below(self, node: Node) -> None:
         """Forget all that lower tiers have of a node that goes, and the nodes below it."""
-        if self._events is not None:
+        if self.events.on:
             for gone in (*below((node,)), node):
                 for place in gone.parts.lower if gone.parts is not None else ():
-                    self.note_lower("evict", gone, place)
+                    self.events.add("evict", gone, len(gone.tokens), place)
         for gone in (*below((node,)), node):
             assert gone.parts is not None
             self.dropped.extend(gone.parts.lower.items())
@@ -341,15 +316,10 @@ class NodeTree:
     def _forget(self, node: Node, cut: int, before: int) -> bytes:
         """Tokens of a node from `cut` on are lost; returns the name of their first page."""
         gone, start = node.tokens[cut:], node.start + cut
-        if self._events is not None and len(node.pages):
-            self._note("evict", node, gone)
+        if len(node.pages):
+            self.events.add("evict", node, len(gone))
         name = gone[: self.page_size].tobytes()
         if node.media:
             name += digests(node.media, start, start + self.page_size)
         self.ghosts.note(node.namespace, start, before, name)
         return name
-
-    def _note(self, kind: Literal["insert", "evict"], node: Node, tokens: IntArray) -> None:
-        if self._events is not None:
-            path = [*path_to(node)][::-1]
-            self._events.append(event(kind, path, node.stop - len(tokens)))
