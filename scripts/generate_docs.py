@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 from sylvan.cli import sglang_page
-from sylvan.cli.help import markdown, route_markdown
+from sylvan.cli.help import bench_markdown, markdown, route_markdown
 from sylvan.runtime.server import reference
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 SETTINGS = ROOT / "docs" / "reference" / "config.md"
 ROUTE_SETTINGS = ROOT / "docs" / "reference" / "route.md"
+BENCH_SETTINGS = ROOT / "docs" / "reference" / "bench.md"
 ROUTES = ROOT / "docs" / "reference" / "http.md"
 BEGIN, END = "<!-- packages: generated -->\n", "<!-- /packages -->\n"
 FLAGS = ROOT / "docs" / "reference" / "sglang-flags.md"
@@ -40,6 +41,7 @@ def main() -> int:
     pages[ROUTES] = reference.markdown()
     pages[FLAGS] = sglang_page.markdown()
     pages[ROUTE_SETTINGS] = route_markdown()
+    pages[BENCH_SETTINGS] = bench_markdown()
     stale = [p for p, wanted in pages.items() if not p.exists() or p.read_text() != wanted]
     if "--check" in sys.argv:
         for page in stale:

@@ -70,6 +70,8 @@ COMMANDS: Mapping[str, Command] = {
     "chat": Command("sylvan.cli.chat", "Talk to a model in the terminal."),
     "generate": Command("sylvan.cli.generate", "Continue a prompt and print the text."),
     "config": Command("sylvan.cli.config", "Show every setting: value, origin and reason."),
+    "bench serve": Command("sylvan.cli.bench_serve", "Put a server under load and measure it."),
+    "bench compare": Command("sylvan.cli.bench_compare", "Compare two results of load tests."),
     "quantize": Command("sylvan.cli.quantize", "Write a checkpoint with 8 or 4 bits a weight."),
     "train-draft": Command("sylvan.cli.train_draft", "Train a head that guesses ahead."),
     "lora": Command("sylvan.cli.lora", "Check a LoRA adapter, or merge it into its model."),
@@ -109,7 +111,9 @@ def _run(words: list[str]) -> int:
     if words[0] in ("--version", "-V", "version"):
         print(f"sylvan {__version__}")
         return DONE
-    name, rest = words[0], words[1:]
+    name, rest = " ".join(words[:2]), words[2:]
+    if name not in COMMANDS:
+        name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise ConfigError(
             f"there is no command {name!r}{nearest(name, COMMANDS)}; see sylvan --help"

@@ -46,6 +46,21 @@ def counting(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
+def counting_requests() -> Iterator[Callable[[int, int], None]]:
+    """Show how many requests have ended: a bar, or a line for each tenth where nobody watches."""
+    if not sys.stderr.isatty():
+        yield _tenths("requests", str)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as p:
+        task = p.add_task("requests", total=None)
+        yield lambda done, total: p.update(task, completed=done, total=total)
+
+
+@contextmanager
 def _bar(text: str, *, transient: bool = False) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -66,14 +81,19 @@ def fetching(text: str) -> Iterator[Callable[[int, int], None]]:
         with counting(text) as progress:
             yield progress
         return
+    yield _tenths(text, size_text)
+
+
+def _tenths(text: str, shown: Callable[[int], str]) -> Callable[[int, int], None]:
+    """Prints a line for each tenth; begins anew when less is done than before."""
     tenths = -1
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal tenths
         now = 10 * done // total if total else 0
-        if now > tenths:
+        if now != tenths:
             tenths = now
-            of = f" of {size_text(total)}" if total else ""
-            print(f"{text}: {size_text(done)}{of}", file=sys.stderr, flush=True)
+            of = f" of {shown(total)}" if total else ""
+            print(f"{text}: {shown(done)}{of}", file=sys.stderr, flush=True)
 
-    yield tell
+    return show

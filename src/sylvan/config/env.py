@@ -9,12 +9,13 @@ from typing import Any
 
 from sylvan.config.fields import nearest
 from sylvan.config.load import Setting
-from sylvan.config.schema import ROUTE, SERVE, Schema
+from sylvan.config.schema import BENCH, ROUTE, SERVE, Schema
 from sylvan.protocol.errors import ConfigError
 
 PREFIX = "SYLVAN_"
 CONFIG_VARIABLE = "SYLVAN_CONFIG"
 PRESET_VARIABLE = "SYLVAN_PRESET"
+KEY_VARIABLES = ("OPENAI_API_KEY", "API_KEY")
 
 
 def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) -> list[Setting]:
@@ -22,7 +23,7 @@ def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) 
 
     Args:
         environ: Instead of this process's environment.
-        schema: Whose settings; variables of the other one are not looked at.
+        schema: Whose settings; variables of the others are not looked at.
 
     Raises:
         ConfigError: a variable with our prefix names no field.
@@ -33,7 +34,7 @@ def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) 
     for name, value in (os.environ if environ is None else environ).items():
         if not name.startswith(schema.prefix) or name in (CONFIG_VARIABLE, PRESET_VARIABLE):
             continue
-        if schema is SERVE and name.startswith(ROUTE.prefix):
+        if schema is SERVE and name.startswith((ROUTE.prefix, BENCH.prefix)):
             continue
         if name in known:
             settings.append(Setting(known[name], value, "environment", name))
@@ -47,6 +48,12 @@ def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) 
 def config_file(environ: Mapping[str, str] | None = None) -> str | None:
     """Configuration file named by `SYLVAN_CONFIG`."""
     return (os.environ if environ is None else environ).get(CONFIG_VARIABLE)
+
+
+def client_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """Key of the server that a client speaks to, as clients of OpenAI find it."""
+    found = os.environ if environ is None else environ
+    return next((found[name] for name in KEY_VARIABLES if found.get(name)), None)
 
 
 def preset(environ: Mapping[str, str] | None = None) -> str | None:

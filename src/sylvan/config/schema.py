@@ -1,4 +1,4 @@
-"""What can be configured: a runtime (`sylvan serve`), and a gateway (`sylvan route`)."""
+"""What can be configured: a runtime (`serve`), a gateway (`route`), a load test (`bench serve`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sylvan.config.aliases import Alias, aliases
+from sylvan.config.bench import BenchConfig
+from sylvan.config.bench_aliases import bench_aliases
 from sylvan.config.fields import Field, SectionInfo, fields, sections
 from sylvan.config.route import RouteConfig
 from sylvan.config.route_aliases import route_aliases
@@ -46,3 +48,4 @@ class Schema(Generic[Root]):
 
 SERVE: Schema[Config] = Schema(Config, aliases(), "SYLVAN_")
 ROUTE: Schema[RouteConfig] = Schema(RouteConfig, route_aliases(), "SYLVAN_ROUTE_")
+BENCH: Schema[BenchConfig] = Schema(BenchConfig, bench_aliases(), "SYLVAN_BENCH_")

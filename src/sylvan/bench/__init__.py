@@ -1,0 +1,1 @@
+"""Load tests: data sets, clients of every API, measurements and reports (`sylvan bench`)."""

@@ -1,0 +1,234 @@
+"""Sends the requests of a load test, and measures each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import aiohttp
+import orjson
+
+from sylvan.bench.apis import Api, Said
+from sylvan.bench.events import Events
+from sylvan.bench.outcome import Outcome, Reception
+from sylvan.bench.workload import Turn
+from sylvan.protocol.errors import ConfigError, SylvanError
+from sylvan.utils.clock import Clock, monotonic
+
+POLL_S = 0.25
+CONTROL_S = 60.0
+MAX_ERROR_CHARS = 300
+OK = 200
+
+
+class TargetError(SylvanError):
+    """The server under load cannot be used."""
+
+
+class Client:
+    """One server; use it as an async context.
+
+    Args:
+        url: Its address, with or without `/v1`.
+        headers: Of every request.
+        timeout_s: When a request counts as failed.
+        clock: Measures.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.clock = clock
+        self._headers = headers
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=False),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=dict(self._headers),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            read_bufsize=1 << 18,
+            raise_for_status=False,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def wait_ready(self, limit_s: float) -> None:
+        """Return when the server lists its models.
+
+        Raises:
+            TargetError: It does not within `limit_s`.
+        """
+        end_s = self.clock() + limit_s
+        while True:
+            try:
+                await self.get("/v1/models")
+            except TargetError as error:
+                if self.clock() >= end_s:
+                    raise TargetError(f"no server is ready at {self.url}: {error}") from error
+                await asyncio.sleep(POLL_S)
+            else:
+                return
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """The JSON object at a path.
+
+        Raises:
+            TargetError: The server cannot be reached, refuses, or answers with something else.
+        """
+        return await self._call("GET", path)
+
+    async def post(self, path: str) -> None:
+        """Call a control route.
+
+        Raises:
+            TargetError: The server cannot be reached, or refuses.
+        """
+        await self._call("POST", path)
+
+    async def ask(
+        self,
+        api: Api,
+        turn: Turn,
+        said: Said,
+        *,
+        model: str,
+        adapter: str | None,
+        extra: Mapping[str, Any],
+    ) -> Outcome:
+        """Send one request and read its answer; what goes wrong is part of the outcome."""
+        assert self._session is not None, "used as a context"
+        body = {**api.body(turn, said, model, adapter), **extra, **(turn.extra or {})}
+        data = orjson.dumps(body)
+        headers = {"content-type": "application/json"}
+        outcome = Outcome(turn.prompt_tokens)
+        sent_s = self.clock()
+        reception = Reception(outcome, sent_s)
+        try:
+            async with self._session.post(self.url + api.path, data=data, headers=headers) as reply:
+                if reply.status != OK:
+                    outcome.error = f"{reply.status}: {_shortened(await reply.read())}"
+                elif reply.content_type == "text/event-stream":
+                    await self._read_stream(api, reply, reception)
+                else:
+                    event = orjson.loads(await reply.read())
+                    _take(api, event, reception, self.clock())
+                reception.end(self.clock())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            outcome.error = f"{type(error).__name__}: {error}".rstrip(": ")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            outcome.error = f"the answer cannot be read: {type(error).__name__}: {error}"
+        return outcome
+
+    async def _read_stream(
+        self, api: Api, reply: aiohttp.ClientResponse, reception: Reception
+    ) -> None:
+        events = Events()
+        async for data in reply.content.iter_any():
+            now_s = self.clock()
+            for payload in events.feed(data):
+                _take(api, orjson.loads(payload), reception, now_s)
+                if reception.outcome.error:
+                    return
+
+    async def _call(self, method: str, path: str) -> dict[str, Any]:
+        assert self._session is not None, "used as a context"
+        limit = aiohttp.ClientTimeout(total=CONTROL_S)
+        try:
+            async with self._session.request(method, self.url + path, timeout=limit) as reply:
+                data = await reply.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise TargetError(f"{method} {path}: {type(error).__name__}: {error}") from error
+        if reply.status != OK:
+            raise TargetError(f"{method} {path}: {reply.status}: {_shortened(data)}")
+        if method == "POST":
+            return {}
+        try:
+            found = orjson.loads(data)
+        except ValueError as error:
+            raise TargetError(f"{method} {path}: the answer is no JSON") from error
+        if not isinstance(found, dict):
+            raise TargetError(f"{method} {path}: the answer is no JSON object")
+        return cast("dict[str, Any]", found)
+
+
+async def first_model(client: Client) -> str:
+    """Name of the first model that a server lists.
+
+    Raises:
+        TargetError: It lists none.
+    """
+    listed = (await client.get("/v1/models")).get("data")
+    try:
+        return str(cast("Any", listed)[0]["id"])
+    except (LookupError, TypeError) as error:
+        raise TargetError("the server lists no models; give target.model") from error
+
+
+async def tokenizer_folder(client: Client) -> str:
+    """Directory of the tokenizer that a server names, if it is on this machine.
+
+    Raises:
+        ConfigError: The server names none, or it is elsewhere.
+    """
+    try:
+        about = await client.get("/model_info")
+    except TargetError:
+        about = {}
+    named = about.get("tokenizer_path") or about.get("model_path")
+    if not isinstance(named, str) or not Path(named).is_dir():
+        raise ConfigError(
+            "target.tokenizer: give the directory of the model's tokenizer (--tokenizer DIR): "
+            f"the server at {client.url} names none that is on this machine"
+        )
+    return named
+
+
+def extra_fields(text: str | None) -> dict[str, Any]:
+    """Read `answer.extra_body`.
+
+    Raises:
+        ConfigError: It is no JSON object.
+    """
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"answer.extra_body: no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError("answer.extra_body: expected a JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def _take(api: Api, event: Any, reception: Reception, now_s: float) -> None:
+    error = event.get("error")
+    if error:
+        message = error.get("message", error) if isinstance(error, dict) else error
+        reception.outcome.error = str(cast("object", message))[:MAX_ERROR_CHARS]
+    else:
+        api.read(event, reception, now_s)
+
+
+def _shortened(data: bytes) -> str:
+    return data[:MAX_ERROR_CHARS].decode(errors="replace").strip()

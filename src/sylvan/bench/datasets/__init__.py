@@ -1,0 +1,38 @@
+"""Where the prompts of a load test come from; one module per data set."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from sylvan.bench.datasets import custom, random_prompts, shared_prefix, sharegpt, trace
+from sylvan.bench.datasets.prompts import Prompts
+from sylvan.bench.workload import Conversation
+from sylvan.config.bench import DataConfig
+from sylvan.protocol.errors import ConfigError
+from sylvan.text.tokenizer import Tokenizer
+
+_FROM_FILE = ("sharegpt", "custom", "trace")
+_LOADERS: Mapping[str, Callable[[DataConfig, Prompts], Sequence[Conversation]]] = {
+    "random": random_prompts.load,
+    "shared-prefix": shared_prefix.load,
+    "sharegpt": sharegpt.load,
+    "custom": custom.load,
+    "trace": trace.load,
+}
+
+
+def load(config: DataConfig, tokenizer: Tokenizer) -> Sequence[Conversation]:
+    """The conversations of a load test, the same for the same seed.
+
+    Raises:
+        ConfigError: The file is missing, unreadable, malformed or holds nothing that fits.
+    """
+    if (config.dataset in _FROM_FILE) is (config.path is None):
+        needs = "needs" if config.path is None else "takes no"
+        raise ConfigError(f"data.dataset {config.dataset} {needs} data.path")
+    rng = random.Random(config.seed)
+    found = _LOADERS[config.dataset](config, Prompts(tokenizer, rng, config.suffix))
+    if not found:
+        raise ConfigError(f"{config.path}: no entry fits (data.offset, data.context_tokens)")
+    return found

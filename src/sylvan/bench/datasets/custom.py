@@ -1,0 +1,92 @@
+"""Requests of a JSONL file of one's own.
+
+Each line has `prompt` (text), `messages` (OpenAI's) or `conversations` (`content` or `value` of
+each), and may have `output_tokens` (or `max_tokens`) and `extra` (fields of the request).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from sylvan.bench.datasets.files import json_lines, positive
+from sylvan.bench.datasets.prompts import Prompts
+from sylvan.bench.workload import Conversation, Turn
+from sylvan.config.bench import DataConfig
+from sylvan.protocol.errors import ConfigError
+
+OUTPUT_TOKENS = 256
+_LENGTHS = ("output_tokens", "max_tokens", "max_completion_tokens", "max_new_tokens")
+
+
+def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
+    """See `sylvan.bench.datasets.load`. Lines are taken in their order.
+
+    Raises:
+        ConfigError: A line is not of this format.
+    """
+    assert config.path is not None, "checked when the data set is chosen"
+    made: list[Conversation] = []
+    for number, (where, entry) in enumerate(json_lines(config.path)):
+        if len(made) == config.requests:
+            break
+        if number < config.offset:
+            continue
+        turn = _turn(where, entry, config, prompts)
+        if config.context_tokens is None or (
+            turn.prompt_tokens + turn.output_tokens <= config.context_tokens
+        ):
+            made.append(Conversation([turn]))
+    return made
+
+
+def _turn(where: str, entry: dict[str, object], config: DataConfig, prompts: Prompts) -> Turn:
+    messages, answer = _messages(where, entry)
+    question = entry.get("prompt") if not messages else _joined(messages)
+    if not isinstance(question, str) or not question:
+        raise ConfigError(f"{where}: expected prompt, messages or conversations")
+    text, ids = prompts.with_suffix(question, prompts.encode(question))
+    extra = entry.get("extra")
+    if extra is not None and not isinstance(extra, dict):
+        raise ConfigError(f"{where}: extra must be a JSON object")
+    return Turn(
+        text,
+        len(ids),
+        _output_tokens(where, entry, config, prompts, answer),
+        ids,
+        messages,
+        cast("Mapping[str, object] | None", extra),
+    )
+
+
+def _output_tokens(
+    where: str, entry: dict[str, object], config: DataConfig, prompts: Prompts, answer: str
+) -> int:
+    if config.output_tokens is not None:
+        return config.output_tokens
+    for name in _LENGTHS:
+        if name in entry:
+            return positive(entry[name], where, name)
+    return max(1, len(prompts.encode(answer))) if answer else OUTPUT_TOKENS
+
+
+def _messages(where: str, entry: dict[str, object]) -> tuple[list[dict[str, object]], str]:
+    """Messages up to the last one of the user, and the answer that follows it, if there is one."""
+    if isinstance(entry.get("messages"), list):
+        return cast("list[dict[str, object]]", entry["messages"]), ""
+    said = entry.get("conversations")
+    if said is None:
+        return [], ""
+    if not isinstance(said, list) or not said:
+        raise ConfigError(f"{where}: conversations must be a list of messages")
+    texts = [m.get("content", m.get("value")) for m in cast("list[dict[str, object]]", said)]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{where}: each of conversations needs a text (content or value)")
+    answer = str(texts.pop()) if len(texts) % 2 == 0 else ""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)], answer
+
+
+def _joined(messages: Sequence[Mapping[str, object]]) -> str:
+    """The texts of messages, for APIs that take a prompt."""
+    return "\n\n".join(str(message.get("content") or "") for message in messages)

@@ -1,0 +1,50 @@
+"""Conversations of people, in the format of ShareGPT: first question, and length of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from sylvan.bench.datasets.files import json_list
+from sylvan.bench.datasets.prompts import Prompts
+from sylvan.bench.workload import Conversation, Turn
+from sylvan.config.bench import DataConfig
+
+LEAST_TOKENS = 2  # of a prompt and of an answer: shorter ones measure nothing
+_Messages = list[dict[str, object]]
+
+
+def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
+    """See `sylvan.bench.datasets.load`. Entries are mixed, then taken until there are enough.
+
+    Raises:
+        ConfigError: The file is not of this format.
+    """
+    assert config.path is not None, "checked when the data set is chosen"
+    pairs = [pair for _, entry in json_list(config.path) if (pair := _first_pair(entry))]
+    pairs = pairs[config.offset :]
+    prompts.rng.shuffle(pairs)
+    made: list[Conversation] = []
+    for question, answer in pairs:
+        if len(made) == config.requests:
+            break
+        text, ids = prompts.with_suffix(question, prompts.encode(question))
+        output = config.output_tokens or len(prompts.encode(answer))
+        most = config.context_tokens
+        fits = most is None or len(ids) + output <= most
+        if len(ids) >= LEAST_TOKENS and output >= LEAST_TOKENS and fits:
+            made.append(Conversation([Turn(text, len(ids), output, ids)]))
+    return made
+
+
+def _first_pair(entry: dict[str, object]) -> tuple[str, str] | None:
+    """First two texts of a conversation."""
+    said = entry.get("conversations", entry.get("conversation"))
+    if not isinstance(said, list):
+        return None
+    texts = [m.get("value") for m in cast("_Messages", said)[:2]]
+    match texts:
+        case [str(question), str(answer)]:
+            return question, answer
+        case _:
+            return None

@@ -1,0 +1,148 @@
+"""Runs a workload against a server: when each conversation begins, and how many run at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+from sylvan.bench.apis import Api
+from sylvan.bench.client import Client, extra_fields
+from sylvan.bench.outcome import Outcome
+from sylvan.bench.workload import Conversation, Turn
+from sylvan.config.bench import BenchConfig, LoadConfig
+
+Progress = Callable[[int, int], None]
+"""Called with the number of requests that ended, and of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run.
+
+    Attributes:
+        outcomes: Of each request that was sent.
+        duration_s: From the first request to the end of the last.
+        most_concurrent: Most requests that ran at the same time.
+    """
+
+    outcomes: Sequence[Outcome]
+    duration_s: float
+    most_concurrent: int
+
+
+class Load:
+    """One run of a workload.
+
+    Args:
+        client: The server.
+        api: How it is asked.
+        model: What requests name.
+        config: Which adapters and further fields requests have, and the seed.
+        load: When requests are sent; one of a sweep, instead of the load of `config`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        api: Api,
+        model: str,
+        *,
+        config: BenchConfig,
+        load: LoadConfig,
+    ) -> None:
+        self._client = client
+        self._api = api
+        self._model = model
+        self._extra = extra_fields(config.answer.extra_body)
+        self._target = config.target
+        self._config = load
+        self._rng = random.Random(config.data.seed)
+        self._sent = 0
+        self._running = 0
+        self._most = 0
+
+    async def warm_up(self, conversation: Conversation) -> Sequence[Outcome]:
+        """Send the first turn `load.warmup` times, one after the other, and at most 32 tokens."""
+        turn = conversation.turns[0]
+        short = replace(turn, output_tokens=min(turn.output_tokens, 32))
+        return [await self._ask(short, []) for _ in range(self._config.warmup)]
+
+    async def run(self, work: Sequence[Conversation], progress: Progress) -> Measured:
+        """Send all of it, and wait for the answers, `load.max_seconds` at most."""
+        total = sum(len(conversation.turns) for conversation in work)
+        ended = 0
+        outcomes: list[Outcome] = []
+        limit = self._config.concurrency
+        slots = asyncio.Semaphore(limit) if limit else nullcontext()
+        began_s = self._client.clock()
+
+        async def converse(conversation: Conversation, due_s: float) -> None:
+            nonlocal ended
+            said: list[tuple[str, str]] = []
+            for number, turn in enumerate(conversation.turns):
+                async with slots:
+                    sent_s = self._client.clock() - began_s
+                    outcome = Outcome(turn.prompt_tokens, error="cut off by load.max_seconds")
+                    outcomes.append(outcome)
+                    place = len(outcomes) - 1
+                    outcome = outcomes[place] = await self._ask(turn, said)
+                outcome.turn, outcome.sent_s = number, sent_s
+                outcome.due_s = due_s if number == 0 else sent_s
+                ended += 1
+                progress(ended, total)
+                if outcome.error:
+                    break
+                said.append((turn.text, outcome.text))
+
+        try:
+            async with asyncio.timeout(self._config.max_seconds), asyncio.TaskGroup() as tasks:
+                async for conversation, due_s in self._arrivals(work, began_s):
+                    tasks.create_task(converse(conversation, due_s))
+        except TimeoutError:
+            pass
+        return Measured(outcomes, self._client.clock() - began_s, self._most)
+
+    async def _arrivals(
+        self, work: Sequence[Conversation], began_s: float
+    ) -> AsyncGenerator[tuple[Conversation, float]]:
+        """Each conversation when it is due, and that time."""
+        config, due_s = self._config, 0.0
+        for number, conversation in enumerate(work):
+            if config.timestamps:
+                due_s = (conversation.at_s or 0.0) * config.slowdown
+            elif config.rate is not None and number:
+                shape = config.burstiness
+                due_s += self._rng.gammavariate(shape, 1 / (config.rate * shape))
+            wait_s = began_s + due_s - self._client.clock()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            yield conversation, due_s
+
+    async def _ask(self, turn: Turn, said: Sequence[tuple[str, str]]) -> Outcome:
+        adapter = self._adapter()
+        self._sent += 1
+        self._running += 1
+        self._most = max(self._most, self._running)
+        try:
+            return await self._client.ask(
+                self._api, turn, said, model=self._model, adapter=adapter, extra=self._extra
+            )
+        finally:
+            self._running -= 1
+
+    def _adapter(self) -> str | None:
+        names = self._target.adapters
+        if not names:
+            return None
+        match self._target.adapter_choice:
+            case "distinct":
+                return names[self._sent % len(names)]
+            case "uniform":
+                return self._rng.choice(names)
+            case "zipf":
+                exponent = self._target.adapter_zipf
+                weights = [(place + 1) ** -exponent for place in range(len(names))]
+                return self._rng.choices(names, weights)[0]

@@ -1,0 +1,93 @@
+"""A run as it is kept: figures, settings, and where they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from sylvan import __version__
+from sylvan.bench.outcome import Outcome
+from sylvan.protocol.errors import ConfigError
+from sylvan.utils.clock import since_1970
+from sylvan.utils.machine import inspect_machine
+
+Result = Mapping[str, Any]
+
+
+def origin() -> dict[str, Any]:
+    """Machine and software of the client."""
+    machine = inspect_machine()
+    return {
+        "date": datetime.fromtimestamp(since_1970(), UTC).isoformat(timespec="seconds"),
+        "client": f"sylvan {__version__}",
+        "python": platform.python_version(),
+        "cpu": machine.cpu_name,
+        "cores": machine.cores,
+        "memory_bytes": machine.total_bytes,
+    }
+
+
+def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+    """What is known of each request, under the names of SGLang's files."""
+    return {
+        "input_lens": [each.prompt_tokens for each in outcomes],
+        "output_lens": [each.output_tokens for each in outcomes],
+        "cached_lens": [each.cached_tokens for each in outcomes],
+        "sent": [each.sent_s for each in outcomes],
+        "latencies": [each.latency_s for each in outcomes],
+        "ttfts": [each.ttft_s for each in outcomes],
+        "itls": [each.gaps_s for each in outcomes],
+        "generated_texts": [each.text for each in outcomes],
+        "errors": [each.error for each in outcomes],
+    }
+
+
+def check_writable(name: str, setting: str) -> None:
+    """Find out before a long measurement whether its file can be written.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    path = Path(name).expanduser()
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"{setting}: {name} cannot be written")
+
+
+def append(name: str, result: Result) -> None:
+    """Add a line to a JSONL file.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        with Path(name).expanduser().open("a") as file:
+            file.write(json.dumps(result) + "\n")
+    except OSError as error:
+        raise ConfigError(f"result.file: {name}: {error.strerror}") from error
+
+
+def read_all(name: str, tag: str | None = None) -> list[dict[str, Any]]:
+    """All runs of a file, or those of a tag.
+
+    Raises:
+        ConfigError: The file cannot be read, is not of this format, or has none.
+    """
+    try:
+        lines = Path(name).expanduser().read_text().splitlines()
+        found = [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name} is no file of results: {error}") from error
+    chosen = [
+        cast("dict[str, Any]", each)
+        for each in found
+        if isinstance(each, dict) and (tag is None or cast("Result", each).get("tag") == tag)
+    ]
+    if not chosen:
+        raise ConfigError(f"{name} holds no results" + (f" with the tag {tag!r}" if tag else ""))
+    return chosen

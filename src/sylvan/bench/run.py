@@ -1,0 +1,162 @@
+"""One load test from its settings to its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sylvan.bench import datasets
+from sylvan.bench.apis import APIS
+from sylvan.bench.client import (
+    Client,
+    TargetError,
+    extra_fields,
+    first_model,
+    tokenizer_folder,
+)
+from sylvan.bench.load import Load, Measured, Progress
+from sylvan.bench.metrics import goodput_bounds, summary
+from sylvan.bench.results import Result, check_writable, details, origin
+from sylvan.bench.workload import Conversation
+from sylvan.config.bench import BenchConfig, LoadConfig
+from sylvan.config.fields import replaced
+from sylvan.config.load import dump
+from sylvan.config.schema import BENCH
+from sylvan.protocol.errors import ConfigError
+from sylvan.text.tokenizer import Tokenizer
+
+Report = Callable[[Result, Measured], None]
+"""Called with each run when it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What all runs of a load test share.
+
+    Attributes:
+        model: What requests name.
+        server: What the server says of itself.
+        work: What is asked.
+    """
+
+    model: str
+    server: Mapping[str, Any]
+    work: Sequence[Conversation]
+
+
+def loads(config: LoadConfig) -> list[LoadConfig]:
+    """The load of each run: one, or those of `load.sweep`.
+
+    Raises:
+        ConfigError: An entry of the sweep is neither a concurrency nor a rate.
+    """
+    found: list[LoadConfig] = []
+    for word in config.sweep:
+        number, slash, unit = word.strip().partition("/")
+        try:
+            value = float(number) if slash else int(number)
+        except ValueError:
+            value = 0
+        if value <= 0 or (slash and unit != "s"):
+            raise ConfigError(f"load.sweep: expected 8 (concurrency) or 2.5/s (rate), got {word!r}")
+        name = "rate" if slash else "concurrency"
+        found.append(replaced(config, {name: float(value) if slash else int(value)}))
+    return found or [config]
+
+
+def check(config: BenchConfig) -> None:
+    """Refuse before anything is sent what cannot work.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    loads(config.load)
+    goodput_bounds(config.result.goodput)
+    extra_fields(config.answer.extra_body)
+    if config.load.timestamps and config.data.dataset != "trace":
+        raise ConfigError("load.timestamps: only data.dataset trace has times")
+    if config.target.api == "embeddings" and config.data.turns > 1:
+        raise ConfigError("data.turns: there are no conversations with target.api embeddings")
+    for name, setting in ((config.result.file, "result.file"), (config.result.html, "result.html")):
+        if name is not None:
+            check_writable(name, setting)
+    if config.result.details and config.result.file is None:
+        raise ConfigError("result.details needs result.file")
+
+
+async def measure(
+    config: BenchConfig,
+    headers: Mapping[str, str],
+    progress: Progress,
+    report: Report,
+) -> None:
+    """Run the load test, or each of its sweep.
+
+    Args:
+        config: Checked.
+        headers: Of every request, with the key.
+        progress: Told how far a run is.
+        report: Told of each run.
+
+    Raises:
+        TargetError: The server cannot be used, or answers no request.
+        ConfigError: There is no tokenizer or data set.
+    """
+    target = config.target
+    async with Client(target.url, headers=headers, timeout_s=target.timeout_s) as client:
+        if target.ready_s:
+            await client.wait_ready(target.ready_s)
+        prepared = await _prepare(client, config)
+        for load in loads(config.load):
+            await _run(client, config, load, prepared, progress, report)
+
+
+async def _prepare(client: Client, config: BenchConfig) -> Prepared:
+    model = config.target.model or await first_model(client)
+    folder = config.target.tokenizer or await tokenizer_folder(client)
+    work = datasets.load(config.data, Tokenizer.load(folder))
+    return Prepared(model, await _about(client), work)
+
+
+async def _run(
+    client: Client,
+    config: BenchConfig,
+    load: LoadConfig,
+    prepared: Prepared,
+    progress: Progress,
+    report: Report,
+) -> None:
+    api = APIS[config.target.api](config.answer)
+    run = Load(client, api, prepared.model, config=config, load=load)
+    for outcome in await run.warm_up(prepared.work[0]):
+        if outcome.error:
+            raise TargetError(f"the first request failed: {outcome.error}")
+    if load.flush_cache:
+        await client.post("/flush_cache")
+    measured = await run.run(prepared.work, progress)
+    result: dict[str, Any] = {
+        "tag": config.result.tag,
+        "backend": config.target.api,
+        "dataset_name": config.data.dataset,
+        "model": prepared.model,
+        "request_rate": load.rate,
+        "max_concurrency": load.concurrency,
+        **summary(measured, goodput_bounds(config.result.goodput)),
+        "origin": origin(),
+        "server_info": prepared.server,
+        "config": dump(config, defaults=False, schema=BENCH),
+    }
+    if config.result.details:
+        result |= details(measured.outcomes)
+    report(msgspec.to_builtins(result), measured)
+
+
+async def _about(client: Client) -> Mapping[str, Any]:
+    """What the server says of itself; other servers than Sylvan and SGLang say nothing."""
+    try:
+        return await client.get("/server_info")
+    except TargetError:
+        return {}
