@@ -138,8 +138,10 @@ class PageIndex:
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Readers do not wait for writers then. SQLite's own timeout does not cover this statement, so
-    that two servers which open a new store at once would refuse to start.
+    """Choose the mode in which readers do not wait for writers.
+
+    SQLite's own timeout does not cover this statement: without waiting here, two servers that open
+    a new store at once would refuse to start.
 
     Raises:
         sqlite3.Error: others keep the file locked, or it cannot be used.
