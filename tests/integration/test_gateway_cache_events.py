@@ -118,7 +118,7 @@ async def test_prompts_go_where_they_are_although_the_gateway_never_sent_them_th
         assert held(front, servers[0], prompt(0)) == 0
         assert await through(front, [*prompt(9), 8]) >= 144
         blocks.check()
-        assert worker.load == 0
+        await until(lambda: worker.load == 0)
 
 
 def held(front, url, ids):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from sylvan.runtime.storage.api import StoredPage
 
 _BUSY_S = 10.0  # for another process that writes
+_RETRY_S = 0.005
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pages (
     name TEXT PRIMARY KEY, space TEXT NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL
@@ -47,7 +49,7 @@ class PageIndex:
             path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
         self._lock = threading.Lock()
-        self._db.execute("PRAGMA journal_mode = WAL")
+        _use_wal(self._db)
         self._db.execute("PRAGMA synchronous = OFF")  # files say what they are: it can be remade
         self._db.executescript(_SCHEMA)
 
@@ -133,3 +135,24 @@ class PageIndex:
     def _rows(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._db.execute(statement, tuple(values)).fetchall()
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    """Choose the mode in which readers do not wait for writers.
+
+    SQLite's own timeout does not cover this statement: without waiting here, two servers that open
+    a new store at once would refuse to start.
+
+    Raises:
+        sqlite3.Error: others keep the file locked, or it cannot be used.
+    """
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
