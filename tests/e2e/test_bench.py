@@ -35,7 +35,9 @@ def test_each_api_is_measured(server, tmp_path, api):
     assert found["output_lens"] == [5] * 6
     if api != "chat":  # its template adds to the prompt
         assert found["input_lens"] == [24] * 6
-    assert all(len(gaps) == 4 for gaps in found["itls"]) or api != "native"
+    for first, gaps, last in zip(found["ttfts"], found["itls"], found["latencies"], strict=True):
+        assert len(gaps) <= 4
+        assert first + sum(gaps) <= last + 1e-6
     assert all(
         0 < first <= last for first, last in zip(found["ttfts"], found["latencies"], strict=True)
     )
@@ -119,7 +121,6 @@ def test_measured_tokens_are_those_that_the_server_counts(server, tmp_path):
         ((), "wrong", 1, "401"),
         (("--api", "embeddings"), "secret", 1, "the first request failed"),
         (("--tokenizer", "/no/such"), "secret", 2, "/no/such"),
-        (("--model", "other", "--api", "chat"), "secret", 1, "the first request failed: 404"),
         (("--extra-request-body", '{"sampling_params": 1}'), "secret", 1, "first request failed"),
     ],
 )
