@@ -31,6 +31,8 @@ from benchmarks.gateway.processes import SERVES, Running, begin, dummy_model, ga
 FLAGS = ("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--threads", "1")
 FLAGS = (*FLAGS, "--processes", "one", "--max-total-tokens", "64Ki")
 
+KEEP_ALIVE_S = 3.5  # servers close idle connections after 5 s; who closes first is in no race
+
 
 class Streams:
     """Clients that ask again and again."""
@@ -137,7 +139,7 @@ async def disturb(
 
 async def measure(servers: list[Running], model: str, url: str, args: argparse.Namespace) -> None:
     streams = Streams(url, args)
-    limits = httpx.Limits(max_connections=None)
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S)
     async with httpx.AsyncClient(timeout=600, limits=limits) as http:
         await streams.learn(http)
         clients = [asyncio.create_task(streams.keep(http, n)) for n in range(args.streams)]

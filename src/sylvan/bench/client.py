@@ -19,6 +19,7 @@ from sylvan.bench.workload import Turn
 from sylvan.protocol.errors import ConfigError, SylvanError
 from sylvan.utils.clock import Clock, monotonic
 
+KEEP_ALIVE_S = 3.5  # servers close idle connections after 5 s; who closes first is in no race
 POLL_S = 0.25
 CONTROL_S = 60.0
 MAX_ERROR_CHARS = 300
@@ -55,7 +56,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=False),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=dict(self._headers),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
