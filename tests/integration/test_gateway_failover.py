@@ -24,7 +24,9 @@ START_S = 120
 CODE = "import sys; from sylvan.cli import main; sys.exit(main())"
 FLAGS = ("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--threads", "1")
 TOKENS = 3000
-"""Seconds of work: a stream is under way when its client has read a few events."""
+"""Enough work that a stream is still under way when its client has read a few events."""
+ATTEMPTS = 5
+"""A server may have sent everything before a busy client reads the first event and kills it."""
 LONG = {"prompt": "abc", "max_tokens": TOKENS, "ignore_eos": True, "seed": 7}
 
 
@@ -145,17 +147,24 @@ def losing(front, pair, number):
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_a_stream_outlives_its_server(pair, name):
-    async with gateway(*(p.url for p in pair), failover__stall_s=5.0) as front:
-        wanted = await read(front.http, *REQUESTS[name])
-        act = losing(front, pair, signal.SIGKILL)
+async def test_a_stream_outlives_its_server(model, survivor, name):
+    continued = 0
+    for _ in range(ATTEMPTS):
+        with serving(model) as victim:
+            pair = victim, survivor
+            async with gateway(*(p.url for p in pair), failover__stall_s=5.0) as front:
+                wanted = await read(front.http, *REQUESTS[name])
+                act = losing(front, pair, signal.SIGKILL)
 
-        found = await read(front.http, *REQUESTS[name], at=40, act=act)
+                found = await read(front.http, *REQUESTS[name], at=1, act=act)
 
-        assert found == wanted
-        assert front.metric("sylvan_gateway_streams_continued_total") == 1
-        assert front.metric("sylvan_gateway_streams_cut_total") == 0
-        assert all(w.num_running == 0 for w in front.runtime.registry.workers)
+                assert found == wanted
+                continued = front.metric("sylvan_gateway_streams_continued_total")
+                assert front.metric("sylvan_gateway_streams_cut_total") == 0
+                assert all(w.num_running == 0 for w in front.runtime.registry.workers)
+        if continued:
+            break
+    assert continued == 1
 
 
 async def test_a_stream_outlives_a_server_that_hangs(pair):
@@ -196,7 +205,7 @@ async def test_many_streams_outlive_their_servers(pair):
                 os.kill(pair[0].pid, signal.SIGKILL)
 
         found = await asyncio.gather(
-            *(read(front.http, path, body, at=40, act=kill) for _ in range(12))
+            *(read(front.http, path, body, at=1, act=kill) for _ in range(12))
         )
 
         assert found == [wanted] * 12
@@ -205,12 +214,17 @@ async def test_many_streams_outlive_their_servers(pair):
 
 async def test_without_another_server_the_stream_ends_with_an_error(model):
     path, body = REQUESTS["sampled"]
-    with serving(model) as only:
-        async with gateway(only.url, failover__stall_s=1.0) as front:
+    for _ in range(ATTEMPTS):
+        with serving(model) as only:
+            async with gateway(only.url, failover__stall_s=1.0) as front:
 
-            async def kill():
-                os.kill(only.pid, signal.SIGKILL)
+                async def kill(pid=only.pid):
+                    os.kill(pid, signal.SIGKILL)
 
-            with pytest.raises(AssertionError, match="is available"):
-                await read(front.http, path, body, at=40, act=kill)
-            assert front.metric("sylvan_gateway_streams_cut_total") == 1
+                try:
+                    await read(front.http, path, body, at=1, act=kill)
+                except AssertionError as error:
+                    assert "is available" in str(error)  # noqa: PT017
+                    assert front.metric("sylvan_gateway_streams_cut_total") == 1
+                    return
+    pytest.fail("every stream ended before its server was killed")
