@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -118,14 +119,78 @@ def test_a_stream_outlives_its_decode_server(model):
         until(lambda: holds_nothing(process))
 
 
+STREAMED = {
+    "text": PROMPT,
+    "stream": True,
+    "sampling_params": {"max_new_tokens": 1200, "ignore_eos": True, "sampling_seed": 5},
+    "return_logprob": True,
+    "logprob_start_len": 0,
+}
+
+
+def native_stream(url, act=None):
+    """Each event of a stream without what differs between runs; `act` is called at the first."""
+    events = []
+    with httpx.stream("POST", f"{url}/generate", json=STREAMED, timeout=120) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                reply = json.loads(line[6:])
+                assert "error" not in reply, reply
+                info = reply["meta_info"]
+                rows = info["input_token_logprobs"], info["output_token_logprobs"]
+                events.append((reply["text"], *rows))
+                if act is not None and len(events) == 1:
+                    act()
+    return events
+
+
+def test_a_stream_with_log_probabilities_outlives_its_decode_server(model):
+    with serving(model, "--pd", "1:2", "--threads", 1) as (process, url):
+        *_, expected = native_stream(url)
+        assert len(expected[1]) > 100
+
+        events = native_stream(url, lambda: kill_busy(process, url, "decode"))
+
+        assert events[-1] == expected
+        assert all(rows == expected[1] for _, rows, _ in events)
+        until(lambda: [w["is_healthy"] for w in workers(url)] == [True] * 3)
+
+
+def test_neither_server_shares_the_cache_of_a_tenant(model, tmp_path):
+    keys = tmp_path / "keys.json"
+    entries = [
+        {"sha256": hashlib.sha256(f"sk-{name}".encode()).hexdigest(), "tenant": name}
+        for name in ("a", "b")
+    ]
+    keys.write_text(json.dumps({"keys": entries}))
+    flags = ("--threads", 1, "--server.api-key-file", keys)
+    with serving(model, "--pd", "1:1", *flags) as (process, url):
+        for name, stream in (("a", False), ("b", False), ("b", True)):
+            asked = {**STREAMED, "stream": stream, "sampling_params": {"max_new_tokens": 4}}
+            for path, content in (("/v1/completions", body()), ("/generate", asked)):
+                headers = {"authorization": f"Bearer sk-{name}"}
+                reply = httpx.post(url + path, json=content, headers=headers, timeout=120)
+                assert reply.status_code == 200, reply.text
+
+        for child in replicas_of(process):
+            tree = own(child, "/cache/tree").json()
+            assert len({node["namespace"] for node in tree["nodes"]}) == tree["namespaces"] == 2
+            assert all(node["namespace"].startswith(":") for node in tree["nodes"])
+
+
+def own(child, path):
+    """What a server behind the gateway answers."""
+    config = child.cmdline()[child.cmdline().index("--config") + 1]
+    settings = json.loads(Path(config).read_text())["server"]
+    headers = {"authorization": f"Bearer {settings['api_key']}"}
+    return httpx.get(f"http://127.0.0.1:{settings['port']}{path}", headers=headers)
+
+
 def holds_nothing(process):
     """Whether no page of any server belongs to a request."""
     for child in replicas_of(process):
-        config = child.cmdline()[child.cmdline().index("--config") + 1]
-        settings = json.loads(Path(config).read_text())["server"]
-        headers = {"authorization": f"Bearer {settings['api_key']}"}
-        url = f"http://127.0.0.1:{settings['port']}/v1/loads"
-        load = httpx.get(url, headers=headers).json()["loads"][0]
+        load = own(child, "/v1/loads").json()["loads"][0]
         if load["num_running_reqs"] or load["num_waiting_reqs"] or load["num_used_tokens"]:
             return False
     return True

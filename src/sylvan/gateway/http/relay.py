@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.flow.retry import RETRYABLE
@@ -48,10 +49,35 @@ class RefusedError(UpstreamError):
         return status in (408, 429) or (status == 503 and "retry-after" in names)
 
 
+class Receiver(Protocol):
+    """Takes one worker's answer."""
+
+    async def plain(self, incoming: Incoming) -> None:
+        """It comes as the client is to get it."""
+        ...
+
+    async def frames(self, incoming: Incoming, journal: Journal, stall_s: float) -> None:
+        """It comes in frames, with the entries of a journal."""
+        ...
+
+
+class Edits(Protocol):
+    """Changes the events of a stream on their way."""
+
+    def events(self, chunk: bytes) -> bytes:
+        """A part of the stream; gives whole events."""
+        ...
+
+    def end(self) -> bytes:
+        """What came after the last whole event."""
+        ...
+
+
 class Relay:
     """Passes on what one worker sends.
 
     Attributes:
+        edits: Changes a stream on its way; set at the latest by what is awaited `before`.
         totals: Tokens of the request, once the answer is complete.
         progressed: The worker gave something for the client.
     """
@@ -78,6 +104,7 @@ class Relay:
         self._answer = answer
         self._dispatch = dispatch
         self._meter = meter
+        self.edits: Edits | None = None
         self.totals = Totals()
         self.progressed = False
 
@@ -96,8 +123,10 @@ class Relay:
         await self._answer.head(incoming.status, incoming.headers)
         async for chunk in incoming.chunks():
             self._first_byte()
-            await self._answer.data(chunk)
+            await self._answer.data(self._edited(chunk))
             self.progressed = True
+        if self.edits is not None:
+            await self._answer.data(self.edits.end())
         self.totals = self._answer.totals()
         await self._answer.end()
 
@@ -142,7 +171,7 @@ class Relay:
 
     async def _data(self, frame: Frame, journal: Journal) -> None:
         self._first_byte()
-        await self._answer.data(frame.body)
+        await self._answer.data(self._edited(frame.body))
         self.progressed = True
         if self._answer.started:
             journal.add(frame.entries)
@@ -151,7 +180,12 @@ class Relay:
         if refused is not None:
             raise RefusedError(Refusal(refused.status, refused.headers, reason))
         self.totals = read_totals(frame)
+        if self.edits is not None:
+            await self._answer.data(self.edits.end())
         await self._answer.end()
+
+    def _edited(self, data: bytes) -> bytes:
+        return data if self.edits is None else self.edits.events(data)
 
     async def _ready(self, status: int) -> None:
         if self._before is not None and status < 300:

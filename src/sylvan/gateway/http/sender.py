@@ -10,7 +10,7 @@ from sylvan.config.route import FailoverConfig
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.outgoing import Forwarding, Journal, with_ticket
-from sylvan.gateway.http.relay import Relay
+from sylvan.gateway.http.relay import Receiver
 from sylvan.gateway.upstream.http import HttpUpstream, Incoming, Outgoing
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import JOURNAL_HEADER, MEDIA_TYPE
@@ -52,7 +52,12 @@ class Sender:
         )
 
     async def send(
-        self, request: Outgoing, worker: Worker, journal: Journal, relay: Relay, elapsed_s: float
+        self,
+        request: Outgoing,
+        worker: Worker,
+        journal: Journal,
+        receiver: Receiver,
+        elapsed_s: float,
     ) -> None:
         """Have a request served, or what is left of it.
 
@@ -60,7 +65,7 @@ class Sender:
             request: Without a ticket.
             worker: Who is to serve it.
             journal: Where the client is.
-            relay: Passes the answer on.
+            receiver: Takes the answer.
             elapsed_s: How long others have served it.
 
         Raises:
@@ -75,15 +80,15 @@ class Sender:
             given = with_ticket(request, ticket, journal.resume(), known_by)
         async with self.upstream.send(given, stall_s) as incoming:
             if incoming.header("content-type") == MEDIA_TYPE:
-                await relay.frames(incoming, journal, self.failover.stall_s)
+                await receiver.frames(incoming, journal, self.failover.stall_s)
                 return
             if not _refuses_ticket(incoming):
-                await relay.plain(incoming)
+                await receiver.plain(incoming)
                 return
         worker.found.journals = False
         if journal.begun:
             raise UpstreamError("The worker takes no tickets.", kind="protocol")
-        await self.send(request, worker, journal, relay, elapsed_s)
+        await self.send(request, worker, journal, receiver, elapsed_s)
 
 
 def _refuses_ticket(incoming: Incoming) -> bool:

@@ -11,7 +11,7 @@ from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer, usage_in
 from sylvan.gateway.http.asked import Asked
-from sylvan.gateway.http.caller import Caller, HeaderPairs, Refusal
+from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.exchange import (
     Begun,
     Exchange,
@@ -20,19 +20,21 @@ from sylvan.gateway.http.exchange import (
     give_up,
     placed_as,
 )
+from sylvan.gateway.http.outgoing import Journal
 from sylvan.gateway.http.pairs.bootstrap import (
     batch_size,
     new_meeting,
     with_meetings,
     without_meetings,
 )
+from sylvan.gateway.http.pairs.collected import Collected
 from sylvan.gateway.http.pairs.prompt_logprobs import PromptLogprobs
 from sylvan.gateway.http.relay import MAX_REFUSAL_BYTES, RefusedError, Relay
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.observe.meter import Meter
 from sylvan.gateway.placing import Placed
 from sylvan.gateway.policies.api import Outcome
-from sylvan.gateway.upstream.http import Incoming, Outgoing
+from sylvan.gateway.upstream.http import Outgoing
 from sylvan.gateway.workers.spec import Kind
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import RequestError
@@ -246,21 +248,18 @@ class PairExchange:
             UpstreamError: It broke off.
             RefusedError: It refused.
         """
-        body = bytearray()
-        async with self._parts.sender.upstream.send(request) as incoming:
-            if incoming.status >= 300:
-                raise await _refused(incoming)
+
+        def taken() -> None:
             if not self._merges:
                 attempt.accepted.set_result(None)
-            async for chunk in incoming.chunks():
-                half.dispatch.answered()
-                if self._merges or len(body) <= MAX_REFUSAL_BYTES:
-                    body += chunk
-                if len(body) > MAX_MERGED_BYTES:
-                    raise UpstreamError("The worker's answer is too large.", kind="protocol")
+
+        bound = MAX_MERGED_BYTES if self._merges else MAX_REFUSAL_BYTES
+        answer = Collected(half.dispatch, bound, keeps=self._merges, taken=taken)
+        await self._collect(request, half, answer)
+        body = bytes(answer.body)
         if self._merges:
-            attempt.accepted.set_result(PromptLogprobs(bytes(body)))
-        return usage_in(bytes(body)) if len(body) <= MAX_REFUSAL_BYTES else Totals()
+            attempt.accepted.set_result(PromptLogprobs(body))
+        return usage_in(body) if len(body) <= MAX_REFUSAL_BYTES else Totals()
 
     async def _decode(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
         """Pass on what the decode worker answers.
@@ -269,59 +268,39 @@ class PairExchange:
             UpstreamError: It broke off.
             RefusedError: It refused, and the client has seen nothing.
         """
-        sender = self._parts.sender
-        if self._merges:
-            async with sender.upstream.send(request) as incoming:
-                self.totals = await self._merge(incoming, half, attempt)
-        else:
+        if self._merges and not self._asked.stream:
+            self.totals = await self._merge(request, half, attempt)
+            return self.totals
 
-            async def accepted() -> None:
-                await attempt.accepted
+        async def accepted() -> None:
+            relay.edits = await attempt.accepted
 
-            relay = attempt.relay = Relay(self._answer, half.dispatch, self._meter, before=accepted)
-            await sender.send(request, half.worker, self._journal, relay, 0.0)
-            self.totals = relay.totals
+        relay = Relay(self._answer, half.dispatch, self._meter, before=accepted)
+        attempt.relay = relay
+        await self._parts.sender.send(request, half.worker, self._journal, relay, 0.0)
+        self.totals = relay.totals
         return self.totals
 
-    async def _merge(self, incoming: Incoming, half: _Half, attempt: _Attempt) -> Totals:
-        """Pass on an answer that gets the log probabilities of the prompt."""
-        self._meter.answered(incoming.status)
-        if incoming.status in RETRYABLE:
-            raise await _refused(incoming)
-        if incoming.status >= 300:
-            await self._streamed(incoming, half, attempt, None)
-        elif self._asked.stream:
-            await self._streamed(incoming, half, attempt, await attempt.accepted)
-        else:
-            await self._merged(incoming, attempt, await attempt.accepted)
+    async def _merge(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
+        """Put the log probabilities of the prompt into a whole answer."""
+        answer = Collected(half.dispatch, MAX_MERGED_BYTES, keeps=True)
+        await self._collect(request, half, answer)
+        self._meter.answered(answer.status)
+        prompt = await attempt.accepted
+        assert prompt is not None, "the prefill worker's answer is read where it is wanted"
+        body = prompt.whole(bytes(answer.body))
+        attempt.received = True
+        self._meter.first_byte()
+        kept = [pair for pair in answer.headers if pair[0] != "content-length"]
+        await self._answer.head(answer.status, [*kept, ("content-length", str(len(body)))])
+        await self._answer.data(body)
         await self._answer.end()
         return self._answer.totals()
 
-    async def _streamed(
-        self, incoming: Incoming, half: _Half, attempt: _Attempt, prompt: PromptLogprobs | None
-    ) -> None:
-        async for chunk in incoming.chunks():
-            if not attempt.received:
-                attempt.received = True
-                half.dispatch.answered()
-                self._meter.first_byte()
-                await self._answer.head(incoming.status, incoming.headers)
-            await self._answer.data(prompt.events(chunk) if prompt is not None else chunk)
-        if not attempt.received:  # an empty body
-            await self._answer.head(incoming.status, incoming.headers)
-        elif prompt is not None:
-            await self._answer.data(prompt.end())
-
-    async def _merged(
-        self, incoming: Incoming, attempt: _Attempt, prompt: PromptLogprobs | None
-    ) -> None:
-        assert prompt is not None, "the prefill worker's answer is read where it is wanted"
-        body = prompt.whole(await incoming.read(MAX_MERGED_BYTES))
-        attempt.received = True
-        self._meter.first_byte()
-        kept = [pair for pair in incoming.headers if pair[0] != "content-length"]
-        await self._answer.head(incoming.status, [*kept, ("content-length", str(len(body)))])
-        await self._answer.data(body)
+    async def _collect(self, request: Outgoing, half: _Half, answer: Collected) -> None:
+        """Have a worker serve the request, for the gateway to read."""
+        journal = Journal(self._journal.ticket, max_bytes=0)
+        await self._parts.sender.send(request, half.worker, journal, answer, 0.0)
 
     async def _tries_again(self, error: UpstreamError) -> bool:
         if self._answer.started:
@@ -347,8 +326,3 @@ def check_pairable(asked: Asked) -> None:
         if asked.fields.get(name):
             message = f"{name} is not served where prefill and decode are apart."
             raise RequestError(message, param=name, status=501)
-
-
-async def _refused(incoming: Incoming) -> RefusedError:
-    body = await incoming.read(MAX_REFUSAL_BYTES)
-    return RefusedError(Refusal(incoming.status, incoming.headers, body))

@@ -1,0 +1,97 @@
+"""An answer that the gateway reads itself instead of passing it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sylvan.gateway.errors import UpstreamError
+from sylvan.gateway.http.caller import HeaderPairs, Refusal
+from sylvan.gateway.http.outgoing import Journal
+from sylvan.gateway.http.relay import RefusedError
+from sylvan.gateway.upstream.http import Incoming
+from sylvan.gateway.workers.worker import Dispatch
+from sylvan.protocol.journal import FrameKind, FrameReader, JournalError, read_head
+
+
+class Collected:
+    """Reads one worker's answer.
+
+    Args:
+        dispatch: Of the worker.
+        max_bytes: Bound on the answer.
+        keeps: False: what is beyond `max_bytes` is dropped instead of refused.
+        taken: Called when the worker has accepted the request.
+
+    Attributes:
+        status: Of the answer.
+        headers: Of the answer.
+        body: What has come of it.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        max_bytes: int,
+        *,
+        keeps: bool,
+        taken: Callable[[], None] | None = None,
+    ) -> None:
+        self._dispatch = dispatch
+        self._taken = taken
+        self._max_bytes = max_bytes
+        self._keeps = keeps
+        self.status = 0
+        self.headers: HeaderPairs = ()
+        self.body = bytearray()
+
+    async def plain(self, incoming: Incoming) -> None:
+        """Read an answer as it comes.
+
+        Raises:
+            UpstreamError: It broke off, or is too large.
+            RefusedError: The worker refused.
+        """
+        self._head(incoming.status, incoming.headers)
+        async for chunk in incoming.chunks():
+            self._add(chunk)
+        self._end()
+
+    async def frames(self, incoming: Incoming, journal: Journal, stall_s: float) -> None:
+        """Read the contents of frames; the entries of a journal are dropped.
+
+        Raises:
+            UpstreamError: They broke off, are too large, or nothing came for too long.
+            RefusedError: The worker refused.
+        """
+        reader = FrameReader()
+        try:
+            async for chunk in incoming.chunks(stall_s):
+                for frame in reader.feed(chunk):
+                    if frame.kind is FrameKind.HEAD:
+                        head = read_head(frame)
+                        self._head(head.status, head.headers)
+                    elif frame.kind is FrameKind.DATA:
+                        self._add(frame.body)
+                    elif frame.kind is FrameKind.END:
+                        self._end()
+                        return
+        except JournalError as error:
+            message = f"The worker does not keep to the protocol: {error}."
+            raise UpstreamError(message, kind="protocol") from error
+        raise UpstreamError("The worker broke off its answer.", kind="closed")
+
+    def _head(self, status: int, headers: HeaderPairs) -> None:
+        self.status, self.headers = status, headers
+        if status < 300 and self._taken is not None:
+            self._taken()
+
+    def _add(self, data: bytes) -> None:
+        self._dispatch.answered()
+        if len(self.body) + len(data) <= self._max_bytes:
+            self.body += data
+        elif self._keeps:
+            raise UpstreamError("The worker's answer is too large.", kind="protocol")
+
+    def _end(self) -> None:
+        if self.status >= 300:
+            raise RefusedError(Refusal(self.status, self.headers, bytes(self.body)))
