@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,7 +27,6 @@ access = logging.getLogger("sylvan.access")
 
 CLIENT_GONE = 499  # never sent; what the log says of a client that left
 MAX_ID_CHARS = 256
-_ID_CHARS = string.ascii_letters + string.digits
 _PREFIXES = (
     ("/v1/messages", Family.ANTHROPIC),
     ("/v1/responses", Family.RESPONSES),
@@ -171,7 +169,7 @@ class Gateway:
             if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable():
                 return given
         prefix = route.prefix if isinstance(route, Passed) else "req-"
-        return prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(24))
+        return prefix + secrets.token_hex(12)
 
     def _count(self, caller: Caller, shown: str, seconds: float) -> None:
         families = self._parts.families

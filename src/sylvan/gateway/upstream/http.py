@@ -6,7 +6,12 @@ import asyncio
 import io
 import ssl
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 
 import aiohttp
@@ -84,7 +89,7 @@ class Incoming:
         content = self._response.content
         while True:
             with _explained(stall_s):
-                async with asyncio.timeout(stall_s):
+                async with _within(stall_s):
                     chunk = await content.readany()
             if not chunk:
                 return
@@ -161,7 +166,7 @@ class HttpUpstream:
         assert self._session is not None, "the upstream was not entered"
         url = URL(request.url + request.target, encoded=True)
         with _explained(first_byte_s):
-            async with asyncio.timeout(first_byte_s):
+            async with _within(first_byte_s):
                 response = await self._session.request(
                     request.method,
                     url,
@@ -208,6 +213,11 @@ def json_of(body: bytes) -> Mapping[str, object]:
     except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
         message = "The worker answered something that is no JSON object."
         raise UpstreamError(message, kind="protocol") from error
+
+
+def _within(seconds: float | None) -> AbstractAsyncContextManager[object]:
+    """A timeout, or nothing at all: most requests have none here, and it is entered for each."""
+    return nullcontext() if seconds is None else asyncio.timeout(seconds)
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO | None:
