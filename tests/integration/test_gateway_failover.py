@@ -37,16 +37,17 @@ class Process:
 
 
 @contextmanager
-def serving(model: str) -> Iterator[Process]:
+def serving(model: str, *flags: str) -> Iterator[Process]:
     """`sylvan serve` in a process of its own; it is killed at the end."""
-    command = [sys.executable, "-c", CODE, "serve", model, *FLAGS, "--port", "0", "--until-eof"]
+    words = ("serve", model, *FLAGS, *flags, "--port", "0", "--until-eof")
+    command = [sys.executable, "-c", CODE, *words]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := re.search(r"Sylvan serves \S+ at (http://\S+)", line):
+            if found := re.search(r"Sylvan serves \S+ at (https?://\S+)", line):
                 yield Process(found[1], process.pid)
                 break
         else:

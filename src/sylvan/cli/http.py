@@ -111,6 +111,11 @@ class Encryption(Protocol):
         """Password of the key."""
         ...
 
+    @property
+    def ssl_ca_certs(self) -> str | None:
+        """Authorities that must have signed clients' certificates."""
+        ...
+
 
 class HttpServer:
     """An application behind a socket; use it as an async context.
@@ -141,12 +146,15 @@ class HttpServer:
             ssl_keyfile_password=(
                 server.ssl_keyfile_password.reveal() if server.ssl_keyfile_password else None
             ),
+            ssl_ca_certs=server.ssl_ca_certs,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if server.ssl_ca_certs else ssl.CERT_NONE,
             server_header=False,
         )
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"server.ssl_certfile, server.ssl_keyfile: {error}") from error
+            names = "server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs"
+            raise ConfigError(f"{names}: {error}") from error
         self._server = _Server(config)
         self._sock = sock
         self._task: asyncio.Task[None] | None = None

@@ -166,6 +166,7 @@ def gateway_config(
         ssl_certfile=server.ssl_certfile,
         ssl_keyfile=server.ssl_keyfile,
         ssl_keyfile_password=server.ssl_keyfile_password,
+        ssl_ca_certs=server.ssl_ca_certs,
     )
     workers = msgspec.structs.replace(
         config.workers,

@@ -261,6 +261,7 @@ _RENAMED = {
     "ssl_certfile": "server.ssl_certfile",
     "ssl_keyfile": "server.ssl_keyfile",
     "ssl_keyfile_password": "server.ssl_keyfile_password",
+    "ssl_ca_certs": "server.ssl_ca_certs",
     "tool_call_parser": "text.tool_parser",
     "reasoning_parser": "text.reasoning_parser",
     "sampling_defaults": "text.sampling_defaults",

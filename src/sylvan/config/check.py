@@ -535,4 +535,10 @@ RULES = (
         lambda c: c.config.server.ssl_keyfile is not None and not c.config.server.ssl_certfile,
         "{server.ssl_keyfile} needs server.ssl_certfile too",
     ),
+    Rule(
+        "certificates of clients without TLS",
+        ("server.ssl_ca_certs", "server.ssl_certfile"),
+        lambda c: c.config.server.ssl_ca_certs is not None and not c.config.server.ssl_certfile,
+        "{server.ssl_ca_certs} needs server.ssl_certfile too",
+    ),
 )

@@ -47,6 +47,8 @@ class FrontConfig(Section, frozen=True):
     """PEM file with the private key of `server.ssl_certfile`."""
     ssl_keyfile_password: Secret | None = None
     """Password of the private key."""
+    ssl_ca_certs: str | None = None
+    """PEM file with authorities; clients must show a certificate that one of them signed."""
 
 
 class WorkersConfig(Section, frozen=True):

@@ -80,7 +80,7 @@ REFUSED: Mapping[str, str] = {
         "enable_http2 http2_max_concurrent_streams=200 http2_initial_connection_window_size=1048576"
     ),
     "several processes on one port": "enable_http_worker_reuseport",
-    "certificates of clients, and new ones without a restart": ("ssl_ca_certs= enable_ssl_refresh"),
+    "new certificates without a restart": "enable_ssl_refresh",
     "leaving paths out of the access log": "uvicorn_access_log_exclude_prefixes=[]",
     "chat templates in requests": "trust_request_chat_template",
     "choosing one of several chat templates at the start (requests do: chat_template)": (

@@ -71,6 +71,7 @@ FLAGS = {
     "--uds /tmp/s": ("server.uds", "/tmp/s"),
     "--fastapi-root-path /v": ("server.root_path", "/v"),
     "--ssl-certfile c": ("server.ssl_certfile", "c"),
+    "--ssl-ca-certs a": ("server.ssl_ca_certs", "a"),
     "--ssl-keyfile k": ("server.ssl_keyfile", "k"),
     "--chat-template f": ("text.chat_template", "f"),
     "--tool-call-parser hermes": ("text.tool_parser", "hermes"),

@@ -221,6 +221,10 @@ BROKEN = {
         "which is not known yet with scheduler.overlap=on",
     ),
     "TLS key without certificate": ({"server.ssl_keyfile": "k"}, "needs server.ssl_certfile"),
+    "certificates of clients without TLS": (
+        {"server.ssl_ca_certs": "ca.pem"},
+        "needs server.ssl_certfile",
+    ),
 }
 
 

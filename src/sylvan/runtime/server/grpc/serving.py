@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -94,6 +95,8 @@ def _credentials(server: ServerConfig) -> grpc.ServerCredentials | None:
     try:
         with open(server.ssl_keyfile, "rb") as key, open(server.ssl_certfile, "rb") as chain:
             pair = (key.read(), chain.read())
+        roots = Path(server.ssl_ca_certs).read_bytes() if server.ssl_ca_certs else None
     except OSError as error:
-        raise ConfigError(f"server.ssl_certfile, server.ssl_keyfile: {error}") from error
-    return grpc.ssl_server_credentials([pair])
+        names = "server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs"
+        raise ConfigError(f"{names}: {error}") from error
+    return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
