@@ -137,7 +137,12 @@ def accept_plain(
             retractions=req.retractions,
             drafts=req.drafts,
         )
-        emit(TokenOutput(rid=req.rid, token_ids=_take_new(req), usage=counts))
+        if req.num_emitted == length - 1:  # `_take_new`, without two calls for each token
+            req.num_emitted, req.emit_at = length, length + req.emit_interval
+            new = (token,)
+        else:
+            new = _take_new(req)
+        emit(TokenOutput(rid=req.rid, token_ids=new, usage=counts))
     return left
 
 
