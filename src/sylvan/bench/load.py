@@ -1,4 +1,4 @@
-"""Runs a workload against a server: when each conversation begins, and how many run at a time."""
+"""Runs a workload against a target: when each conversation begins, and how many run at a time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from sylvan.bench.apis import Api
-from sylvan.bench.client import Client, extra_fields
 from sylvan.bench.outcome import Outcome
+from sylvan.bench.target import Target
 from sylvan.bench.workload import Conversation, Turn
-from sylvan.config.bench import BenchConfig, LoadConfig
+from sylvan.config.bench import LoadConfig, TargetConfig
 
 Progress = Callable[[int, int], None]
 """Called with the number of requests that ended, and of all."""
@@ -37,29 +36,24 @@ class Load:
     """One run of a workload.
 
     Args:
-        client: The server.
-        api: How it is asked.
-        model: What requests name.
-        config: Which adapters and further fields requests have, and the seed.
-        load: When requests are sent; one of a sweep, instead of the load of `config`.
+        target: Who is asked.
+        load: When requests are sent.
+        seed: Of gaps between requests, and of the choice of adapters.
+        adapters: Which adapters requests name.
     """
 
     def __init__(
         self,
-        client: Client,
-        api: Api,
-        model: str,
-        *,
-        config: BenchConfig,
+        target: Target,
         load: LoadConfig,
+        *,
+        seed: int = 0,
+        adapters: TargetConfig | None = None,
     ) -> None:
-        self._client = client
-        self._api = api
-        self._model = model
-        self._extra = extra_fields(config.answer.extra_body)
-        self._target = config.target
+        self._target = target
+        self._adapters = adapters or TargetConfig()
         self._config = load
-        self._rng = random.Random(config.data.seed)
+        self._rng = random.Random(seed)
         self._sent = 0
         self._running = 0
         self._most = 0
@@ -77,14 +71,14 @@ class Load:
         outcomes: list[Outcome] = []
         limit = self._config.concurrency
         slots = asyncio.Semaphore(limit) if limit else nullcontext()
-        began_s = self._client.clock()
+        began_s = self._target.clock()
 
         async def converse(conversation: Conversation, due_s: float) -> None:
             nonlocal ended
             said: list[tuple[str, str]] = []
             for number, turn in enumerate(conversation.turns):
                 async with slots:
-                    sent_s = self._client.clock() - began_s
+                    sent_s = self._target.clock() - began_s
                     outcome = Outcome(turn.prompt_tokens, error="cut off by load.max_seconds")
                     outcomes.append(outcome)
                     place = len(outcomes) - 1
@@ -103,7 +97,7 @@ class Load:
                     tasks.create_task(converse(conversation, due_s))
         except TimeoutError:
             pass
-        return Measured(outcomes, self._client.clock() - began_s, self._most)
+        return Measured(outcomes, self._target.clock() - began_s, self._most)
 
     async def _arrivals(
         self, work: Sequence[Conversation], began_s: float
@@ -116,7 +110,7 @@ class Load:
             elif config.rate is not None and number:
                 shape = config.burstiness
                 due_s += self._rng.gammavariate(shape, 1 / (config.rate * shape))
-            wait_s = began_s + due_s - self._client.clock()
+            wait_s = began_s + due_s - self._target.clock()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             yield conversation, due_s
@@ -127,22 +121,20 @@ class Load:
         self._running += 1
         self._most = max(self._most, self._running)
         try:
-            return await self._client.ask(
-                self._api, turn, said, model=self._model, adapter=adapter, extra=self._extra
-            )
+            return await self._target.ask(turn, said, adapter)
         finally:
             self._running -= 1
 
     def _adapter(self) -> str | None:
-        names = self._target.adapters
+        names = self._adapters.adapters
         if not names:
             return None
-        match self._target.adapter_choice:
+        match self._adapters.adapter_choice:
             case "distinct":
                 return names[self._sent % len(names)]
             case "uniform":
                 return self._rng.choice(names)
             case "zipf":
-                exponent = self._target.adapter_zipf
+                exponent = self._adapters.adapter_zipf
                 weights = [(place + 1) ** -exponent for place in range(len(names))]
                 return self._rng.choices(names, weights)[0]

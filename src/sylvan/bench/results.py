@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,11 +27,28 @@ def origin() -> dict[str, Any]:
     return {
         "date": datetime.fromtimestamp(since_1970(), UTC).isoformat(timespec="seconds"),
         "client": f"sylvan {__version__}",
+        "commit": commit(),
         "python": platform.python_version(),
         "cpu": machine.cpu_name,
         "cores": machine.cores,
         "memory_bytes": machine.total_bytes,
     }
+
+
+def commit() -> str | None:
+    """Commit of the checkout that Sylvan runs from, with `+` where files differ from it.
+
+    None if it was installed from a package.
+    """
+    here = Path(__file__).parent
+    try:
+        words = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--dirty=+"]
+        words += ["--exclude", "*"]
+        run = partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
+        run(["git", "-C", str(here), "ls-files", "--error-unmatch", __file__])
+        return str(run(words).stdout).strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:

@@ -20,11 +20,12 @@ from sylvan.bench.client import (
 from sylvan.bench.load import Load, Measured, Progress
 from sylvan.bench.metrics import goodput_bounds, summary
 from sylvan.bench.results import Result, check_writable, details, origin
+from sylvan.bench.target import Server, Target
 from sylvan.bench.workload import Conversation
-from sylvan.config.bench import BenchConfig, LoadConfig
+from sylvan.config.bench import BenchConfig, LoadConfig, LoadTest, TargetConfig
 from sylvan.config.fields import replaced
 from sylvan.config.load import dump
-from sylvan.config.schema import BENCH
+from sylvan.config.schema import BENCH, Schema
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.tokenizer import Tokenizer
 
@@ -37,13 +38,15 @@ class Prepared:
     """What all runs of a load test share.
 
     Attributes:
-        model: What requests name.
-        server: What the server says of itself.
+        target: Who is asked.
+        model: Its name in results.
+        about: What the target says of itself.
         work: What is asked.
     """
 
+    target: Target
     model: str
-    server: Mapping[str, Any]
+    about: Mapping[str, Any]
     work: Sequence[Conversation]
 
 
@@ -73,13 +76,22 @@ def check(config: BenchConfig) -> None:
     Raises:
         ConfigError: Names the setting.
     """
+    if config.target.api == "embeddings" and config.data.turns > 1:
+        raise ConfigError("data.turns: there are no conversations with target.api embeddings")
+    check_load(config)
+
+
+def check_load(config: LoadTest) -> None:
+    """Refuse before anything is loaded or sent what cannot work, whoever is asked.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
     loads(config.load)
     goodput_bounds(config.result.goodput)
     extra_fields(config.answer.extra_body)
     if config.load.timestamps and config.data.dataset != "trace":
         raise ConfigError("load.timestamps: only data.dataset trace has times")
-    if config.target.api == "embeddings" and config.data.turns > 1:
-        raise ConfigError("data.turns: there are no conversations with target.api embeddings")
     for name, setting in ((config.result.file, "result.file"), (config.result.html, "result.html")):
         if name is not None:
             check_writable(name, setting)
@@ -110,44 +122,68 @@ async def measure(
         if target.ready_s:
             await client.wait_ready(target.ready_s)
         prepared = await _prepare(client, config)
-        for load in loads(config.load):
-            await _run(client, config, load, prepared, progress, report)
+        await run_all(prepared, config, BENCH, progress, report)
+
+
+async def run_all(
+    prepared: Prepared,
+    config: LoadTest,
+    schema: Schema[Any],
+    progress: Progress,
+    report: Report,
+) -> None:
+    """Run a load, or each of a sweep.
+
+    Args:
+        prepared: Who is asked, and what.
+        config: Checked.
+        schema: Of `config`.
+        progress: Told how far a run is.
+        report: Told of each run.
+
+    Raises:
+        TargetError: The target answers no request.
+    """
+    for load in loads(config.load):
+        await _run(prepared, config, load, schema, progress, report)
 
 
 async def _prepare(client: Client, config: BenchConfig) -> Prepared:
     model = config.target.model or await first_model(client)
     folder = config.target.tokenizer or await tokenizer_folder(client)
     work = datasets.load(config.data, Tokenizer.load(folder))
-    return Prepared(model, await _about(client), work)
+    api = APIS[config.target.api](config.answer)
+    server = Server(client, api, model, extra_fields(config.answer.extra_body))
+    return Prepared(server, model, await _about(client), work)
 
 
 async def _run(
-    client: Client,
-    config: BenchConfig,
-    load: LoadConfig,
     prepared: Prepared,
+    config: LoadTest,
+    load: LoadConfig,
+    schema: Schema[Any],
     progress: Progress,
     report: Report,
 ) -> None:
-    api = APIS[config.target.api](config.answer)
-    run = Load(client, api, prepared.model, config=config, load=load)
+    adapters = config.target if isinstance(config, BenchConfig) else TargetConfig()
+    run = Load(prepared.target, load, seed=config.data.seed, adapters=adapters)
     for outcome in await run.warm_up(prepared.work[0]):
         if outcome.error:
             raise TargetError(f"the first request failed: {outcome.error}")
     if load.flush_cache:
-        await client.post("/flush_cache")
+        await prepared.target.flush_cache()
     measured = await run.run(prepared.work, progress)
     result: dict[str, Any] = {
         "tag": config.result.tag,
-        "backend": config.target.api,
+        "backend": config.target.api if isinstance(config, BenchConfig) else "engine",
         "dataset_name": config.data.dataset,
         "model": prepared.model,
         "request_rate": load.rate,
         "max_concurrency": load.concurrency,
         **summary(measured, goodput_bounds(config.result.goodput)),
         "origin": origin(),
-        "server_info": prepared.server,
-        "config": dump(config, defaults=False, schema=BENCH),
+        "server_info": prepared.about,
+        "config": dump(config, defaults=False, schema=schema),
     }
     if config.result.details:
         result |= details(measured.outcomes)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
-from sylvan.bench.load import Measured
-from sylvan.bench.page import Run, page
-from sylvan.bench.results import Result, append
 from sylvan.bench.run import check, measure
-from sylvan.bench.table import table
+from sylvan.cli.bench_report import Reports
 from sylvan.cli.help import bench_markdown
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, FAILED, Spec
@@ -39,21 +35,10 @@ def run(args: Parsed) -> int:
     file = args.options.get("config") or config_file()
     config = gather_as(BENCH, args.given, file=file).config
     check(config)
-    runs: list[Run] = []
-
-    def report(result: Result, measured: Measured) -> None:
-        runs.append(Run.of(result, measured))
-        print(table(result), flush=True)
-        for error, count in failures(measured):
-            print(f"{count} failed: {error}", flush=True)
-        if config.result.file is not None:
-            append(config.result.file, result)
-        if config.result.html is not None:  # after each run: a sweep may be stopped
-            Path(config.result.html).expanduser().write_text(page(runs))
-
+    reports = Reports(config.result)
     with asyncio.Runner(loop_factory=fast_loop()) as runner, counting_requests() as progress:
-        runner.run(measure(config, headers(config), progress, report))
-    return DONE if all(run.result["completed"] for run in runs) else FAILED
+        runner.run(measure(config, headers(config), progress, reports.add))
+    return DONE if reports.good else FAILED
 
 
 def headers(config: BenchConfig) -> dict[str, str]:
@@ -62,12 +47,3 @@ def headers(config: BenchConfig) -> dict[str, str]:
     key = given.reveal() if given is not None else client_key()
     authorization = {} if key is None else {"authorization": f"Bearer {key}"}
     return {**authorization, **config.target.headers}
-
-
-def failures(measured: Measured, most: int = 5) -> list[tuple[str, int]]:
-    """The most frequent reasons of failures, and how often each was seen."""
-    counts: dict[str, int] = {}
-    for outcome in measured.outcomes:
-        if outcome.error:
-            counts[outcome.error] = counts.get(outcome.error, 0) + 1
-    return sorted(counts.items(), key=lambda item: -item[1])[:most]

@@ -71,6 +71,8 @@ COMMANDS: Mapping[str, Command] = {
     "generate": Command("sylvan.cli.generate", "Continue a prompt and print the text."),
     "config": Command("sylvan.cli.config", "Show every setting: value, origin and reason."),
     "bench serve": Command("sylvan.cli.bench_serve", "Put a server under load and measure it."),
+    "bench offline": Command("sylvan.cli.bench_offline", "Measure a model without a server."),
+    "bench batch": Command("sylvan.cli.bench_batch", "Time the steps of single batches."),
     "bench compare": Command("sylvan.cli.bench_compare", "Compare two results of load tests."),
     "quantize": Command("sylvan.cli.quantize", "Write a checkpoint with 8 or 4 bits a weight."),
     "train-draft": Command("sylvan.cli.train_draft", "Train a head that guesses ahead."),

@@ -1,4 +1,4 @@
-"""The configuration tree of a load test (`sylvan bench serve`)."""
+"""The configuration trees of measurements (`sylvan bench ...`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sylvan.config.tree import Section
+from sylvan.config.tree import Config, Section
 from sylvan.config.values import Count, Natural, Seconds, Secret, Tokens
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -146,3 +146,40 @@ class BenchConfig(Section, frozen=True):
     load: LoadConfig = LoadConfig()
     answer: AnswerConfig = AnswerConfig()
     result: ResultConfig = ResultConfig()
+
+
+class OfflineConfig(Config, frozen=True):
+    """An engine in this process, and its load test."""
+
+    data: DataConfig = DataConfig()
+    load: LoadConfig = LoadConfig()
+    answer: AnswerConfig = AnswerConfig()
+    result: ResultConfig = ResultConfig()
+
+
+LoadTest = BenchConfig | OfflineConfig
+
+
+class BatchConfig(Section, frozen=True):
+    """Batches whose steps are timed."""
+
+    sizes: tuple[Count, ...] = (1,)
+    """Requests of a batch; each number is measured: `1,8,32`."""
+    input_tokens: tuple[Count, ...] = (1024,)
+    """Tokens of each prompt; each number is measured."""
+    output_tokens: tuple[Count, ...] = (16,)
+    """Tokens to generate; each number is measured."""
+    repeats: Count = 3
+    """Times that each is measured; figures are medians."""
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 42
+    """Seed of the prompts, which are random token ids."""
+    file: str | None = None
+    """JSONL file to which a line is added for each."""
+    tag: str | None = None
+    """Name of the run in the file."""
+
+
+class OneBatchConfig(Config, frozen=True):
+    """A model, and the batches whose steps are timed."""
+
+    batch: BatchConfig = BatchConfig()

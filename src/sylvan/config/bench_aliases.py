@@ -13,6 +13,29 @@ def bench_aliases() -> Mapping[str, Alias]:
     return _ALL
 
 
+def offline_aliases() -> Mapping[str, Alias]:
+    """Those for an engine in this process: no address, and no choice of adapters."""
+    kept = {name: alias for name, alias in _ALL.items() if not alias.target.startswith("target.")}
+    own = ("seed", "model", "tokenizer")  # settings of the model at the top level
+    return {name: alias for name, alias in kept.items() if name not in own}
+
+
+def batch_aliases() -> Mapping[str, Alias]:
+    """Flags of SGLang's `bench_one_batch`."""
+    many = {
+        "batch": "batch.sizes",
+        "batch_size": "batch.sizes",
+        "input_len": "batch.input_tokens",
+        "output_len": "batch.output_tokens",
+    }
+    return {
+        **{name: _many(path) for name, path in many.items()},
+        "result_filename": _renamed("batch.file"),
+        "output_file": _renamed("batch.file"),
+        "run_name": _renamed("batch.tag"),
+    }
+
+
 _RENAMED = {
     "url": "target.url",
     "base_url": "target.url",
@@ -119,6 +142,15 @@ def _words(value: object) -> list[str]:
     if isinstance(value, (list, tuple)):
         return [str(item) for item in cast("Sequence[object]", value)]
     return str(value).split()
+
+
+def _many(target: str) -> Alias:
+    """Words, or one word with commas."""
+    return Alias(
+        target,
+        lambda value: ((target, ",".join(_words(value)).split(",")),),
+        takes_many=True,
+    )
 
 
 def _rate(value: object) -> Pairs:

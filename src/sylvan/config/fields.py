@@ -166,14 +166,14 @@ def _section_of(kind: Any) -> type[Section] | None:
 
 @cache
 def _field_docs(section: type[Section]) -> Mapping[str, str]:
-    """Read the strings under the fields of a class from its source."""
-    tree = _module_tree(section.__module__)
+    """Read the strings under the fields of a class, and of those it extends, from their source."""
+    inherited = [_field_docs(base) for base in section.__bases__ if base not in (Section, object)]
+    docs = {name: doc for found in inherited for name, doc in found.items()}
     body = next(
         node.body
-        for node in ast.walk(tree)
+        for node in ast.walk(_module_tree(section.__module__))
         if isinstance(node, ast.ClassDef) and node.name == section.__name__
     )
-    docs: dict[str, str] = {}
     for field, text in itertools.pairwise(body):
         match field, text:
             case (
@@ -195,6 +195,7 @@ def _words(base: Any) -> tuple[str, ...]:
     return get_args(base) if get_origin(base) is Literal else ()
 
 
+_NUMBERS: tuple[object, ...] = (int, float)
 _NAMES: Mapping[object, str] = {
     str: "text",
     bool: "true | false",
@@ -207,7 +208,8 @@ def _member_text(member: Member) -> str:
     if words := _words(member.base):
         return " | ".join(words)
     if get_origin(member.base) is tuple:
-        return "list"
+        (item, *_) = members(get_args(member.base)[0])
+        return f"list of {_member_text(item)}" if item.base in _NUMBERS else "list"
     if get_origin(member.base) is dict:
         return "name=value,..."
     name = _NAMES.get(member.base, getattr(member.base, "__name__", str(member.base)))

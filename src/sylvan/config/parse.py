@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal, cast, get_args, get_origin
+from typing import Annotated, Literal, cast, get_args, get_origin
 
 import msgspec
 
@@ -30,8 +30,13 @@ PLUG_INS = ("device", "scheduler.policy", "cache.eviction", "attention", "gramma
 ROUTE_PLUG_INS = ("routing.policy", "routing.prefill_policy", "routing.decode_policy")
 
 
-_ITEMS: Mapping[object, Callable[[str], object]] = {float: float, Secret: Secret}
+_ITEMS: Mapping[object, Callable[[str], object]] = {int: int, float: float, Secret: Secret}
 """How items of lists are read that are no text."""
+
+
+def _reader_of(kind: object) -> Callable[[str], object]:
+    base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return _ITEMS.get(base, str)
 
 
 def parse(field: Field, raw: object) -> object:
@@ -57,14 +62,17 @@ def _read(field: Field, raw: object) -> object:
     if isinstance(raw, bool) and "on" in field.choices:
         return "on" if raw else "off"  # YAML reads the words on and off as booleans
     if isinstance(raw, list):
-        return _from_list(field, cast("list[object]", raw))
+        try:
+            return _from_list(field, cast("list[object]", raw))
+        except ValueError as error:
+            raise ValueError(_expected(field, cast("object", raw))) from error
     return raw
 
 
 def _from_list(field: Field, raw: list[object]) -> tuple[object, ...]:
     """Words of the command line become what is due."""
     kinds = [get_args(m.base)[0] for m in field.members if get_origin(m.base) is tuple]
-    read = _ITEMS.get(kinds[0] if kinds else str, str)
+    read = _reader_of(kinds[0] if kinds else str)
     return tuple(read(item) if isinstance(item, str) else item for item in raw)
 
 
@@ -131,7 +139,7 @@ def _size(_: Member, text: str) -> int:
 def _tuple(member: Member, text: str) -> tuple[object, ...]:
     if text.lstrip().startswith("["):
         return tuple(json.loads(text))
-    read = _ITEMS.get(get_args(member.base)[0], str)
+    read = _reader_of(get_args(member.base)[0])
     return tuple(read(part.strip()) for part in text.split(",") if part.strip())
 
 

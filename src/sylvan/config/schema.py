@@ -1,4 +1,4 @@
-"""What can be configured: a runtime (`serve`), a gateway (`route`), a load test (`bench serve`)."""
+"""What can be configured: a runtime (`serve`), a gateway (`route`), measurements (`bench`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sylvan.config.aliases import Alias, aliases
-from sylvan.config.bench import BenchConfig
-from sylvan.config.bench_aliases import bench_aliases
+from sylvan.config.bench import BenchConfig, OfflineConfig, OneBatchConfig
+from sylvan.config.bench_aliases import batch_aliases, bench_aliases, offline_aliases
 from sylvan.config.fields import Field, SectionInfo, fields, sections
 from sylvan.config.route import RouteConfig
 from sylvan.config.route_aliases import route_aliases
@@ -49,3 +49,9 @@ class Schema(Generic[Root]):
 SERVE: Schema[Config] = Schema(Config, aliases(), "SYLVAN_")
 ROUTE: Schema[RouteConfig] = Schema(RouteConfig, route_aliases(), "SYLVAN_ROUTE_")
 BENCH: Schema[BenchConfig] = Schema(BenchConfig, bench_aliases(), "SYLVAN_BENCH_")
+OFFLINE: Schema[OfflineConfig] = Schema(
+    OfflineConfig, {**offline_aliases(), **aliases()}, "SYLVAN_BENCH_"
+)
+ONE_BATCH: Schema[OneBatchConfig] = Schema(
+    OneBatchConfig, {**batch_aliases(), **aliases()}, "SYLVAN_BENCH_"
+)

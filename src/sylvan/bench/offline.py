@@ -1,0 +1,61 @@
+"""An engine in this process as the target of a load, without HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, cast
+
+from sylvan.bench.apis import Native
+from sylvan.bench.client import TargetError, extra_fields
+from sylvan.bench.outcome import Outcome, Reception
+from sylvan.bench.workload import Turn
+from sylvan.config.bench import AnswerConfig
+from sylvan.protocol.errors import SylvanError
+from sylvan.runtime.engine.engine import Engine
+
+
+class InProcess:
+    """Sends requests to an engine.
+
+    Args:
+        engine: It is not closed here.
+        answer: How answers are generated.
+    """
+
+    def __init__(self, engine: Engine, answer: AnswerConfig) -> None:
+        self._engine = engine
+        self._api = Native(answer)
+        self._extra = extra_fields(answer.extra_body)
+
+    def clock(self) -> float:
+        """See `Target.clock`."""
+        return time.perf_counter()
+
+    async def ask(
+        self, turn: Turn, said: Sequence[tuple[str, str]], adapter: str | None
+    ) -> Outcome:
+        """See `Target.ask`."""
+        body = self._api.body(turn, said, "", adapter)
+        body |= {**self._extra, **(turn.extra or {})}
+        outcome = Outcome(turn.prompt_tokens)
+        reception = Reception(outcome, self.clock())
+        try:
+            await self._read(body, reception)
+        except SylvanError as error:
+            outcome.error = f"{type(error).__name__}: {error}"
+        reception.end(self.clock())
+        return outcome
+
+    async def flush_cache(self) -> None:
+        """See `Target.flush_cache`."""
+        if not self._engine.flush_cache():
+            raise TargetError("the cache cannot be emptied while requests are served")
+
+    async def _read(self, body: dict[str, Any], reception: Reception) -> None:
+        answer = await self._engine.async_generate(body.pop("text", None), **body)
+        if body["stream"]:
+            async for reply in cast("AsyncIterator[Mapping[str, Any]]", answer):
+                self._api.read(reply, reception, self.clock())
+        else:
+            self._api.read(cast("Mapping[str, Any]", answer), reception, self.clock())

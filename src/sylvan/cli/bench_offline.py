@@ -1,0 +1,69 @@
+"""`sylvan bench offline`: measure an engine in this process, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from sylvan.bench.run import Prepared, check_load, run_all
+from sylvan.cli.bench_report import Reports
+from sylvan.cli.loop import fast_loop
+from sylvan.cli.main import DONE, FAILED, Spec
+from sylvan.cli.progress import counting_requests
+from sylvan.config.env import config_file
+from sylvan.config.flags import Parsed
+from sylvan.config.load import Loaded, Setting
+from sylvan.config.schema import OFFLINE, SERVE, Root, Schema
+from sylvan.config.sources import Given, combined, gather_as
+
+SPEC = Spec(
+    usage="bench offline [MODEL] [flags]",
+    doc="Load MODEL in this process, put it under load and measure it: what `sylvan bench serve` "
+    "measures, without HTTP. Takes the settings of `sylvan serve` and those of `sylvan bench "
+    "serve`, but for its target.",
+    tree=OFFLINE,
+)
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    from sylvan.bench import datasets
+    from sylvan.bench.offline import InProcess
+    from sylvan.runtime.engine.engine import Engine  # help does not need torch
+
+    loaded = gathered(OFFLINE, args)
+    config = loaded.config
+    check_load(config)
+    reports = Reports(config.result)
+    with Engine(**model_keywords(loaded.given)) as engine:
+        work = datasets.load(config.data, engine.tokenizer)
+        about: Mapping[str, Any] = engine.get_server_info()
+        prepared = Prepared(InProcess(engine, config.answer), engine.config.model, about, work)
+        with asyncio.Runner(loop_factory=fast_loop()) as runner, counting_requests() as progress:
+            runner.run(run_all(prepared, config, OFFLINE, progress, reports.add))
+    return DONE if reports.good else FAILED
+
+
+def gathered(schema: Schema[Root], args: Parsed) -> Loaded[Root]:
+    """All settings; the first word without a dash is the model.
+
+    Raises:
+        ConfigError: Something given is unknown, malformed or contradictory.
+    """
+    given = args.given
+    if args.positions:
+        word = Setting("model", args.positions[0], "flag", f"argument {args.positions[0]!r}")
+        given = combined([given, Given((word,))])
+    file = args.options.get("config") or config_file()
+    return gather_as(schema, given, file=file, preset=args.options.get("preset"))
+
+
+def model_keywords(given: Mapping[str, Setting]) -> dict[str, object]:
+    """Settings of the model and its engine, as keywords of `sylvan.Engine`."""
+    own = SERVE.fields
+    return {
+        path.replace(".", "__"): setting.value
+        for path, setting in given.items()
+        if path in own or path in SERVE.sections
+    }

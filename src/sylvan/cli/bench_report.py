@@ -1,0 +1,52 @@
+"""Tells of load tests: on the terminal, in a file of results, on a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sylvan.bench.load import Measured
+from sylvan.bench.page import Run, page
+from sylvan.bench.results import Result, append
+from sylvan.bench.table import table
+from sylvan.config.bench import ResultConfig
+
+
+class Reports:
+    """Takes the runs of a load test.
+
+    Args:
+        config: Where they go besides the terminal.
+    """
+
+    def __init__(self, config: ResultConfig) -> None:
+        self._config = config
+        self._runs: list[Run] = []
+
+    @property
+    def good(self) -> bool:
+        """Whether at least one request of each run succeeded."""
+        return all(run.result["completed"] for run in self._runs)
+
+    def add(self, result: Result, measured: Measured) -> None:
+        """A run has ended.
+
+        Raises:
+            ConfigError: The file of results cannot be written.
+        """
+        self._runs.append(Run.of(result, measured))
+        print(table(result), flush=True)
+        for error, count in failures(measured):
+            print(f"{count} failed: {error}", flush=True)
+        if self._config.file is not None:
+            append(self._config.file, result)
+        if self._config.html is not None:  # after each run: a sweep may be stopped
+            Path(self._config.html).expanduser().write_text(page(self._runs))
+
+
+def failures(measured: Measured, most: int = 5) -> list[tuple[str, int]]:
+    """The most frequent reasons of failures, and how often each was seen."""
+    counts: dict[str, int] = {}
+    for outcome in measured.outcomes:
+        if outcome.error:
+            counts[outcome.error] = counts.get(outcome.error, 0) + 1
+    return sorted(counts.items(), key=lambda item: -item[1])[:most]
