@@ -67,11 +67,10 @@ class Native:
     def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
         """See `Api.read`."""
         meta, outcome = event["meta_info"], reception.outcome
-        if event.get("text"):
-            total = int(meta["completion_tokens"])
-            reception.tokens(total - outcome.output_tokens, now_s)
-            outcome.output_tokens = total
-            outcome.text = event["text"]
+        total = int(meta["completion_tokens"])  # not all tokens have text
+        reception.tokens(total - outcome.output_tokens, now_s)
+        outcome.output_tokens = total
+        outcome.text = event["text"]
         outcome.prompt_tokens = int(meta.get("prompt_tokens", outcome.prompt_tokens))
         outcome.cached_tokens = int(meta.get("cached_tokens") or 0)
         outcome.accept_length = meta.get("spec_accept_length", outcome.accept_length)
