@@ -170,3 +170,79 @@ def test_random_weights_give_valid_answers(tmp_path: Path) -> None:
     assert all(is_valid(schema, reply["text"]) for reply in ended)
     assert any("taken_back_tokens" in reply["meta_info"] for reply in replies)
     assert audited
+
+
+TAGS = {
+    "a tag": {
+        "type": "tag",
+        "begin": "<x>",
+        "content": {"type": "json_schema", "json_schema": UNIQUE},
+        "end": "</x>",
+    },
+    "one of two": {
+        "type": "triggered_tags",
+        "triggers": ["<"],
+        "at_least_one": True,
+        "stop_after_first": True,
+        "tags": [
+            {
+                "type": "tag",
+                "begin": f"<{name}>",
+                "content": {"type": "json_schema", "json_schema": schema},
+                "end": f"</{name}>",
+            }
+            for name, schema in (("ids", UNIQUE), ("word", SCHEMAS["look-around"]))
+        ],
+    },
+    "behind a text": {
+        "type": "sequence",
+        "elements": [
+            {"type": "const_string", "value": "ids = "},
+            {"type": "json_schema", "json_schema": UNIQUE},
+            {"type": "const_string", "value": ";"},
+        ],
+    },
+    "alone": {"type": "json_schema", "json_schema": UNIQUE},
+}
+
+
+def inside(text: str) -> tuple[str, Any]:
+    """What stands around the JSON of an output, and the JSON."""
+    start = min(at for at in (text.find("["), text.find('"')) if at >= 0)
+    value, _ = json.JSONDecoder().raw_decode(text[start:])
+    return text[:start].strip(), value
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", TAGS)
+def test_schemas_in_structural_tags_are_guarded(
+    engine: Engine, name: str, temperature: float
+) -> None:
+    tags = json.dumps({"type": "structural_tag", "format": TAGS[name]})
+    found = []
+    for seed in (1, 2):
+        sampling = {"structural_tag": tags, "max_new_tokens": 200, "sampling_seed": seed}
+        sampling |= {"temperature": temperature}
+        reply: Any = engine.generate("Give me JSON: ", sampling)
+        stream: Any = engine.generate("Give me JSON: ", sampling, stream=True)
+        texts = [chunk["text"] for chunk in stream]
+        assert texts[-1] == reply["text"]
+        assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+        if reply["meta_info"]["finish_reason"]["type"] != "stop":
+            continue  # white space without end
+        before, value = inside(reply["text"])
+        schema = SCHEMAS["look-around"] if before == "<word>" else UNIQUE
+        assert jsonschema_rs.validator_for(schema).is_valid(value), reply["text"]
+        found.append(reply["meta_info"].get("taken_back_tokens", 0))
+    assert found
+
+
+def test_what_cannot_be_watched_stays_refused(engine: Engine) -> None:
+    tree = {
+        "type": "sequence",
+        "elements": [{"type": "any_text"}, {"type": "json_schema", "json_schema": UNIQUE}],
+    }
+    tags = json.dumps({"type": "structural_tag", "format": tree})
+
+    with pytest.raises(RequestError, match="elements/1/json_schema/uniqueItems"):
+        engine.generate("x", {"structural_tag": tags, "max_new_tokens": 4})

@@ -18,12 +18,11 @@ from sylvan.runtime.features.grammar.compiler.messages import Proof, Prove
 from sylvan.runtime.features.grammar.compiler.priority import thread_steps_back
 from sylvan.runtime.features.grammar.compiler.provers import Answers, Provers
 from sylvan.runtime.features.grammar.compiler.store import GrammarStore
-from sylvan.runtime.features.grammar.guard.conditions import Conditions
 from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
 from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
+from sylvan.runtime.features.grammar.guard.watcher import watcher
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
-from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_size
 from sylvan.runtime.features.grammar.wire import Prepare, preparation
 from sylvan.runtime.features.grammar.work import GrammarData, LoadedGrammar
@@ -297,10 +296,10 @@ class GrammarCompiler:
         """What holds the rest of a schema; None: the grammar holds all of it."""
         if not proof.lost:
             return None
-        conditions = Conditions(object_schema(spec), frozenset(proof.lost))
+        watch = watcher(spec, proof.lost)
         if self._kinds is None:
             self._kinds = TokenKinds(self._ready().loaders.vocabulary)
-        return GuardedGrammar(grammar, conditions, self._kinds)
+        return GuardedGrammar(grammar, watch, self._kinds)
 
     def _refuse(self, ticket: Ticket, reason: str) -> None:
         self._stats.refused += 1

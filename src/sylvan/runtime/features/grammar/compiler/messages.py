@@ -33,8 +33,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
     `data` is what `GrammarLoader.load` of `library` takes; with a `reason`, it cannot be compiled.
     `timed_out`: because it took longer than it may. `on_idle`: it was proved on cores that had
-    nothing else to do. `starved`: such cores were too few to say. `lost`: keywords of a schema that
-    the grammar does not hold everywhere.
+    nothing else to do. `starved`: such cores were too few to say. `lost`: keywords that the grammar
+    does not hold everywhere, by the place of their schema (`guard.relax.Lost`).
     """
 
     id: int
@@ -46,7 +46,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     on_idle: bool = False
     starved: bool = False
-    lost: tuple[str, ...] = ()
+    lost: dict[str, tuple[str, ...]] = {}
 
 
 Order = Prepare | Prove | Cancel

@@ -39,11 +39,10 @@ from sylvan.runtime.features.grammar.compiler.messages import (
     pack,
 )
 from sylvan.runtime.features.grammar.counts import check_counts
-from sylvan.runtime.features.grammar.guard.conditions import Conditions
 from sylvan.runtime.features.grammar.guard.relax import compile_guarded
+from sylvan.runtime.features.grammar.guard.watcher import watcher
 from sylvan.runtime.features.grammar.libraries import make_backend
 from sylvan.runtime.features.grammar.limits import Limits, limit_memory
-from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.grammar.wire import Prepare, read_frame, vocabulary_of
@@ -287,7 +286,7 @@ def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idl
         check_depth(spec)
         compiled, lost = compile_guarded(spec, lambda s: _compiled(backend, vocabulary, s))
         if lost:
-            Conditions(object_schema(spec), lost)
+            watcher(spec, lost)
         data = compiled.dump()
     except RequestError as error:
         return Proof(id=order.id, reason=str(error))
@@ -301,7 +300,7 @@ def _prove(backend: GrammarBackend, vocabulary: Vocabulary, order: Prove, *, idl
         memory_bytes=max(len(data), grown << 10),
         seconds=time.monotonic() - before_s,
         on_idle=idle,
-        lost=tuple(sorted(lost)),
+        lost={place: tuple(sorted(keywords)) for place, keywords in lost.items()},
     )
 
 

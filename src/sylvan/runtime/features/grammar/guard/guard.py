@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.held import Review
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
-from sylvan.runtime.features.grammar.guard.conditions import Conditions
+from sylvan.runtime.features.grammar.guard.regions import TagWatch
 from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
 from sylvan.runtime.features.grammar.guard.watch import Breach, Watch
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
@@ -32,12 +32,12 @@ class GuardedGrammar:
 
     Attributes:
         grammar: Of the weaker schema.
-        conditions: Of the full one.
+        watch: Makes what watches an output for breaches of the full one.
         kinds: Of the model's tokens.
     """
 
     grammar: CompiledGrammar
-    conditions: Conditions
+    watch: Callable[[], Watch | TagWatch]
     kinds: TokenKinds
 
     @property
@@ -101,7 +101,7 @@ class OutputGuard:
 
     def _begin_answer(self, text: bytes) -> None:
         """The answer begins after the tokens so far, or with `text` inside the last of them."""
-        self._watch = Watch(self._guarded.conditions)
+        self._watch = self._guarded.watch()
         self._lead = text
         self._answer = len(self._tokens)
         self._byte_ends: list[int] = []  # where the text of each token of the answer ends
@@ -221,5 +221,5 @@ class OutputGuard:
         self.barred_next = tuple(sorted(ids)) if ids else ()
 
     def _failure(self, breach: Breach, why: str) -> RequestError:
-        message = f"json_schema: no valid value was found ({why}): {breach.reason}"
-        return RequestError(message, param="json_schema")
+        message = f"{breach.name}: no valid value was found ({why}): {breach.reason}"
+        return RequestError(message, param=breach.name.partition(":")[0])

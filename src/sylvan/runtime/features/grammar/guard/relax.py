@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.guard.conditions import EVERYTHING, check_schema
+from sylvan.runtime.features.grammar.guard.regions import regions
 from sylvan.runtime.features.grammar.rewrite import weakened
 from sylvan.runtime.features.grammar.rewrite.context import Budget
 from sylvan.runtime.features.grammar.rewrite.normal import normalised
@@ -21,8 +22,13 @@ from sylvan.runtime.features.grammar.schema import (
     with_children,
 )
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
+from sylvan.runtime.features.grammar.structural import leaves, tree_of, with_leaves
 
 Compile = Callable[[GrammarSpec], CompiledGrammar]
+Lost = dict[str, set[str]]
+"""Keywords that a grammar does not hold everywhere (`conditions.Conditions`), by the place of their
+schema in structural tags; `WHOLE`: the grammar is that of one schema."""
+WHOLE = "#"
 
 MAX_ROUNDS = 24
 """Places of one schema that may be given up one after another, before much is given up at once."""
@@ -40,21 +46,57 @@ _STRUCTURE = frozenset(
 )
 
 
-def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGrammar, set[str]]:
-    """Compile a grammar; of a schema that cannot be held, one that holds most of it.
-
-    Returns: the grammar, and which keywords it does not hold everywhere (`conditions.Conditions`);
-        none if it is exact.
+def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGrammar, Lost]:
+    """Compile a grammar; of schemas that cannot be held, one that holds most of them.
 
     Raises:
         RequestError: it is not valid, nothing satisfies it, or `spec.exact` and it cannot be held.
     """
     try:
-        return compile_one(spec), set()
+        return compile_one(spec), {}
     except RequestError as error:
-        if spec.exact or spec.kind != "json_schema" or _NOTHING.search(str(error)):
+        if spec.exact or _NOTHING.search(str(error)):
             raise
-        refused = error
+        if spec.kind == "json_schema":
+            compiled, _, lost = _relaxed(spec, compile_one, error)
+            return compiled, {WHOLE: lost}
+        if spec.kind != "structural_tag":
+            raise
+        return _relaxed_tags(spec, compile_one, error)
+
+
+def _relaxed_tags(
+    spec: GrammarSpec, compile_one: Compile, refused: RequestError
+) -> tuple[CompiledGrammar, Lost]:
+    """Weaken the schemas in structural tags that cannot be held, where an output can be watched."""
+    tree = tree_of(spec)
+    watched = {region.place for region in regions(spec)}
+    lost: Lost = {}
+
+    def weaker(node: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+        place, leaf = next(leaves(node, at))
+        try:
+            compile_one(leaf)
+        except RequestError as error:
+            if node["type"] != "json_schema" or place not in watched or _NOTHING.search(str(error)):
+                raise refused from None
+            _, written, lost[place] = _relaxed(leaf, compile_one, refused)
+            return {**node, "json_schema": written}
+        return node
+
+    written = {"type": "structural_tag", "format": with_leaves(tree, weaker)}
+    if not lost:  # not for want of a schema
+        raise refused
+    try:
+        return compile_one(GrammarSpec("structural_tag", json.dumps(written))), lost
+    except RequestError:
+        raise refused from None
+
+
+def _relaxed(
+    spec: GrammarSpec, compile_one: Compile, refused: RequestError
+) -> tuple[CompiledGrammar, Schema, set[str]]:
+    """The grammar of a weaker schema, this schema, and which keywords it lacks."""
     schema = object_schema(spec)
     weaker = _relaxations(schema)
     try:
@@ -95,12 +137,12 @@ def _unwritten(schema: Schema) -> list[tuple[Schema, set[str]]]:
 
 def _compile_most(
     schema: Schema, lost: set[str], compile_one: Compile
-) -> tuple[CompiledGrammar, set[str]]:
+) -> tuple[CompiledGrammar, Schema, set[str]]:
     """Give up what the library refuses, place by place."""
     for _ in range(MAX_ROUNDS):
         spec = GrammarSpec("json_schema", json.dumps(schema))
         try:
-            return compile_one(spec), lost
+            return compile_one(spec), schema, lost
         except RequestError as error:
             found = _PLACE.search(str(error))
             if found is None or _NOTHING.search(str(error)):

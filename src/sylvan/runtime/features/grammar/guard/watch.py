@@ -22,11 +22,13 @@ class Breach:
         at: The byte of the text that brought it.
         starts: Where values in it begin and it itself, then those around it: the latest first. To
             write the text from one of them on in another way may mend it, the more the earlier.
+        name: Of the schema.
     """
 
     reason: str
     at: int
     starts: tuple[int, ...]
+    name: str = "json_schema"
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +65,11 @@ class Watch:
         self._judges = True
         self.length = 0  # bytes of text so far
         self.done = False  # the outermost value has closed
+
+    @property
+    def in_word(self) -> bool:
+        """Whether the whole output is a number or a word so far."""
+        return bool(self._scalar) and not self.in_string and not self._open
 
     @property
     def held_from(self) -> int | None:

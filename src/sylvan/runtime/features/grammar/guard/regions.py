@@ -1,0 +1,235 @@
+"""Where JSON stands in structural tags, and the watch over outputs in which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sylvan.runtime.features.grammar.guard.conditions import Conditions
+from sylvan.runtime.features.grammar.guard.watch import Breach, Watch
+from sylvan.runtime.features.grammar.schema import pointer
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+from sylvan.runtime.features.grammar.structural import tree_of, within
+
+_SPACE = b" \t\r\n"
+_BEGINS_JSON = frozenset(b'{["-0123456789tfn')
+_JSON_STARTS = frozenset(bytes((start,)) for start in _BEGINS_JSON)
+_IN_WORDS = frozenset(b"+-.0123456789eEtrufalsn")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """JSON of one schema in an output.
+
+    Attributes:
+        begin: The text behind which it begins; empty: the output begins with it.
+        place: Pointer to the schema in the tree of the tags.
+        schema: The schema.
+    """
+
+    begin: bytes
+    place: str
+    schema: Any
+
+
+def regions(spec: GrammarSpec) -> list[Region]:
+    """The schemas of structural tags of which the output tells where their JSON begins.
+
+    Left out is what follows free or optional text, and what begins like something else.
+
+    Raises:
+        RequestError: these are no structural tags.
+    """
+    tree = tree_of(spec)
+    found = list(_found(tree, "#/format", ""))
+    texts = [region.begin for region in found]
+
+    def is_alone(region: Region) -> bool:
+        if not region.begin:
+            return texts.count(b"") == 1 and not _like_json(tree)
+        others = [text for text in texts if text]
+        return sum(text.startswith(region.begin) for text in others) == 1 and not any(
+            region.begin.startswith(text) for text in others if text != region.begin
+        )
+
+    return [region for region in found if is_alone(region)]
+
+
+def _found(node: Any, at: str, begin: str | None) -> Iterator[Region]:
+    """Regions in a node; `begin`: the text before it, None if that may be any."""
+    if not isinstance(node, Mapping):
+        return
+    kind = node.get("type")
+    if kind == "json_schema":
+        if begin is not None:
+            place = pointer(at, "json_schema")
+            yield Region(begin.encode(), place, node.get("json_schema"))
+    elif kind == "tag":
+        own = node.get("begin")
+        yield from _found(node.get("content"), pointer(at, "content"), _text(own))
+    elif kind in ("triggered_tags", "tags_with_separator"):
+        yield from _each(node, "tags", at, None)
+    elif kind == "or":
+        yield from _each(node, "elements", at, begin)
+    elif kind == "sequence":
+        yield from _in_sequence(node, at, begin)
+    elif kind == "optional":
+        yield from _found(node.get("content"), pointer(at, "content"), begin)
+    elif kind in ("plus", "star", "repeat"):
+        yield from _found(node.get("content"), pointer(at, "content"), None)
+
+
+def _like_json(node: Any) -> bool:
+    """Whether what is no JSON schema may begin as JSON does."""
+    kind = node.get("type") if isinstance(node, Mapping) else None
+    if kind in ("const_string", "tag"):
+        text = _text(node.get("value" if kind == "const_string" else "begin")) or "0"
+        return text.lstrip().encode()[:1] in _JSON_STARTS
+    if kind in ("triggered_tags", "tags_with_separator"):
+        return not node.get("at_least_one") or any(map(_like_json, _listed(node, "tags")))
+    if kind in ("or", "sequence"):
+        parts = _listed(node, "elements")
+        return any(map(_like_json, parts[:1] if kind == "sequence" else parts))
+    return kind != "json_schema"
+
+
+def _in_sequence(node: Mapping[str, Any], at: str, begin: str | None) -> Iterator[Region]:
+    for number, part in enumerate(_listed(node, "elements")):
+        yield from _found(part, pointer(at, "elements", number), begin)
+        is_text = isinstance(part, Mapping) and part.get("type") == "const_string"
+        begin = _text(part.get("value")) if is_text else None
+
+
+def _each(node: Mapping[str, Any], key: str, at: str, begin: str | None) -> Iterator[Region]:
+    for number, part in enumerate(_listed(node, key)):
+        yield from _found(part, pointer(at, key, number), begin)
+
+
+def _listed(node: Mapping[str, Any], key: str) -> Sequence[Any]:
+    found = node.get(key)
+    return found if isinstance(found, list) else ()
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What the JSON behind a text has to satisfy.
+
+    Attributes:
+        begin: See `Region.begin`.
+        conditions: None: the grammar holds its schema.
+        name: Of the schema, for messages.
+    """
+
+    begin: bytes
+    conditions: Conditions | None
+    name: str
+
+
+def guarded_regions(spec: GrammarSpec, lost: Mapping[str, Sequence[str]]) -> Sequence[Guarded]:
+    """All regions of structural tags; those guarded whose place is in `lost`.
+
+    Raises:
+        RequestError: a schema is none.
+    """
+    found: list[Guarded] = []
+    for region in regions(spec):
+        keywords = lost.get(region.place)
+        conditions = None if keywords is None else Conditions(region.schema, frozenset(keywords))
+        name = within(spec, region.place, "json_schema", "json_schema")
+        found.append(Guarded(region.begin, conditions, name))
+    return found
+
+
+class TagWatch:
+    """Watches the JSON in an output of free text and tags; has the interface of `Watch`.
+
+    Args:
+        guarded: All regions that there may be.
+    """
+
+    def __init__(self, guarded: Sequence[Guarded]) -> None:
+        self._begins = {region.begin: region for region in guarded if region.begin}
+        self._longest = max(map(len, self._begins), default=0)
+        self._first = next((region for region in guarded if not region.begin), None)
+        self._tail = b""  # the last text outside of JSON, as long as a text before JSON may be
+        self._untouched = True  # nothing but white space so far
+        self._inner: Watch | None = None
+        self._region: Guarded | None = None  # that of `_inner`, or one that begins now
+        self._offset = 0  # where the JSON of `_inner` began
+        self.length = 0  # bytes of text so far
+
+    @property
+    def in_string(self) -> bool:
+        """Whether any change of the next bytes changes what the output says."""
+        return self._inner is None or self._inner.in_string
+
+    @property
+    def held_from(self) -> int | None:
+        """See `Watch.held_from`."""
+        within_json = self._inner.held_from if self._inner is not None else None
+        return None if within_json is None else within_json + self._offset
+
+    def write(self, text: bytes, *, judge: bool = True) -> Breach | None:
+        """See `Watch.write`."""
+        for value in text:
+            self.length += 1
+            if (breach := self._byte(value, judge=judge)) is not None:
+                return breach
+        return None
+
+    def end(self) -> Breach | None:
+        """See `Watch.end`."""
+        return self._told(self._inner.end()) if self._inner is not None else None
+
+    def _byte(self, value: int, *, judge: bool) -> Breach | None:
+        inner = self._inner
+        if inner is not None:
+            if inner.in_word and value not in _IN_WORDS:  # nothing in a tag ends a number
+                self._inner = None
+                if judge and (breach := self._told(inner.end())) is not None:
+                    return breach
+                self._region = None
+            else:
+                breach = self._told(inner.write(bytes((value,)), judge=judge))
+                if inner.done:
+                    self._inner = self._region = None
+                return breach
+        elif self._may_begin(value):
+            return self._begin(value, judge=judge)
+        self._outside(value)
+        return None
+
+    def _may_begin(self, value: int) -> bool:
+        expected = self._region or (self._first if self._untouched else None)
+        return expected is not None and value in _BEGINS_JSON
+
+    def _begin(self, value: int, *, judge: bool) -> Breach | None:
+        region = self._region or self._first
+        assert region is not None, "asked for before"
+        self._region, self._tail, self._untouched = region, b"", False
+        self._inner = Watch(region.conditions or _ANYTHING)
+        self._offset = self.length - 1
+        return self._told(self._inner.write(bytes((value,)), judge=judge))
+
+    def _outside(self, value: int) -> None:
+        self._tail = (self._tail + bytes((value,)))[-self._longest :] if self._longest else b""
+        match = next((r for text, r in self._begins.items() if self._tail.endswith(text)), None)
+        if match is not None:
+            self._region = match
+        elif value not in _SPACE:
+            self._region = None  # no JSON follows: the text was said, not meant
+            self._untouched = False
+
+    def _told(self, breach: Breach | None) -> Breach | None:
+        if breach is None or self._region is None:
+            return breach
+        starts = tuple(at + self._offset for at in breach.starts)
+        return Breach(breach.reason, breach.at + self._offset, starts, self._region.name)
+
+
+_ANYTHING = Conditions({}, frozenset())

@@ -1,0 +1,30 @@
+"""What watches the outputs of a grammar that does not hold all of its schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from sylvan.runtime.features.grammar.guard.conditions import Conditions
+from sylvan.runtime.features.grammar.guard.regions import TagWatch, guarded_regions
+from sylvan.runtime.features.grammar.guard.relax import WHOLE
+from sylvan.runtime.features.grammar.guard.watch import Watch
+from sylvan.runtime.features.grammar.schema import object_schema
+from sylvan.runtime.features.grammar.spec import GrammarSpec
+
+
+def watcher(spec: GrammarSpec, lost: Mapping[str, Iterable[str]]) -> Callable[[], Watch | TagWatch]:
+    """Makes a watch for each output.
+
+    Args:
+        spec: As the client wrote it.
+        lost: What its grammar does not hold; see `relax.Lost`.
+
+    Raises:
+        RequestError: a schema is none.
+    """
+    if WHOLE in lost:
+        conditions = Conditions(object_schema(spec), frozenset(lost[WHOLE]))
+        return partial(Watch, conditions)
+    keywords = {place: tuple(found) for place, found in lost.items()}
+    return partial(TagWatch, guarded_regions(spec, keywords))
