@@ -16,6 +16,7 @@ import pytest
 
 from sylvan.runtime.features.grammar.libraries import installed_backends
 from tests.support.json_suite import (
+    DRAFTS,
     REMOTE,
     SAPLING,
     TIMEOUT_S,
@@ -97,10 +98,19 @@ def test_what_is_accepted_is_held(name: str, suite: Suite, request: pytest.Fixtu
     assert finished >= accepted * OUTPUTS // 2
 
 
-@pytest.mark.parametrize("name", [n for n in installed_backends() if n != "outlines_core"])
+HOLDING = [name for name in installed_backends() if name != "outlines_core"]
+
+
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [*((name, "draft2020-12") for name in HOLDING), *((HOLDING[0], d) for d in [*DRAFTS][1:])],
+)
 def test_every_schema_is_accepted_and_held(
-    name: str, suite: Suite, request: pytest.FixtureRequest
+    name: str, draft: str, suite: Suite, request: pytest.FixtureRequest
 ) -> None:
+    if draft != "draft2020-12":
+        assert request.config.cache is not None
+        suite = load_suite(request.config.cache.mkdir("json-schema-suite"), draft)
     compilers = Compilers(name, TIMEOUT_S.get(name, 30.0))
     request.addfinalizer(compilers.close)
     grammars = compilers.compile_guarded(suite.cases)

@@ -281,3 +281,64 @@ def test_a_bad_grammar_is_a_bad_request(http, path, body, says):
     assert refused.status_code == 400, refused.text
     assert says in refused.text
     assert native(http, choice=["rain", "sun"]) in ("rain", "sun")
+
+
+DIFFERENT = {
+    "type": "object",
+    "properties": {
+        "ids": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 9},
+            "uniqueItems": True,
+            "minItems": 3,
+            "maxItems": 4,
+        }
+    },
+    "required": ["ids"],
+    "additionalProperties": False,
+}
+PICK = {"name": "pick", "description": "Picks numbers.", "strict": True}
+PICKING = {
+    "/v1/chat/completions": {
+        **CHAT,
+        "tools": [{"type": "function", "function": {**PICK, "parameters": DIFFERENT}}],
+        "tool_choice": "required",
+    },
+    "/v1/messages": {
+        "model": "sapling",
+        "max_tokens": 300,
+        "messages": MESSAGES,
+        "tools": [{**PICK, "input_schema": DIFFERENT}],
+        "tool_choice": {"type": "any"},
+    },
+    "/v1/responses": {
+        "model": "sapling",
+        "input": "Pick three numbers.",
+        "max_output_tokens": 300,
+        "tools": [{"type": "function", **PICK, "parameters": DIFFERENT}],
+        "tool_choice": "required",
+    },
+    "/api/chat": {
+        "model": "sapling",
+        "messages": MESSAGES,
+        "stream": False,
+        "format": DIFFERENT,
+        "options": {"num_predict": 300},
+    },
+}
+
+
+@pytest.mark.parametrize("path", PICKING)
+def test_arguments_are_held_to_what_no_grammar_holds(http, path):
+    reply = post(http, path, PICKING[path])
+
+    if path == "/v1/messages":
+        found = next(part["input"] for part in reply["content"] if part["type"] == "tool_use")
+    elif path == "/v1/responses":
+        call = next(part for part in reply["output"] if part["type"] == "function_call")
+        found = json.loads(call["arguments"])
+    elif path == "/api/chat":
+        found = json.loads(reply["message"]["content"])
+    else:
+        found = json.loads(reply["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])
+    assert len(set(found["ids"])) == len(found["ids"]) >= 3

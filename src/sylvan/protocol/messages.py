@@ -326,6 +326,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     gen_throughput: float = 0.0  # tokens generated a second since the heartbeat before
     last_gen_throughput: float = 0.0  # the same, of the last heartbeat by which there were any
     num_grammar_reqs: int = 0  # of those that wait, whose grammar is being compiled
+    grammar_tries: int = 0  # times that an output went back, since it broke its schema
+    grammar_taken_back: int = 0  # tokens that were taken back then
     lora_slots_used: int = 0  # slots on the device with an adapter
     lora_slots_total: int = 0  # 0: no adapters are served
     lora_adapters: int = 0  # that may be asked for

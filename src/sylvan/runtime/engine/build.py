@@ -186,7 +186,7 @@ def build_scheduler(
         inspect=inspect,
         executor=executor,
         close=close,
-        num_grammar_reqs=grammar.num_waiting,
+        grammar_counts=grammar.counts,
         weight_version=config.weight_version,
         lora=lora,
         stores=tiers.stores if tiers else None,

@@ -29,7 +29,7 @@ class Composition:
         inspect: Answers questions about the prefix cache.
         executor: Takes commands between steps.
         close: Ends the executor and frees memory.
-        num_grammar_reqs: Counts the requests whose grammar is being compiled.
+        grammar_counts: Fields of `Load` that tell of grammars.
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
         stores: Of KV below the device's memory; None: there can be none.
@@ -41,7 +41,7 @@ class Composition:
     inspect: Inspect
     executor: Executor
     close: Callable[[], None]
-    num_grammar_reqs: Callable[[], int] = lambda: 0
+    grammar_counts: Callable[[], Mapping[str, int]] = dict
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None
     stores: Stores | None = None

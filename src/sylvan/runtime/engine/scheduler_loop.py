@@ -167,7 +167,7 @@ class SchedulerLoop:
         load = self._throughput.with_rates(self._scheduler.load(), now_s)
         load = msgspec.structs.replace(
             load,
-            num_grammar_reqs=self._built.num_grammar_reqs(),
+            **self._built.grammar_counts(),
             **(self._built.lora.counts if self._built.lora else {}),
             paused=self._paused or bool(self._commands.blocked),
             tiers=self._built.stores.load() if self._built.stores is not None else None,

@@ -38,6 +38,7 @@ from sylvan.runtime.server.body import (
 )
 from sylvan.runtime.server.context import Context, of_call
 from sylvan.runtime.server.fields import respelt
+from sylvan.runtime.server.formats import unknown_formats
 from sylvan.runtime.server.journal import JOURNAL_KEY
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.pairing import read_pairing
@@ -50,6 +51,7 @@ INTERNAL_ERROR = "Internal error; see the server's log."
 CLIENT_GONE = 499  # never sent; what the access log says of a client that left
 IGNORED_HEADER = "x-sylvan-ignored-fields"
 IGNORED_COUNT_HEADER = "x-sylvan-ignored-count"
+FORMATS_HEADER = "x-sylvan-unknown-formats"
 REQUEST_ID = "x-request-id"
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
@@ -68,6 +70,7 @@ class Call(Generic[Body]):
         tenant: Who calls.
         context: The server's parts.
         ignored: Names in the body that nobody knows.
+        formats: Formats in its schemas that nobody knows.
         gate: Checks further credentials.
         names: Of fields, as the engine spells them, to what they are in the body; the route's, and
             what handlers add that depends on the body.
@@ -80,6 +83,7 @@ class Call(Generic[Body]):
     context: Context
     ignored: list[str]
     gate: Gate
+    formats: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
 
     def demand(self, level: Level) -> None:
@@ -182,7 +186,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
             log.exception("call failed path=%s", endpoint.path)
             response = json_response(error_body(endpoint.family, 500, INTERNAL_ERROR), status=500)
         else:
-            _name_ignored(response, call.ignored)
+            _name_ignored(response, call)
         return response
 
     return handle
@@ -244,14 +248,16 @@ def text_response(content: str, *, status: int = 200) -> Response:
 async def _read(
     endpoint: Endpoint, request: Request, tenant: Tenant, context: Context, gate: Gate
 ) -> Call[Any]:
-    body, ignored = None, []
+    body, ignored, formats = None, [], []
     if endpoint.body is not None:
         raw = await read_body(request, context.settings.max_body_bytes)
         if raw or not endpoint.body_optional:
             check_charset(request)
             if endpoint.typed:
                 check_content_type(request)
-            body = parse(endpoint.body, decode_json(raw))
+            decoded = decode_json(raw)
+            formats = unknown_formats(decoded) if b"format" in raw else []
+            body = parse(endpoint.body, decoded)
         else:
             body = endpoint.body()
         pairing = read_pairing(body, endpoint.path, context.settings)
@@ -268,6 +274,7 @@ async def _read(
         tenant=tenant,
         context=context,
         ignored=ignored,
+        formats=formats,
         gate=gate,
         names=dict(endpoint.spelling),
     )
@@ -309,11 +316,12 @@ def _refuse(family: Family, refusal: Refusal) -> Response:
     return json_response(content, status=refusal.status, headers=headers)
 
 
-def _name_ignored(response: Response, ignored: list[str]) -> None:
-    if ignored:
-        names = ", ".join(_ascii(name) for name in ignored[:MAX_NAMED])
-        response.headers[IGNORED_HEADER] = names
-        response.headers[IGNORED_COUNT_HEADER] = str(len(ignored))
+def _name_ignored(response: Response, call: Call[Any]) -> None:
+    for header, names in ((IGNORED_HEADER, call.ignored), (FORMATS_HEADER, call.formats)):
+        if names:
+            response.headers[header] = ", ".join(_ascii(name) for name in names[:MAX_NAMED])
+    if call.ignored:
+        response.headers[IGNORED_COUNT_HEADER] = str(len(call.ignored))
 
 
 def _ascii(name: str) -> str:

@@ -456,10 +456,12 @@ def loads(fix: Fixture) -> list[Load]:
 
 
 def test_heartbeats_count_requests_that_wait_for_grammars() -> None:
-    fix = Fixture(num_grammar_reqs=lambda: 3)
+    counts = {"num_grammar_reqs": 3, "grammar_tries": 5, "grammar_taken_back": 40}
+    fix = Fixture(grammar_counts=lambda: counts)
     fix.run(2)
 
-    assert loads(fix)[-1].num_grammar_reqs == 3
+    load = loads(fix)[-1]
+    assert {name: getattr(load, name) for name in counts} == counts
 
 
 def test_a_request_whose_shared_parameters_were_dropped_fails_alone() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class Grammar:
     worker: GrammarWorker
     stats: Callable[[], CompilerStats]
     close: Callable[[], None]
-    num_waiting: Callable[[], int] = lambda: 0
+    counts: Callable[[], Mapping[str, int]] = dict
 
 
 def build_grammar(
@@ -85,9 +85,7 @@ def build_grammar(
         compiler.close()
         worker.close()
 
-    return Grammar(
-        control, worker, lambda: compiler.stats, close, num_waiting=lambda: control.num_waiting
-    )
+    return Grammar(control, worker, lambda: compiler.stats, close, counts=control.counts)
 
 
 class NoGrammar(Capability):

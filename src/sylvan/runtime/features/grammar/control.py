@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import ClassVar
 
 from sylvan.protocol.requests import GenerateRequest
@@ -40,6 +41,14 @@ class GrammarControl(Capability):
     def num_waiting(self) -> int:
         """Requests whose grammar is being compiled."""
         return len(self._tickets)
+
+    def counts(self) -> Mapping[str, int]:
+        """Fields of `Load`."""
+        return {
+            "num_grammar_reqs": self.num_waiting,
+            "grammar_tries": self.tries,
+            "grammar_taken_back": self.taken_back,
+        }
 
     def loaded(self, digest: str) -> CompiledGrammar | None:
         """The grammar of that content, if a live request has it and this process has loaded it."""

@@ -96,11 +96,11 @@ class _Search:
         return self._probe({**self._definitions, **part})
 
     def _probe(self, schema: Mapping[str, Any]) -> str:
+        if self._probes >= _MOST_PROBES or self._bytes > _MOST_BYTES:
+            return ""  # before it is written: definitions come with every part
         text = json.dumps(schema)
         self._probes += 1
         self._bytes += len(text)
-        if self._probes > _MOST_PROBES or self._bytes > _MOST_BYTES:
-            return ""
         return self._ask(GrammarSpec("json_schema", text))
 
     def _keyword(self, at: str, node: Schema, reason: str) -> str:

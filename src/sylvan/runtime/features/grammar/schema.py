@@ -37,6 +37,29 @@ _MAX_REFS = 8  # followed in a row
 _MAX_DEPTH = 8  # of properties that tell schemas apart
 
 
+_DIALECTS = {
+    "draft-03": "http://json-schema.org/draft-03/schema#",
+    "draft-04": "http://json-schema.org/draft-04/schema#",
+    "draft-06": "http://json-schema.org/draft-06/schema#",
+    "draft-07": "http://json-schema.org/draft-07/schema#",
+    "2019-09": "https://json-schema.org/draft/2019-09/schema",
+    "2020-12": "https://json-schema.org/draft/2020-12/schema",
+}
+
+
+def in_known_dialect(schema: Schema) -> Schema:
+    """The schema with an address in `$schema` that validators know.
+
+    A misspelt address means the draft that is named in it, any other one the latest draft.
+    """
+    said = schema.get("$schema")
+    if said is None or str(said).rstrip("#") in {each.rstrip("#") for each in _DIALECTS.values()}:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "$schema"}
+    meant = next((each for name, each in _DIALECTS.items() if name in str(said)), None)
+    return rest if meant is None else {"$schema": meant, **rest}
+
+
 def object_schema(spec: GrammarSpec) -> Schema:
     """The schema of a spec as an object: `true` allows what the empty one does.
 

@@ -13,7 +13,7 @@ from sylvan.utils import strict_json
 
 ANY_JSON = "$$ANY$$"
 KINDS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
-MAX_TEXT_BYTES = 1 << 20
+MAX_TEXT_BYTES = 4 << 20
 MAX_DEPTH = 128
 
 _JSON_KINDS = frozenset({"json_schema", "structural_tag", "choice"})

@@ -13,7 +13,13 @@ import jsonschema_rs
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.rewrite.context import Budget
 from sylvan.runtime.features.grammar.rewrite.normal import normalised
-from sylvan.runtime.features.grammar.schema import Schema, children, pointer, resolve
+from sylvan.runtime.features.grammar.schema import (
+    Schema,
+    children,
+    in_known_dialect,
+    pointer,
+    resolve,
+)
 from sylvan.runtime.features.grammar.spec import NotSupportedError
 
 EVERYTHING = "*"
@@ -37,7 +43,7 @@ def check_schema(schema: Schema) -> None:
     Raises:
         RequestError: says where.
     """
-    _validator(schema)
+    _validator(in_known_dialect(schema))
 
 
 def _refuse(address: str) -> Any:
@@ -78,6 +84,7 @@ class Conditions:
     """
 
     def __init__(self, schema: Schema, lost: Set[str]) -> None:
+        schema = in_known_dialect(schema)
         self._whole = _validator(schema)
         self._lost = lost
         try:
