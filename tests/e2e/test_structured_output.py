@@ -342,3 +342,17 @@ def test_arguments_are_held_to_what_no_grammar_holds(http, path):
     else:
         found = json.loads(reply["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])
     assert len(set(found["ids"])) == len(found["ids"]) >= 3
+
+
+def test_thoughts_are_free_and_the_answer_is_guarded(http):
+    form = {"type": "json_schema", "json_schema": {"name": "ids", "schema": DIFFERENT}}
+    body = {**CHAT, "response_format": form, "chat_template_kwargs": {"enable_thinking": True}}
+    found = []
+    for seed in range(4):
+        reply = post(http, "/v1/chat/completions", {**body, "seed": seed, "max_tokens": 600})
+        choice = reply["choices"][0]
+        if choice["finish_reason"] == "stop":
+            ids = json.loads(choice["message"]["content"])["ids"]
+            assert len(set(ids)) == len(ids) >= 3
+            found.append(choice["message"]["reasoning_content"])
+    assert any(found)

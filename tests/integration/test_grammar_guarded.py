@@ -90,6 +90,8 @@ def test_what_is_taken_back_is_counted_and_has_no_log_probabilities(engine: Engi
         {"disable_radix_cache": True},
         {"chunked_prefill_size": 16},
         {"page_size": 16},
+        {"speculative.algorithm": "ngram"},
+        {"max_total_tokens": 640, "page_size": 16},  # not all fit at once
     ],
     ids=str,
 )
@@ -110,6 +112,39 @@ def test_answers_do_not_depend_on_how_they_are_served(
         assert [is_valid(s, r["text"]) for s, r in zip(SCHEMAS.values(), replies, strict=True)]
         assert together == wanted
     assert alone == wanted
+
+
+def test_each_sample_is_valid_and_depends_on_no_other(engine: Engine) -> None:
+    sampling = params(UNIQUE, temperature=1.0, n=3)
+    replies: Any = engine.generate("Give me JSON: ", sampling)
+    first: Any = engine.generate("Give me JSON: ", sampling | {"n": 1})
+
+    ended = [r for r in replies if r["meta_info"]["finish_reason"]["type"] == "stop"]
+    assert ended
+    assert all(is_valid(UNIQUE, reply["text"]) for reply in ended)
+    assert replies[0]["output_ids"] == first["output_ids"]
+
+
+def test_neighbours_without_guards_are_not_touched(engine: Engine) -> None:
+    plain = {"max_new_tokens": 60, "temperature": 1.0, "sampling_seed": 3}
+    held = plain | {"regex": "[a-f]{8,40}"}
+    alone = [engine.generate("Say: ", each)["output_ids"] for each in (plain, held)]  # type: ignore[index]
+
+    guarded = [params(schema, temperature=1.0) for schema in SCHEMAS.values()]
+    replies: Any = engine.generate(["Say: "] * 6, [plain, held, *guarded])
+
+    assert [reply["output_ids"] for reply in replies[:2]] == alone
+
+
+@pytest.mark.parametrize("stop", ["5", "]"])
+def test_a_stop_text_ends_a_guarded_output_where_it_does_any(engine: Engine, stop: str) -> None:
+    sampling = params(UNIQUE, temperature=1.0)
+    whole: Any = engine.generate("Give me JSON: ", sampling)
+    cut: Any = engine.generate("Give me JSON: ", sampling | {"stop": [stop]})
+    stream: Any = engine.generate("Give me JSON: ", sampling | {"stop": [stop]}, stream=True)
+
+    assert cut["text"] == whole["text"].partition(stop)[0]
+    assert [*stream][-1]["text"] == cut["text"]
 
 
 def test_a_stream_never_takes_anything_back(engine: Engine) -> None:
