@@ -94,6 +94,7 @@ class Conditions:
             self._lost = frozenset({EVERYTHING})
         self._registry = jsonschema_rs.Registry([(_ADDRESS, dict(self._root))])
         self._places: dict[tuple[str, ...], Place] = {}
+        self._named: dict[tuple[str, ...], Place] = {}  # by what was asked for
         self._validators: dict[str, Any] = {}
         self._early: dict[tuple[str, ...], Any] = {}
         self._breakable = functools.cache(self._find_breakable)
@@ -131,6 +132,13 @@ class Conditions:
             yield _below(at, "additionalProperties")
 
     def _place(self, pointers: list[str]) -> Place:
+        asked = tuple(pointers)
+        found = self._named.get(asked)
+        if found is None:
+            found = self._named[asked] = self._joined(pointers)
+        return found
+
+    def _joined(self, pointers: list[str]) -> Place:
         key = tuple(sorted(self._closure(pointers)))
         found = self._places.get(key)
         if found is None:
