@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from sylvan.runtime.features.grammar.libraries import installed_backends
+from sylvan.runtime.features.grammar.work import LoadedGrammar
 from tests.support.json_suite import (
     DRAFTS,
     REMOTE,
@@ -31,11 +32,15 @@ from tests.support.json_suite import (
     load_suite,
 )
 
+AT_A_TIME = 100
 OUTPUTS = 4
 MORE_OUTPUTS, LONGER = 40, 400  # where none of them ended; in tokens
 LEAST_ACCEPTED = {"llguidance": 350, "combined": 350, "xgrammar": 90, "outlines_core": 40}
 UNLIKE = ("optional/format/", "optional/non-bmp-regex", "optional/ecmascript-regex")
 """Leap seconds, Unicode's white space: formats and patterns are regular here, no programs."""
+
+STRICTER = ("format", "vocabulary")
+"""Formats are held here, where the standard leaves that open; dialects of others are not fetched."""
 
 ENDLESS: Mapping[str, Mapping[str, str]] = {name: {} for name in LEAST_ACCEPTED}
 """Accepted schemas of which no output ends, by library, with the reason."""
@@ -113,11 +118,10 @@ def test_every_schema_is_accepted_and_held(
         suite = load_suite(request.config.cache.mkdir("json-schema-suite"), draft)
     compilers = Compilers(name, TIMEOUT_S.get(name, 30.0))
     request.addfinalizer(compilers.close)
-    grammars = compilers.compile_guarded(suite.cases)
     ids = byte_ids(compilers.vocabulary)
     wrong: list[str] = []
     refused: list[str] = []
-    for case, found in zip(suite.cases, grammars, strict=True):
+    for case, found in compiled_by_part(compilers, suite.cases):
         where = f"{case.file}: {case.name}"
         if found is None:
             local = "json-schema.org/" not in json.dumps(_without_dialect(case.schema))
@@ -129,12 +133,21 @@ def test_every_schema_is_accepted_and_held(
         for value in case.invalid:
             if accepts(found.grammar, value, ids) and guard_allows(found.guard, value):
                 wrong.append(f"{where}: {value!r} is not valid")
-        for value in case.valid:
+        for value in () if case.file in STRICTER else case.valid:
             if not guard_allows(found.guard, value):
                 wrong.append(f"{where}: {value!r} is valid")
 
     assert not wrong, "\n".join(wrong)
     assert len(refused) <= 0.02 * len(suite.cases), "\n".join(refused)
+
+
+def compiled_by_part(
+    compilers: Compilers, cases: Sequence[Case]
+) -> Iterator[tuple[Case, LoadedGrammar | None]]:
+    """Libraries in processes of their own hold so many grammars at a time."""
+    for at in range(0, len(cases), AT_A_TIME):
+        part = cases[at : at + AT_A_TIME]
+        yield from zip(part, compilers.compile_guarded(part), strict=True)
 
 
 def _without_dialect(schema: Any) -> Any:
