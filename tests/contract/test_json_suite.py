@@ -40,7 +40,7 @@ UNLIKE = ("optional/format/", "optional/non-bmp-regex", "optional/ecmascript-reg
 """Leap seconds, Unicode's white space: formats and patterns are regular here, no programs."""
 
 STRICTER = ("format", "vocabulary")
-"""Formats are held here, where the standard leaves that open; dialects of others are not fetched."""
+"""Formats are held, where the standard leaves that open; dialects of others are not fetched."""
 
 ENDLESS: Mapping[str, Mapping[str, str]] = {name: {} for name in LEAST_ACCEPTED}
 """Accepted schemas of which no output ends, by library, with the reason."""
