@@ -6,7 +6,11 @@ import json
 
 import pytest
 
-from sylvan.runtime.features.grammar.guard.regions import regions
+from sylvan.runtime.features.grammar.guard.regions import (
+    MAX_BEGIN_BYTES,
+    MAX_REGIONS,
+    regions,
+)
 from sylvan.runtime.features.grammar.guard.watcher import watcher
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 
@@ -89,6 +93,12 @@ def test_schemas_are_found_whose_begin_can_be_told(name):
     tree, wanted = TREES[name]
 
     assert {r.begin.decode(): r.place for r in regions(tags(tree))} == wanted
+
+
+def test_what_is_looked_for_is_bounded():
+    assert len(regions(tags(triggered(*(tag(f"<{n}>") for n in range(MAX_REGIONS)))))) == 512
+    assert not regions(tags(triggered(*(tag(f"<{n}>") for n in range(MAX_REGIONS + 1)))))
+    assert not regions(tags(triggered(tag("<a>"), tag("<" + "b" * MAX_BEGIN_BYTES))))
 
 
 def watch(tree, *places):

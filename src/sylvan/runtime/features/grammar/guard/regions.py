@@ -12,6 +12,9 @@ from sylvan.runtime.features.grammar.schema import pointer
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import tree_of, within
 
+MAX_REGIONS = 512
+MAX_BEGIN_BYTES = 256
+"""Bounds on what is looked for behind each byte of an output."""
 _SPACE = b" \t\r\n"
 _BEGINS_JSON = frozenset(b'{["-0123456789tfn')
 _JSON_STARTS = frozenset(bytes((start,)) for start in _BEGINS_JSON)
@@ -36,7 +39,8 @@ class Region:
 def regions(spec: GrammarSpec) -> list[Region]:
     """The schemas of structural tags of which the output tells where their JSON begins.
 
-    Left out is what follows free or optional text, and what begins like something else.
+    Left out is what follows free or optional text, and what begins like something else; none are
+    told apart where there are more than `MAX_REGIONS`.
 
     Raises:
         RequestError: these are no structural tags.
@@ -44,6 +48,8 @@ def regions(spec: GrammarSpec) -> list[Region]:
     tree = tree_of(spec)
     found = list(_found(tree, "#/format", ""))
     texts = [region.begin for region in found]
+    if len(found) > MAX_REGIONS or max(map(len, texts), default=0) > MAX_BEGIN_BYTES:
+        return []
 
     def is_alone(region: Region) -> bool:
         if not region.begin:
@@ -155,6 +161,11 @@ class TagWatch:
     def __init__(self, guarded: Sequence[Guarded]) -> None:
         self._begins = {region.begin: region for region in guarded if region.begin}
         self._longest = max(map(len, self._begins), default=0)
+        self._lengths: dict[int, list[int]] = {}  # of texts before JSON, by their last byte
+        for text in self._begins:
+            lengths = self._lengths.setdefault(text[-1], [])
+            if len(text) not in lengths:
+                lengths.append(len(text))
         self._first = next((region for region in guarded if not region.begin), None)
         self._tail = b""  # the last text outside of JSON, as long as a text before JSON may be
         self._untouched = True  # nothing but white space so far
@@ -218,7 +229,8 @@ class TagWatch:
 
     def _outside(self, value: int) -> None:
         self._tail = (self._tail + bytes((value,)))[-self._longest :] if self._longest else b""
-        match = next((r for text, r in self._begins.items() if self._tail.endswith(text)), None)
+        ends = (self._tail[-length:] for length in self._lengths.get(value, ()))
+        match = next((self._begins[text] for text in ends if text in self._begins), None)
         if match is not None:
             self._region = match
         elif value not in _SPACE:
