@@ -2,8 +2,9 @@
 
 Three comparisons, each with the store off and on in turn, in this process:
 
-* chats whose histories together are several times the device's memory, turn after turn: time to the
-  first token, requests a second, share of prompt tokens found;
+* chats whose histories together are several times the device's memory, turn after turn, some at a
+  time (`--clients`): time to the first token, requests a second, share of prompt tokens found,
+  bytes written for each token;
 * a server that starts on a store that an earlier one left, against one that has served the prompt;
 * prompts that nobody asked before, which the store can only make slower.
 
@@ -32,7 +33,7 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.build import build_scheduler
 
 IDS = (300, 1000)
-TURN, NEW = 64, 16  # tokens that a turn adds to a chat, and that are generated
+TURN = 64  # tokens that a turn adds to a chat
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Answer:
 
 
 class Server:
-    """A scheduler of this process, one request at a time."""
+    """A scheduler of this process."""
 
     def __init__(self, args: argparse.Namespace, max_tokens: int, store: Path | None) -> None:
         options: dict[str, Any] = {
@@ -61,32 +62,49 @@ class Server:
         self._outputs: list[TokenOutput] = []
         self.built = build_scheduler(gather(from_keywords(options)).config, self._outputs.extend)
         self._count = 0
+        self._new = args.new
 
     def ask(self, prompt: list[int]) -> Answer:
         """One request; writes that it left behind are not waited for."""
-        self._outputs.clear()
-        self._count += 1
-        rid = str(self._count)
-        sampling = SamplingParams(
-            max_new_tokens=NEW, temperature=0.0, ignore_eos=True, sampling_seed=0
-        )
-        start, first = time.perf_counter(), 0.0
-        self.built.scheduler.add(
-            GenerateRequest(
-                rid=rid,
-                input_ids=np.array(prompt, np.int32),
-                output_ids=EMPTY_IDS,
-                sampling=sampling,
-            )
-        )
-        while not (self._outputs and self._outputs[-1].finish):
+        return self.ask_all([prompt], 1)[0]
+
+    def ask_all(self, prompts: list[list[int]], clients: int) -> list[Answer]:
+        """Requests of so many clients, each of which asks when it has its answer before."""
+        answers: dict[str, Answer] = {}
+        began: dict[str, float] = {}
+        order: list[str] = []
+        todo, running = list(reversed(prompts)), 0
+        while todo or running:
+            while todo and running < clients:
+                order.append(self._begin(todo.pop()))
+                began[order[-1]] = time.perf_counter()
+                running += 1
             if not self.built.scheduler.step():
                 time.sleep(0.0005)
-            if self._outputs and not first:
-                first = time.perf_counter() - start
-        tokens = [token for output in self._outputs for token in output.token_ids]
-        cached = self._outputs[-1].usage.cached_tokens
-        return Answer(first, time.perf_counter() - start, cached, tokens)
+            now = time.perf_counter()
+            for output in self._outputs:
+                answer = answers.setdefault(output.rid, Answer(now - began[output.rid], 0, 0, []))
+                answer.tokens += output.token_ids
+                if output.finish:
+                    answer.total_s = now - began[output.rid]
+                    answer.cached = output.usage.cached_tokens
+                    running -= 1
+            self._outputs.clear()
+        return [answers[rid] for rid in order]
+
+    def _begin(self, prompt: list[int]) -> str:
+        self._count += 1
+        sampling = SamplingParams(
+            max_new_tokens=self._new, temperature=0.0, ignore_eos=True, sampling_seed=0
+        )
+        request = GenerateRequest(
+            rid=str(self._count),
+            input_ids=np.array(prompt, np.int32),
+            output_ids=EMPTY_IDS,
+            sampling=sampling,
+        )
+        self.built.scheduler.add(request)
+        return request.rid
 
     def settle(self) -> None:
         """Until nothing is on its way to the store."""
@@ -107,17 +125,17 @@ def chats(server: Server, args: argparse.Namespace) -> dict[str, float]:
     """Turns of all chats, one after another, so that each finds its history displaced."""
     rng = np.random.default_rng(0)
     histories = [prompt_of(rng, args.history) for _ in range(args.chats)]
-    for history in histories:
-        history += [*server.ask(history).tokens, *prompt_of(rng, TURN)]
+    for history, answer in zip(histories, server.ask_all(histories, args.clients), strict=True):
+        history += [*answer.tokens, *prompt_of(rng, TURN)]
     answers: list[Answer] = []
     found = asked = 0
     start = time.perf_counter()
     for _ in range(args.turns):
-        for history in histories:
-            answer = server.ask(history)
+        given = server.ask_all(histories, args.clients)
+        for history, answer in zip(histories, given, strict=True):
             found, asked = found + answer.cached, asked + len(history)
             history += [*answer.tokens, *prompt_of(rng, TURN)]
-            answers.append(answer)
+        answers += given
     spent = time.perf_counter() - start
     return {
         "ttft_p50_ms": 1000 * statistics.median(a.first_s for a in answers),
@@ -128,8 +146,8 @@ def chats(server: Server, args: argparse.Namespace) -> dict[str, float]:
 
 
 def compare_chats(args: argparse.Namespace) -> dict[str, Any]:
-    size = args.history * args.chats // args.times
-    size = max(size, args.history + (args.turns + 2) * (TURN + NEW) + 128)
+    longest = args.history + (args.turns + 2) * (TURN + args.new) + 128
+    size = max(args.history * args.chats // args.times, longest)
     runs: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(args.pairs):
@@ -154,7 +172,13 @@ def compare_chats(args: argparse.Namespace) -> dict[str, Any]:
         "requests_ratio": on["requests_s"] / off["requests_s"],
         "stored_bytes": counts["stored_bytes"],
         "loaded_tokens": counts["loaded_tokens"],
+        "stored_bytes_per_token": counts["stored_bytes"] / new_tokens(args),
     }
+
+
+def new_tokens(args: argparse.Namespace) -> int:
+    """Tokens that all chats have in the end, each of which is computed once at least."""
+    return args.chats * (args.history + (args.turns + 1) * (args.new + TURN))
 
 
 def compare_restart(args: argparse.Namespace) -> dict[str, Any]:
@@ -201,6 +225,9 @@ def main() -> int:
     parser.add_argument("--load-format", default="", help="dummy: weights are made up")
     parser.add_argument("--threads", type=int, default=0, help="default: as the engine chooses")
     parser.add_argument("--chats", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=4, help="chats that ask at a time")
+    parser.add_argument("--new", type=int, default=16, help="tokens that are generated")
+    parser.add_argument("--only", choices=("chats", "restart", "misses"))
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--history", type=int, default=1024, help="tokens that a chat begins with")
     parser.add_argument("--times", type=int, default=5, help="histories over the device's memory")
@@ -212,7 +239,8 @@ def main() -> int:
         ("restart", compare_restart),
         ("misses", compare_misses),
     ):
-        print(json.dumps({"comparison": name} | compare(args)), flush=True)
+        if args.only in (None, name):
+            print(json.dumps({"comparison": name} | compare(args)), flush=True)
     return 0
 
 
