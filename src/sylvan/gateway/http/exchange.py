@@ -15,7 +15,7 @@ from sylvan.gateway.http.asked import Asked
 from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.outgoing import Journal, new_ticket
-from sylvan.gateway.http.relay import RefusedError, Relay
+from sylvan.gateway.http.relay import Edits, RefusedError, Relay
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.http.sender import Sender
 from sylvan.gateway.observe.families import Families
@@ -91,12 +91,14 @@ class Begun:
         answer: What the client gets.
         attempts: Those made so far.
         journal: Where the client is.
+        edits: What others have changed in the stream on its way.
     """
 
     kind: Kind
     answer: Answer
     attempts: Attempts
     journal: Journal
+    edits: Edits | None = None
 
 
 def placed_as(caller: Caller, asked: Asked) -> RoutingRequest:
@@ -228,6 +230,7 @@ class Exchange:
         self._caller.span.event("dispatch", {"worker": worker.url})
         dispatch = worker.begin(placed.placement.new_tokens)
         relay = Relay(self._answer, dispatch, self._meter)
+        relay.edits = self._begun.edits if self._begun is not None else None
         success = False
         try:
             await self._send(worker, relay)

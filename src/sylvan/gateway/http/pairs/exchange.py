@@ -117,6 +117,7 @@ class PairExchange:
         self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
         self._attempts = parts.attempts(route.path)
         self._journal = parts.journal(caller)
+        self._edits: PromptLogprobs | None = None
         self._failed: Kind = "decode"
         self._placed_as = placed_as(caller, asked)
         self._merges = route.path == "/generate" and asked.fields.get("return_logprob") is True
@@ -165,7 +166,7 @@ class PairExchange:
 
     async def _go_on(self) -> None:
         """Have another decode worker give the rest of the answer; it computes the prompt itself."""
-        begun = Begun("decode", self._answer, self._attempts, self._journal)
+        begun = Begun("decode", self._answer, self._attempts, self._journal, self._edits)
         asked = replace(self._asked, raw=without_meetings(self._asked.raw, self._asked.fields))
         rest = Exchange(self._parts, self._caller, self._route, asked, self._meter, begun=begun)
         try:
@@ -273,7 +274,7 @@ class PairExchange:
             return self.totals
 
         async def accepted() -> None:
-            relay.edits = await attempt.accepted
+            relay.edits = self._edits = await attempt.accepted
 
         relay = Relay(self._answer, half.dispatch, self._meter, before=accepted)
         attempt.relay = relay

@@ -25,6 +25,9 @@ class PromptRows(msgspec.Struct, frozen=True):
 class PromptLogprobs(Capability):
     """Serves `LogprobOptions.start`: once for each request, with its first output.
 
+    A request that comes with outputs continues one that was given them, by this server or by
+    another; its prompt is not answered for again.
+
     The KV of prompt tokens from `start` on is computed anew, since only a forward pass predicts.
     """
 
@@ -43,7 +46,8 @@ class PromptLogprobs(Capability):
         request = req.request
         if not isinstance(request, GenerateRequest) or request.logprobs is None:
             return None
-        return None if req in self._done else request.logprobs.start
+        answered = req in self._done or len(request.output_ids) > 0
+        return None if answered else request.logprobs.start
 
     def on_start(self, piece: Slice) -> None:
         """See `Capability.on_start`."""
