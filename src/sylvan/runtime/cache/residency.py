@@ -148,6 +148,7 @@ class Residency:
         self._shelves = {place: _Shelf(eviction, place) for place in self._tiers}
         self._writes: dict[int, Tier] = {}
         self._numbers = itertools.count(1)
+        self._refused = False  # a write, since the last `poll` began
 
     @property
     def places(self) -> Iterable[Place]:
@@ -156,7 +157,13 @@ class Residency:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether `poll` might begin writes."""
+        """Whether `poll` might begin writes, though nothing else happens.
+
+        A write that was refused while none was running is not taken until the tree has changed: no
+        tier has room for the node beside what it must keep.
+        """
+        if self._refused and not self._writes:
+            return False
         heap = self._heap
         if heap.num_unstaged > 0 and heap.staged_pages < self.write_ahead_pages:
             return True
@@ -171,6 +178,7 @@ class Residency:
         for tier in self._tiers.values():
             for number, succeeded in tier.poll():
                 self._end_write(number, succeeded=succeeded)
+        self._refused = False
         self._sink(completed)
         self._write_ahead(completed)
         self.collect()
@@ -363,6 +371,7 @@ class Residency:
         number = next(self._numbers)
         locator = tier.offer(number, node, source)
         if locator is None:
+            self._refused = True
             return False
         parts_of(node).writing[number] = Writing(locator, source, tier.place)
         self._nodes.writing[number] = [node]

@@ -231,6 +231,15 @@ def test_a_node_larger_than_the_host_tier_goes_to_the_store():
     assert len([*below.store.pages()]) == 10
 
 
+def test_a_prefix_that_no_tier_has_room_for_leaves_the_scheduler_idle():
+    world, below = start(store={"host_pages": 6, "max_known": 7})
+    for turn in range(1, 6):
+        serve(world, below, f"turn-{turn}", PROMPT[: 8 * turn], new=1)
+    assert world.scheduler.idle
+    serve(world, below, "other", OTHER[:16])
+    assert below.host.used_pages == 6, "what came later was written"
+
+
 def test_routers_are_told_what_the_host_tier_has():
     world, below = start(pages=16, store={"host_pages": 60, "attached": False})
     world.tree.record_events()
