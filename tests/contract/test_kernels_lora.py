@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows
+from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows, LoraShape
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library, load
 from tests.support.native import DTYPES, MAX_ROWS, NativeOp, assert_close, random, variants
@@ -37,7 +37,7 @@ class Case:
         self.inputs, self.outputs = SIZES[size]
         self.rows = LoraRows(len(RANKS) + 1, MAX_ROWS, MAX_RANK)
         self.mine, self.theirs = (
-            LoraLayer(self.rows, self.inputs, self.outputs, dtype, torch.device("cpu"))
+            LoraLayer(self.rows, LoraShape(self.inputs, self.outputs), dtype, torch.device("cpu"))
             for _ in range(2)
         )
         like = self.x(1), self.y(1)
@@ -111,7 +111,8 @@ def test_bits_of_a_row_depend_on_no_other_row(library, dtype):
 
 def layers(rows: LoraRows, dtype: torch.dtype, inputs: int, outputs: int, kind: str):
     """Two of a kind, for kernels and for the reference."""
-    return [LoraLayer(rows, inputs, (outputs,), dtype, torch.device("cpu"), kind) for _ in range(2)]
+    shape = LoraShape(inputs, (outputs,), kind)
+    return [LoraLayer(rows, shape, dtype, torch.device("cpu")) for _ in range(2)]
 
 
 def fill(made: list[LoraLayer]) -> None:

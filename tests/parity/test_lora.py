@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from sylvan.protocol.requests import LogprobOptions
@@ -21,6 +24,10 @@ EVERYTHING = LogprobOptions(token_ids=tuple(range(VOCAB)))
 ENDS = {"target_modules": ["q_proj", "down_proj", "embed_tokens", "lm_head"]}
 TIED_ENDS = {"target_modules": ["q_proj", "down_proj", "embed_tokens"]}
 ATTENTION = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+STACKS = {
+    "target_modules": ["q_proj"],
+    "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+}
 CASES = {
     "llama": (FAMILIES["llama"], {}),
     "llama-tied-bias": (FAMILIES["llama-tied-bias"], {}),
@@ -31,6 +38,9 @@ CASES = {
     "falcon-40b": (DENSE["falcon-40b"], {}),
     "gpt-neox": (DENSE["gpt-neox"], {}),
     "mixtral": (EXPERT["mixtral"], ATTENTION),
+    "mixtral's experts": (EXPERT["mixtral"], STACKS),
+    "qwen3-moe's experts": (EXPERT["qwen3-moe"], STACKS),
+    "deepseek-v2's experts": (EXPERT["deepseek-v2"], STACKS | {"target_modules": ["o_proj"]}),
     "llama with its ends": (FAMILIES["llama"], ENDS),
     "tied ends": (FAMILIES["llama-tied-bias"], TIED_ENDS),
     "scaled ends": (DENSE["gemma2"], TIED_ENDS),
@@ -97,8 +107,16 @@ def test_as_peft_computes_alone_mixed_cold_and_cached(case):
     assert min(np.abs(x - y).max() for x, y in ((base, first), (first, second))) > 0.1
 
 
-RANKED = ("llama-tied-bias", "llama with its ends", "gpt2", "phi3", "falcon-40b", "lfm2")
-"""Bias, turned matrices, joined ones, one head of keys for several ranks, and convolutions."""
+RANKED = (
+    "llama-tied-bias",
+    "llama with its ends",
+    "gpt2",
+    "phi3",
+    "falcon-40b",
+    "lfm2",
+    "qwen3-moe's experts",
+)
+"""Bias, turned matrices, joined ones, one head of keys for several ranks, convolutions, experts."""
 
 
 @pytest.mark.parametrize("case", RANKED, indirect=True)
@@ -123,3 +141,64 @@ def test_two_ranks_answer_as_one(case):
 
     assert found == tokens
     assert np.abs(found_rows - rows).max() < 2e-3
+
+
+NAMES = {"qwen3-moe's experts": ("mlp", "gate_proj", "up_proj", "down_proj")}
+NAMES["mixtral's experts"] = ("block_sparse_moe", "w1", "w3", "w2")
+
+
+@pytest.mark.parametrize("case", NAMES, indirect=True)
+def test_experts_may_come_one_by_one(case, request, tmp_path):
+    """As the checkpoint names them, and `peft` did before the experts were stacks."""
+    folder, _ = case
+    path, gate, up, down = NAMES[request.node.callspec.params["case"]]
+    stacks = load_file(folder / "first" / "adapter_model.safetensors")
+    single: dict[str, torch.Tensor] = {}
+    for name, matrix in stacks.items():
+        if ".experts." not in name:
+            single[name] = matrix
+            continue
+        head, _, rest = name.partition(".mlp.experts.")
+        of_first, side = rest.startswith("base_layer."), rest.split("lora_")[1][0]
+        parts = (gate, up) if of_first else (down,)
+        count = len(stacks[name.replace("lora_B", "lora_A")]) // 4
+        for expert in range(count):
+            for number, part in enumerate(parts):
+                if side == "A":
+                    own = matrix.unflatten(0, (count, -1))[expert]
+                else:
+                    own = matrix.unflatten(1, (-1, count))[..., expert].chunk(len(parts))[number]
+                key = f"{head}.{path}.experts.{expert}.{part}.lora_{side}.weight"
+                single[key] = own.clone().contiguous()
+    (tmp_path / "single").mkdir()
+    save_file(single, tmp_path / "single" / "adapter_model.safetensors")
+    config = json.loads((folder / "first" / "adapter_config.json").read_text())
+    config |= {"target_parameters": None, "target_modules": ["q_proj", gate, up, down]}
+    (tmp_path / "single" / "adapter_config.json").write_text(json.dumps(config))
+    folders = {"stacked": folder / "first", "single": tmp_path / "single"}
+    serving = AdapterServing(folder / "base", folders)
+
+    rids = [serving.ask(range(4, 20), name, logprobs=EVERYTHING) for name in (None, *folders)]
+    serving.run()
+
+    _, stacked, one_by_one = (serving.tokens[rid] for rid in rids)
+    rows = [serving.outputs[rid][0].logprobs.chosen_logprobs for rid in rids]
+    assert stacked == one_by_one
+    assert np.array_equal(rows[1], rows[2])
+    assert not np.array_equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "llama4"])
+def test_stacks_in_another_order_are_refused(family, tmp_path):
+    config = EXPERT[family]()
+    write(config, 1, tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    path = "mlp" if family == "gpt-oss" else "feed_forward"
+    fields = {"target_modules": ["q_proj"], "target_parameters": [f"{path}.experts.gate_up_proj"]}
+    write_adapter(model, tmp_path / "one", 1, **fields)
+    serving = AdapterServing(tmp_path / "base", {})
+
+    with pytest.raises(AssertionError, match="experts") as refused:
+        serving.load("one", tmp_path / "one")
+
+    assert "cannot be served beside the model" in str(refused.value)

@@ -27,7 +27,7 @@ def run(args: Parsed) -> int:
     if not words or len(words) != _WORDS.get(words[0]):
         raise ConfigError(f"usage: sylvan {SPEC.usage}")
     adapter_dir, source = Path(words[1]).expanduser(), model_dir(words[2])
-    from sylvan.runtime.models.lora import open_merged  # brings torch
+    from sylvan.runtime.models.lora_merge import open_merged  # brings torch
     from sylvan.runtime.models.writer import write_checkpoint
 
     adapter, merged = open_merged(source, adapter_dir)

@@ -179,44 +179,60 @@ class LoraRows:
 LayerKind = Literal["linear", "head", "embedding"]
 
 
-class LoraLayer:
-    """What adapters in slots change of one linear layer, whose outputs are parts side by side.
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """A linear layer whose outputs are parts side by side, as the checkpoint divides them.
 
     An embedding is a linear layer whose inputs are ids: A is looked up in. The rows of a head are
-    a step's outputs.
+    a step's outputs. Experts are as many layers of one shape: their parts come expert by expert.
+
+    Attributes:
+        inputs: K.
+        outputs: N of each part.
+        kind: Of the layer.
+        num_experts: E; 1 of all other layers.
+    """
+
+    inputs: int
+    outputs: tuple[int, ...]
+    kind: LayerKind = "linear"
+    num_experts: int = 1
+
+    @property
+    def num_parts(self) -> int:
+        """Of all experts."""
+        return len(self.outputs) * self.num_experts
+
+
+class LoraLayer:
+    """What adapters in slots change of one linear layer.
 
     Args:
         rows: Of the step; shared by all layers.
-        inputs: K.
-        outputs: N of each part, as the checkpoint divides them.
+        shape: Of the layer.
         dtype: Of the rows, and so of the matrices.
         device: Where PyTorch computes.
-        kind: Of the layer.
 
     Attributes:
         of_outputs: Whether its rows are a step's outputs.
         packed: Whether kernels read the matrices, which are then in their order; set by the
             tracer of a step program.
-        memory: The table of slots and parts that kernels read.
+        memory: The table that kernels read. Shape: (E, S, P).
     """
 
     def __init__(
-        self,
-        rows: LoraRows,
-        inputs: int,
-        outputs: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
-        kind: LayerKind = "linear",
+        self, rows: LoraRows, shape: LoraShape, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.rows, self.inputs, self.outputs = rows, inputs, tuple(outputs)
-        self.of_outputs, self._is_table = kind == "head", kind == "embedding"
+        self.rows, self.shape = rows, shape
+        self.inputs, self.outputs = shape.inputs, shape.outputs
+        self.of_outputs, self._is_table = shape.kind == "head", shape.kind == "embedding"
         self.packed = False
         self._dtype, self._device = dtype, device
-        none: tuple[Prepared | None, ...] = (None,) * len(self.outputs)
+        none: tuple[Prepared | None, ...] = (None,) * shape.num_parts
         self._slots: list[tuple[Prepared | None, ...]] = [none] * rows.num_slots
-        self.memory = allocate(rows.num_slots * len(self.outputs) * ENTRY.itemsize)
-        self._table = self.memory.view(ENTRY).reshape(rows.num_slots, len(self.outputs))
+        self.memory = allocate(rows.num_slots * shape.num_parts * ENTRY.itemsize)
+        table = shape.num_experts, rows.num_slots, len(self.outputs)
+        self._table = self.memory.view(ENTRY).reshape(table)
         self._device_table: torch.Tensor | None = None
         self._device_tiles: torch.Tensor | None = None
 
@@ -241,21 +257,16 @@ class LoraLayer:
 
     def load(self, slot: int, parts: Sequence[Prepared | None]) -> None:
         """Put an adapter into a slot; a part is None where it changes nothing."""
-        entries = self._table[slot]
         placed: list[Prepared | None] = []
-        for number, part in enumerate(parts):
-            entries[number] = 0
-            if isinstance(part, PackedFactors):
-                addresses = part.down.ctypes.data, part.up.ctypes.data
-                entries[number] = *addresses, part.rank, part.scale
-                placed.append(part)
-            elif part is None:
-                placed.append(None)
+        entries: list[tuple[int, int, int, float]] = []
+        for part in parts:
+            there = self._on_device(part) if isinstance(part, Factors) else part
+            placed.append(there)
+            if there is None:
+                entries.append((0, 0, 0, 0.0))
             else:
-                there = self._on_device(part)
-                addresses = there.down.data_ptr(), there.up.data_ptr()
-                entries[number] = *addresses, there.rank, there.scale
-                placed.append(there)
+                entries.append((*_addresses(there), there.rank, there.scale))
+        self._table[:, slot] = np.array(entries, ENTRY).reshape(self.shape.num_experts, -1)
         self._slots[slot], self._device_table = tuple(placed), None
 
     def _on_device(self, part: Factors) -> Factors:
@@ -290,15 +301,22 @@ class LoraLayer:
 
     def unload(self, slot: int) -> None:
         """Empty a slot."""
-        self.load(slot, (None,) * len(self.outputs))
+        self.load(slot, (None,) * self.shape.num_parts)
 
-    def factors(self, slot: int) -> Sequence[Factors | None]:
+    def factors(self, slot: int, expert: int = 0) -> Sequence[Factors | None]:
         """What is in a slot, by part; for PyTorch."""
         found: list[Factors | None] = []
-        for part in self._slots[slot]:
+        first = expert * len(self.outputs)
+        for part in self._slots[slot][first : first + len(self.outputs)]:
             assert not isinstance(part, PackedFactors), "a step program computes this layer"
             found.append(part)
         return found
+
+
+def _addresses(part: Prepared) -> tuple[int, int]:
+    if isinstance(part, PackedFactors):
+        return part.down.ctypes.data, part.up.ctypes.data
+    return part.down.data_ptr(), part.up.data_ptr()
 
 
 def _packed(matrix: torch.Tensor, cols: int) -> Bytes:

@@ -168,7 +168,7 @@ class ExpertWeights:
     """All experts of a layer, stacked: E experts, D columns in and out, F within.
 
     A quantised stack is one of quantised matrices. `limit` None: act(gate) * up; else GPT-OSS's
-    clamped form of it.
+    clamped form of it. `lora` are the places for adapters of `gate_up` and `down`.
     """
 
     gate_up: LinearWeight  # (E, 2 F, D), gate then up
@@ -178,6 +178,7 @@ class ExpertWeights:
     act: ActivationKind = "silu"
     alpha: float = 1.0
     limit: float | None = None
+    lora: tuple[LoraLayer, LoraLayer] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

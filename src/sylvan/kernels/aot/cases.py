@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sylvan.kernels.adapters import DeviceRows, LoraLayer, LoraRows
+from sylvan.kernels.adapters import DeviceRows, LoraLayer, LoraRows, LoraShape
 from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, Rope, Routing
 from sylvan.kernels.copy.triton_copy import copy_pages, gather_pages, scatter_pages
 from sylvan.kernels.experts.triton_experts import experts
@@ -272,7 +272,7 @@ def _copy_cases() -> list[Case]:
 
 def _lora(parts: tuple[int, ...], rank: int, inputs: int, out: torch.dtype = BF16) -> object:
     rows, device = LoraRows(8, 64, rank), torch.device("meta")
-    layer = LoraLayer(rows, inputs, parts, BF16, device)
+    layer = LoraLayer(rows, LoraShape(inputs, parts), BF16, device)
     there = DeviceRows(_empty(64, dtype=I32), _empty(8, 3, dtype=I32))
     return grouped(_empty(64, inputs), _empty(64, sum(parts), dtype=out), there, layer)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
+from sylvan.kernels.lora.reference import Pairs, lora_experts
 from sylvan.kernels.matmul.reference import linear
 from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight
 
@@ -24,13 +27,16 @@ def experts(
     if routing.scale_inputs:
         inputs = (inputs.float() * shares[order, None]).to(x_TD.dtype)
         shares = torch.ones_like(shares)
-    outputs = inputs.new_empty(len(order), weights.down.shape[1])
-    start = 0
-    for expert, count in enumerate(load_E.tolist()):
-        if count:
-            rows = slice(start, start + count)
-            outputs[rows] = _feed_forward(inputs[rows], expert, weights)
-            start += count
+    into, out_of = weights.lora or (None, None)
+    pairs = Pairs(order // top_k, ids_TK.flatten()[order].long())
+    counts = load_E.tolist()
+    gate_up = _linear(inputs, weights.gate_up, weights.gate_up_bias, counts)
+    if into is not None:
+        lora_experts(inputs, gate_up, pairs, into)
+    inner = _gated(gate_up, weights)
+    outputs = _linear(inner, weights.down, weights.down_bias, counts)
+    if out_of is not None:
+        lora_experts(inner, outputs, pairs, out_of)
     back = torch.empty_like(outputs)
     back[order] = outputs
     pairs_TKD = back.float().unflatten(0, (num_rows, top_k))
@@ -38,20 +44,27 @@ def experts(
     return total_TD.to(x_TD.dtype), load_E
 
 
-def _feed_forward(x: torch.Tensor, expert: int, weights: ExpertWeights) -> torch.Tensor:
-    gate_up = _linear(x, weights.gate_up, weights.gate_up_bias, expert)
+def _gated(gate_up: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
+    """What lies between the two products. Shape: (P, 2 F) -> (P, F)."""
     if weights.limit is None:
-        return _linear(glu(gate_up, weights.act), weights.down, weights.down_bias, expert)
+        return glu(gate_up, weights.act)
     gate, up = gate_up.float().chunk(2, -1)
     gate, up = gate.clamp(max=weights.limit), up.clamp(-weights.limit, weights.limit)
-    h = (up + 1) * gate * torch.sigmoid(gate * weights.alpha)
-    return _linear(h.to(x.dtype), weights.down, weights.down_bias, expert)
+    return ((up + 1) * gate * torch.sigmoid(gate * weights.alpha)).to(gate_up.dtype)
 
 
 def _linear(
-    x: torch.Tensor, stack: LinearWeight, biases: LinearWeight | None, expert: int
+    x: torch.Tensor, stack: LinearWeight, biases: LinearWeight | None, counts: Sequence[int]
 ) -> torch.Tensor:
+    """Rows by expert, `counts` of each, times the matrix of their expert."""
     assert isinstance(stack, torch.Tensor | Int8Weight | Int4Weight)
     assert biases is None or isinstance(biases, torch.Tensor)
-    bias = None if biases is None else biases[expert]
-    return linear(x, stack[expert], bias, out_f32=False)
+    out = x.new_empty(len(x), stack.shape[1])
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            rows = slice(start, start + count)
+            bias = None if biases is None else biases[expert]
+            out[rows] = linear(x[rows], stack[expert], bias, out_f32=False)
+            start += count
+    return out

@@ -19,9 +19,10 @@ import triton.language as tl
 from sylvan.kernels.api import ActivationKind, ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts.triton_places import Places
 from sylvan.kernels.experts.triton_route import route
-from sylvan.kernels.gating.triton_gating import gated
+from sylvan.kernels.gating.triton_gating import clamped_glu, gated, glu
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
+from sylvan.kernels.lora.reference import Pairs, lora_experts
 
 _SUM_BLOCK = 1024
 _GROUP = tl.constexpr(8)  # tiles of rows that take a column of weights one after another
@@ -146,8 +147,23 @@ def experts(
     scaled = shares_TK if routing.scale_inputs else None
     gate = _Gate(weights.act, weights.alpha, weights.limit)
     into = (weights.gate_up, weights.gate_up_bias)
-    h_PF = _product(x_TD, into, places, sizes, top_k, shares=scaled, gate=gate)
-    pairs_PD = _product(h_PF, (weights.down, weights.down_bias), places, sizes, 1)
+    out_of = (weights.down, weights.down_bias)
+    if weights.lora is not None and weights.lora[0].rows.groups:
+        gate_up = _product(x_TD, into, places, sizes, top_k, shares=scaled)
+        rows_P = torch.arange(num_rows, device=x_TD.device).repeat_interleave(top_k)
+        pairs, x_PD = Pairs(rows_P, ids_TK.flatten().long()), x_TD[rows_P]
+        if scaled is not None:
+            x_PD = (x_PD.float() * scaled.flatten()[:, None]).to(x_TD.dtype)
+        lora_experts(x_PD, gate_up, pairs, weights.lora[0])
+        if weights.limit is None:
+            h_PF = glu(gate_up, weights.act)
+        else:
+            h_PF = clamped_glu(gate_up, weights.alpha, weights.limit)
+        pairs_PD = _product(h_PF, out_of, places, sizes, 1)
+        lora_experts(h_PF, pairs_PD, pairs, weights.lora[1])
+    else:
+        h_PF = _product(x_TD, into, places, sizes, top_k, shares=scaled, gate=gate)
+        pairs_PD = _product(h_PF, out_of, places, sizes, 1)
     out_TD = torch.empty_like(x_TD)
     launch(
         _sum_kernel,

@@ -3,6 +3,8 @@
 // table [ids][rank].
 #include "../native/amx.h"
 #include "../native/kernel.h"
+#include <utility>
+#include <vector>
 
 namespace lora {
 
@@ -125,6 +127,32 @@ void products(const char* x, int64_t stride, int count, const uint32_t* w, int64
             });
 }
 
+int one_tile(const LoraPairs&, const Step&) { return 1; }
+
+// Which pairs of a row and an expert use which slot of their expert.
+void pairs(const LoraPairs& op, const Step& s, int, void*) {
+    const int32_t *of_step = at(op.step_rows, s), *slot_of = of_step + 1 + 3 * op.slots + op.max_tokens;
+    const int32_t *expert = at(op.experts, s), *pair = at(op.sorted_pairs, s);
+    int32_t* table = at(op.slot_rows, s);
+    int32_t *group = table + 1, *listed = table + 1 + 3 * op.slots * op.num_experts, *end = listed;
+    const int count = of_step[0] ? rows(op, s) * op.top_k : 0;
+    std::vector<int32_t> next(op.slots);
+    for (int first = 0, stop; first < count; first = stop) {
+        const int owner = expert[pair[first]];
+        std::fill(next.begin(), next.end(), 0);
+        for (stop = first; stop < count && expert[pair[stop]] == owner; stop++)
+            if (int slot = slot_of[pair[stop] / op.top_k]; slot >= 0) next[slot]++;
+        for (int slot = 0; slot < op.slots; slot++)
+            if (int own = std::exchange(next[slot], int(end - listed))) {
+                group[0] = owner * op.slots + slot, group[1] = int(end - listed), group[2] = own;
+                group += 3, end += own;
+            }
+        for (int p = first; p < stop; p++)
+            if (int slot = slot_of[pair[p] / op.top_k]; slot >= 0) listed[next[slot]++] = p;
+    }
+    table[0] = int(group - table - 1) / 3;
+}
+
 template <class E> void shrink(const LoraShrink& op, const Step& s, int t, void* scratch) {
     using T = typename E::row;
     const int parts = op.tables.parts, width = op.tables.width, words = op.x_bytes / 4;
@@ -191,4 +219,5 @@ template <class E> void expand(const LoraExpand& op, const Step& s, int t, void*
 
 const Kernel lora_shrink_kernel[2] = {tiled<lora::shrink_tiles, lora::shrink<Bf16>>, tiled<lora::shrink_tiles, lora::shrink<F32>>};
 const Kernel lora_lookup_kernel[2] = {tiled<lora::lookup_tiles, lora::lookup<Bf16>>, tiled<lora::lookup_tiles, lora::lookup<F32>>};
+const Kernel lora_pairs_kernel[2] = {tiled<lora::one_tile, lora::pairs>, tiled<lora::one_tile, lora::pairs>};
 const Kernel lora_expand_kernel[2] = {tiled<lora::expand_tiles, lora::expand<Bf16>>, tiled<lora::expand_tiles, lora::expand<F32>>};

@@ -13,6 +13,7 @@ import torch
 from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing, TracedTensor, Unsupported
 from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.builder import ProgramBuilder, function_of
+from sylvan.kernels.native.lora import trace_lora_pairs, trace_lora_rows
 from sylvan.kernels.native.opset import ExpertSum, GatherRows, Glu, MoeAlign, Route, Scores
 
 GROUP_ROWS = 128  # a group of rows has at most so many, or more: see LINEAR_ROWS
@@ -93,6 +94,9 @@ def _experts(
     )
     builder.emit(gather, read)
     gate_up = _linear(builder, read, weights.gate_up, weights.gate_up_bias, align.groups)
+    tables = trace_lora_pairs(builder, x, align, weights.lora) if weights.lora else None
+    if weights.lora and tables:
+        trace_lora_rows(builder, read, gate_up, weights.lora[0], tables[0])
     inner = builder.new(gate_up.cols // 2, None, gate_up)
     glu = Glu(
         gate_up=gate_up.id,
@@ -105,6 +109,8 @@ def _experts(
     )
     builder.emit(glu, inner)
     written = _linear(builder, inner, weights.down, weights.down_bias, align.groups)
+    if weights.lora and tables:
+        trace_lora_rows(builder, inner, written, weights.lora[1], tables[1])
     out = builder.new(written.cols, None, x)
     total = ExpertSum(
         x=written.id,

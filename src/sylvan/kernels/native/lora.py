@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from sylvan.kernels.adapters import MAX_PARTS, LoraLayer
 from sylvan.kernels.api import TracedTensor, Unsupported
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.builder import ELEMENT_BYTES, ProgramBuilder, padded
-from sylvan.kernels.native.opset import LoraExpand, LoraLookup, LoraShrink, LoraTables
+from sylvan.kernels.native.opset import (
+    LoraExpand,
+    LoraLookup,
+    LoraPairs,
+    LoraShrink,
+    LoraTables,
+    MoeAlign,
+)
 
 MAX_ROW_BYTES = 1 << 16
 """Sixteen rows of x fit into the scratch memory of a thread."""
@@ -23,13 +32,54 @@ def trace_lora(
     Raises:
         Unsupported: rows that are not those of a step, or of too many columns.
     """
-    builder.expect(x, "adapters")
-    x_bytes = padded(x.cols) * ELEMENT_BYTES[builder.dtype]
     if (x.rows, x.times) != ("outputs" if layer.of_outputs else "tokens", 1):
         raise Unsupported("adapters of rows that are not a step's")
+    return trace_lora_rows(builder, x, y, layer, _tables(builder, layer))
+
+
+def trace_lora_pairs(
+    builder: ProgramBuilder, x: TracedTensor, align: MoeAlign, layers: tuple[LoraLayer, LoraLayer]
+) -> tuple[LoraTables, LoraTables]:
+    """Find out which pairs of rows of x and their experts have adapters; for `trace_lora_rows`.
+
+    Raises:
+        Unsupported: rows that are not those of a step.
+    """
+    if (x.rows, x.times) != ("tokens", 1):
+        raise Unsupported("adapters of rows that are not a step's")
+    rows = layers[0].rows
+    slots, most = rows.num_slots * align.num_experts, rows.max_tokens * align.top_k
+    pairs = LoraPairs(
+        step_rows=builder.graph.constant(rows.memory),
+        experts=align.experts,
+        sorted_pairs=align.sorted_pairs,
+        slot_rows=builder.graph.buffer((1 + 3 * slots + most) * 4),
+        slots=rows.num_slots,
+        max_tokens=rows.max_tokens,
+        num_experts=align.num_experts,
+        top_k=align.top_k,
+    )
+    builder.emit(pairs, x)
+    tables = (
+        replace(_tables(builder, layer), slot_rows=pairs.slot_rows, slots=slots, max_tokens=most)
+        for layer in layers
+    )
+    return next(tables), next(tables)
+
+
+def trace_lora_rows(
+    builder: ProgramBuilder,
+    x: TracedTensor,
+    y: TracedTensor,
+    layer: LoraLayer,
+    tables: LoraTables,
+) -> TracedTensor:
+    """What `trace_lora` does, for the rows that `tables` name."""
+    builder.expect(x, "adapters")
+    x_bytes = padded(x.cols) * ELEMENT_BYTES[builder.dtype]
     if x_bytes > MAX_ROW_BYTES or len(layer.outputs) > MAX_PARTS:
         raise Unsupported(f"adapters of {x.cols} inputs and {len(layer.outputs)} parts")
-    inner, tables = _inner(builder, y, layer)
+    inner = _inner(builder, y, tables)
     shrink = LoraShrink(x=x.id, inner=inner, tables=tables, x_bytes=x_bytes)
     builder.emit(shrink, x, dtype=builder.dtype)
     return _expand(builder, y, inner, tables, layer)
@@ -39,26 +89,31 @@ def trace_lora_embedding(
     builder: ProgramBuilder, y: TracedTensor, layer: LoraLayer
 ) -> TracedTensor:
     """Add to y what the adapters of `layer` make of the ids of a step, in place. Shape: (T, N)."""
-    inner, tables = _inner(builder, y, layer)
+    tables = _tables(builder, layer)
+    inner = _inner(builder, y, tables)
     lookup = LoraLookup(inner=inner, tables=tables, num_ids=layer.inputs)
     builder.emit(lookup, y, dtype=builder.dtype)
     return _expand(builder, y, inner, tables, layer)
 
 
-def _inner(builder: ProgramBuilder, y: TracedTensor, layer: LoraLayer) -> tuple[int, LoraTables]:
-    """Rows between the two products, and what both of them look up."""
-    graph, rows, parts = builder.graph, layer.rows, len(layer.outputs)
-    tables = LoraTables(
+def _tables(builder: ProgramBuilder, layer: LoraLayer) -> LoraTables:
+    """What both products look up."""
+    graph, rows = builder.graph, layer.rows
+    return LoraTables(
         slot_rows=graph.constant(rows.memory),
         factors=graph.constant(layer.memory),
         slots=rows.num_slots,
         max_tokens=rows.max_tokens,
-        parts=parts,
+        parts=len(layer.outputs),
         width=padded(rows.max_rank),
     )
+
+
+def _inner(builder: ProgramBuilder, y: TracedTensor, tables: LoraTables) -> int:
+    """Rows between the two products."""
     # tiles read whole ones behind the last row of a slot, wherever that is
-    most = builder.num_rows(y.rows) + _TILE_ROWS
-    return graph.buffer(most * parts * tables.width * ELEMENT_BYTES[builder.dtype]), tables
+    most = builder.num_rows(y.rows, y.times) + _TILE_ROWS
+    return builder.graph.buffer(most * tables.parts * tables.width * ELEMENT_BYTES[builder.dtype])
 
 
 def _expand(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
+from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import ActivationKind, LinearWeight, X
 from sylvan.kernels.experts import ExpertWeights, Routing
 from sylvan.runtime.layers.build import Build
@@ -49,13 +50,15 @@ class Experts(nn.Module):
     """Weights of all experts, stacked. Checkpoints store each expert, or the stack.
 
     Each may be replaced by any `LinearWeight` of the same shape when loading. Ranks hold a share of
-    the inner columns of every expert; what they make is to be summed.
+    the inner columns of every expert; what they make is to be summed. `lora` are the places for
+    adapters of both stacks, where requests may bring some.
     """
 
     gate_up_proj: LinearWeight
     down_proj: LinearWeight
     gate_up_proj_bias: LinearWeight | None
     down_proj_bias: LinearWeight | None
+    lora: tuple[LoraLayer, LoraLayer] | None = None
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__()
@@ -79,6 +82,7 @@ class Experts(nn.Module):
             act=self._shape.act,
             alpha=self._shape.alpha,
             limit=self._shape.limit,
+            lora=self.lora,
         )
 
 

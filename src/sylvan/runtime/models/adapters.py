@@ -5,9 +5,8 @@ Shapes: L rank, K inputs of a layer, N outputs of a part of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from sylvan.kernels.adapters import (
     Factors,
     LayerKind,
     LoraLayer,
+    LoraShape,
     Prepared,
     side_by_side,
 )
@@ -25,9 +25,10 @@ from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear, VocabHead
 from sylvan.runtime.layers.moe import Experts, Router
+from sylvan.runtime.models import lora_experts
 from sylvan.runtime.models.checkpoint import Slot, canonical, slots, source_rows
-from sylvan.runtime.models.lora import Adapter, LowRank
-from sylvan.runtime.models.shards import NOT_SPLIT, Splits, whole_shape
+from sylvan.runtime.models.lora import Adapter, AdapterConfig, LowRank
+from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, whole_shape
 from sylvan.runtime.models.stored import WeightFiles
 
 _HEADS = ("lm_head", "score", "classifier", "embed_out")
@@ -37,25 +38,26 @@ _MERGE = "`sylvan lora merge` puts it into the checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One matrix of the checkpoint: a part of the outputs of a layer."""
+    """One matrix of the checkpoint: a part of the outputs of a layer, or of one of its experts."""
 
     layer: LoraLayer
-    number: int  # of the part
+    number: int  # of the part, counted over all experts
     source: str  # name of its tensor, as the model calls it
     splits: Splits  # of that tensor: which share of it this rank has
     kind: LayerKind = "linear"
     factor: float = 1.0  # by which the model multiplies what the layer makes
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the whole matrix, that of all ranks."""
+        layer = self.layer
+        mine = layer.outputs[self.number % len(layer.outputs)], layer.inputs
+        outputs, inputs = whole_shape(mine, self.splits)
+        return outputs, inputs
 
-class Place(Protocol):
-    """Makes the place for adapters of a layer."""
 
-    def __call__(
-        self, inputs: int, outputs: Sequence[int], *, kind: LayerKind = "linear"
-    ) -> LoraLayer:
-        """For a layer of so many inputs, and of outputs in these parts."""
-        ...
-
+Place = Callable[[LoraShape], LoraLayer]
+"""Makes the place for adapters of a layer."""
 
 Content = Sequence[tuple[LoraLayer, tuple[Prepared | None, ...]]]
 """What an adapter changes: of each layer, the matrices by part."""
@@ -93,18 +95,23 @@ class AdapterTargets:
         )
         self._found: dict[str, Target] = {}
         self._others: set[str] = set()
-        self._experts: set[str] = set()
+        self._stacks: dict[str, list[list[Target]]] = {}  # both of each mixture, by its path
+        self._paths: dict[str, str] = {}  # of mixtures, as checkpoints call them
         self.layers: list[LoraLayer] = []
         self.head: LoraLayer | None = None
         read = {id(part.kv_b_proj) for part in model.modules() if isinstance(part, LatentAttention)}
         for slot in slots(skeleton):
             self._others.update(slot.sources)
             if isinstance(slot.module, Experts):
-                self._experts.update(slot.sources)
+                self._add_stack(slot, place)
             elif _is_target(slot):
                 linear = model.get_submodule(slot.name.rpartition(".")[0])
                 if isinstance(linear, Linear) and id(linear) not in read:
                     self._add(slot, linear, place)
+        for path, (into, out_of) in self._stacks.items():
+            experts = model.get_submodule(path)
+            assert isinstance(experts, Experts)
+            experts.lora = into[0].layer, out_of[0].layer
         self._add_ends(model, {slot.name: slot for slot in slots(skeleton)}, place)
 
     def _add_ends(self, model: nn.Module, by_name: dict[str, Slot], place: Place) -> None:
@@ -113,7 +120,7 @@ class AdapterTargets:
         slot = by_name.get(f"{_EMBEDDING}.weight")
         if isinstance(table, Embedding) and slot is not None:
             whole = whole_shape(slot.shape, slot.splits)
-            table.lora = layer = place(whole[0], (whole[1],), kind="embedding")
+            table.lora = layer = place(LoraShape(whole[0], (whole[1],), "embedding"))
             (source,) = slot.sources
             self._found[source] = Target(
                 layer, 0, source, NOT_SPLIT, kind="embedding", factor=table.scale
@@ -122,7 +129,9 @@ class AdapterTargets:
         own = by_name.get(f"{_HEAD}.weight")
         slot = own or slot
         if isinstance(head, VocabHead) and slot is not None:
-            head.lora = self.head = layer = place(slot.shape[1], (slot.shape[0],), kind="head")
+            head.lora = self.head = layer = place(
+                LoraShape(slot.shape[1], (slot.shape[0],), "head")
+            )
             source = own.sources[0] if own else self._rename(f"{_HEAD}.weight")
             self._found[source] = Target(layer, 0, source, slot.splits, kind="head")
             self.layers.append(layer)
@@ -131,10 +140,33 @@ class AdapterTargets:
         sources = slot.sources
         parts = [source_rows(slot, number) for number in range(len(sources))]
         sizes = [part.stop - part.start for part in parts]
-        linear.lora = layer = place(slot.shape[1], sizes)
+        linear.lora = layer = place(LoraShape(slot.shape[1], tuple(sizes)))
         self.layers.append(layer)
         for number, source in enumerate(sources):
             self._found[source] = Target(layer, number, source, slot.splits_of(number))
+
+    def _add_stack(self, slot: Slot, place: Place) -> None:
+        """All experts of a layer; their own matrices have names where the checkpoint has them."""
+        path, _, attribute = slot.name.rpartition(".")
+        if attribute not in ("gate_up_proj", "down_proj"):
+            return
+        count, outputs, inputs = slot.shape
+        has_names = len(slot.sources) > 1
+        parts = (
+            len(slot.sources) // count if has_names else (2 if attribute == "gate_up_proj" else 1)
+        )
+        shape = LoraShape(inputs, (outputs // parts,) * parts, num_experts=count)
+        layer = place(shape)
+        self.layers.append(layer)
+        targets: list[Target] = []
+        for number in range(count * parts):
+            source = slot.sources[number] if has_names else slot.sources[0]
+            splits = slot.splits_of(number) if has_names else of_source(slot.splits, number, parts)
+            targets.append(Target(layer, number, source, splits))
+        if has_names:
+            self._found.update({target.source: target for target in targets})
+        self._stacks.setdefault(path, []).append(targets)
+        self._paths[slot.sources[0].partition(".experts.")[0] + ".experts"] = path
 
     def prepare(self, adapter: Adapter, max_rank: int) -> Content:
         """What an adapter changes, checked, in the form in which it is kept beside the model.
@@ -145,19 +177,63 @@ class AdapterTargets:
         _check_kind(adapter)
         found: dict[int, list[Prepared | None]] = {}
         layers: dict[int, LoraLayer] = {}
-        for name, module in adapter.modules.items():
-            target = self._target(name, module)
+        for name, module, target in self._changes(adapter):
             if module.rank > max_rank:
                 raise ConfigError(
                     f"the adapter changes {name!r} by rank {module.rank}; lora.max_rank is "
                     f"{max_rank}"
                 )
             layer = target.layer
-            parts = found.setdefault(id(layer), [None] * len(layer.outputs))
+            parts = found.setdefault(id(layer), [None] * layer.shape.num_parts)
             layers[id(layer)] = layer
-            parts[target.number] = self._part(adapter, name, target)
+            parts[target.number] = self._part(adapter.config, name, module, target)
         placed = side_by_side(list(found.values()))
         return [(layers[key], parts) for key, parts in zip(found, placed, strict=True)]
+
+    def _changes(self, adapter: Adapter) -> Iterator[tuple[str, LowRank, Target]]:
+        for name, module in adapter.modules.items():
+            path = canonical(lora_experts.path_of(name))
+            stacks = self._stacks.get(self._paths.get(path, path))
+            if adapter.config.target_parameters and stacks:
+                yield from self._of_stack(name, module, stacks)
+            else:
+                yield name, module, self._target(name, module)
+
+    def _of_stack(
+        self, name: str, module: LowRank, stacks: Sequence[Sequence[Target]]
+    ) -> Iterator[tuple[str, LowRank, Target]]:
+        """What is changed of each expert by what is changed of a stack; its shape tells which."""
+        if not all(self._keeps(stack) for stack in stacks):
+            raise ConfigError(
+                f"the adapter changes {name!r}, a stack of experts that the model computes with "
+                "in another order: that cannot be served beside the model"
+            )
+        down, up = module.factors
+        for stack in stacks:
+            layer = stack[0].layer
+            count, parts = layer.shape.num_experts, len(layer.outputs)
+            each, inputs = stack[0].shape
+            if (up.shape[0], down.shape[1]) != (each * parts, inputs) or len(down) % count:
+                continue
+            changes = lora_experts.split(module, count, parts)
+            every = (own for of_expert in changes for own in of_expert)
+            for target, own in zip(stack, every, strict=True):
+                yield name, own, target
+            return
+        raise ConfigError(
+            f"the adapter changes {name!r} as a stack of matrices of {[len(up), down.shape[1]]}, "
+            "which the model does not have: it was made for another model"
+        )
+
+    def _keeps(self, stack: Sequence[Target]) -> bool:
+        """Whether a stack lies in the model as it does in transformers."""
+        first = stack[0]
+        if first.source in self._found:
+            return True  # the checkpoint has the experts one by one
+        shape = first.layer.shape
+        outputs, inputs = first.shape
+        stored = torch.empty(shape.num_experts, outputs * len(shape.outputs), inputs, device="meta")
+        return self._convert(first.source, stored) is stored
 
     def _target(self, name: str, module: LowRank) -> Target:
         source = self._rename(f"{name}.weight")
@@ -170,8 +246,8 @@ class AdapterTargets:
             source, module.parts["base_layer"]
         ):
             why = "whose base, which comes with it, is not the model's (added tokens?)"
-        elif source in self._experts or ".experts." in name:
-            why = "experts of a mixture"
+        elif found is None and ".experts." in name:
+            why = "experts of a mixture, which the checkpoint does not have one by one"
         elif found is None and any(head in name.split(".") for head in _HEADS):
             why = "the head"
         if why is not None:
@@ -203,12 +279,11 @@ class AdapterTargets:
         mine = files.tensor(stored)
         return mine.shape == base.shape and torch.equal(mine, base.to(mine.dtype))
 
-    def _part(self, adapter: Adapter, name: str, target: Target) -> Prepared:
-        module, config = adapter.modules[name], adapter.config
+    def _part(self, config: AdapterConfig, name: str, module: LowRank, target: Target) -> Prepared:
         down, up = module.factors
         is_turned = config.fan_in_fan_out and target.kind == "linear"
         converted = up.T if is_turned else up
-        if target.kind == "linear":
+        if target.kind == "linear" and target.source in self._found:
             converted = self._convert(target.source, converted)
         elif self._convert(target.source, up) is not up:
             raise ConfigError(
@@ -218,8 +293,7 @@ class AdapterTargets:
         if is_turned and converted.shape == up.T.shape != up.shape:
             converted = converted.T  # stored like other matrices after all
         shape = list(converted.shape[:1]) + list(down.shape[1:])
-        mine = target.layer.outputs[target.number], target.layer.inputs
-        wanted = list(whole_shape(mine, target.splits))
+        wanted = list(target.shape)
         if shape != wanted or converted.dim() != 2:
             raise ConfigError(
                 f"the adapter changes {name!r} as a matrix of {shape}, but the model's is "

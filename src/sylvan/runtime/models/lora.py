@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA) in PEFT's format: read, checked, and merged into a checkpoint.
+"""Low-rank adapters (LoRA) in PEFT's format: read and checked.
 
 An adapter is `adapter_config.json` beside `adapter_model.safetensors`. A module N has
 `N.lora_A.weight` (r, inputs) and `N.lora_B.weight` (outputs, r), an embedding `lora_embedding_A`
 (r, ids) and `lora_embedding_B` (columns, r); DoRA adds `lora_magnitude_vector` (outputs,). Tensors
 that were trained whole (`modules_to_save`) have their own names, and `N.base_layer.weight` is what
-the matrix was, where that was saved. Arithmetic is in float32.
+the matrix was, where that was saved.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.checkpoint import check_finite
 from sylvan.runtime.models.in_memory import read_safetensors
-from sylvan.runtime.models.safetensors import Checkpoint
-from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -146,85 +144,6 @@ def read_adapter(folder: Path) -> Adapter:
     return Adapter(config, modules, whole, digest.hexdigest())
 
 
-class MergedWeights:
-    """Implements `WeightFiles`: the tensors of a checkpoint with an adapter in them."""
-
-    def __init__(self, base: WeightFiles, adapter: Adapter) -> None:
-        """Find the matrix of each module.
-
-        Raises:
-            ConfigError: the adapter was made for another model; names the module.
-        """
-        self._base, self._adapter = base, adapter
-        self._modules = {_matrix_of(base, name): name for name in adapter.modules}
-        self._whole = {_tensor_of(base, name): name for name in adapter.whole}
-        for tensor, module in self._modules.items():
-            self._check_shape(tensor, module)
-        for tensor, name in self._whole.items():
-            wanted, found = base.tensors[tensor].shape, tuple(adapter.whole[name].shape)
-            if wanted != found:
-                raise ConfigError(f"the adapter's {name!r} is {found}, the model's is {wanted}")
-
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """As those of the checkpoint."""
-        return self._base.tensors
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all tensors."""
-        return self._base.num_bytes
-
-    @property
-    def num_changed(self) -> int:
-        """Tensors that differ from those of the checkpoint."""
-        return len(self._modules) + len(self._whole)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """One of them, in the type of the checkpoint."""
-        found = self._base.tensor(name)
-        if name in self._whole:
-            return self._adapter.whole[self._whole[name]].to(found.dtype)
-        if name not in self._modules:
-            return found
-        module = self._adapter.modules[self._modules[name]]
-        plain = module.parts.get("base_layer", found).float()
-        scale = self._adapter.config.scale(self._modules[name], module.rank)
-        delta = module.product() * scale
-        turned = self._adapter.config.fan_in_fan_out and not module.is_embedding
-        merged = plain + (delta.T if turned else delta)
-        if (length := module.parts.get("lora_magnitude_vector")) is not None:
-            rows = merged.T if turned else merged
-            rows = rows * (length.float() / rows.norm(dim=1))[:, None]
-            merged = rows.T if turned else rows
-        return merged.to(found.dtype).contiguous()
-
-    def _check_shape(self, tensor: str, module: str) -> None:
-        stored = self._base.tensors[tensor]
-        delta = self._adapter.modules[module].product().shape
-        base = self._adapter.modules[module].parts.get("base_layer")
-        turned = self._adapter.config.fan_in_fan_out
-        shape = stored.shape[::-1] if turned else stored.shape
-        if not stored.dtype.is_floating_point:
-            raise ConfigError(f"{tensor!r} is quantised; merge into the plain checkpoint")
-        same = base is None or tuple(base.shape) == stored.shape
-        if tuple(delta) not in (shape, stored.shape) or not same:
-            raise ConfigError(
-                f"the adapter changes {module!r} as a matrix of {list(delta)}, but the model's is "
-                f"{list(stored.shape)}: it was made for another model"
-            )
-
-
-def open_merged(model_dir: Path, adapter_dir: Path) -> tuple[Adapter, MergedWeights]:
-    """An adapter, and the checkpoint with it.
-
-    Raises:
-        ConfigError: see `read_adapter` and `MergedWeights`.
-    """
-    adapter = read_adapter(adapter_dir)
-    return adapter, MergedWeights(Checkpoint(model_dir), adapter)
-
-
 def _config(path: Path) -> AdapterConfig:
     try:
         config = msgspec.json.decode(path.read_bytes(), type=AdapterConfig)
@@ -237,8 +156,8 @@ def _config(path: Path) -> AdapterConfig:
         lacking = f"peft_type {config.peft_type}"
     elif config.bias != "none" or config.lora_bias:
         lacking = "biases that were trained (bias, lora_bias)"
-    elif config.target_parameters or config.layer_replication:
-        lacking = "target_parameters and layer_replication"
+    elif config.layer_replication:
+        lacking = "layer_replication"
     if lacking:
         raise ConfigError(f"{str(path)!r}: adapters with {lacking} cannot be used")
     if config.r < 1:
@@ -258,23 +177,6 @@ def _check_module(config: AdapterConfig, name: str, module: LowRank) -> None:
         raise ConfigError(
             f"the adapter's matrices of {name!r} are {list(down.shape)} and {list(up.shape)}"
         )
-
-
-def _matrix_of(base: WeightFiles, module: str) -> str:
-    return _tensor_of(base, f"{module}.weight")
-
-
-def _tensor_of(base: WeightFiles, name: str) -> str:
-    if name in base.tensors:
-        return name
-    short = name.removeprefix("model.")
-    for candidate in (short, f"model.{name}"):
-        if candidate in base.tensors:
-            return candidate
-    raise ConfigError(
-        f"the adapter changes {name!r}, which the model does not have: it was made for another "
-        "model, or the matrix is tied to another one"
-    )
 
 
 def _bytes(path: Path) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows, LoraShape
 from sylvan.kernels.experts import ExpertWeights, Routing, reference
 from sylvan.kernels.experts.triton_experts import experts
 from tests.support import tensors
@@ -71,3 +72,45 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
     alone, _ = experts(x[3:4], logits[3:4], routing, layer())
     assert torch.equal(alone[0], together[3])
+
+
+@pytest.mark.parametrize("name", ["plain", "gpt-oss", "llama 4"])
+def test_adapters_change_the_experts_of_their_rows(name: str) -> None:
+    weights, routing = layer(), Routing(top_k=2, normalise=True)
+    if name == "gpt-oss":
+        weights = biased(weights)
+    if name == "llama 4":
+        routing = Routing(top_k=1, scores="sigmoid", scale_inputs=True)
+    x, logits = 4 * random(19, 36), random(19, 5, seed=9) * 4
+    rows = LoraRows(2, 32, 8)
+
+    def places(device: torch.device) -> tuple[LoraLayer, LoraLayer]:
+        made = (
+            LoraLayer(rows, LoraShape(36, (40, 40), num_experts=5), torch.float32, device),
+            LoraLayer(rows, LoraShape(40, (36,), num_experts=5), torch.float32, device),
+        )
+        for there in made:
+            parts = [
+                there.prepare(
+                    Factors(
+                        home(random(4, there.inputs, seed=number)),
+                        home(random(size, 4, seed=number + 50)),
+                        0.5,
+                    )
+                )
+                for number, size in enumerate(there.outputs * 5)
+            ]
+            there.load(1, parts)
+        return made
+
+    mine, theirs = places(x.device), places(torch.device("cpu"))
+    plain, _ = experts(x, logits, routing, replace(weights, lora=mine))
+    rows.assign([(1, 3, 9)])
+
+    got, _ = experts(x, logits, routing, replace(weights, lora=mine))
+
+    want, _ = reference.experts(home(x), home(logits), routing, replace(home(weights), lora=theirs))
+    torch.testing.assert_close(home(got), want, rtol=1e-4, atol=1e-4)
+    others = [*range(3), *range(9, 19)]
+    assert torch.equal(home(got)[others], home(plain)[others])
+    assert (home(got)[3:9] != home(plain)[3:9]).any(1).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows
+from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows, LoraShape
 from sylvan.kernels.lora import reference
 from sylvan.kernels.lora.triton_lora import lora
 from tests.support.tensors import DTYPES, home, put, random, tolerance
@@ -20,7 +20,8 @@ def layers(dtype: torch.dtype, size: str) -> tuple[LoraRows, LoraLayer, LoraLaye
     rows = LoraRows(len(RANKS) + 1, 256, 40)
     there = put(torch.zeros(1)).device
     mine, theirs = (
-        LoraLayer(rows, inputs, outputs, dtype, device) for device in (there, torch.device("cpu"))
+        LoraLayer(rows, LoraShape(inputs, outputs), dtype, device)
+        for device in (there, torch.device("cpu"))
     )
     for slot, rank in enumerate(RANKS):
         for layer in (mine, theirs):

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from sylvan.cli.main import main
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.models.lora import open_merged, read_adapter
+from sylvan.runtime.models.lora import read_adapter
+from sylvan.runtime.models.lora_merge import open_merged
 from tests.parity.checkpoints import write
-from tests.parity.families import DENSE
+from tests.parity.families import DENSE, EXPERT
 from tests.parity.serving import Serving
 from tests.support.updates import PROMPTS
 
@@ -38,13 +39,18 @@ ADAPTERS = {
     ),
     "embedding": (LLAMA, {"target_modules": ["embed_tokens", "q_proj"]}),
     "whole norm": (LLAMA, {"target_modules": ["q_proj"], "modules_to_save": ["norm"]}),
+    "experts": (
+        "qwen3-moe",
+        {"target_parameters": [f"mlp.experts.{part}_proj" for part in ("gate_up", "down")]},
+    ),
+    "experts of other names": ("mixtral", {"target_parameters": ["mlp.experts.gate_up_proj"]}),
     "turned": (GPT2, {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}),
 }
 
 
 def make(folder: Path, family: str, **fields: object):
     """A model, an adapter beside it with random numbers, and the merged state by peft."""
-    write(DENSE[family](), 1, folder / "base")
+    write((DENSE | EXPERT)[family](), 1, folder / "base")
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"} | fields)
     adapted = peft.get_peft_model(model, config)
@@ -65,7 +71,8 @@ def test_merged_as_peft_merges(name, tmp_path):
     words = [str(tmp_path / part) for part in ("adapter", "base", "out")]
     assert main(["lora", "merge", *words]) == 0
 
-    found, want = load_file(tmp_path / "out" / "model.safetensors"), merged.state_dict()
+    merged.save_pretrained(tmp_path / "theirs")
+    found, want = (load_file(tmp_path / part / "model.safetensors") for part in ("out", "theirs"))
     base = load_file(tmp_path / "base" / "model.safetensors")
     assert found.keys() == base.keys()
     changed = [n for n in found if not torch.equal(found[n], base[n])]
@@ -107,7 +114,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path, capsys):
         ({"r": 0}, "r must be 1 or more, not 0"),
         ({"r": "4"}, "no configuration of an adapter"),
         ({"use_dora": True}, "lacks model.layers.0.self_attn.q_proj.lora_magnitude_vector"),
-        ({"target_parameters": ["x"]}, "target_parameters"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
     ],
 )
 def test_configurations_that_cannot_be_used(tmp_path, change, says):

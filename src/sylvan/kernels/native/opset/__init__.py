@@ -26,7 +26,13 @@ from sylvan.kernels.native.opset.experts import (
     Route,
     Scores,
 )
-from sylvan.kernels.native.opset.lora import LoraExpand, LoraLookup, LoraShrink, LoraTables
+from sylvan.kernels.native.opset.lora import (
+    LoraExpand,
+    LoraLookup,
+    LoraPairs,
+    LoraShrink,
+    LoraTables,
+)
 from sylvan.kernels.native.opset.ranks import AllGather, AllReduce, RankMemory
 from sylvan.kernels.native.opset.rows import (
     Activation,
@@ -80,6 +86,7 @@ __all__ = [
     "LinearInt8",
     "LoraExpand",
     "LoraLookup",
+    "LoraPairs",
     "LoraShrink",
     "LoraTables",
     "MoeAlign",
@@ -140,6 +147,7 @@ OPS: tuple[type[Op], ...] = (
     LoraShrink,
     LoraLookup,
     LoraExpand,
+    LoraPairs,
     AllReduce,
     AllGather,
 )
