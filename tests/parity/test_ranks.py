@@ -265,10 +265,10 @@ def test_a_step_that_fails_on_one_rank_ends_the_group(model_dir, rank):
 
 
 def test_what_only_one_rank_can_tell_is_refused(model_dir):
-    from sylvan.protocol.commands import ReadWeights
+    from sylvan.protocol.commands import DescribeMemory
 
     two = Serving(model_dir, build=build_ranks(2))
-    result = two.executor.control(ReadWeights(name="model.norm.weight", most=3)).wait()
+    result = two.executor.control(DescribeMemory()).wait()
     assert "several ranks share the model" in result.error
     assert two.generate([[5, 9, 20, 31]]) == Serving(model_dir).generate([[5, 9, 20, 31]])
     two.close()

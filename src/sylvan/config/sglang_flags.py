@@ -223,7 +223,7 @@ REFUSED: Mapping[str, str] = {
         "spec_trace_dir= decoupled_spec_bind_endpoint= decoupled_spec_connect_endpoints= "
         "decoupled_spec_rank= decoupled_spec_role=null"
     ),
-    "adapters for the experts of mixtures (`sylvan lora merge`)": (
+    "outer matrices that the experts of an adapter share": (
         "lora_use_virtual_experts experts_shared_outer_loras="
     ),
     "waiting for a slot by the clock (--lora-max-overtakes counts requests)": (

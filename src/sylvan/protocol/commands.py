@@ -79,6 +79,15 @@ class LoadWeights(msgspec.Struct, frozen=True, tag="load_weights"):
     source: TensorSource
 
 
+class ShareWeights(msgspec.Struct, frozen=True, tag="share_weights"):
+    """Copy tensors into shared memory for other processes; whoever asked removes it.
+
+    Its result tells the `name` of the memory, and `num_bytes`.
+    """
+
+    source: TensorSource
+
+
 class UnloadWeights(msgspec.Struct, frozen=True, tag="unload_weights"):
     """Free what was kept under a name."""
 
@@ -90,7 +99,8 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
 
     With `partial` it need not have all of the model's tensors. `version` is the new label of the
     weights; None keeps the old one. With `flush` nothing that was computed with the old weights is
-    used any more: requests under way compute their KV again. With `abort` they end.
+    used any more: requests under way compute their KV again. With `abort` they end. With
+    `check_only` all is checked, and nothing is written.
     """
 
     source: TensorSource
@@ -98,6 +108,7 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
     version: str | None = None
     flush: bool = True
     abort: bool = False
+    check_only: bool = False
 
 
 class ReadWeights(msgspec.Struct, frozen=True, tag="read_weights"):
@@ -140,7 +151,10 @@ class CheckHealth(msgspec.Struct, frozen=True, tag="check_health"):
 
 
 class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
-    """Become rank `rank` of a process group from which weights will come."""
+    """Become rank `rank` of a process group from which weights will come.
+
+    `rank` is that of the first rank of the first replica; the others' follow, replica by replica.
+    """
 
     name: str
     address: str
@@ -149,6 +163,7 @@ class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
     world_size: int
     backend: str = "gloo"
     timeout_s: float = 60.0
+    replica: int = 0
 
 
 class LeaveGroup(msgspec.Struct, frozen=True, tag="leave_group"):
@@ -173,6 +188,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
 
 ExecutorCommand = (
     LoadWeights
+    | ShareWeights
     | UnloadWeights
     | UpdateWeights
     | ReadWeights

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
+
 from sylvan.kernels.api import Unsupported
 from sylvan.protocol.commands import (
     MEMORY_TAGS,
@@ -24,6 +27,7 @@ from sylvan.protocol.commands import (
     ReadWeights,
     ReleaseMemory,
     ResumeMemory,
+    ShareWeights,
     UnloadWeights,
     UpdateWeights,
 )
@@ -49,10 +53,12 @@ class Checkpoints:
     Attributes:
         loaded_from: Where the weights were read; None: they were made up.
         check: Refuses the directory of another model, with a ConfigError.
+        num_ranks: How many executors hold a part of the model.
     """
 
     loaded_from: DiskTensors | None = None
     check: Callable[[Path], None] = lambda path: None
+    num_ranks: int = 1
 
 
 @dataclass(slots=True)
@@ -91,11 +97,12 @@ class ExecutorControl:
         self._on_release, self._on_resume = on_release, on_resume
         self._update_groups = UpdateGroups()
         size = memory["weights"].num_bytes if "weights" in memory else 0
-        self._sources = WeightSources(self._update_groups, 2 * size)
+        self._sources = WeightSources(self._update_groups, 2 * size * checkpoints.num_ranks)
         self._released: dict[MemoryTag, int] = {}
         self.gate = StepGate()
         self._handlers: dict[type[ExecutorCommand], Callable[[Any], Body]] = {
             LoadWeights: self._load,
+            ShareWeights: self._share,
             UnloadWeights: self._unload,
             UpdateWeights: self._update,
             ReadWeights: self._read,
@@ -147,6 +154,10 @@ class ExecutorControl:
     def _load(self, command: LoadWeights) -> Body:
         return {"num_tensors": len(self._sources.keep(command.name, command.source).tensors)}
 
+    def _share(self, command: ShareWeights) -> Body:
+        name, num_bytes = self._sources.share(command.source)
+        return {"name": name, "num_bytes": num_bytes}
+
     def _unload(self, command: UnloadWeights) -> Body:
         return {"num_tensors": self._sources.drop(command.name)}
 
@@ -154,7 +165,8 @@ class ExecutorControl:
         return {"healthy": self.blocked is None, "reason": self.blocked or ""}
 
     def _join(self, command: JoinGroup) -> Body:
-        self._update_groups.join(command)
+        rank = command.rank + command.replica
+        self._update_groups.join(msgspec.structs.replace(command, rank=rank))
         return {}
 
     def _leave(self, command: LeaveGroup) -> Body:
@@ -177,15 +189,26 @@ class ExecutorControl:
         if isinstance(command.source, DiskTensors):
             self._check_config(Path(command.source.path))
         whole = not command.partial
+        if command.check_only:
+            live.check(files, partial=command.partial)
+            return {}
         names = live.update(files, partial=command.partial)
         named = isinstance(command.source, DiskTensors) and whole
         self._origin = command.source if named else None
         return {"num_tensors": len(names)}
 
     def _read(self, command: ReadWeights) -> Body:
-        found = self._live.tensor(command.name)
-        values = found[: command.most].float().tolist()
-        return {"shape": list(found.shape), "values": values}
+        found, most = self._live.tensor(command.name), command.most
+        places = self._live.places(command.name)
+        if places is None:
+            return {"shape": list(found.shape), "values": found[:most].float().tolist()}
+        shape, (rows, *others) = places
+        own = rows < most
+        return {
+            "shape": list(shape),
+            "values": found[torch.from_numpy(own)].float().tolist(),
+            "places": [rows[own].tolist(), *(each.tolist() for each in others)],
+        }
 
     def _hash(self, command: HashWeights) -> Body:
         return {"checksums": self._live.checksums(command.skip)}

@@ -93,7 +93,7 @@ class ModelPlan:
         """Those of the model."""
         kind = self.options.load_format
         loaded = None if kind == "dummy" else DiskTensors(str(self.model_dir), kind)
-        return Checkpoints(loaded, self._check_config)
+        return Checkpoints(loaded, self._check_config, self.build.mesh.tp.size)
 
     def _check_config(self, model_dir: Path) -> None:
         """Refuse a checkpoint whose config.json describes another model; one without is taken.

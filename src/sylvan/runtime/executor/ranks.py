@@ -12,26 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import xxhash
 
-from sylvan.protocol.commands import (
-    CheckHealth,
-    CommandResult,
-    ExecutorCommand,
-    GroupTensors,
-    HashWeights,
-    LoadAdapter,
-    LoadWeights,
-    ReleaseMemory,
-    ResumeMemory,
-    SocketTensors,
-    UnloadWeights,
-    UpdateWeights,
-)
+from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.api import Carried, Executor, Pending, PendingCommand
+from sylvan.runtime.executor.rank_commands import Round, Rounds, Told, plan_of
 from sylvan.transport.api import Channel
 
 logger = logging.getLogger(__name__)
@@ -39,17 +26,6 @@ logger = logging.getLogger(__name__)
 AGREE_TIMEOUT_S = 5.0
 """A step that failed on one rank has failed on all of them by then, or the group is lost."""
 _POLL_S = 0.5
-_SUMS = "checksums"  # what `HashWeights` brings
-_COMMANDS = (
-    CheckHealth,
-    HashWeights,
-    LoadAdapter,
-    LoadWeights,
-    ReleaseMemory,
-    ResumeMemory,
-    UnloadWeights,
-    UpdateWeights,
-)
 
 
 class RunStep(msgspec.Struct, tag=True, frozen=True):
@@ -115,10 +91,17 @@ class RankedExecutor:
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
         """See `Executor.control`."""
-        if why := _refusal(command):
-            return Carried(CommandResult(error=f"{why} while several ranks share the model"))
-        self._send(RunCommand(self._codec.encode(command)))
-        return _RankedCommand(self._executor.control(command), self._others, self._codec)
+        plan = plan_of(command, 1 + len(self._others))
+        if isinstance(plan, str):
+            return Carried(CommandResult(error=plan))
+        return Rounds(plan, self._tell)
+
+    def _tell(self, commands: Round) -> Told:
+        own, *theirs = commands
+        told = self._others[: len(theirs)]
+        for other, command in zip(told, theirs, strict=True):
+            other.send(RunCommand(self._codec.encode(command)))
+        return _ToldRanks(self._executor.control(own), told, self._codec)
 
     def close(self) -> None:
         """See `Executor.close`; the other ranks end. Whoever made the channels closes them."""
@@ -141,16 +124,6 @@ class RankedExecutor:
             answer = other.receive(max(0.0, until - time.monotonic()))
             if not isinstance(answer, StepFailed) or answer.number != number:
                 raise RankLostError(f"rank {rank} does not know that step {number} failed")
-
-
-def _refusal(command: ExecutorCommand) -> str:
-    """Why not every rank can carry out a command; empty: each can."""
-    if not isinstance(command, _COMMANDS):
-        return f"{type(command).__name__} is not possible"
-    source = command.source if isinstance(command, LoadWeights | UpdateWeights) else None
-    if isinstance(source, GroupTensors | SocketTensors):
-        return "weights come from files, shared memory, or in the request"
-    return ""
 
 
 @dataclass(slots=True)
@@ -181,8 +154,8 @@ class _RankedStep:
         return result
 
 
-class _RankedCommand:
-    """Implements `PendingCommand`: done when all ranks are."""
+class _ToldRanks:
+    """Implements `Told`: done when all ranks are."""
 
     def __init__(
         self,
@@ -195,26 +168,16 @@ class _RankedCommand:
         self._found: dict[int, CommandResult] = {}
 
     def done(self) -> bool:
-        """See `PendingCommand.done`."""
+        """See `Told.done`."""
         self._receive(0.0)
         return self._own.done() and not self._missing
 
-    def wait(self) -> CommandResult:
-        """See `PendingCommand.wait`.
-
-        Raises:
-            RankLostError: some ranks carried it out and others could not.
-        """
+    def wait(self) -> list[CommandResult]:
+        """See `Told.wait`."""
         own = self._own.wait()
         while self._missing:
             self._receive(_POLL_S)
-        failed = {rank: found.error for rank, found in self._found.items() if found.error}
-        if len(failed) not in (0, len(self._found)) or bool(failed) != bool(own.error):
-            raise RankLostError(f"a command failed on some ranks only: {own.error or failed}")
-        if _SUMS not in own.body:
-            return own
-        every = [own, *(self._found[rank] for rank in sorted(self._found))]
-        return msgspec.structs.replace(own, body={_SUMS: _joined([r.body[_SUMS] for r in every])})
+        return [own, *(self._found[rank] for rank in sorted(self._found))]
 
     def _receive(self, timeout_s: float) -> None:
         for rank, other in tuple(self._missing.items()):
@@ -225,15 +188,6 @@ class _RankedCommand:
                 raise RankLostError(f"rank {rank} failed on a step that went well elsewhere")
             self._found[rank] = self._codec.answer(answer.data)
             del self._missing[rank]
-
-
-def _joined(sums: Sequence[dict[str, str]]) -> dict[str, str]:
-    """One checksum of each tensor: of those that the ranks have of their shares, in order."""
-    first, *_ = sums
-    return {
-        name: xxhash.xxh3_128_hexdigest(" ".join(each[name] for each in sums).encode())
-        for name in first
-    }
 
 
 class Follower:
@@ -273,9 +227,7 @@ class Follower:
                     self._step(self._codec.plan(data))
                 case RunCommand(data=data):
                     found = self._executor.control(self._codec.command(data)).wait()
-                    sums = {key: found.body[key] for key in (_SUMS,) if key in found.body}
-                    told = msgspec.structs.replace(found, body=sums)
-                    self._first.send(CommandDone(self._codec.encode(told)))
+                    self._first.send(CommandDone(self._codec.encode(found)))
                 case StepFailed():
                     self._first.send(message)
                 case Close():

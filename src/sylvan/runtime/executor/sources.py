@@ -5,12 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import zmq
+from safetensors.torch import save_file
 
 from sylvan.protocol.commands import (
     BytesTensors,
@@ -84,6 +86,22 @@ class WeightSources:
             )
         self._named[name] = [*kept, opened]
         return opened
+
+    def share(self, source: TensorSource) -> tuple[str, int]:
+        """Copy the tensors of a source into shared memory; its name, and the bytes of the file.
+
+        Raises:
+            ConfigError: see `open`.
+        """
+        files = self.open(source)
+        path = SHARED / f"sylvan-weights-{secrets.token_hex(8)}"
+        path.touch(mode=0o600, exist_ok=False)
+        try:
+            save_file({name: files.tensor(name).contiguous() for name in files.tensors}, path)
+        except BaseException:
+            path.unlink()
+            raise
+        return path.name, path.stat().st_size
 
     def drop(self, name: str) -> int:
         """Free what is kept under a name; returns how many tensors that were.

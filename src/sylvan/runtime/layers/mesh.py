@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from sylvan.kernels.api import Communicator, RowParts
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RankLostError
 
 
@@ -104,6 +106,16 @@ class Split:
     def is_divided(self) -> bool:
         """Whether other ranks hold something else."""
         return self.size != self.whole
+
+    @property
+    def places(self) -> IntArray:
+        """Which entries of the whole dimension this rank holds."""
+        firsts = np.cumsum([0, *(share.whole for share in self.shares)]).tolist()
+        parts = [
+            np.arange(first + share.start, first + share.start + share.size, dtype=np.int32)
+            for first, share in zip(firsts, self.shares, strict=False)
+        ]
+        return np.concatenate(parts)
 
     def take(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's entries of a whole dimension; a view where they lie together."""

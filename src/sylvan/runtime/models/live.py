@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xxhash
 from torch import nn
@@ -21,6 +22,7 @@ from sylvan.kernels.matmul.weights import (
     quantise_int8,
 )
 from sylvan.kernels.native.copies import DENSE, Content, Form, form_of
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, ExecutorError
 from sylvan.runtime.models.checkpoint import Slot, WeightReader, canonical, slots, source_rows
 from sylvan.runtime.models.holders import Holder
@@ -84,13 +86,7 @@ class LiveWeights:
             ExecutorError: the files changed while they were read, so that the weights are a mixture
                 from now on; see `missing`.
         """
-        partial = partial and self.missing is None
-        reader = WeightReader(self._skeleton(), files, partial=partial)
-        present = reader.present
-        self._check_repeated(reader, present)
-        if not present:
-            raise ConfigError("the update has no tensors")
-        self._check(reader, present)
+        reader, present = self._checked(files, partial=partial)
         names: list[str] = []
         self.missing = _TORN
         try:
@@ -102,6 +98,26 @@ class LiveWeights:
         self._changed()
         self.missing = None
         return tuple(names)
+
+    def check(self, files: WeightFiles, *, partial: bool) -> None:
+        """All that `update` checks, without a change.
+
+        Raises:
+            ConfigError: see `update`.
+        """
+        self._checked(files, partial=partial)
+
+    def _checked(
+        self, files: WeightFiles, *, partial: bool
+    ) -> tuple[WeightReader, Mapping[str, Sequence[int]]]:
+        partial = partial and self.missing is None
+        reader = WeightReader(self._skeleton(), files, partial=partial)
+        present = reader.present
+        self._check_repeated(reader, present)
+        if not present:
+            raise ConfigError("the update has no tensors")
+        self._check(reader, present)
+        return reader, present
 
     def _check(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
         for name, numbers in present.items():
@@ -179,14 +195,21 @@ class LiveWeights:
         Raises:
             ConfigError: there is none, or it is kept in another order than checkpoints have.
         """
-        tensor = self._tensors.get(name) or self._tensors.get(self._rename(name))
-        if tensor is None:
-            raise ConfigError(f"this model has no tensor {name!r}")
+        tensor = self._named(name)
         self._check_there()
         found = self._source(tensor)
         if found is None or self._reorders(tensor.name, found):
             raise ConfigError(f"tensor {name!r} is kept in another order than checkpoints have")
         return found
+
+    def places(self, name: str) -> tuple[tuple[int, ...], list[IntArray]] | None:
+        """The whole shape of a tensor, and of each dimension which entries are here; None: all."""
+        tensor = self._named(name)
+        shape = list(self.tensor(name).shape)
+        places = [np.arange(size, dtype=np.int32) for size in shape]
+        for dim, split in tensor.slot.splits_of(tensor.number).items():
+            shape[dim], places[dim] = split.whole, split.places
+        return (tuple(shape), places) if tensor.slot.splits else None
 
     def checksums(self, skip: Collection[str] = ()) -> dict[str, str]:
         """XXH3-128 of the numbers of each tensor, row by row, as the model computes with them.
@@ -212,6 +235,12 @@ class LiveWeights:
                 for part in parts:
                     digest.update(_bytes(part))
                 yield tensor.name, digest.hexdigest()
+
+    def _named(self, name: str) -> Tensor:
+        tensor = self._tensors.get(name) or self._tensors.get(self._rename(name))
+        if tensor is None:
+            raise ConfigError(f"this model has no tensor {name!r}")
+        return tensor
 
     def _check_there(self) -> None:
         if self.missing is not None:

@@ -44,7 +44,7 @@ def _merged_tiers(loads: Sequence[TierLoad]) -> TierLoad:
 def command_for(command: Command, replica: int, count: int) -> Command:
     """What one of `count` replicas is told, so that all answers together are what was asked."""
     if isinstance(command, JoinGroup):
-        return msgspec.structs.replace(command, rank=command.rank + replica)
+        return msgspec.structs.replace(command, replica=replica)
     if isinstance(command, CacheTree):
         return msgspec.structs.replace(command, max_nodes=max(1, command.max_nodes // count))
     return command
