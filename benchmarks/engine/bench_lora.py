@@ -3,11 +3,15 @@
 Tokens a second with adapters over those without, in turn, so that both see the same weather:
 `decode` (32 requests over 16 adapters of rank 16), `one` (a single request), `prompts`, `idle` (no
 request has an adapter, over a server that serves none), and `zipf` (many adapters, some popular,
-through few slots and host copies, over all of them in memory; with the time to the first token of
-an adapter that has to be read). Weights are random, in the shape of a model of 0.5 B parameters.
+through few slots and host copies, over a server in which each has a slot of its own; with the time
+to the first token of an adapter that has to be read). Weights are random, in the shape of a model
+of 0.5 B parameters. `--targets default` are those that PEFT takes for such models (`q_proj`,
+`v_proj`). `read` is the share of a step's bytes that are the model's, which bounds `decode` and
+`one` where memory does.
 
     python benchmarks/engine/bench_lora.py [--what decode one prompts idle zipf] [--layers 24]
-        [--format none|w8a8|w4a8] [--adapters 16] [--many 1000] [--slots 32] [--pairs 5]
+        [--targets default all-linear] [--format none|w8a8|w4a8] [--adapters 16]
+        [--many 1000] [--slots 32] [--pairs 5]
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ from sylvan.runtime.engine.composition import Composition
 
 SHAPE = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
 RANK, REQUESTS, TOKENS, PROMPT = 16, 32, 64, 256
-ATTENTION = ("q_proj", "v_proj")
+DEFAULT = ("q_proj", "v_proj")
+TARGETS: dict[str, Sequence[str]] = {"default": DEFAULT, "all-linear": ()}
+BYTES = {"none": 2.0, "w8a8": 1.0, "w4a8": 0.5}  # of a weight, but for the head's
 
 
 def write_model(folder: Path, layers: int) -> Path:
@@ -164,9 +170,13 @@ def compare(args: argparse.Namespace, off: Callable[[], float], on: Callable[[],
 
 def few(args: argparse.Namespace, folder: Path, model: Path) -> None:
     """Adapters that all have a slot."""
+    folder.mkdir()
+    only = TARGETS[args.target]
     paths = {
-        f"a{n}": str(write_adapter(folder / f"a{n}", args.layers, n)) for n in range(args.adapters)
+        f"a{n}": str(write_adapter(folder / f"a{n}", args.layers, n, only))
+        for n in range(args.adapters)
     }
+    size = (folder / "a0" / "adapter_model.safetensors").stat().st_size
     engine = Engine.start(model, args, lora_paths=paths, max_loras_per_batch=args.adapters)
     cases = {"decode": (REQUESTS, TOKENS, 1), "one": (1, TOKENS, 1), "prompts": (8, 1, 0)}
     for name, (count, tokens, part) in cases.items():
@@ -176,7 +186,9 @@ def few(args: argparse.Namespace, folder: Path, model: Path) -> None:
                 lambda c=count, t=tokens, p=part: engine.run(c, (None,), t)[p],
                 lambda c=count, t=tokens, p=part: engine.run(c, engine.ids, t)[p],
             )
-            report(args, name, engine, found)
+            read = read_share(args, size * min(count, args.adapters))
+            bound = {} if name == "prompts" else {"read": read}
+            report(args, name, engine, found | bound)
     if "idle" in args.what:
         plain = Engine.start(model, args)
         found = compare(
@@ -191,14 +203,17 @@ def few(args: argparse.Namespace, folder: Path, model: Path) -> None:
 
 def many(args: argparse.Namespace, folder: Path, model: Path) -> None:
     """More adapters than there are slots and host copies, by Zipf's law."""
-    first = write_adapter(folder / "z0", args.layers, 0, ATTENTION)
+    folder.mkdir()
+    first = write_adapter(folder / "z0", args.layers, 0, TARGETS[args.target])
     paths = {"z0": str(first)}
     for n in range(1, args.many):
         paths[f"z{n}"] = str(linked(folder / f"z{n}", first, n))
-    lora = {"lora_paths": paths, "max_loras_per_batch": args.slots}
+    lora = {"lora_paths": paths}
     size = (first / "adapter_model.safetensors").stat().st_size
-    whole = Engine.start(model, args, **lora, lora__memory=2 * args.many * size)
-    tight = Engine.start(model, args, **lora, max_loaded_loras=2 * args.slots)
+    memory = {"lora__memory": 2 * args.many * size}
+    whole = Engine.start(model, args, **lora, **memory, max_loras_per_batch=args.many)
+    copies = {"max_loaded_loras": 2 * args.slots}
+    tight = Engine.start(model, args, **lora, **copies, max_loras_per_batch=args.slots)
     weights = 1 / np.arange(1, args.many + 1)
     asked = np.random.default_rng(2).choice(args.many, 4 * REQUESTS, p=weights / weights.sum())
 
@@ -217,8 +232,18 @@ def many(args: argparse.Namespace, folder: Path, model: Path) -> None:
     tight.built.close()
 
 
+def read_share(args: argparse.Namespace, adapters: int) -> float:
+    """Of the bytes that a step of one row for each request reads: those of the model."""
+    dim, inner, vocab = (SHAPE[n] for n in ("hidden_size", "intermediate_size", "vocab_size"))
+    kv = dim // SHAPE["num_attention_heads"] * SHAPE["num_key_value_heads"]
+    layer = 2 * dim * dim + 2 * dim * kv + 3 * dim * inner
+    model = args.layers * layer * BYTES[args.format] + 2 * vocab * dim
+    return round(model / (model + adapters), 3)
+
+
 def report(args: argparse.Namespace, name: str, engine: Engine, found: dict) -> None:
-    about = {"what": name, "format": args.format, "runner": engine.built.facts["runner"]}
+    about = {"what": name, "targets": args.target, "format": args.format}
+    about["runner"] = engine.built.facts["runner"]
     print(json.dumps(about | found), flush=True)
 
 
@@ -226,6 +251,7 @@ def main() -> int:
     kinds = ("decode", "one", "prompts", "idle", "zipf")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--what", nargs="*", choices=kinds, default=kinds)
+    parser.add_argument("--targets", nargs="*", choices=TARGETS, default=[*TARGETS])
     parser.add_argument("--format", choices=("none", "w8a8", "w4a8"), default="none")
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
     parser.add_argument("--adapters", type=int, default=16)
@@ -236,10 +262,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = write_model(folder / "model", args.layers)
-        if set(args.what) - {"zipf"}:
-            few(args, folder, model)
-        if "zipf" in args.what:
-            many(args, folder, model)
+        for target in args.targets:
+            args.target = target
+            if set(args.what) - {"zipf"}:
+                few(args, folder / args.target, model)
+            if "zipf" in args.what and (args.target == "default" or len(args.targets) == 1):
+                many(args, folder / f"zipf-{args.target}", model)
     return 0
 
 

@@ -142,7 +142,7 @@ class Lora(Capability):
         adapter.requests.add(req.rid)
         if self._copies.use(adapter):
             return Verdict.READY
-        self._turns.wait(req.rid, name)
+        self._turns.wait(req.rid, name, lacks_slot=adapter.copy is Copy.LOADING)
         return Verdict.WAIT
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:

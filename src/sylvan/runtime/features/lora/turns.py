@@ -20,7 +20,7 @@ _FRESH = 2  # steps within which a waiting adapter has been asked about, or nobo
 class _Waiting:
     rids: set[str] = field(default_factory=set[str])
     overtaken: int = 0
-    asked: int = 0  # step in which one of its requests could have started otherwise
+    asked: int = -_FRESH  # step in which one of its requests could have started otherwise
 
 
 class Turns:
@@ -73,11 +73,16 @@ class Turns:
             self.wait(rid, adapter)
         return may
 
-    def wait(self, rid: str, adapter: str) -> None:
-        """A request cannot start because its adapter has no place."""
+    def wait(self, rid: str, adapter: str, *, lacks_slot: bool = True) -> None:
+        """A request cannot start because its adapter has no place.
+
+        One that lacks more than a slot keeps its turn, but holds no slot free meanwhile: what it
+        lacks may be given back only by those behind it.
+        """
         waiting = self._waiting.setdefault(adapter, _Waiting())
         waiting.rids.add(rid)
-        waiting.asked = self._step
+        if lacks_slot:
+            waiting.asked = self._step
 
     def started(self, rid: str, adapter: str) -> None:
         """A request has started: its adapter had its turn, and others were overtaken."""
