@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test parity sdk check aot bench docs clean
+.PHONY: help serve test test-slow gpu-test parity sdk check aot bench docs ui clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -56,6 +56,9 @@ bench: $(VENV)/.dev  ## run the benchmarks on a quiet machine; results go to ben
 
 docs: $(VENV)/.dev  ## regenerate the generated parts of docs/
 	$(BIN)/python scripts/generate_docs.py
+
+ui:  ## build the web page from ui/ into the package; needs npm, which installing does not
+	cd ui && npm ci --no-fund --no-audit && npm run build
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -675,3 +675,21 @@ def test_adapters_of_tenants_are_for_servers_to_check(tmp_path):
     path.write_text(json.dumps({"keys": [{"sha256": "0" * 64, "tenant": "a", "adapters": []}]}))
     with pytest.raises(ConfigError, match="adapters of 'a' are checked by servers"):
         client_keys(str(path))
+
+
+async def test_the_page_of_the_gateway_knows_whose_it_is(workers):
+    key = Secret("key")
+    async with gateway(workers[0].url, server__api_key=key) as front:
+        page = await front.get("/ui")
+        known = await front.get("/ui/app.js", headers={"if-none-match": '"x"'})
+        slash = await front.get("/ui/")
+        other = await front.get("/ui/nothing.js")
+        again = await front.get("/ui", headers={"if-none-match": page.headers["etag"]})
+
+    assert page.status_code == 200
+    assert 'data-site="gateway"' in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert known.status_code == 200
+    assert (slash.status_code, slash.headers["location"]) == (308, "../ui")
+    assert other.status_code == 404
+    assert (again.status_code, again.content) == (304, b"")

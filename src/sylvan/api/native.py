@@ -352,6 +352,13 @@ class LoadsQuery(WireModel):
     """Only this replica."""
 
 
+class RecentQuery(WireModel):
+    """Query of `/requests`."""
+
+    limit: Annotated[int, Field(ge=1, le=256)] = 100
+    """How many to tell of at most."""
+
+
 class ControlReplyBody(BaseModel):
     """Outcome of a control command."""
 

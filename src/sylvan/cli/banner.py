@@ -70,5 +70,5 @@ def greeting(config: Config, name: str, url: str, seconds: float, *, replicas: i
     if not config.server.uds:
         lines += ["", f"  sylvan chat --url {url}"]
     if not config.server.uds and replicas == 1:
-        lines.append(f"  documentation: {url}/docs")
+        lines += [f"  web page: {url}/ui", f"  documentation: {url}/docs"]
     return "\n".join(lines)

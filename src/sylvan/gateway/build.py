@@ -20,6 +20,7 @@ from sylvan.config.schema import ROUTE
 from sylvan.gateway.app import AppParts, Gateway, Serving
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
+from sylvan.gateway.control.page import PAGE
 from sylvan.gateway.control.texts import TextRoutes
 from sylvan.gateway.control.workers import Changed, WorkerRoutes
 from sylvan.gateway.discovery.api import Source
@@ -308,11 +309,11 @@ class GatewayRuntime:
         )
         workers = WorkerRoutes(self.registry, self.jobs, self._worker_changed)
         texts = TextRoutes(self._library)
-        routes = [*PASSED, *information.routes, *workers.routes, *texts.routes]
+        routes = [*PASSED, *information.routes, *workers.routes, *texts.routes, *PAGE]
         serving: Serving = router
         if self._upstreams is not None:
             serving = passing = self._pass_through(self._upstreams)
-            routes = [*PROVIDED, *passing.routes]
+            routes = [*PROVIDED, *passing.routes, *PAGE]
         ages = InflightAges(clock)
         self.families.registry.register(ages)
         self.families.registry.register(WorkerGauges(self.registry, self._placing))

@@ -153,6 +153,7 @@ class ChatBody(GenerationBody):
     return_prompt_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
+    """Add `meta_info` to choices, as `/generate` has it; in a stream, with the end of each."""
     return_input_ids_in_sglext: bool | None = None
     return_output_ids_in_sglext: bool | None = None
     user: str | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.types import TENANT, CacheKey, MediaSpan, Node, digests
+from sylvan.runtime.cache.types import TENANT, CacheKey, MediaSpan, Node, Place, digests
 
 HEAD_TOKENS = 16
 MAX_HIDDEN = 10_000  # nodes of nobody that are passed on the way to those of a tenant
@@ -33,9 +33,9 @@ class Divergence:
 def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> Mapping[str, Any]:
     """The biggest nodes first, breadth first, at most `max_nodes` of them.
 
-    Each node has its id and that of its parent, position, length in tokens, first tokens, pages,
-    locks, hits and last use. With an `owner` (see `owned`) what others hold is left out, and so are
-    the counts over all.
+    Each node has its id and that of its parent, position, length in tokens, first tokens, pages on
+    the device, locks, hits, last use, the salt that it is kept apart by, and where its KV lies.
+    With an `owner` (see `owned`) what others hold is left out, and so are the counts over all.
     """
     nodes: list[Mapping[str, Any]] = []
     roots, hidden = tree.roots(), 0
@@ -153,6 +153,15 @@ def _of_tenant(node: Node) -> bool:
     return any(span.digest.startswith(TENANT) for span in node.media)
 
 
+def _salt(node: Node) -> str:
+    """What sets a node apart from those of others; empty if nothing does."""
+    salt = node.namespace.partition(":")[2]
+    for span in node.media:
+        if span.digest.startswith(TENANT):
+            salt = span.digest.removeprefix(TENANT).decode()
+    return salt
+
+
 def _owned(node: Node, owner: str | None) -> bool:
     return owned(node.namespace, node.media, owner)
 
@@ -170,4 +179,6 @@ def _node_view(node: Node, number: int, parent: int) -> Mapping[str, Any]:
         "hits": node.hits,
         "last_used": node.last_used,
         "children": len(node.children),
+        "salt": _salt(node),
+        "places": [str(place.name).lower() for place in Place if place in node.places],
     }

@@ -18,6 +18,7 @@ from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.pairing import Pairing
+from sylvan.runtime.server.recent import RecentRequests
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
 from sylvan.runtime.server.stores.batches import BatchStore
@@ -54,6 +55,7 @@ class Context:
         sessions: Past turns of `/generate`.
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
+        recent: The newest requests.
         updates: Replaces weights, in one call or several.
         detached: Calls that go on without their client.
         clock: Monotonic; for durations.
@@ -75,6 +77,7 @@ class Context:
     sessions: SessionStore
     batches: Batches
     accounts: Accounts
+    recent: RecentRequests
     updates: WeightUpdates
     detached: Detached = field(default_factory=Detached)
     clock: Clock = monotonic
@@ -122,6 +125,7 @@ def make_context(
         settings=settings,
         keyring=keyring,
         accounts=Accounts(engine, keyring, settings.served_model_name),
+        recent=RecentRequests(engine.router, clock, wall_clock),
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=template,
         parsers=make_parsers(

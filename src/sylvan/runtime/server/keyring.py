@@ -37,6 +37,11 @@ class Keyring:
         return not self._entries
 
     @property
+    def tenants(self) -> set[str]:
+        """Names of all tenants."""
+        return {entry.tenant for entry in self._entries if entry.tenant}
+
+    @property
     def adapters(self) -> dict[str, set[str]]:
         """The adapters that tenants may use, of those that may not use all."""
         found: dict[str, set[str]] = {}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 from importlib.resources import files
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from sylvan.api.version import VERSION
-from sylvan.runtime.server.endpoint import Call, json_response, text_response
+from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response, text_response
+from sylvan.ui.files import INDEX, page_file
 
 _LINKS = (
+    ("/ui", "a page to talk to the model and to see what the server does"),
     ("/docs", "every route, with its fields"),
     ("/openapi.json", "the same for programs"),
     ("/metrics", "numbers for Prometheus"),
@@ -61,6 +63,33 @@ async def docs_script(call: Call[None]) -> Response:
 async def docs_style(call: Call[None]) -> Response:
     """Style of the pages."""
     return _page(_asset("style.css"), "text/css")
+
+
+async def ui(call: Call[None]) -> Response:
+    """The web page: playground, dashboard, cache and requests."""
+    return _ui_file(call, INDEX)
+
+
+async def ui_file(call: Call[None]) -> Response:
+    """A script, style sheet or picture of the web page."""
+    name = call.request.path_params["name"]
+    if name == INDEX:  # its links lead on from `/ui`
+        return RedirectResponse("../ui", 308)
+    return _ui_file(call, name)
+
+
+async def ui_slash(call: Call[None]) -> Response:
+    """Leads to `/ui`, from where the links of the page lead on."""
+    return RedirectResponse("../ui", 308)
+
+
+def _ui_file(call: Call[None], name: str) -> Response:
+    file = page_file(name, "server")
+    if file is None:
+        raise NotFoundError(f"The page has no file {name[:80]!r}.")
+    if file.is_known(call.request.headers.get("if-none-match")):
+        return Response(None, 304, dict(file.headers))
+    return Response(file.body, 200, dict(file.headers))
 
 
 def _page(content: str, kind: str) -> Response:

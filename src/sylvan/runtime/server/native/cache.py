@@ -21,9 +21,12 @@ async def cache_tree(call: Call[None]) -> Response:
     """The prefix tree, the longest nodes of each level first; a tenant sees its own only."""
     query: TreeQuery = call.query
     body = await _ask(call, CacheTree(max_nodes=query.max_nodes, owner=_owner(call)), "tree")
+    owners = _owners(call)
     for node in body["nodes"]:
         node["text"] = await _text(call, node["head"])
-    return json_response(body)
+        salt = node.pop("salt")
+        node["owner"] = next((name for start, name in owners if salt.startswith(start)), None)
+    return json_response({**body, "bytes_per_token": _bytes_per_token(call)})
 
 
 async def cache_explain(call: Call[None]) -> Response:
@@ -100,6 +103,21 @@ def _owner(call: Call[None]) -> str | None:
     """None for the operator, who sees everything; so does whoever holds the server's own key."""
     name = call.tenant.name
     return None if call.tenant.admin or not name else call.context.engine.isolation.owner(name)
+
+
+def _owners(call: Call[None]) -> list[tuple[str, str]]:
+    """What the salts of tenants begin with, and their names; of those whom the caller may know."""
+    mine, isolation = call.tenant, call.context.engine.isolation
+    sees_all = mine.admin or not mine.name
+    names = call.context.keyring.tenants if sees_all else {mine.name}
+    return [(isolation.owner(name), name) for name in sorted(names)]
+
+
+def _bytes_per_token(call: Call[None]) -> float:
+    """Of KV in the memory of the device; 0 if that is not known."""
+    facts = call.context.engine.facts
+    held = float(facts.extra.get("kv_bytes") or 0)
+    return held / facts.max_total_tokens if facts.max_total_tokens else 0.0
 
 
 async def _text(call: Call[None], ids: list[int]) -> str:

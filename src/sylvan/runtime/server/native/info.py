@@ -9,7 +9,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.responses import Response
 
-from sylvan.api.native import LoadsQuery
+from sylvan.api.native import LoadsQuery, RecentQuery
 from sylvan.api.version import VERSION
 from sylvan.config.values import Secret
 from sylvan.protocol.messages import GetState
@@ -159,6 +159,16 @@ async def loads(call: Call[None]) -> Response:
         "loads": rows,
     }
     return json_response(body)
+
+
+async def requests(call: Call[None]) -> Response:
+    """The newest requests: counts, why they ended, and where their time went; no texts.
+
+    A tenant sees its own only.
+    """
+    query: RecentQuery = call.query
+    tenant = None if call.tenant.admin or not call.tenant.name else call.tenant.name
+    return json_response(call.context.recent.view(tenant, query.limit))
 
 
 async def metrics(call: Call[None]) -> Response:

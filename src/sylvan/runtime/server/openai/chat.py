@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -273,6 +274,16 @@ class _Job:
             every=bool(self._body.return_token_ids),
         )
 
+    def meta(self, last: SampleDelta, reasoning_tokens: int) -> dict[str, Any]:
+        """`meta_info` of a streamed choice, if it is asked for; its logprobs have been sent."""
+        if not self._body.return_meta_info:
+            return {}
+        sample = Sample()
+        sample.add(replace(last, logprobs=None))
+        began_s, thought = self._began_s, reasoning_tokens
+        found = meta_info(self._context, sample, None, reasoning_tokens=thought, began_s=began_s)
+        return {"meta_info": found}
+
     def think(self, index: int, tokens: int) -> None:
         """Set how many tokens of a choice have been thinking."""
         self._meter.think(index, tokens)
@@ -303,7 +314,7 @@ class _Writer:
         self._ids: list[int] = []
         inside = prepared.rules.starts_in_reasoning
         self._counter = ReasoningCounter(job.context.parsers.marks, inside=inside)
-        self._thinking = ""
+        self._thinking, self._thought = "", 0
         self._answers = False
         self._is_over = False
 
@@ -339,6 +350,7 @@ class _Writer:
             matched = delta.finish.matched
             last = {"reasoning_content": None}  # clients read it of every delta
             end = job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
+            end["choices"][0].update(job.meta(delta, self._thought))
             yield {**end, "metadata": weight_metadata(job.context, delta.weight_versions)}
 
     def _count(self, delta: SampleDelta) -> None:
@@ -352,6 +364,7 @@ class _Writer:
         if self._is_over:
             context, rules = self._job.context, self._prepared.rules
             tokens = count_reasoning(context, rules, self._ids, self._thinking)
+        self._thought = tokens
         self._job.think(self._index, tokens)
 
     def _logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from sylvan.api.native import (
     LoadsQuery,
     OpenSessionBody,
     PauseBody,
+    RecentQuery,
 )
 from sylvan.api.openai.vectors import EncodeBody
 from sylvan.api.tiers import StoreBody
@@ -152,6 +153,14 @@ _INFO = (
         query=LoadsQuery,
         stream="text/plain",
         tag="Info",
+    ),
+    own(
+        "/requests",
+        handler=info.requests,
+        methods=GET,
+        query=RecentQuery,
+        tag="Info",
+        budgeted=False,  # reads what is there
     ),
 )
 
@@ -346,6 +355,15 @@ _PAGES = (
         methods=("GET", "HEAD"),
         level=Level.OPEN,
         media_type="text/plain",
+        tag="Pages",
+    ),
+    opened("/ui", handler=pages.ui, media_type="text/html", tag="Pages"),
+    opened("/ui/", handler=pages.ui_slash, media_type="", tag="Pages"),
+    opened(
+        "/ui/{name}",
+        handler=pages.ui_file,
+        media_type="text/javascript",
+        statuses=(404,),
         tag="Pages",
     ),
     opened("/docs", handler=pages.docs, media_type="text/html", tag="Pages"),
