@@ -18,6 +18,11 @@ export function count(value: number): string {
   return value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : digits(value);
 }
 
+/** `1 page`, `2 pages`. */
+export function many(value: number, what: string): string {
+  return `${count(value)} ${what}${value === 1 ? "" : "s"}`;
+}
+
 export function digits(value: number): string {
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }

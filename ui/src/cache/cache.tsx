@@ -1,7 +1,7 @@
 // The prefix tree: what is kept, how much it takes, and whose it is.
 import { useMemo, useState } from "preact/hooks";
 import { json, key } from "../api";
-import { bytes, count, percent } from "../format";
+import { bytes, count, many, percent } from "../format";
 import { Chart } from "../parts/chart";
 import { Card, Empty, IconButton, Notice, Page } from "../parts/controls";
 import { usePoll, useStore } from "../store";
@@ -178,11 +178,11 @@ function Details({ node, pageSize, size }: { node: TreeNode; pageSize: number; s
   const facts: [string, string][] = [
     ["owner", ownerOf(node)],
     ["tokens", `${count(node.tokens)}, from position ${count(node.start)}`],
-    ["memory", `${size(node.pages * pageSize)} in ${count(node.pages)} pages`],
+    ["memory", `${size(node.pages * pageSize)} in ${many(node.pages, "page")}`],
     ["lies on", node.places.join(", ") || "nothing: it is being written"],
-    ["used by now", `${count(node.locks)} requests`],
+    ["used by now", many(node.locks, "request")],
     ["hits", count(node.hits)],
-    ["goes on in", `${count(node.children)} nodes`],
+    ["goes on in", many(node.children, "node")],
     ...(adapter ? ([["adapter", adapter]] as [string, string][]) : []),
   ];
   return (

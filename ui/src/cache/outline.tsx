@@ -1,6 +1,6 @@
 // The tree as one walks through it: with the arrow keys, or a screen reader.
 import { useMemo, useRef, useState } from "preact/hooks";
-import { count } from "../format";
+import { many } from "../format";
 import { type Branch, ownerOf } from "./cache";
 
 interface Row {
@@ -91,7 +91,7 @@ export function Outline({ roots, chosen, onChoose, size }: Props) {
           </span>
           <span class="outline-text">{node.text.replace(/\s+/g, " ") || "(no text)"}</span>
           <span class="outline-facts">
-            {count(node.tokens)} tokens{below.length > 0 ? `, ${size(total)} with all below` : ""} · {node.hits} hits · {ownerOf(node)}
+            {many(node.tokens, "token")}{below.length > 0 ? `, ${size(total)} with all below` : ""} · {many(node.hits, "hit")} · {ownerOf(node)}
           </span>
         </li>
       ))}

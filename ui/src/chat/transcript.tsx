@@ -1,6 +1,6 @@
 // What was said, of one pane.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, digits, seconds } from "../format";
+import { count, digits, many, seconds } from "../format";
 import { Markdown } from "../markdown";
 import { CopyButton, Icon, IconButton } from "../parts/controls";
 import { type Thread, type ToolCall, type Turn, newId, showing, versions, way, withTurn } from "./model";
@@ -208,7 +208,7 @@ function Footnote({ turn }: { turn: Turn }) {
   const ended = { stopped: "stopped", failed: "failed", streaming: "", done: turn.finish === "length" ? "cut at the longest length" : "" }[turn.state];
   if (!stats || turn.state === "failed") return ended ? <span class="footnote">{ended}</span> : null;
   const parts = [
-    `${count(stats.outputTokens)} tokens`,
+    many(stats.outputTokens, "token"),
     stats.tokensPerS && `${count(stats.tokensPerS)} tokens/s`,
     stats.firstTokenS !== undefined && `first after ${seconds(stats.firstTokenS)}`,
     stats.cachedTokens > 0 && `${digits((100 * stats.cachedTokens) / stats.promptTokens).replace(/\.?0+$/, "")} % of ${count(stats.promptTokens)} prompt tokens cached`,

@@ -57,7 +57,7 @@ export function Dashboard() {
   const last = <T,>(values: T[]) => values[values.length - 1];
   const latency = (name: string) => ({
     value: shown(mean(now.samples, before?.samples, name), seconds),
-    unit: `p95 < ${shown(bound(now.samples, before?.samples, name, 0.95), (value) => (Number.isFinite(value) ? seconds(value) : "…"))}`,
+    unit: shown(bound(now.samples, before?.samples, name, 0.95), (value) => (Number.isFinite(value) ? `p95 < ${seconds(value)}` : "p95 off the scale")).replace("–", "last minute"),
   });
   return (
     <Page title="Dashboard" tools={<span class="hint">{facts.data?.title ?? ""}</span>}>
@@ -86,7 +86,7 @@ export function Dashboard() {
         <Card title="Prefix cache">
           <Chart label="Hit rate of prompts" times={series.times} show={percent} max={1} series={[{ name: "hit rate, of a minute", values: series.hits, color: 2 }]} />
         </Card>
-        <Steps times={series.times} steps={series.steps} stepMs={series.stepMs} perStep={series.perStep} />
+        <Steps times={series.times} stepMs={series.stepMs} perStep={series.perStep} />
         <Card title="Ended" class="ended">
           <Ended samples={now.samples} before={before?.samples} />
         </Card>
@@ -173,7 +173,6 @@ function measured(readings: Reading[]) {
     used: [] as (number | null)[],
     cached: [] as (number | null)[],
     hits: [] as (number | null)[],
-    steps: [] as (number | null)[],
     stepMs: [] as (number | null)[],
     perStep: [] as (number | null)[],
   };
@@ -196,7 +195,6 @@ function measured(readings: Reading[]) {
     const prompts = grown(reading.samples, before?.samples, "prompt_tokens_total");
     const cached = grown(reading.samples, before?.samples, "cached_tokens_total");
     found.hits.push(prompts ? Math.min(1, (cached ?? 0) / prompts) : null);
-    found.steps.push(steps);
     found.stepMs.push(steps && total.running ? 1000 / steps : null);
     found.perStep.push(steps && computed ? computed / steps : null);
   });

@@ -9,7 +9,6 @@ import { usePoll } from "../store";
 
 interface Props {
   times: number[];
-  steps: (number | null)[];
   stepMs: (number | null)[];
   perStep: (number | null)[];
 }
@@ -52,7 +51,7 @@ function steps(spans: Span[]): Step[] {
   return found.slice(-SHOWN);
 }
 
-export function Steps({ times, steps: rate, stepMs, perStep }: Props) {
+export function Steps({ times, stepMs, perStep }: Props) {
   const { data } = usePoll(newest, EVERY_MS);
   return (
     <Card title="Steps" class={data?.length ? "wide-card" : ""}>
@@ -64,7 +63,6 @@ export function Steps({ times, steps: rate, stepMs, perStep }: Props) {
         series={[
           { name: "ms a step", values: stepMs, color: 1 },
           { name: "tokens a step", values: perStep, color: 2 },
-          { name: "steps/s", values: rate, color: 3 },
         ]}
       />
     </Card>
@@ -75,19 +73,20 @@ export function Steps({ times, steps: rate, stepMs, perStep }: Props) {
 function Timeline({ steps: all }: { steps: Step[] }) {
   const [at, setAt] = useState<number>();
   const sorted = useMemo(() => all.map(({ planS, runS }) => planS + runS).sort((a, b) => a - b), [all]);
-  const median = sorted[Math.floor(sorted.length / 2)]!;
-  const top = Math.min(sorted[sorted.length - 1]!, Math.max(8 * median, sorted[Math.floor(sorted.length * 0.97)]!)) || 1e-9;
+  const median = sorted[Math.floor(sorted.length / 2)] || 1e-9;
+  const top = sorted[sorted.length - 1] || 1e-9;
   const kinds = [...new Set(all.map(({ kind }) => kind))];
-  const share = (value: number) => `${Math.min(100, (100 * value) / top)}%`;
+  // a step of many prompts takes a hundred times as long as one of few tokens: heights are logarithms
+  const share = (value: number) => (100 * Math.log1p((4 * value) / median)) / Math.log1p((4 * top) / median);
   const shown = at === undefined ? undefined : all[at];
   const spread = all[all.length - 1]!.at - all[0]!.at;
   return (
     <div class="timeline">
-      <div class="step-bars" role="img" aria-label={`The ${all.length} newest steps took ${seconds(median)} each, as a median, and at most ${seconds(sorted[sorted.length - 1]!)}.`} onPointerLeave={() => setAt(undefined)}>
+      <div class="step-bars" role="img" aria-label={`The ${all.length} newest steps took ${seconds(median)} each, as a median, and at most ${seconds(top)}.`} onPointerLeave={() => setAt(undefined)}>
         {all.map((step, i) => (
           <span class={i === at ? "step at" : "step"} onPointerEnter={() => setAt(i)}>
-            <i class={`c${COLORS[step.kind] ?? 5}`} style={{ height: share(step.runS) }} />
-            <i class="c4" style={{ height: share(step.planS) }} />
+            <i class={`c${COLORS[step.kind] ?? 5}`} style={{ height: `${share(step.planS + step.runS) - share(step.planS)}%` }} />
+            <i class="c4" style={{ height: `${share(step.planS)}%` }} />
           </span>
         ))}
       </div>
@@ -97,7 +96,7 @@ function Timeline({ steps: all }: { steps: Step[] }) {
             <i /> {kind}
           </span>
         ))}
-        <span class="when">{shown ? `${shown.kind}: ${seconds(shown.runS)}, planned in ${seconds(shown.planS)} ${words(shown.detail)}` : `${all.length} newest steps over ${seconds(spread)}; median ${seconds(median)}, highest bar ${seconds(top)}`}</span>
+        <span class="when">{shown ? `${shown.kind}: ${seconds(shown.runS)}, planned in ${seconds(shown.planS)} ${words(shown.detail)}` : `${all.length} newest steps over ${seconds(spread)}; median ${seconds(median)}, longest ${seconds(top)}; heights are logarithmic`}</span>
       </p>
     </div>
   );

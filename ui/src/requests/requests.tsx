@@ -125,7 +125,6 @@ function cached(past: Past): number {
 }
 
 function Table({ rows, chosen, onChoose, tenants }: { rows: Past[]; chosen: string; onChoose: (rid: string) => void; tenants: boolean }) {
-  const longest = Math.max(...rows.map(total), 1e-9);
   return (
     <Card title="Newest" aside={<Key />}>
       <div class="table-scroll" tabIndex={0} role="region" aria-label="Newest requests">
@@ -163,7 +162,7 @@ function Table({ rows, chosen, onChoose, tenants }: { rows: Past[]; chosen: stri
                 <td class={past.finish.startsWith("abort") || past.finish === "failed" ? "bad-text" : ""}>{FINISH[past.finish] ?? past.finish}</td>
                 <td class="number">{seconds(total(past))}</td>
                 <td class="stage-column">
-                  <StageBar stages={past.stages} scale={longest} />
+                  <StageBar stages={past.stages} />
                 </td>
               </tr>
             ))}
@@ -186,11 +185,12 @@ function Key() {
   );
 }
 
-function StageBar({ stages, scale }: { stages: Record<string, number>; scale: number }) {
+function StageBar({ stages }: { stages: Record<string, number> }) {
+  const all = Math.max(1e-9, Object.values(stages).reduce((sum, each) => sum + each, 0));
   return (
     <div class="meter thin" aria-hidden="true">
       {Object.entries(stages).map(([name, value]) => (
-        <span class={`c${STAGES[name]?.[1] ?? 5}`} style={{ width: `${(100 * value) / scale}%` }} />
+        <span class={`c${STAGES[name]?.[1] ?? 5}`} style={{ width: `${(100 * value) / all}%` }} />
       ))}
     </div>
   );
