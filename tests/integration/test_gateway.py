@@ -693,3 +693,38 @@ async def test_the_page_of_the_gateway_knows_whose_it_is(workers):
     assert (slash.status_code, slash.headers["location"]) == (308, "../ui")
     assert other.status_code == 404
     assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://127.0.0.1:30000", "127.0.0.1:30000", 200),  # the gateway's own page
+        ("http://localhost:30000", "localhost:30000", 200),
+        ("https://chat.example", "127.0.0.1:30000", 200),  # one that the operator named
+        ("https://evil.example", "127.0.0.1:30000", 403),
+        ("http://evil.example:30000", "evil.example:30000", 403),  # its name points to us
+        ("null", "127.0.0.1:30000", 403),
+    ],
+)
+async def test_a_worker_without_a_key_answers_pages_of_the_gateway_only(
+    workers, origin, host, status
+):
+    origins = ("https://chat.example",)
+    async with gateway(workers[0].url, server__cors_origins=origins) as front:
+        headers = {"origin": origin, "host": host, "sec-fetch-site": "same-origin"}
+        answer = await front.post("/v1/chat/completions", {"messages": HELLO}, headers=headers)
+
+    assert answer.status_code == status
+    for sent in workers[0].paths("/v1/chat/completions"):
+        assert ("origin" in sent) == (status == 403)
+
+
+async def test_pages_of_a_gateway_with_a_key_have_names(workers):
+    headers = {"origin": "https://llm.example", "host": "llm.example"}
+    async with gateway(workers[0].url, server__api_key=Secret("key")) as front:
+        keyed = headers | {"authorization": "Bearer key"}
+        body = {"messages": HELLO}
+        allowed = await front.post("/v1/chat/completions", body, headers=keyed)
+        refused = await front.post("/v1/chat/completions", body, headers=headers)
+
+    assert (allowed.status_code, refused.status_code) == (200, 401)

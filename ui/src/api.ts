@@ -11,6 +11,8 @@ export const site = (document.documentElement.dataset.site ?? "server") as Site;
 export const key = new Store(sessionStorage.getItem(KEY) ?? "");
 /** Set when a call was refused for want of a key. */
 export const asksForKey = new Store(false);
+/** The key that is kept was refused. */
+export const refused = new Store(false);
 /** Whether the server can be reached; it is asked again until it can. */
 export const link = new Store<"up" | "busy" | "lost">("up");
 
@@ -18,6 +20,7 @@ export function setKey(value: string): void {
   if (value) sessionStorage.setItem(KEY, value);
   else sessionStorage.removeItem(KEY);
   key.set(value);
+  refused.set(false);
   asksForKey.set(false);
 }
 
@@ -38,7 +41,8 @@ export function url(path: string): string {
 
 export async function send(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
-  if (key.value) headers.set("authorization", `Bearer ${key.value}`);
+  const given = key.value;
+  if (given) headers.set("authorization", `Bearer ${given}`);
   let answer: Response;
   try {
     answer = await fetch(url(path), { ...init, headers, cache: "no-store", credentials: "omit" });
@@ -48,7 +52,10 @@ export async function send(path: string, init: RequestInit = {}): Promise<Respon
     throw new ApiError(0, "The server cannot be reached.");
   }
   if (answer.ok) return answer;
-  if (answer.status === 401) asksForKey.set(true);
+  if (answer.status === 401 && given === key.value) {
+    refused.set(!!given);
+    asksForKey.set(true);
+  }
   throw await failure(answer);
 }
 

@@ -1,7 +1,7 @@
 // The frame around the views: where one is, whether the server is there, and the key.
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { asksForKey, key, link, setKey, site, watchLink } from "./api";
+import { asksForKey, key, link, refused, setKey, site, watchLink } from "./api";
 import { CacheView } from "./cache/cache";
 import { Chat } from "./chat/chat";
 import { Dashboard } from "./dashboard/dashboard";
@@ -94,6 +94,7 @@ function LinkBanner() {
 function Login() {
   const open = useStore(asksForKey);
   const has = useStore(key);
+  const wrong = useStore(refused);
   const [typed, setTyped] = useState("");
   const enter = (event: Event) => {
     event.preventDefault();
@@ -109,11 +110,18 @@ function Login() {
           type="password"
           autocomplete="off"
           spellcheck={false}
+          aria-invalid={wrong}
+          aria-describedby="api-key-note"
           value={typed}
           onInput={(event) => setTyped(event.currentTarget.value)}
           placeholder={has ? "another key" : "sk-…"}
         />
-        <p class="hint">It stays in this tab, and is sent to this server only. An admin key opens all views.</p>
+        {wrong && (
+          <p class="field-error" role="alert">
+            This {site} does not know the key that was given.
+          </p>
+        )}
+        <p class="hint" id="api-key-note">It stays in this tab, and is sent to this server only. An admin key opens all views.</p>
         <div class="buttons">
           {has && (
             <button type="button" class="button" onClick={() => setKey("")}>

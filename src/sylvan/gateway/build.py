@@ -49,6 +49,7 @@ from sylvan.gateway.prefixes.following import CacheFollowing
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.security.gate import Gate, Tokens
 from sylvan.gateway.security.operators import Operators
+from sylvan.gateway.security.pages import TrustedPages
 from sylvan.gateway.table import Table
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.text.prompts import PromptIds
@@ -271,10 +272,13 @@ class GatewayRuntime:
     def _application(self, probe: HttpProbe, health: HealthChecks) -> Gateway:
         config, clock = self._config, self._clocks.monotonic
         keeps = self._gate.clients.open
+        pages = TrustedPages(config.server.cors_origins, keeps)
         exchange = ExchangeParts(
             registry=self.registry,
             placing=self._placing,
-            sender=Sender(self._upstream, Forwarding(config.workers, keeps), config.failover),
+            sender=Sender(
+                self._upstream, Forwarding(config.workers, keeps, pages), config.failover
+            ),
             health=health,
             families=self.families,
             budget=RetryBudget(config.retry.budget),

@@ -151,7 +151,7 @@ export function Modal({ title, open, onClose, children }: { title: string; open:
     if (!open && dialog.open) dialog.close();
   }, [open]);
   return (
-    <dialog ref={box} class="modal" aria-label={title} onClose={onClose}>
+    <dialog ref={box} class="modal" aria-label={title} onCancel={onClose}>
       <header class="card-head">
         <h2>{title}</h2>
         <IconButton icon="close" label="Close" onClick={onClose} />

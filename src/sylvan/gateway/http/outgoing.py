@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sylvan.config.route import WorkersConfig
 from sylvan.gateway.http.caller import Caller, HeaderPairs, end_to_end
 from sylvan.gateway.observe.spans import TRACE_HEADERS
+from sylvan.gateway.security.pages import PAGE_HEADERS, TrustedPages
 from sylvan.gateway.upstream.http import Outgoing
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import (
@@ -45,16 +46,20 @@ class Forwarding:
     Attributes:
         config: Keys of workers and of the gateway.
         keeps_credentials: Clients' keys are passed on, since the gateway has none of its own.
+        pages: Web pages that call as the gateway does.
     """
 
     config: WorkersConfig
     keeps_credentials: bool
+    pages: TrustedPages
 
     def headers(self, caller: Caller) -> HeaderPairs:
         """What goes to every worker."""
         dropped = {*OWN_HEADERS, *_REPLACED}
         if not self.keeps_credentials:
             dropped.update(_CREDENTIALS)
+        if self.pages.made(caller.headers):
+            dropped.update(PAGE_HEADERS)
         trace = caller.span.headers()
         if trace is not None:
             dropped.update(TRACE_HEADERS)

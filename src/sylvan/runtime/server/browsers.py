@@ -7,22 +7,16 @@ or by a link or image, which carries neither name nor origin of the page.
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sylvan.runtime.server.settings import ServerSettings
+from sylvan.utils.origins import host_of, is_loopback, is_own
 
 ANY = "*"
-_AUTHORITY = re.compile(
-    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,255}))(?::(?P<port>[0-9]{1,5}))?"
-)
-_SCHEME_PORTS = {"http": 80, "https": 443}
 _SAFE_SITES = ("same-origin", "none")
 
 
@@ -79,42 +73,5 @@ def is_foreign(headers: Headers, origins: Collection[str]) -> bool:
     """
     origin = headers.get("origin")
     if origin is not None:
-        return origin not in origins and not _is_own(origin, headers.get("host", ""))
+        return origin not in origins and not is_own(origin, headers.get("host", ""))
     return headers.get("sec-fetch-site", "none") not in _SAFE_SITES
-
-
-def host_of(authority: str) -> str | None:
-    """The host of `host[:port]`, in lower case and without the dot of a root; None if malformed."""
-    found = _AUTHORITY.fullmatch(authority)
-    if found is None or int(found["port"] or 0) > 65535:
-        return None
-    if found["v6"] is None:
-        return found["name"].lower().removesuffix(".") or None
-    try:
-        return str(ipaddress.IPv6Address(found["v6"]))
-    except ValueError:
-        return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, as `host_of` gives it, is this machine for whoever resolves it."""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped.is_loopback
-    return address.is_loopback
-
-
-def _is_own(origin: str, authority: str) -> bool:
-    """Whether an origin is the server itself, called by `authority`."""
-    scheme, separator, rest = origin.partition("://")
-    port = _SCHEME_PORTS.get(scheme)
-    if not separator or port is None or host_of(rest) is None or host_of(authority) is None:
-        return False
-    ours, theirs = urlsplit(f"//{authority}"), urlsplit(f"//{rest}")
-    same_host = host_of(authority) == host_of(rest)
-    return same_host and (ours.port or port) == (theirs.port or port)

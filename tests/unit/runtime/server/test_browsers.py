@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from sylvan.config.values import Secret
-from sylvan.runtime.server.browsers import host_of, is_foreign, is_loopback
+from sylvan.runtime.server.browsers import is_foreign
+from sylvan.utils.origins import host_of, is_loopback
 from tests.support.http import Client
 
 STEERING = {"/abort_request": {"abort_all": True}, "/flush_cache": {}, "/pause_generation": {}}

@@ -1,0 +1,49 @@
+"""Names of hosts, and whether a web page is of the server that it calls."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+_AUTHORITY = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,255}))(?::(?P<port>[0-9]{1,5}))?"
+)
+_SCHEME_PORTS = {"http": 80, "https": 443}
+
+
+def host_of(authority: str) -> str | None:
+    """The host of `host[:port]`, in lower case and without the dot of a root; None if malformed."""
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None or int(found["port"] or 0) > 65535:
+        return None
+    if found["v6"] is None:
+        return found["name"].lower().removesuffix(".") or None
+    try:
+        return str(ipaddress.IPv6Address(found["v6"]))
+    except ValueError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as `host_of` gives it, is this machine for whoever resolves it."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
+
+
+def is_own(origin: str, authority: str) -> bool:
+    """Whether an origin is the server itself, called by `authority`."""
+    scheme, separator, rest = origin.partition("://")
+    port = _SCHEME_PORTS.get(scheme)
+    if not separator or port is None or host_of(rest) is None or host_of(authority) is None:
+        return False
+    ours, theirs = urlsplit(f"//{authority}"), urlsplit(f"//{rest}")
+    same_host = host_of(authority) == host_of(rest)
+    return same_host and (ours.port or port) == (theirs.port or port)
