@@ -36,11 +36,20 @@ class Server:
 
 
 @contextmanager
-def running(model: str, *flags: str) -> Iterator[Server]:
+def running(model: str, *flags: str, port: int = 0) -> Iterator[Server]:
     """`sylvan serve MODEL`; it ends when its standard input does."""
     made: Server | None = None
     code = "import sys; from sylvan.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "serve", model, "--until-eof", "--server.port", "0"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "serve",
+        model,
+        "--until-eof",
+        "--server.port",
+        str(port),
+    ]
     process = subprocess.Popen(
         [*command, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -434,14 +434,14 @@ def violations(page: Any, where: str) -> list[str]:
 def test_the_page_goes_on_after_the_server_was_restarted(chrome):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    with running("sapling", "--port", port) as first:
+        port = free.getsockname()[1]
+    with running("sapling", port=port) as first:
         tab = Tab(chrome, first.url)
         page = tab.open("dashboard")
         page.locator(".tile").first.wait_for()
         first.kill()
         page.locator(".banner.bad").wait_for()
-    with running("sapling", "--port", port) as second:
+    with running("sapling", port=port) as second:
         assert second.url == tab.url
         page.locator(".banner").wait_for(state="detached")
         tab.open("chat")
