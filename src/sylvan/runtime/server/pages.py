@@ -73,14 +73,9 @@ async def ui(call: Call[None]) -> Response:
 async def ui_file(call: Call[None]) -> Response:
     """A script, style sheet or picture of the web page."""
     name = call.request.path_params["name"]
-    if name == INDEX:  # its links lead on from `/ui`
+    if name in ("", INDEX):  # links of the page lead on from `/ui`
         return RedirectResponse("../ui", 308)
     return _ui_file(call, name)
-
-
-async def ui_slash(call: Call[None]) -> Response:
-    """Leads to `/ui`, from where the links of the page lead on."""
-    return RedirectResponse("../ui", 308)
 
 
 def _ui_file(call: Call[None], name: str) -> Response:

@@ -358,9 +358,8 @@ _PAGES = (
         tag="Pages",
     ),
     opened("/ui", handler=pages.ui, media_type="text/html", tag="Pages"),
-    opened("/ui/", handler=pages.ui_slash, media_type="", tag="Pages"),
     opened(
-        "/ui/{name}",
+        "/ui/{name:path}",
         handler=pages.ui_file,
         media_type="text/javascript",
         statuses=(404,),
