@@ -67,6 +67,10 @@ class ModelRunner(Protocol):
         """
         ...
 
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Where steps read a float32 constant of the model: itself, or a copy."""
+        ...
+
     def fuse(
         self,
         batch: ForwardBatch,
@@ -148,6 +152,10 @@ class EagerRunner:
         """See `ModelRunner.head`."""
         self._on_head(None)
         return self._model.head(vectors_RD.to(self._hidden_TD)).float()
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.constant`."""
+        return tensor
 
     def fuse(
         self,

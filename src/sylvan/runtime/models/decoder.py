@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, AttentionVariant, Rope, X
@@ -34,6 +35,7 @@ from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, QueryScaling
 from sylvan.runtime.models.heads import UNUSED_HEADS, draft_layers, make_score
 from sylvan.runtime.models.rope import RopeParams, rope_table
+from sylvan.runtime.models.texts import IMAGES, canonical, text_name
 
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -60,6 +62,7 @@ class Ropes:
         if params not in self._made:
             positions = config.max_position_embeddings
             table = rope_table(params, config.head_dim, positions, build.length)
+            table = functional.pad(table, (0, 0, 0, build.spare_positions))
             self._made[params] = Rope(table.to(build.device), config.rope_interleaved)
         return self._made[params]
 
@@ -308,7 +311,12 @@ class Decoder(nn.Module):
     def unused(self) -> tuple[str, ...]:
         """Starts of names of checkpoint tensors that may be there for nothing."""
         heads = () if self.config.head == "lm" else UNUSED_HEADS
-        return (*heads, *draft_layers(self.config))
+        encoders = () if self.config.media is None else IMAGES
+        return (*heads, *draft_layers(self.config), *encoders)
+
+    def rename(self, name: str) -> str:
+        """The name here of a tensor of the checkpoint."""
+        return canonical(name) if self.config.media is None else text_name(name)
 
     def embed(self, batch: ForwardBatch) -> X:
         x_TD = self.embed_tokens(batch.input_ids_T)

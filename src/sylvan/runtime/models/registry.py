@@ -128,6 +128,10 @@ MODELS: dict[str, str] = {
     "YoutuForCausalLM": _HERE + "deepseek",
 }
 
+_MULTIMODAL = (
+    *("AyaVision", "Cohere2Vision", "GotOcr2", "InternVL", "Llava", "LlavaNext", "LlavaOnevision"),
+    *("LightOnOcr", "Mistral3", "PerceptionLM", "Qwen2VL", "Qwen2_5_VL", "SmolVLM", "Idefics3"),
+)
 _ENCODERS = (
     *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte", "ModernBert"),
     *("NomicBert", "Roberta", "XLMRoberta"),
@@ -143,6 +147,7 @@ MODELS |= {
     for stems, module, suffixes in (
         (_ENCODERS, "encoder", ("ForMaskedLM", "ForSequenceClassification", "Model")),
         (_DECODERS, "vectors", ("ForSequenceClassification", "Model")),
+        (_MULTIMODAL, "multimodal", ("ForConditionalGeneration",)),
         (("Qwen2", "Qwen3"), "vectors", ("ForRewardModel",)),
         (("Cohere", "Cohere2", "EuroBert", "Granite", "LlamaBidirectional"), "vectors", ("Model",)),
     )
