@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from tests.support.scripted import write_checkpoint
 
 VOCAB = 300
-IMAGE = 290
+IMAGE, VIDEO = 263, 264  # behind the bytes and the tokens of `write_checkpoint`
+TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+TEMPLATE = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{%- if m.content is string %}{{ m.content }}{% else %}"
+    "{%- for part in m.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|>"
+    "<|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TEXT: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -84,8 +97,8 @@ def qwen2_vl() -> tuple[Any, Draw]:
     }  # fmt: skip
     text = TEXT | {"rope_parameters": M_ROPE}
     config = transformers.Qwen2VLConfig(
-        text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=291,
-        vision_start_token_id=292, vision_end_token_id=293, **ENDS,
+        text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=VIDEO,
+        vision_start_token_id=265, vision_end_token_id=266, **ENDS,
     )  # fmt: skip
     return _qwen_vl(config, 4)
 
@@ -98,11 +111,33 @@ def qwen25_vl() -> tuple[Any, Draw]:
     }  # fmt: skip
     text = TEXT | {"rope_parameters": M_ROPE}
     config = transformers.Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=291,
-        vision_start_token_id=292, vision_end_token_id=293, **ENDS,
+        text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=VIDEO,
+        vision_start_token_id=265, vision_end_token_id=266, **ENDS,
     )  # fmt: skip
     return _qwen_vl(config, 4)
 
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "image_processor_type": "CLIPImageProcessor",
+        "processor_class": "LlavaProcessor",
+        "size": {"shortest_edge": 28},
+        "crop_size": {"height": 28, "width": 28},
+        "patch_size": 7,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "image_token": "<|image_pad|>",
+    },
+    "qwen2-vl": {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+        "patch_size": 4,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 256, "longest_edge": 4096},
+    },
+}
+PROCESSORS["qwen2.5-vl"] = PROCESSORS["qwen2-vl"] | {"processor_class": "Qwen2_5_VLProcessor"}
 
 FAMILIES: dict[str, Callable[[], tuple[Any, Draw]]] = {
     "llava": llava,
@@ -123,3 +158,19 @@ def write(name: str, folder: Path) -> tuple[Any, Draw]:
                 parameter.normal_(0, 0.12)
     model.save_pretrained(folder)
     return model, draw
+
+
+def write_served(name: str, folder: Path) -> Path:
+    """A checkpoint that a server can serve: with tokenizer, template and processor."""
+    write_checkpoint(folder)
+    path = folder / "tokenizer.json"
+    backend = Backend.from_file(str(path))
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in TOKENS])
+    backend.save(str(path))
+    settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    write(name, folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
+    own = {k: v for k, v in PROCESSORS[name].items() if k != "image_processor_type"}
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    return folder

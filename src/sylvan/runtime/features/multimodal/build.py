@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sylvan.config.tree import MediaConfig
-from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.multimodal.control import Multimodal
@@ -27,11 +24,8 @@ def media_worker(site: ModelSite) -> CapabilityWorker | None:
     return MultimodalWorker(site, TransformersEncoder(site.model_dir, site.dtype, dummy=dummy))
 
 
-def media_control(
-    settings: MediaConfig, model: ModelConfig
-) -> Callable[[KVCacheManager], Multimodal] | None:
-    """Makes the control half, once there is a cache; None: the model reads text only."""
+def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal, ...]:
+    """The control half; none: the model reads text only."""
     if model.media is None:
-        return None
-    axes = bool(model.rope_axes)
-    return lambda cache: Multimodal(cache, settings.vector_bytes, axes=axes)
+        return ()
+    return (Multimodal(settings.vector_bytes, axes=bool(model.rope_axes)),)

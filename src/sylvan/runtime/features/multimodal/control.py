@@ -10,12 +10,11 @@ import msgspec
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.multimodal.encodings import Encodings
 from sylvan.runtime.features.multimodal.plan import MediaPrompt, num_rows, row_positions
 from sylvan.runtime.features.multimodal.work import MediaReport, MediaWork, VectorRows
-from sylvan.runtime.sched.capability import Capability, Verdict
+from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class Multimodal(Capability):
     another has shown. A request whose items lie in the prefix cache needs no encoder.
 
     Args:
-        cache: Of the scheduler.
         most_bytes: Vectors that are kept of items without a request.
         axes: Whether rotary positions have three axes.
     """
@@ -43,8 +41,9 @@ class Multimodal(Capability):
     work_type: ClassVar = MediaWork
     report_type: ClassVar = MediaReport
 
-    def __init__(self, cache: KVCacheManager, most_bytes: int, *, axes: bool) -> None:
-        self._cache, self._axes = cache, axes
+    def __init__(self, most_bytes: int, *, axes: bool) -> None:
+        self._axes = axes
+        self._port: SchedulerPort | None = None
         self._encodings = Encodings(most_bytes)
         self._prompts: dict[str, MediaPrompt] = {}
 
@@ -53,6 +52,10 @@ class Multimodal(Capability):
         """What was encoded so far."""
         found = self._encodings
         return MediaCounts(found.encoded, found.reused, found.num_bytes)
+
+    def attach(self, port: SchedulerPort) -> None:
+        """See `Capability.attach`."""
+        self._port = port
 
     def on_arrival(self, req: Req) -> None:
         """Take the features out of a request: they are large, and needed once."""
@@ -73,7 +76,8 @@ class Multimodal(Capability):
         prompt = self._prompts.get(req.rid)
         if prompt is None:
             return Verdict.READY
-        cached = 0 if req.key is None else self._cache.tree.peek(req.key, req.tokens.length - 1)
+        assert self._port is not None
+        cached = self._port.cached_tokens(req)
         ready = True
         for key in prompt.needed(cached):
             if why := self._encodings.error(key):
