@@ -290,6 +290,14 @@ class ForwardBatch:
         self.req_slots_R = full["req_slots"][:num_reqs]
         self.sample_rows = full["sample_rows"][:num_samples]
 
+    def edited(self, layer: int, x_TD: torch.Tensor) -> torch.Tensor:
+        """The output of a layer, with what `input_embeds` add to it; changed in place."""
+        for part in self.input_embeds:
+            if part.layer == layer:
+                vectors = torch.from_numpy(part.vectors).to(x_TD)
+                x_TD[part.row : part.row + len(vectors)] += vectors
+        return x_TD
+
     def part(self, rows: torch.Tensor, reqs: torch.Tensor) -> ForwardBatch:
         """Some rows of this step as a batch: equally many of each of `reqs`, one after another.
 

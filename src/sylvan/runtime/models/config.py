@@ -92,11 +92,13 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Other inputs than text.
 
     `architecture` is that of the whole model, `ModelConfig.architecture` that of the half that
-    reads text. `token_ids` are the placeholders in prompts, by kind of media.
+    reads text. `token_ids` are the placeholders in prompts, by kind of media. To the output of the
+    layers in `edited_layers` vectors of the encoder are added.
     """
 
     architecture: str
     token_ids: dict[str, int]
+    edited_layers: tuple[int, ...] = ()
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

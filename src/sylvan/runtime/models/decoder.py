@@ -293,6 +293,7 @@ class Decoder(nn.Module):
             self.block(config, build, i, ropes) for i in range(config.num_hidden_layers)
         )
         self.norm = make_norm(config, build)
+        self.edited_layers = config.media.edited_layers if config.media else ()
         self.lm_head, self.score = None, make_score(config, build)
         if config.head == "lm":
             self.lm_head = VocabHead(build, dim, ids, bias=config.head_bias)
@@ -326,8 +327,13 @@ class Decoder(nn.Module):
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         residual_TD = None
-        for block in self.layers:
+        for layer, block in enumerate(self.layers):
             x_TD, residual_TD = block(x_TD, residual_TD, batch)
+            if layer in self.edited_layers:
+                if residual_TD is None:
+                    x_TD = batch.edited(layer, x_TD)
+                else:
+                    residual_TD = batch.edited(layer, residual_TD)
         return self.norm(x_TD, residual_TD)[0]
 
     def head(self, hidden_RD: X) -> X:

@@ -21,12 +21,16 @@ Raw = dict[str, Any]
 
 _TEXTS: Mapping[str, str] = MappingProxyType(
     {
+        "aria_text": "AriaTextForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
+        "exaone4": "Exaone4ForCausalLM",
+        "glm4v_text": "Glm4ForCausalLM",
         "granite": "GraniteForCausalLM",
         "helium": "HeliumForCausalLM",
         "llama": "LlamaForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
+        "paddleocr_vl_text": "Ernie4_5ForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen2_5_vl": "Qwen2ForCausalLM",
@@ -35,6 +39,10 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
         "qwen2_vl_text": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
+        "qwen3_vl": "Qwen3ForCausalLM",
+        "qwen3_vl_moe": "Qwen3MoeForCausalLM",
+        "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+        "qwen3_vl_text": "Qwen3ForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
     }
 )
@@ -66,7 +74,10 @@ def parse(raw: Raw) -> ModelConfig:
     }
     if not tokens:
         raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
-    media = MediaConfig(architecture=whole, token_ids=tokens)
+    deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
+    media = MediaConfig(
+        architecture=whole, token_ids=tokens, edited_layers=tuple(range(len(deep)))
+    )
     return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=raw)
 
 

@@ -129,8 +129,10 @@ MODELS: dict[str, str] = {
 }
 
 _MULTIMODAL = (
-    *("AyaVision", "Cohere2Vision", "GotOcr2", "InternVL", "Llava", "LlavaNext", "LlavaOnevision"),
-    *("LightOnOcr", "Mistral3", "PerceptionLM", "Qwen2VL", "Qwen2_5_VL", "SmolVLM", "Idefics3"),
+    *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "Exaone4_5_", "Glm4v", "GotOcr2"),
+    *("GraniteDocling", "Idefics3", "InternVL", "Janus", "LightOnOcr", "Llava", "LlavaNext"),
+    *("LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PerceptionLM", "Qwen2Audio"),
+    *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "SmolVLM", "VideoLlama3", "VipLlava", "Voxtral"),
 )
 _ENCODERS = (
     *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte", "ModernBert"),

@@ -8,7 +8,9 @@ from sylvan.runtime.models.config import architecture_of
 
 IMAGES = (
     *("vision_tower.", "vision_model.", "vision_encoder.", "multi_modal_projector.", "visual."),
-    *("connector.", "image_newline", "audio_tower.", "patch_merger."),
+    *("connector.", "image_newline", "audio_tower.", "patch_merger.", "vision_projection."),
+    *("projector.", "vqmodel.", "aligner.", "generation_", "visual_embeddings_table."),
+    *("high_res_vision_", "mlp_AR.", "view_seperator"),
 )
 """Starts of names of tensors that look at images, or listen."""
 
@@ -25,7 +27,7 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
 
 def text_name(name: str) -> str:
     """The name of a tensor without what stands before it, in old checkpoints and new ones."""
-    for prefix in ("model.", "language_model.", "model."):
+    for prefix in ("model.", "language_model.", "text_model.", "model."):
         name = name.removeprefix(prefix)
     return name
 

@@ -21,6 +21,7 @@ from sylvan.kernels.native.schema import Op
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.core.step import EMBEDDINGS
 from sylvan.runtime.executor.graphs.fused import NativeStep
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.partial import (
@@ -43,11 +44,10 @@ from sylvan.runtime.sampling.params import SamplingSlots
 class Traced:
     """Values of a traced model that are read after a step, or written within it."""
 
-    embedded: TracedTensor  # token embeddings
     hidden: TracedTensor
     taken: TracedTensor  # rows of `hidden`, for the head
     logits: TracedTensor
-    forward: int  # segment that follows the embeddings
+    edits: Sequence[tuple[int, int, TracedTensor]]  # see `SymbolicBatch`
     take: int  # segment of taking rows, which the head follows
     layers: Mapping[int, TracedTensor]  # outputs of layers that are kept
 
@@ -105,10 +105,9 @@ class ProgramRunner:
             self.copies = [*layout.copies, *finish_host_modules(called, dtype, threads)]
         self.buffers = [torch.from_numpy(part) for part in layout.buffers]
         self._program = Program(library, layout)
-        self._parts: tuple[Program, Program] | None = None
-        if edits_inputs:
-            first = traced.forward
-            self._parts = Program(library, layout, 0, first), Program(library, layout, first)
+        starts = [0, *(segment for _, segment, _ in traced.edits)]
+        stops = [*starts[1:], None]
+        self._parts = [Program(library, layout, *cut) for cut in zip(starts, stops, strict=True)]
         self._rows_and_head = Program(library, layout, traced.take)
         self._head = Program(library, layout, traced.take + 1)
         self._traced = traced
@@ -130,14 +129,18 @@ class ProgramRunner:
         return self._program.read(self._traced.logits, batch.num_samples)
 
     def _run_edited(self, batch: ForwardBatch) -> None:
-        """A step of which some rows are vectors instead of token embeddings."""
-        assert self._parts is not None, "the program was not made for that"
-        embed, rest = self._parts
-        embed.run(self._step(batch), batch)
-        rows_TD = embed.read(self._traced.embedded, batch.num_tokens)
-        for part in batch.input_embeds:
-            rows_TD[part.row : part.row + len(part.vectors)] = torch.from_numpy(part.vectors)
-        rest.run(self._step(batch), batch)
+        """A step of which some rows are vectors, or have vectors added to them."""
+        edits = self._traced.edits
+        assert edits, "the program was not made for that"
+        for program, (layer, _, value) in zip(self._parts, edits, strict=False):
+            program.run(self._step(batch), batch)
+            rows_TD = program.read(value, batch.num_tokens)
+            for part in batch.input_embeds:
+                if part.layer == layer:
+                    rows = slice(part.row, part.row + len(part.vectors))
+                    vectors = torch.from_numpy(part.vectors)
+                    rows_TD[rows] = vectors if layer == EMBEDDINGS else rows_TD[rows] + vectors
+        self._parts[-1].run(self._step(batch), batch)
 
     def fuse(
         self,
@@ -258,10 +261,8 @@ def trace(
     embed, forward, head = (getattr(model, name) for name in ("embed", "forward", "head"))
     with layer_outputs(model, hidden_layers) as layers:
         embedded: TracedTensor = embed(batch)
-        first = 0
         if edits_inputs:
-            tracer.pin(embedded)
-            first = tracer.next_segment()
+            embedded = batch.edited(EMBEDDINGS, embedded)
         hidden: TracedTensor = forward(embedded, batch)
     for value in (hidden, *layers.values()):
         tracer.pin(value)
@@ -271,4 +272,4 @@ def trace(
     tracer.next_segment()
     logits: TracedTensor = head(taken)
     tracer.pin(logits)
-    return Traced(embedded, hidden, taken, logits, first, take, layers)
+    return Traced(hidden, taken, logits, batch.edits, take, layers)

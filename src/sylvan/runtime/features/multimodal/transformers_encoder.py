@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,35 @@ class TransformersEncoder:
         self._model = model
         self._dtype = dtype
 
-    def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> torch.Tensor:
+    def encode(
+        self, kind: MediaKind, features: Mapping[str, np.ndarray]
+    ) -> Sequence[torch.Tensor]:
         """See `Encoder.encode`."""
-        method = getattr(self._model, _METHODS[kind])
+        method = self._method(kind)
         known = inspect.signature(method).parameters
+        takes_all = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in known.values())
         given = {
-            name: _tensor(array, self._dtype) for name, array in features.items() if name in known
+            name: _tensor(array, self._dtype)
+            for name, array in features.items()
+            if takes_all or name in known
         }
         found = method(**given)
-        vectors = getattr(found, "pooler_output", found)
-        if isinstance(vectors, list | tuple):
-            vectors = torch.cat([part.flatten(0, -2) for part in vectors])
-        return vectors.flatten(0, -2)
+        deep = getattr(found, "deepstack_features", None) or ()
+        return [_rows(getattr(found, "pooler_output", found)), *map(_rows, deep)]
+
+    def _method(self, kind: MediaKind) -> Callable[..., Any]:
+        name = _METHODS[kind]
+        for holder in (getattr(self._model, "model", None), self._model):
+            if hasattr(holder, name):
+                return getattr(holder, name)
+        raise ValueError(f"{type(self._model).__name__} encodes no {kind}")
+
+
+def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """All vectors of one tensor, or of several. Shape: (N, D)."""
+    if not isinstance(vectors, torch.Tensor):
+        vectors = torch.cat([part.flatten(0, -2) for part in vectors])
+    return vectors.flatten(0, -2)
 
 
 def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
@@ -66,7 +83,7 @@ def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForMultimodalLM
     from transformers.utils import logging as their_logging
 
     config: Any = AutoConfig.from_pretrained(model_dir)
@@ -78,9 +95,9 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
     their_logging.set_verbosity_error()  # it would name each layer that is left alone
     try:
         if dummy:
-            model = AutoModelForImageTextToText.from_config(config).to(dtype)
+            model = AutoModelForMultimodalLM.from_config(config).to(dtype)
         else:
-            model = AutoModelForImageTextToText.from_pretrained(
+            model = AutoModelForMultimodalLM.from_pretrained(
                 model_dir, config=config, dtype=dtype
             )
     finally:

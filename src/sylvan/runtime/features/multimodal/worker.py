@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import ClassVar
@@ -13,7 +14,7 @@ from torch import nn
 from sylvan.kernels.api import Rope
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.core.step import InputEmbeds, Join
+from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.options import ModelSite
@@ -45,8 +46,10 @@ class MultimodalWorker(CapabilityWorker):
     def __init__(self, site: ModelSite, encoder: Encoder) -> None:
         self._site, self._encoder = site, encoder
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        self._running: dict[Future[np.ndarray], EncodeJob] = {}
-        self._vectors: dict[bytes, np.ndarray] = {}
+        self._running: dict[Future[Sequence[np.ndarray]], EncodeJob] = {}
+        self._vectors: dict[bytes, Sequence[np.ndarray]] = {}
+        assert site.config.media is not None
+        self._layers = (EMBEDDINGS, *site.config.media.edited_layers)
         self._ropes: list[Rope] = []
         self._axes = np.array(site.config.rope_axes, np.int64)
 
@@ -82,8 +85,9 @@ class MultimodalWorker(CapabilityWorker):
         batch = step.batch
         step.may_use_graph &= not work.rows
         batch.input_embeds = tuple(
-            InputEmbeds(part.row, self._vectors[part.key][part.first : part.first + part.count])
+            InputEmbeds(part.row, vectors[part.first : part.first + part.count], layer)
             for part in work.rows
+            for layer, vectors in zip(self._layers, self._vectors[part.key], strict=True)
         )
         if work.positions is not None:
             batch.rotary_positions = self._placed(work.positions)
@@ -104,14 +108,18 @@ class MultimodalWorker(CapabilityWorker):
 
     # ---- inside
 
-    def _encode(self, job: EncodeJob) -> np.ndarray:
+    def _encode(self, job: EncodeJob) -> Sequence[np.ndarray]:
         with torch.inference_mode():
-            vectors = self._encoder.encode(job.kind, job.features).float().numpy()
-        if len(vectors) != job.count:
-            raise ValueError(f"the encoder made {len(vectors)} vectors for {job.count} tokens")
-        if not np.isfinite(vectors).all():
-            raise ValueError("the encoder made numbers that are not finite")
-        return vectors
+            found = self._encoder.encode(job.kind, job.features)
+            layers = [vectors.float().numpy() for vectors in found]
+        if len(layers) != len(self._layers):
+            raise ValueError(f"the encoder made vectors for {len(layers)} layers")
+        for vectors in layers:
+            if len(vectors) != job.count:
+                raise ValueError(f"the encoder made {len(vectors)} vectors for {job.count} tokens")
+            if not np.isfinite(vectors).all():
+                raise ValueError("the encoder made numbers that are not finite")
+        return layers
 
     def _report(self) -> MediaReport | None:
         done = [future for future in self._running if future.done()]
@@ -125,7 +133,7 @@ class MultimodalWorker(CapabilityWorker):
                 failed[job.key] = f"the {job.kind} cannot be encoded: {error}"
                 continue
             self._vectors[job.key] = vectors
-            encoded[job.key] = vectors.nbytes
+            encoded[job.key] = sum(array.nbytes for array in vectors)
         return MediaReport(encoded=encoded, failed=failed) if done else None
 
     def _placed(self, found: RowPositions) -> np.ndarray:
