@@ -14,6 +14,7 @@ from sylvan.api.sampling import read_sampling
 from sylvan.api.validation import ClosedModel, WireModel
 from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import RequestError
+from sylvan.protocol.media import MediaKind
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 
@@ -212,9 +213,14 @@ def read_prompts(
 
 
 def _media(body: GenerateBody, size: int, is_batch: bool) -> list[tuple[MediaSource, ...]]:
-    fields = (("image", body.image_data), ("video", body.video_data), ("audio", body.audio_data))
+    fields: Mapping[MediaKind, Media] = {
+        "image": body.image_data,
+        "video": body.video_data,
+        "audio": body.audio_data,
+    }
     each = [
-        native_media(kind, given, f"{kind}_data", size, is_batch=is_batch) for kind, given in fields
+        native_media(kind, given, f"{kind}_data", size, is_batch=is_batch)
+        for kind, given in fields.items()
     ]
     return [tuple(item for kind in each for item in kind[i]) for i in range(size)]
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, X
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool, StateWork
@@ -290,8 +290,9 @@ class ForwardBatch:
         self.req_slots_R = full["req_slots"][:num_reqs]
         self.sample_rows = full["sample_rows"][:num_samples]
 
-    def edited(self, layer: int, x_TD: torch.Tensor) -> torch.Tensor:
+    def edited(self, layer: int, x_TD: X) -> X:
         """The output of a layer, with what `input_embeds` add to it; changed in place."""
+        assert isinstance(x_TD, torch.Tensor)
         for part in self.input_embeds:
             if part.layer == layer:
                 vectors = torch.from_numpy(part.vectors).to(x_TD)

@@ -140,7 +140,8 @@ class Runtime:
             return
         self._closed = True
         self.manager.close()
-        await self.manager.close_media()
+        if self.manager.media is not None:
+            await self.manager.media.close()
         await asyncio.gather(*(backend.close() for backend in self._backends))
 
     def kill(self) -> None:

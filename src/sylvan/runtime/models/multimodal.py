@@ -23,14 +23,11 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
     {
         "aria_text": "AriaTextForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
-        "exaone4": "Exaone4ForCausalLM",
-        "glm4v_text": "Glm4ForCausalLM",
         "granite": "GraniteForCausalLM",
         "helium": "HeliumForCausalLM",
         "llama": "LlamaForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
-        "paddleocr_vl_text": "Ernie4_5ForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen2_5_vl": "Qwen2ForCausalLM",
@@ -40,8 +37,6 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_vl": "Qwen3ForCausalLM",
-        "qwen3_vl_moe": "Qwen3MoeForCausalLM",
-        "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
         "qwen3_vl_text": "Qwen3ForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
     }
@@ -61,7 +56,7 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any model served here."""
     whole = architecture_of(raw)
     text = text_part(raw)
-    kind = (raw.get("text_config") or raw).get("model_type")
+    kind = str((raw.get("text_config") or raw).get("model_type"))
     if kind not in _TEXTS:
         raise NotNative(f"texts of type {kind}")
     inner = _TEXTS[kind]
@@ -75,9 +70,7 @@ def parse(raw: Raw) -> ModelConfig:
     if not tokens:
         raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
     deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
-    media = MediaConfig(
-        architecture=whole, token_ids=tokens, edited_layers=tuple(range(len(deep)))
-    )
+    media = MediaConfig(architecture=whole, token_ids=tokens, edited_layers=tuple(range(len(deep))))
     return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=raw)
 
 

@@ -129,10 +129,9 @@ MODELS: dict[str, str] = {
 }
 
 _MULTIMODAL = (
-    *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "Exaone4_5_", "Glm4v", "GotOcr2"),
-    *("GraniteDocling", "Idefics3", "InternVL", "Janus", "LightOnOcr", "Llava", "LlavaNext"),
-    *("LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PerceptionLM", "Qwen2Audio"),
-    *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "SmolVLM", "VideoLlama3", "VipLlava", "Voxtral"),
+    *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "GotOcr2", "Idefics3", "InternVL"),
+    *("Janus", "LightOnOcr", "Llava", "LlavaNext", "LlavaOnevision", "Mistral3", "Ovis2"),
+    *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "SmolVLM", "VideoLlama3", "VipLlava", "Voxtral"),
 )
 _ENCODERS = (
     *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte", "ModernBert"),

@@ -63,7 +63,7 @@ class TokenizerManager:
     Args:
         router: Serves the requests; default: of one replica.
         adapters: Those of the router; default: none are served.
-        media: Prepares images and the like; default: none are taken.
+        media: See there; default: none are taken.
 
     Attributes:
         tokenizer: Of the model; safe to share between threads.
@@ -71,6 +71,7 @@ class TokenizerManager:
         limits: Bounds and defaults of the edge.
         router: Its clients are connected by whoever runs the schedulers.
         isolation: Cache salts of tenants.
+        media: Prepares images and the like; closed by whoever made it. None: none are taken.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class TokenizerManager:
         self.router = router or ReplicaRouter(clock=clock)
         self.adapters = adapters or Adapters(self.router, AdapterSettings())
         self.limits = limits or EdgeLimits()
-        self._media = media
+        self.media = media
         self._clock = clock
         self._reserved = 0
         self._checked: SamplingParams | None = None
@@ -238,11 +239,6 @@ class TokenizerManager:
         self.adapters.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def close_media(self) -> None:
-        """End the processes that prepare images and the like."""
-        if self._media is not None:
-            await self._media.close()
-
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
         check_generates(self.facts)
@@ -295,12 +291,12 @@ class TokenizerManager:
         """The prompt with all tokens of its images, videos and sounds, and these."""
         if not inp.media:
             return prompt, ()
-        if self._media is None or not self.facts.media_tokens:
+        if self.media is None or not self.facts.media_tokens:
             [first, *_] = inp.media
             message = f"{first.path}: this model takes text only, no {first.kind}."
             raise RequestError(message, param=first.path)
         tokens = self.facts.media_tokens
-        ids, items = await self._media.expand(prompt.ids, inp.media, tokens, inp.tenant)
+        ids, items = await self.media.expand(prompt.ids, inp.media, tokens, inp.tenant)
         return Prompt(ids, prompt.param), items
 
     def _submit(self, inp: GenerateInput, base: GenerateRequest) -> LiveRequest:

@@ -158,8 +158,12 @@ class ModelFacts:
     @property
     def media_tokens(self) -> dict[MediaKind, int]:
         """Placeholders of images, videos and sounds, for the kinds that the model takes."""
-        found = {kind: self.extra.get(f"{kind}_token_id") for kind in MEDIA_KINDS}
-        return {kind: token for kind, token in found.items() if isinstance(token, int)}
+        found: dict[MediaKind, int] = {}
+        for kind in MEDIA_KINDS:
+            token = self.extra.get(f"{kind}_token_id")
+            if isinstance(token, int):
+                found[kind] = token
+        return found
 
     @property
     def is_generation(self) -> bool:

@@ -14,9 +14,7 @@ from sylvan.protocol.media import MediaKind
 class Encoder(Protocol):
     """Runs alone for each item, so that its vectors do not depend on what else is served."""
 
-    def encode(
-        self, kind: MediaKind, features: Mapping[str, np.ndarray]
-    ) -> Sequence[torch.Tensor]:
+    def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
         """Vectors for the placeholders of one item, in order.
 
         Args:

@@ -46,9 +46,7 @@ class TransformersEncoder:
         self._model = model
         self._dtype = dtype
 
-    def encode(
-        self, kind: MediaKind, features: Mapping[str, np.ndarray]
-    ) -> Sequence[torch.Tensor]:
+    def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
         """See `Encoder.encode`."""
         method = self._method(kind)
         known = inspect.signature(method).parameters
@@ -97,9 +95,7 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
         if dummy:
             model = AutoModelForMultimodalLM.from_config(config).to(dtype)
         else:
-            model = AutoModelForMultimodalLM.from_pretrained(
-                model_dir, config=config, dtype=dtype
-            )
+            model = AutoModelForMultimodalLM.from_pretrained(model_dir, config=config, dtype=dtype)
     finally:
         their_logging.set_verbosity(level)
     model.eval().requires_grad_(requires_grad=False)
