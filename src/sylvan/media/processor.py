@@ -6,8 +6,10 @@ Only the parts for images are made: those for videos need libraries that servers
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import json
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,16 @@ from sylvan.media.messages import Prepare, Prepared
 
 OPTIONS = ("max_pixels", "min_pixels", "min_patches", "max_patches", "crop_to_patches")
 """Settings of a processor that a request may choose."""
+
+
+_NOT_READ = ("rows", "cols")  # by encoders
+_TILES = "return_row_col_info"  # how an image was cut, which some processors write into the prompt
+
+_PLACEHOLDERS: Mapping[str, str] = {
+    "Gemma3Processor": "boi_token",
+    "Llama4Processor": "fake_image_token",
+}
+"""Where processors keep the text that stands for an image in a prompt, if not in `image_token`."""
 
 
 class ProcessorError(Exception):
@@ -39,10 +51,18 @@ class Processor:
         self._images: Any = transformers.AutoImageProcessor.from_pretrained(
             model_dir, backend="pil"
         )
-        kind = getattr(transformers, _processor_class(model_dir), None)
-        if kind is None:
-            raise ProcessorError(f"there is no processor {_processor_class(model_dir)!r}")
+        kind = _find(_processor_class(model_dir))
+        defaults = getattr(kind.valid_processor_kwargs, "_defaults", {})
+        self._defaults: dict[str, Any] = dict(defaults.get("images_kwargs", {}))
+        self._known = typing.get_type_hints(self._images.valid_kwargs)
+        if _TILES in self._known:
+            self._defaults[_TILES] = True
         self._processor = _without_checks(kind, self._images, self._tokenizer, model_dir)
+        text = getattr(self._processor, _PLACEHOLDERS.get(kind.__name__, "image_token"), None)
+        found = self._tokenizer.convert_tokens_to_ids(text) if isinstance(text, str) else None
+        if not isinstance(found, int) or found == self._tokenizer.unk_token_id:
+            raise ProcessorError(f"{kind.__name__} has no token that stands for an image")
+        self._placeholder = found
 
     def prepare(self, order: Prepare) -> Prepared:
         """Prepare one item.
@@ -53,17 +73,19 @@ class Processor:
         if order.kind != "image":
             raise UnreadableError(f"this model takes images, no {order.kind}")
         image = decode_image(order.data, order.max_pixels)
-        known = [name for name in OPTIONS if hasattr(self._images, name)]
+        known = [name for name in OPTIONS if name in self._known]
         chosen = {name: order.options[name] for name in known if name in order.options}
         try:
-            made = self._images([image], return_tensors="np", **chosen)
+            settings = {**self._defaults, **chosen, "return_tensors": "np"}
+            made = self._images([image], **settings)
             text = self._processor.replace_image_token(made, 0)
         except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
             raise UnreadableError(f"the model's processor refuses it: {error}") from error
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        features = {name: _array(value) for name, value in made.items()}
+        features = {name: _array(value) for name, value in made.items() if name not in _NOT_READ}
         return Prepared(
             id=order.id,
+            placeholder=self._placeholder,
             tokens=tuple(tokens),
             features=features,
             grid=self._grid(features),
@@ -103,6 +125,29 @@ def _processor_class(model_dir: Path) -> str:
             if isinstance(said, str):
                 return said
     raise ProcessorError("no file of the checkpoint says what prepares its images")
+
+
+def _find(name: str) -> Any:
+    """The class of a processor, also where parts of it that are not used lack a library.
+
+    Raises:
+        ProcessorError: there is none of that name.
+    """
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    families = [family for family, known in PROCESSOR_MAPPING_NAMES.items() if known == name]
+    for family in (*families, name.removesuffix("Processor").lower()):
+        stem = family.replace("-", "_")
+        path = f"transformers.models.{stem}.processing_{stem}"
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name and path.startswith(error.name):
+                continue  # a family that shares the processor of another one
+            raise ProcessorError(f"{name} needs the package {error.name}") from error
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ProcessorError(f"there is no processor {name!r}")
 
 
 def _without_checks(kind: Any, images: Any, tokenizer: Any, model_dir: Path) -> Any:
