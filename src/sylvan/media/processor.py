@@ -9,7 +9,6 @@ import hashlib
 import importlib
 import inspect
 import json
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import numpy as np
 from sylvan.media.images import UnreadableError, decode_image
 from sylvan.media.messages import Prepare, Prepared
 
-OPTIONS = ("max_pixels", "min_pixels", "min_patches", "max_patches", "crop_to_patches")
-"""Settings of a processor that a request may choose."""
+MAX_PIXELS = "max_pixels"
+"""Option of an item: at most so many pixels are looked at."""
 
 
 _NOT_READ = ("rows", "cols")  # by encoders
@@ -54,7 +53,7 @@ class Processor:
         kind = _find(_processor_class(model_dir))
         defaults = getattr(kind.valid_processor_kwargs, "_defaults", {})
         self._defaults: dict[str, Any] = dict(defaults.get("images_kwargs", {}))
-        self._known = typing.get_type_hints(self._images.valid_kwargs)
+        self._known = frozenset(getattr(self._images.valid_kwargs, "__annotations__", ()))
         if _TILES in self._known:
             self._defaults[_TILES] = True
         self._processor = _without_checks(kind, self._images, self._tokenizer, model_dir)
@@ -73,10 +72,8 @@ class Processor:
         if order.kind != "image":
             raise UnreadableError(f"this model takes images, no {order.kind}")
         image = decode_image(order.data, order.max_pixels)
-        known = [name for name in OPTIONS if name in self._known]
-        chosen = {name: order.options[name] for name in known if name in order.options}
         try:
-            settings = {**self._defaults, **chosen, "return_tensors": "np"}
+            settings = {**self._defaults, **self._sizes(order), "return_tensors": "np"}
             made = self._images([image], **settings)
             text = self._processor.replace_image_token(made, 0)
         except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
@@ -91,6 +88,15 @@ class Processor:
             grid=self._grid(features),
             digest=digest_of(order.kind, features),
         )
+
+    def _sizes(self, order: Prepare) -> dict[str, Any]:
+        """What a request chooses of the sizes of images, as far as this processor knows them."""
+        most = order.options.get(MAX_PIXELS)
+        size = getattr(self._images, "size", None)
+        if most is None or MAX_PIXELS not in self._known or size is None:
+            return {}
+        least = min(most, size["shortest_edge"])
+        return {"size": {"longest_edge": min(most, size["longest_edge"]), "shortest_edge": least}}
 
     def _grid(self, features: Mapping[str, np.ndarray]) -> tuple[int, int, int] | None:
         found = features.get("image_grid_thw")
