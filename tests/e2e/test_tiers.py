@@ -120,7 +120,8 @@ def test_a_store_is_operated_over_http(model, tmp_path):
             Asker(server.url).call("PUT", "/hicache/storage-backend", json=put).status_code == 401
         )
         bad = [
-            ({"hicache_storage_backend": "mooncake"}, "not supported yet"),
+            ({"hicache_storage_backend": "hf3fs"}, "not supported yet"),
+            ({"hicache_storage_backend": "mooncake"}, "mooncake://MASTER:PORT"),
             ({**put, "hicache_write_policy": "never"}, "hicache_write_policy"),
             ({**put, "hicache_storage_backend_extra_config_json": '{"a": 1}'}, "'a'"),
             ({**put, "hicache_storage_backend_extra_config_json": '{"ttl_s": "x"}'}, "ttl_s"),

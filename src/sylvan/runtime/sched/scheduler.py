@@ -232,6 +232,11 @@ class Scheduler:
         steps = self._pipeline.inflight or self._lifecycle.has_ended
         return not (lives or steps or self._hooks.busy)
 
+    @property
+    def hurries(self) -> bool:
+        """Whether a request waits for what is reported with one of the next steps."""
+        return self._hooks.hurries
+
     def cached_tokens(self, req: Req) -> int:
         """Tokens of a waiting request that the prefix cache holds now."""
         return self._lookup.cached_tokens(req)

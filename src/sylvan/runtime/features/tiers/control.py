@@ -38,6 +38,7 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3  # of the fetch of one request, because the device lost what it had
+HURRY_S = 1.0  # after which a fetch or a load is looked at less often
 _MOST_IN_FLIGHT = 8
 
 
@@ -92,6 +93,7 @@ class KVTiers(Capability):
         self._leaders: dict[str, str] = {}  # rid that fetches, by the name of its first page
         self._fetching: set[int] = set()  # fetches whose last report is to come
         self._loading: dict[int, tuple[str, dict[Place, int]]] = {}  # rid and tokens, by job
+        self._hurry_until_s = 0.0
         self._outbox = _Outbox()
         self._launched_s: dict[int, float] = {}  # of batches in flight, by id
         stores.configure = self.configure
@@ -122,6 +124,11 @@ class KVTiers(Capability):
             return True
         takes = self._tier.is_open or self._host is not None
         return takes and self._loads.residency.has_unwritten
+
+    def hurries(self) -> bool:
+        """See `Capability.hurries`; what takes long need not be known to the millisecond."""
+        waits = self._fetching or self._loading
+        return bool(waits) and self._clock() < self._hurry_until_s
 
     def plan_work(self, batch: Batch) -> TiersWork | None:
         """See `Capability.plan_work`; as long as a report is awaited, work is empty at least."""
@@ -198,6 +205,7 @@ class KVTiers(Capability):
         """See `Capability.on_load`."""
         if (found := self._prefetches.get(req.rid)) is not None:
             self._stop(found)
+        self._hurry_until_s = self._clock() + HURRY_S
         for load in self._loads.take():
             self._outbox.loads.append(self._load_pages(load))
             tokens: dict[Place, int] = {Place.HOST: 0, Place.STORAGE: 0}
@@ -261,9 +269,19 @@ class KVTiers(Capability):
         if not self.cost.is_worth(num_tokens):
             self.counts.skipped_fetches += 1
             return found
-        found.until_s = now + self.prefetch.budget_s(num_tokens)
+        found.until_s = now + self._wait_s(num_tokens)
         self._fetch(req, found, stop)
         return found
+
+    def _wait_s(self, num_tokens: int) -> float:
+        """How long a request waits at most.
+
+        A store that takes much longer than it used to is not waited for until the time is up: the
+        request would be served sooner without it.
+        """
+        budget = self.prefetch.budget_s(num_tokens)
+        late = self.cost.late_s(num_tokens)
+        return min(budget, late) if late and self.prefetch.wait == "timeout" else budget
 
     def _fetch(self, req: Req, found: Prefetch, stop: int) -> None:
         """Let pages up to `stop` be read, unless another request lets the same be read."""
@@ -277,6 +295,7 @@ class KVTiers(Capability):
         found.job = next(self._numbers)
         self._leaders[names[0]] = self._rids[found.job] = req.rid
         self._fetching.add(found.job)
+        self._hurry_until_s = self._clock() + HURRY_S
         self._outbox.fetches.append(Fetch(found.job, first, known, names))
         self.counts.fetches += 1
 

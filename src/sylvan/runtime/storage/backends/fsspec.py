@@ -14,7 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.storage.api import StoredPage, StoreError, StoreKind, StoreLimits, is_name
+from sylvan.runtime.storage.api import (
+    Buffer,
+    StoredPage,
+    StoreError,
+    StoreKind,
+    StoreLimits,
+    is_name,
+    spread,
+)
 
 _AT_ONCE = 16  # questions to a store that answers one at a time
 _TIMES = ("LastModified", "mtime", "created", "last_modified", "updated")
@@ -57,6 +65,10 @@ class ObjectStore:
     def read(self, name: str) -> bytes | None:
         """See `PageStore.read`."""
         return self._read(name)
+
+    def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
+        """See `PageStore.read_into`."""
+        return spread(self.read(name), parts)
 
     def write(self, name: str, record: bytes) -> None:
         """See `PageStore.write`."""
