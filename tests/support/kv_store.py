@@ -191,7 +191,8 @@ class StoreBelow:
         self.stores = Stores(self.tier, spec)
         if self.attached:
             worker.open(spec)
-            self.calls.run()  # memory is made resident
+            self.copies.run()  # threads and memory are made ready
+            self.calls.run()
             self.stores.opened(spec)
         self.control = KVTiers(
             world.cache,

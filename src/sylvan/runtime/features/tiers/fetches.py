@@ -19,7 +19,8 @@ from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 from sylvan.utils.clock import Clock, monotonic
 
-MAX_CALLS = 64  # that the pages of one fetch are shared among
+LEAST_CALLS = 4  # that the pages of one fetch are shared among, if there are so many
+CALL_BYTES = 4 << 20  # of one call at most, if a page is no more
 Buffer = NDArray[np.uint8]
 
 
@@ -170,7 +171,7 @@ class Fetches:
                 self._end(job)
                 return
             self._lay_out(job, found)
-        each = -(-len(found.names) // MAX_CALLS)
+        each = self._pages_of_call(job, found)
         for start in range(0, len(found.names), each):
             self._threads.submit(
                 self._reader(job, found, range(start, min(start + each, len(found.names))), store)
@@ -192,6 +193,13 @@ class Fetches:
         job.reserved = sum(self._page_bytes[group] for group in found.groups)
         self._reserved += job.reserved
         return found
+
+    @staticmethod
+    def _pages_of_call(job: _Job, found: Found) -> int:
+        """Many threads that each read little wait for each other more than for the store."""
+        count = len(found.names)
+        calls = max(LEAST_CALLS, -(-job.reserved // CALL_BYTES))
+        return -(-count // min(calls, count))
 
     def _lay_out(self, job: _Job, found: Found) -> None:
         """Memory for what is to be read, so that loads can take it as it lies there."""

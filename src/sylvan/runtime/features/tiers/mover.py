@@ -129,7 +129,6 @@ class Mover:
         self._writers = threads(WRITERS, "sylvan-kv-write")
         self._staging = staging = Staging(memory, max_staged_bytes)
         self._fetches = Fetches(staging, groups, self._readers, max_staged_bytes, report_s=report_s)
-        self._readers.submit(staging.warm_up)
         self._store: OpenedStore | None = None
         self._exports: dict[int, list[_Part]] = {}
         self._exported: set[int] = set()  # those that were reported
@@ -147,6 +146,7 @@ class Mover:
         """
         opened = open_spec(spec)
         self._use(opened)
+        self._warm_up()
 
     def begin(self, work: TiersWork) -> None:
         """Begin all of it; returns at once."""
@@ -412,6 +412,12 @@ class Mover:
         self._fetches.stop_all()
         if before is not None:
             self._writers.submit(before.pages.close)
+
+    def _warm_up(self) -> None:
+        """Have threads and memory ready before the first request waits for them."""
+        self._readers.submit(self._staging.warm_up)
+        first = np.zeros(1, np.int32)
+        self._memory[0].export(first, self._staging.take(0, 1).reshape(-1))
 
     # ---- both
 
