@@ -360,9 +360,9 @@ class TiersConfig(Section, frozen=True):
     """Memories for KV below the device's: the host's, and a store that stays. Present means on."""
 
     storage: str | None = None
-    """Directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`, or what another
-    package offers; `file` is `tiers.directory`. Default: none, until one is attached while
-    serving."""
+    """Directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`,
+    `mooncake://MASTER:PORT`, `nixl:///DIR`, or what another package offers; `file` is
+    `tiers.directory`. Default: none, until one is attached while serving."""
     directory: str | None = None
     """What `tiers.storage=file` stands for; default: a folder in the user's cache."""
     host_ratio: Annotated[float, msgspec.Meta(gt=0)] | None = None
