@@ -360,7 +360,6 @@ class Hooks:
         """Whether any worker half has something to do."""
         return any(c.wants_step() for c in self._step_wanters)
 
-    @property
     def hurries(self) -> bool:
         """Whether a request waits for a report of any worker half."""
         return any(c.hurries() for c in self._hurriers)

@@ -37,6 +37,9 @@ class Scheduler:
     """Owns every request from `add` until its memory is free; see `phases` for its life.
 
     Not thread-safe: one thread drives it.
+
+    Attributes:
+        hurries: Whether a request waits for what is reported with one of the next steps.
     """
 
     def __init__(self, parts: Parts, limits: Limits) -> None:
@@ -56,6 +59,7 @@ class Scheduler:
             capabilities = (*capabilities, self.policy)
         self._parts, self._limits, self._lookup = parts, limits, lookup
         self._hooks = Hooks(capabilities)
+        self.hurries = self._hooks.hurries
         self.waiting = WaitingQueue(self.policy, parts.clock, limits.age_limit_s)
         self._requests = RequestTable(self.waiting)
         self.running = self._requests.running
@@ -231,11 +235,6 @@ class Scheduler:
         lives = self.running or len(self.waiting) or self._requests.loading
         steps = self._pipeline.inflight or self._lifecycle.has_ended
         return not (lives or steps or self._hooks.busy)
-
-    @property
-    def hurries(self) -> bool:
-        """Whether a request waits for what is reported with one of the next steps."""
-        return self._hooks.hurries
 
     def cached_tokens(self, req: Req) -> int:
         """Tokens of a waiting request that the prefix cache holds now."""

@@ -136,7 +136,7 @@ def kind_of(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def spread(record: bytes | None, parts: Sequence[Buffer]) -> int | None:
+def spread(record: bytes | memoryview | None, parts: Sequence[Buffer]) -> int | None:
     """Copy the start of a record into parts, one after another; its size."""
     if record is None:
         return None

@@ -50,7 +50,7 @@ class Staging:
         if whole is None:
             whole = memory.host_buffer(num_pages)
         # arrays made of this one refer to it, and not to `whole`: it lives as long as they do
-        found = np.frombuffer(memoryview(whole)[:needed], np.uint8)
+        found = np.frombuffer(whole.data[:needed], np.uint8)
         weakref.finalize(found, self._give, group, whole).atexit = False
         return found.reshape(num_pages, memory.page_bytes)
 
