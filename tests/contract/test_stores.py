@@ -15,6 +15,7 @@ import pytest
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.storage.api import StoreError, StoreLimits
+from sylvan.runtime.storage.backends import mooncake as mooncake_backend
 from sylvan.runtime.storage.backends.file import FileStore
 from sylvan.runtime.storage.backends.memory import MemoryStore
 from sylvan.runtime.storage.find import check_url, open_store, shown, store_kind
@@ -263,6 +264,20 @@ def test_a_mooncake_master_that_is_gone_is_named():
         store.close()
 
 
+@pytest.mark.skipif(not MOONCAKE, reason="mooncake-transfer-engine is not installed")
+def test_a_mooncake_master_that_hangs_stops_nobody(monkeypatch):
+    monkeypatch.setattr(mooncake_backend, "_JOIN_S", 5.0)
+    limits = StoreLimits(timeout_s=1.0)
+    with mooncake_master() as (url, master):
+        store = open_store(url, limits)
+        store.write(name_of(1), b"one")
+        master.send_signal(signal.SIGSTOP)
+        with pytest.raises(StoreError, match="does not answer"):
+            open_store(url, limits)
+        store.close()  # returns, though nobody answers
+        master.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.skipif(NIXL or MOONCAKE, reason="nixl or mooncake is installed")
 @pytest.mark.parametrize("url", ["nixl:///x", "mooncake://host"])
 def test_a_package_that_is_missing_is_named(url):
@@ -335,6 +350,7 @@ WRITER = """
 import sys, itertools
 from pathlib import Path
 from sylvan.runtime.storage.api import StoreLimits
+from sylvan.runtime.storage.backends import mooncake as mooncake_backend
 from sylvan.runtime.storage.backends.file import FileStore
 from sylvan.runtime.storage.record import Records
 from tests.support.stores import name_of

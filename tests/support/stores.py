@@ -29,20 +29,24 @@ def free_port() -> int:
 
 
 @contextmanager
-def listening(command: list[str], port: int) -> Iterator[subprocess.Popen]:
-    """A server, once it listens on that port of loopback."""
+def listening(command: list[str], *ports: int) -> Iterator[subprocess.Popen]:
+    """A server, once it listens on these ports of loopback."""
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(6000):
-            with socket.socket() as probe:
-                if not probe.connect_ex(("127.0.0.1", port)):
-                    break
+        until = time.monotonic() + 60
+        while not all(map(_listens, ports)):
             assert server.poll() is None, f"{command} ended"
+            assert time.monotonic() < until
             time.sleep(0.01)
         yield server
     finally:
         server.kill()
         server.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return not probe.connect_ex(("127.0.0.1", port))
 
 
 @contextmanager
@@ -78,7 +82,7 @@ def mooncake_master() -> Iterator[tuple[str, subprocess.Popen]]:
     flags = {"rpc_port": port, "metrics_port": admin}
     flags |= {"rpc_address": "127.0.0.1", "metrics_host": "127.0.0.1"}
     command = [str(program), *(f"--{name}={value}" for name, value in flags.items())]
-    with listening(command, admin) as master:
+    with listening(command, port, admin) as master:
         options = f"segment=64MiB&buffer=16MiB&admin=127.0.0.1:{admin}"
         yield f"mooncake://127.0.0.1:{port}/KEY?{options}", master
 

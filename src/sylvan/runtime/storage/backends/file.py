@@ -144,8 +144,7 @@ class FileStore:
         try:
             with _named(self._root):
                 self._files.write(incoming, record)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                incoming.replace(path)
+                _rename(incoming, path)
                 self._index.add(name, space_of(name), len(record), self._clock())
         except StoreError:
             incoming.unlink(missing_ok=True)
@@ -238,6 +237,15 @@ class FileStore:
         for path in unknown:
             path.unlink(missing_ok=True)
         return len(gone) + len(unknown)
+
+
+def _rename(incoming: Path, path: Path) -> None:
+    """Put a file where it belongs; few have to make the folder for it."""
+    try:
+        incoming.replace(path)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        incoming.replace(path)
 
 
 @contextmanager

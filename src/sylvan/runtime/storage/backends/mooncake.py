@@ -10,8 +10,11 @@ memory that this server lends (`segment`) goes with it, that of `mooncake_client
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -35,6 +38,12 @@ MODULE = "mooncake.store"
 DEFAULT_PORT, ADMIN_PORT = 50051, 9003
 _NO_ROOM, _NOT_FOUND = -200, -704  # ErrorCode of mooncake-store/include/types.h
 _LARGEST_LIST = 1 << 30
+_JOIN_S = 10.0  # in which a process starts and joins a store that is well
+_PROBE = """
+import json, sys
+from mooncake.store import MooncakeDistributedStore
+MooncakeDistributedStore().setup(*json.loads(sys.argv[1]))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,6 @@ class MooncakeStore:
         self._client, self._address, self._timeout_s = client, address, timeout_s
         self._prefix = f"{address.prefix}/"
         self._manifest = f"{self._prefix}manifest"
-        self._closing = threading.Lock()
 
     def read_manifest(self) -> bytes | None:
         """See `PageStore.read_manifest`."""
@@ -138,8 +146,14 @@ class MooncakeStore:
         self._check("clear", self._client.remove_by_regex(f"^{re.escape(self._prefix)}", True))
 
     def close(self) -> None:
-        """See `PageStore.close`."""
-        with self._closing:
+        """See `PageStore.close`; of a master that hangs no leave is taken.
+
+        Its package lets no other thread run until the master has answered.
+        """
+        asking = threading.Thread(target=lambda: self._client.is_exist(self._manifest), daemon=True)
+        asking.start()
+        asking.join(self._timeout_s)
+        if not asking.is_alive():
             self._client.close()
 
     def _get(self, key: str) -> bytes | None:
@@ -236,19 +250,25 @@ def _open(url: str, limits: StoreLimits) -> MooncakeStore:
     _check(url, limits)
     address, client = address_of(url), _module(url).MooncakeDistributedStore()
     options, where = address.options, f"{address.master}:{address.port}"
-    own = options.host or _own_address(address, limits.timeout_s)
-    code = client.setup(
-        own,
-        options.metadata,
-        parse_size(options.segment),
-        parse_size(options.buffer),
-        options.protocol,
-        options.devices,
-        where,
-    )
+    own = _own_address(address, limits.timeout_s)
+    metadata, protocol, devices = options.metadata, options.protocol, options.devices
+    _probe([own, metadata, 0, 16 << 20, protocol, devices, where], limits.timeout_s)
+    sizes = parse_size(options.segment), parse_size(options.buffer)
+    code = client.setup(options.host or own, metadata, *sizes, protocol, devices, where)
     if code:
         raise StoreError(f"the Mooncake store at {where} cannot be joined: its error is {code}")
     return MooncakeStore(client, address, limits.timeout_s)
+
+
+def _probe(arguments: Sequence[object], timeout_s: float) -> None:
+    """Join the store from another process first: who waits for a master that hangs stands still."""
+    command = [sys.executable, "-c", _PROBE, json.dumps(arguments)]
+    try:
+        subprocess.run(command, capture_output=True, timeout=_JOIN_S + timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise StoreError(
+            f"the Mooncake master at {arguments[-1]} does not answer within {error.timeout} s"
+        ) from error
 
 
 def _own_address(address: Address, timeout_s: float) -> str:
