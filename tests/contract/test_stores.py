@@ -51,7 +51,7 @@ def s3():
     """Answers where its files are; credentials are in the environment, as for any client of S3."""
     if not MOTO:
         pytest.skip("moto[server] and s3fs are not installed")
-    with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+    with s3_server() as (endpoint, _), pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "testing")
         patch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -261,6 +261,29 @@ def test_a_mooncake_master_that_is_gone_is_named():
             store.contains([name_of(1)])
         with pytest.raises(StoreError, match="admin=HOST:PORT"):
             [*store.pages()]
+        store.close()
+
+
+@pytest.mark.skipif(not MOTO, reason="moto[server] and s3fs are not installed")
+def test_s3_that_hangs_is_not_waited_for_long(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with s3_server() as (endpoint, server):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        limits = StoreLimits(timeout_s=0.5)
+        importlib.import_module("s3fs").S3FileSystem(skip_instance_cache=True).mkdir("hung")
+        store = open_store("s3://hung/x", limits)
+        store.write(name_of(1), b"one")
+        server.send_signal(signal.SIGSTOP)
+        for call in (store.read, lambda name: store.write(name, b"two")):
+            began = time.monotonic()
+            with pytest.raises(StoreError, match="object store"):
+                call(name_of(1))
+            assert time.monotonic() - began < 45, "not the five minutes that its client takes"
+        with pytest.raises(StoreError, match="object store"):
+            open_store("s3://hung/y", limits)
+        server.send_signal(signal.SIGCONT)
         store.close()
 
 

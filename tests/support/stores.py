@@ -66,12 +66,12 @@ def redis_process(folder: Path) -> Iterator[tuple[str, subprocess.Popen]]:
 
 
 @contextmanager
-def s3_server() -> Iterator[str]:
-    """A server of objects; gives its endpoint."""
+def s3_server() -> Iterator[tuple[str, subprocess.Popen]]:
+    """A server of objects; gives its endpoint, and its process."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with listening(command, port):
-        yield f"http://127.0.0.1:{port}"
+    with listening(command, port) as server:
+        yield f"http://127.0.0.1:{port}", server
 
 
 @contextmanager
