@@ -56,7 +56,7 @@ class Served:
 
     def settle(self) -> None:
         """Until the request is answered, and nothing is on its way to the store."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while not self.built.scheduler.idle:
             assert time.monotonic() < until
             if not self.built.scheduler.step():
