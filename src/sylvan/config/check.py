@@ -12,7 +12,7 @@ from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Case, Rule
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
-from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
+from sylvan.config.tree import HEADS_WITH_KV
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
@@ -121,10 +121,7 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
     config = case.config
     if config.disagg is None:
         return ()
-    heads = config.speculative is not None and config.speculative.algorithm in (
-        *DRAFT_HEADS,
-        OWN_HEAD,
-    )
+    heads = config.speculative is not None and config.speculative.algorithm in HEADS_WITH_KV
     reasons = {
         "tiers": (config.tiers is not None, "KV tiers and handing KV over exclude each other"),
         "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
@@ -198,17 +195,6 @@ RULES = (
         lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
         "{parallel.tp}: KV tiers are kept by one rank only so far; use parallel.tp=1, or leave "
         "tiers out",
-    ),
-    Rule(
-        "ranks with draft heads",
-        ("parallel.tp", "speculative.algorithm"),
-        lambda c: (
-            c.config.parallel.tp > 1
-            and c.config.speculative is not None
-            and c.config.speculative.algorithm in (*DRAFT_HEADS, OWN_HEAD)
-        ),
-        "{parallel.tp}: draft heads run on one rank only so far, {speculative.algorithm} too; use "
-        "parallel.tp=1, or the algorithm ngram",
     ),
     Rule(
         "ranks with overlap",

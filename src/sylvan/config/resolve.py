@@ -325,7 +325,8 @@ def _plan(state: _State) -> MemoryPlan:
     running = _number(config.scheduler.max_running_reqs)
     samples = config.speculative.most_samples(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
-    work += _number(config.cache.max_states) * state_bytes(model)
+    branches = samples - 1 if config.speculative else 0  # states between guesses
+    work += (_number(config.cache.max_states) + branches) * state_bytes(model)
     if config.lora is not None and config.device == "cpu":
         work += _number(config.lora.memory)
     draft = state.facts.draft

@@ -8,7 +8,7 @@ from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 
 ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """How tokens can be guessed."""
-PLANNED_ALGORITHMS = ("medusa", "dflash", "dspark", "uno")
+PLANNED_ALGORITHMS = ("dflash", "dspark", "uno")
 
 
 def _drafts(case: Case) -> SpeculativeConfig:
@@ -118,13 +118,6 @@ SPECULATIVE_RULES = (
         ("speculative.algorithm", "device"),
         lambda c: c.config.speculative is not None and c.config.device != "cpu",
         "{speculative.algorithm}: steps on {device} verify no guesses yet; leave it out",
-    ),
-    Rule(
-        "guesses with recurrent layers",
-        ("speculative.algorithm",),
-        lambda c: c.config.speculative is not None and c.facts.model.state_numbers > 0,
-        "{speculative.algorithm}: this model has recurrent layers, whose state cannot go back "
-        "where a guess was wrong; leave it out",
     ),
     Rule(
         "guesses where nothing is generated",

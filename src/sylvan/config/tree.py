@@ -27,10 +27,12 @@ from sylvan.config.values import (
 BUILT_IN_MODEL = "sapling"
 DRAFTING_REQS = 8
 """Requests that may have all their guesses verified in the same step."""
-DRAFT_HEADS = ("eagle", "eagle3")
+DRAFT_HEADS = ("eagle", "eagle3", "medusa")
 """Algorithms of speculation that have a head beside the model."""
 OWN_HEAD = "nextn"
 """The one whose head is part of the model's checkpoint."""
+HEADS_WITH_KV = ("eagle", "eagle3", OWN_HEAD)
+"""Those whose heads keep keys and values of their own."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -294,11 +296,12 @@ class SpeculativeConfig(Section, frozen=True):
     algorithm: str
     """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
     or in the output; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
-    head that was trained for the model guess from its hidden vectors; `nextn` does so with the
-    layer for it that the model's checkpoint brings."""
+    head that was trained for the model guess from its hidden vectors, and so do the heads of
+    `medusa`, each one token further; `nextn` does it with the layer for it that the model's
+    checkpoint brings."""
     draft_model: str | None = None
     """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
-    or of the head of `eagle` or `eagle3`."""
+    or of the head of `eagle` or `eagle3`, or the heads of `medusa`."""
     num_steps: Depth | Auto = "auto"
     """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"

@@ -47,7 +47,9 @@ from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
+from sylvan.runtime.features.speculation.head_worker import NoHeadWorker
 from sylvan.runtime.features.speculation.heads import head_worker
+from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
@@ -220,6 +222,8 @@ def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | N
     if given is None or given.algorithm not in (*DRAFT_HEADS, OWN_HEAD):
         return ()
     path = model_dir(given.draft_model) if given.draft_model is not None else None
+    if given.algorithm == "medusa" and path is not None:
+        return (medusa_worker(path),)
     return (head_worker(path, given.algorithm, _number(given.num_steps)),)
 
 
@@ -240,6 +244,8 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
     """
     grammar = _grammar(config)
     workers = (lambda site: grammar.worker, *_lora_worker(config))
+    if _head(config):  # it guesses on the first rank
+        workers = (*workers, lambda site: NoHeadWorker())
     executor, _ = _own_executor(config, workers, mesh, None)
 
     def close() -> None:

@@ -17,10 +17,18 @@ import sylvan.runtime.cache.eviction
 import sylvan.runtime.sched.policies
 from sylvan import kernels
 from sylvan.config.checkpoint import model_dir, model_facts, vocabulary_rows
-from sylvan.config.facts import QUANTISED_BITS, AttentionFacts, DeviceFacts, Facts, cpu_facts
+from sylvan.config.facts import (
+    QUANTISED_BITS,
+    AttentionFacts,
+    DeviceFacts,
+    Facts,
+    ModelFacts,
+    cpu_facts,
+)
 from sylvan.config.tree import DRAFT_HEADS, Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.features.grammar.libraries import installed_backends
+from sylvan.runtime.models.medusa_heads import medusa_params
 from sylvan.runtime.platform.facts import Kind
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.utils import plugins
@@ -118,11 +126,31 @@ def gather_facts(config: Config) -> Facts:
     )
 
 
+def _medusa(name: str, vocab_size: int) -> ModelFacts:
+    """Heads without keys and values: what they hold is what their files hold."""
+    try:
+        count = medusa_params(model_dir(name))
+    except (ConfigError, OSError) as error:
+        raise ConfigError(f"speculative.draft_model={name}: {error}") from None
+    return ModelFacts(
+        name=name,
+        context_len=1,
+        vocab_size=vocab_size,
+        dtype="bfloat16",
+        num_params=count,
+        num_linear_params=count,
+        kv_per_token=0,
+        work_per_token=0,
+    )
+
+
 def _draft(config: Config) -> dict[str, Any]:
     """Facts of the draft model, if there is one."""
     if config.speculative is None or config.speculative.draft_model is None:
         return {}
     name = config.speculative.draft_model
+    if config.speculative.algorithm == "medusa":
+        return {"draft": _medusa(name, vocabulary_rows(model_dir(config.model)))}
     try:
         facts = model_facts(name, trusted=config.trust_remote_code)
         ours, theirs = model_dir(config.model), model_dir(name)

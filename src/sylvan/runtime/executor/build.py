@@ -166,6 +166,7 @@ def _in_memory(
     control.extend(workers)
     worker = Worker(backend, slots, workers, control.gate)
     shape = pages_shape(config, plan.kv_shape, options)
+    verifies = made.runner.verifies_drafts
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
@@ -174,8 +175,8 @@ def _in_memory(
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
         max_samples=plan.limits.most_samples,
-        draft_chains=made.runner.verifies_drafts and not config.states,
-        draft_trees=made.runner.verifies_drafts and made.attention.caps.tree_mask,
+        draft_chains=verifies and (not config.states or config.path == "native"),
+        draft_trees=verifies and made.attention.caps.tree_mask and not config.states,
     )
     late.groups = caps.kv_groups
     facts = replace(

@@ -28,6 +28,9 @@ LONGEST_PAUSE = 32
 """Steps without a look at a request whose guesses are not worth it; a power of two."""
 LOOKS_SHARE = 0.01
 """Of the time of steps, for looks in vain."""
+FIRST_LOOKS = 6
+"""Steps of a request in which nothing to guess from is no reason to pause: a copy, if there is one,
+mostly begins with the answer, and short answers would end before the next look."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class _Followed:
 
     Attributes:
         proposal: The newest, verified or only looked at; made behind `length` tokens.
+        looks: So many found nothing that could be guessed.
         pause: Steps from one look to the next.
         look_at: Number of the step of the next look.
     """
@@ -43,6 +47,7 @@ class _Followed:
     acceptance: Acceptance
     proposal: Proposal = NOTHING
     length: int = 0
+    looks: int = 0
     pause: int = 1
     look_at: int = 0
 
@@ -106,8 +111,7 @@ class Speculation(Capability):
             count = self._look(req, followed, min(most, self._most))
             if self._adaptive:
                 self._look_s += (self._clock() - begun_s - self._look_s) / 8
-                longest = self._longest_pause()
-                followed.pause = 1 if count else min(2 * followed.pause, longest)
+                followed.pause = 1 if count else self._pause(followed)
             followed.look_at = self._aligned(followed.pause)
         self._wake = min(self._wake, followed.look_at)
         if not count:
@@ -129,6 +133,13 @@ class Speculation(Capability):
             grade = followed.proposal.grade
             count = self._policy.count(req.rid, grade, followed.acceptance, count)
         return count
+
+    def _pause(self, followed: _Followed) -> int:
+        """Steps to the next look after one in vain."""
+        followed.looks += not followed.proposal.tokens
+        if not followed.proposal.tokens and followed.looks <= FIRST_LOOKS:
+            return 1
+        return min(2 * followed.pause, self._longest_pause())
 
     def _longest_pause(self) -> int:
         """Steps between looks so that those at all requests take little of the time."""

@@ -34,7 +34,7 @@ MOST_PUT_OFF = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """Rows of the step that the head is to read, all of one request.
 
     Attributes:
@@ -146,7 +146,7 @@ class HeadWorker(CapabilityWorker):
 
     def _follow(self, step: StepContext, work: HeadWork, result: StepResult) -> HeadReport:
         with torch.inference_mode():
-            spans = self._due(step, _spans(step, work, result))
+            spans = self._due(step, spans_of(step, work, result))
             if not spans:
                 return HeadReport()
             self._map_pages(step, spans)
@@ -158,9 +158,9 @@ class HeadWorker(CapabilityWorker):
             guesses = self._guess(spans, logits_RW, hidden_RD)
         return HeadReport(guesses, self._clock() - begun_s)
 
-    def _due(self, step: StepContext, spans: Sequence[_Span]) -> Sequence[_Span]:
+    def _due(self, step: StepContext, spans: Sequence[Span]) -> Sequence[Span]:
         """Put off what has time; returns what is to be read now."""
-        due: list[_Span] = []
+        due: list[Span] = []
         for span in spans:
             put_off = self._put_off.get(span.slot)
             if put_off is None or put_off.stop != span.start:  # where it lost its memory
@@ -173,9 +173,9 @@ class HeadWorker(CapabilityWorker):
                 put_off.columns.append(self._columns(step, span.rows))
         return due
 
-    def _parts(self, spans: Sequence[_Span]) -> Iterator[Sequence[_Span]]:
+    def _parts(self, spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
         """As many as the buffers hold, in order."""
-        part: list[_Span] = []
+        part: list[Span] = []
         total = 0
         for span in spans:
             count = span.start + len(span.tokens) - self._put_off[span.slot].start
@@ -186,7 +186,7 @@ class HeadWorker(CapabilityWorker):
             total += count
         yield part
 
-    def _map_pages(self, step: StepContext, spans: Sequence[_Span]) -> None:
+    def _map_pages(self, step: StepContext, spans: Sequence[Span]) -> None:
         """Pages of the model as far as the step has computed; then pages for guesses."""
         table_SP = self._batch.host.page_tables[0]
         theirs_SP = step.batch.host.page_tables[0]
@@ -198,7 +198,7 @@ class HeadWorker(CapabilityWorker):
             room = row_P[count : count + self._head.spare]
             room[:] = np.arange(first, first + len(room))
 
-    def _read(self, step: StepContext, spans: Sequence[_Span]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, step: StepContext, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
         """Read rows of the step, and those put off before; logits and vectors for first guesses."""
         starts: list[int] = []
         counts: list[int] = []
@@ -233,7 +233,7 @@ class HeadWorker(CapabilityWorker):
         return torch.cat([step.layer_hidden(layer, rows) for layer in layers], 1)
 
     def _guess(
-        self, spans: Sequence[_Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
+        self, spans: Sequence[Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
     ) -> dict[int, list[int]]:
         """Guesses one after another, of all slices that still want one."""
         asking = [span for span in spans if span.depth]
@@ -241,7 +241,8 @@ class HeadWorker(CapabilityWorker):
         positions = np.array([span.start + len(span.tokens) for span in asking], np.int32)
         while asking:
             slots = np.array([span.slot for span in asking], np.int32)
-            drawn = self._draw(self._spread(logits_RW), slots, positions + 1)
+            logits_RV = spread(logits_RW, self._head.token_ids, self._head.vocab_size)
+            drawn = self._draw(logits_RV, slots, positions + 1)
             for span, token in zip(asking, drawn.tolist(), strict=True):
                 found[span.index].append(token)
             going = np.array(
@@ -275,24 +276,34 @@ class HeadWorker(CapabilityWorker):
         batch = self._batch
         batch.num_tokens, batch.num_reqs, batch.num_samples = tokens, reqs, samples
 
-    def _spread(self, logits_RW: torch.Tensor) -> torch.Tensor:
-        """Logits of all tokens; those that cannot be guessed are impossible."""
-        ids = self._head.token_ids
-        if ids is None:
-            return logits_RW
-        whole_RV = torch.full(
-            (len(logits_RW), self._head.vocab_size), -torch.inf, dtype=torch.float32
-        )
-        return whole_RV.index_copy_(1, ids, logits_RW)
+
+def spread(logits_RW: torch.Tensor, ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """Logits of all tokens; those that cannot be guessed are impossible.
+
+    Args:
+        logits_RW: Float32.
+        ids: Of the tokens that can be guessed, int64 (W,); None: all.
+        vocab_size: Of the model.
+    """
+    if ids is None:
+        return logits_RW
+    whole_RV = torch.full((len(logits_RW), vocab_size), -torch.inf, dtype=torch.float32)
+    return whole_RV.index_copy_(1, ids, logits_RW)
 
 
-def _spans(step: StepContext, work: HeadWork, result: StepResult) -> list[_Span]:
-    """What the head is to read: rows whose tokens stay, and that another token follows."""
+class NoHeadWorker(CapabilityWorker):
+    """Stands on the other ranks of a model for the head, which guesses on the first one."""
+
+    name: ClassVar = HeadWorker.name
+
+
+def spans_of(step: StepContext, work: HeadWork, result: StepResult) -> list[Span]:
+    """What a head is to read: rows whose tokens stay, and that another token follows."""
     plan = step.plan
     guesses = {draft.index: len(draft.parents) for draft in plan.drafts}
     starts, slots, ids = plan.starts.tolist(), plan.slots.tolist(), plan.input_ids
     stops, others, tokens = plan.stops.tolist(), result.others, result.tokens
-    found: list[_Span] = []
+    found: list[Span] = []
     row = 0
     for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         count = known = stop - start - guesses.get(index, 0)
@@ -310,6 +321,6 @@ def _spans(step: StepContext, work: HeadWork, result: StepResult) -> list[_Span]
             after = np.append(ids[row + 1 : row + count], last) if last >= 0 else None
             after = ids[row + 1 : row + count + 1] if after is None else after
             after = after.astype(np.int32)
-            found.append(_Span(index, slots[index], start, row, after, depth, known > 1))
+            found.append(Span(index, slots[index], start, row, after, depth, known > 1))
         row += stop - start
     return found

@@ -19,11 +19,12 @@ from sylvan.runtime.executor.graphs.head_program import Head, HeadProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.speculation.head_worker import MOST_PUT_OFF, HeadWorker, RunnableHead
+from sylvan.runtime.layers.mesh import ONE_RANK
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.draft_heads import HeadCheckpoint, make_head, model_tensor
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.groups import kv_groups
-from sylvan.runtime.models.next_heads import NextHead
+from sylvan.runtime.models.next_heads import NextHead, with_next_layer
 from sylvan.runtime.pool.mha import KVShape
 
 
@@ -52,12 +53,9 @@ def head_worker(path: Path | None, algorithm: str, depth: int) -> Callable[[Mode
     """
 
     def make(site: ModelSite) -> HeadWorker:
-        if site.build.mesh.tp.size > 1:
-            raise ConfigError(
-                f"speculative.algorithm={algorithm}: a draft head runs in one process, and the "
-                f"model is divided among {site.build.mesh.tp.size}; leave it out"
-            )
-        longer = replace(site, build=replace(site.build, length=site.build.length + depth))
+        whole = replace(site.build, mesh=ONE_RANK)  # the first rank has all of the head
+        site = replace(site, build=whole)
+        longer = replace(site, build=replace(whole, length=whole.length + depth))
         loaded = _eagle(path, algorithm, longer) if path else _next(longer)
         try:
             return _runnable(loaded, depth, site)
@@ -95,9 +93,8 @@ def _next(site: ModelSite) -> _Loaded:
     config = site.config
     head = NextHead(config, site.build)
     head.load(site.model_dir, _load_format(site))
-    return _Loaded(
-        head=head, layer=config, columns=config.hidden_size, index=config.num_hidden_layers
-    )
+    index = with_next_layer(config).kv_index(config.num_hidden_layers)
+    return _Loaded(head=head, layer=config, columns=config.hidden_size, index=index)
 
 
 def _load_format(site: ModelSite) -> LoadFormat:
