@@ -40,9 +40,16 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.executor.parts import Made, ModelPlan
-from sylvan.runtime.executor.pools import cache_groups, pages_shape, program_pool, tensor_pool
+from sylvan.runtime.executor.pools import (
+    cache_groups,
+    pages_shape,
+    program_pool,
+    tensor_pool,
+    with_paths,
+)
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.trees import TreePaths, pages_of_path
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
@@ -118,6 +125,7 @@ def build_executor(
             max_tokens=options.max_batch_tokens,
             max_reqs=options.max_running_reqs,
             max_samples=options.max_samples,
+            max_paths=options.tree_paths,
             max_pages_per_req=-(-(context + 1) // options.page_size),
         ),
         progress=progress,
@@ -161,11 +169,12 @@ def _in_memory(
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
-    backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
+    shape = pages_shape(config, plan.kv_shape, options)
+    trees = _tree_paths(batch, shape, options)
+    backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
     control = _control(plan, made, states)
     control.extend(workers)
     worker = Worker(backend, slots, workers, control.gate)
-    shape = pages_shape(config, plan.kv_shape, options)
     verifies = made.runner.verifies_drafts
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
@@ -176,7 +185,10 @@ def _in_memory(
         pools_all=pooling is not None and pooling.reads_all,
         max_samples=plan.limits.most_samples,
         draft_chains=verifies and (not config.states or config.path == "native"),
-        draft_trees=verifies and made.attention.caps.tree_mask and not config.states,
+        draft_trees=verifies
+        and not config.states
+        and (trees is not None or made.attention.caps.tree_mask),
+        tree_paths=options.tree_paths,
     )
     late.groups = caps.kv_groups
     facts = replace(
@@ -201,6 +213,13 @@ def _control(plan: ModelPlan, made: Made, states: TensorStates | None) -> Execut
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     return ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
+
+
+def _tree_paths(batch: ForwardBatch, shape: KVShape, options: LocalOptions) -> TreePaths | None:
+    if not options.tree_paths:
+        return None
+    firsts = [group.num_pages for group in shape.kv_groups]
+    return TreePaths(batch, firsts, pages_of_path(options.tree_depth, shape.page_size))
 
 
 def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
@@ -253,7 +272,7 @@ def _with_traced(plan: ModelPlan) -> Made:
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
     shape = pages_shape(plan.config, plan.kv_shape, plan.options)
-    pool = program_pool(plan.config, shape, plan.build, plan.kv_type)
+    pool = program_pool(plan.config, with_paths(shape, plan.options), plan.build, plan.kv_type)
     model = _deferred(plan)
     names = plan.names(model)
     plan.adapt(model)
@@ -364,7 +383,7 @@ def _with_tensors(plan: ModelPlan) -> Made:
     runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head)
     if native and native.pool and native.attention:
         return Made(name, runner, native.pool, native.attention, library, weights=weights)
-    shape = pages_shape(plan.config, plan.kv_shape, plan.options)
+    shape = with_paths(pages_shape(plan.config, plan.kv_shape, plan.options), plan.options)
     pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
     return Made(name, runner, pool, attention, library, weights=weights)
 
@@ -381,7 +400,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
         plan.adapt(model)
         return model, None, weights
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
-    shape = pages_shape(plan.config, plan.kv_shape, options)
+    shape = with_paths(pages_shape(plan.config, plan.kv_shape, options), options)
     pages = (plan.config, shape) if attends and plan.config.causal else None
     if plan.config.path == "transformers":
         from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only

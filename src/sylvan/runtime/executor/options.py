@@ -58,6 +58,8 @@ class LocalOptions:
     overlap: bool = False
     num_states: int = 0
     max_samples: int = 0  # rows of a step that are sampled, guesses too; 0: one a request
+    tree_paths: int = 0  # of trees of guesses in one step, beside the first of each
+    tree_depth: int = 0  # guesses of a path at most
     embed: PoolingWish | None = None  # set: vectors are made, also by a model that generates
     headless: bool = False  # the head of a model that generates is left out
     threads: int = 0  # of the step program; 0: as many as torch uses
