@@ -8,6 +8,8 @@ from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 
 ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """How tokens can be guessed."""
+MOST_WIDE, MOST_TREE = 16, 64
+"""Guesses for a position, and tokens of a tree."""
 PLANNED_ALGORITHMS = ("dflash", "dspark", "uno")
 
 
@@ -37,6 +39,11 @@ def _unknown_algorithm(case: Case) -> str:
 def _number(value: int | str | None) -> int:
     """A value that is resolved."""
     return value if isinstance(value, int) else 0
+
+
+def _wide(case: Case) -> bool:
+    """Whether guesses are trees."""
+    return _drafts(case).topk != 1
 
 
 SPECULATIVE_RULES = (
@@ -95,15 +102,60 @@ SPECULATIVE_RULES = (
         "was wrong; choose a model whose layers all attend",
     ),
     Rule(
-        "several guesses for a position",
+        "trees without a head",
+        ("speculative.topk", "speculative.algorithm"),
+        lambda c: _wide(c) and _drafts(c).algorithm not in (*DRAFT_HEADS, OWN_HEAD),
+        "{speculative.topk}: {speculative.algorithm} guesses one continuation; heads guess trees "
+        "(eagle, eagle3, medusa, nextn); leave it at auto",
+    ),
+    Rule(
+        "trees with recurrent layers",
         ("speculative.topk",),
-        lambda c: _drafts(c).topk != 1,
-        "{speculative.topk}: one guess for each position is verified; leave it at auto",
+        lambda c: _wide(c) and c.facts.model.state_numbers > 0,
+        "{speculative.topk}: this model has recurrent layers, whose states follow one path; leave "
+        "it at auto",
+    ),
+    Rule(
+        "trees with adapters",
+        ("speculative.topk", "lora"),
+        lambda c: _wide(c) and c.config.lora is not None,
+        "{speculative.topk}: adapters are applied to chains of guesses only; leave it at auto, or "
+        "lora out",
+    ),
+    Rule(
+        "trees with ranks",
+        ("speculative.topk", "parallel.tp"),
+        lambda c: _wide(c) and c.config.parallel.tp > 1,
+        "{speculative.topk}: {parallel.tp} ranks verify chains of guesses only; leave it at auto",
+    ),
+    Rule(
+        "tree too large",
+        ("speculative.topk", "speculative.num_draft_tokens"),
+        lambda c: (
+            _wide(c)
+            and (
+                _number(_drafts(c).topk) > MOST_WIDE
+                or _number(_drafts(c).num_draft_tokens) > MOST_TREE
+            )
+        ),
+        "{speculative.topk} and {speculative.num_draft_tokens}: trees have at most "
+        f"{MOST_WIDE} guesses for a position and {MOST_TREE} tokens",
+    ),
+    Rule(
+        "tree without room for its depth",
+        ("speculative.num_draft_tokens", "speculative.num_steps"),
+        lambda c: (
+            _wide(c) and _number(_drafts(c).num_draft_tokens) <= _number(_drafts(c).num_steps)
+        ),
+        "{speculative.num_draft_tokens} must be more than {speculative.num_steps}, the depth of "
+        "the tree; leave one of them at auto",
     ),
     Rule(
         "guesses and verified tokens differ",
         ("speculative.num_draft_tokens", "speculative.num_steps"),
-        lambda c: _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1,
+        lambda c: (
+            not _wide(c) and _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1
+        ),
         "{speculative.num_draft_tokens} must be one more than {speculative.num_steps}, the newest "
         "token and the guesses after it; leave one of them at auto",
     ),

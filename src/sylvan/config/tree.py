@@ -305,9 +305,10 @@ class SpeculativeConfig(Section, frozen=True):
     num_steps: Depth | Auto = "auto"
     """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"
-    """Guesses for the same position; only one is verified so far."""
+    """Guesses for the same position: above 1, heads guess trees of the likeliest continuations."""
     num_draft_tokens: Count | Auto = "auto"
-    """Tokens of one request that a step verifies: the newest one and the guesses after it."""
+    """Tokens of one request that a step verifies: the newest one and the guesses after it. One more
+    than `num_steps`, unless guesses are trees."""
     adaptive: bool = True
     """Verify as many guesses as make the batch faster, by how often they were right and how long
     steps took; else always all. Tokens are the same either way."""
@@ -319,10 +320,20 @@ class SpeculativeConfig(Section, frozen=True):
     def most_samples(self, running_reqs: int) -> int:
         """Rows that a step samples at most: beside each request, all guesses of a few.
 
-        In larger batches guesses cost more than they bring. Needs a resolved `num_steps`.
+        In larger batches guesses cost more than they bring. Needs a resolved section.
         """
-        guesses = self.num_steps if isinstance(self.num_steps, int) else 0
+        guesses = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
         return running_reqs + min(running_reqs, DRAFTING_REQS) * guesses
+
+
+    def most_paths(self, running_reqs: int) -> int:
+        """Paths of trees of guesses in one step, beside the first of each; 0: guesses are chains.
+
+        Needs a resolved section.
+        """
+        if self.topk == 1 or not isinstance(self.num_draft_tokens, int):
+            return 0
+        return min(running_reqs, DRAFTING_REQS) * max(1, self.num_draft_tokens - 2)
 
 
 class DisaggConfig(Section, frozen=True):

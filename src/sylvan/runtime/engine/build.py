@@ -46,7 +46,11 @@ from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
-from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
+from sylvan.runtime.features.speculation.build import (
+    AnySpeculation,
+    build_speculation,
+    tree_shape,
+)
 from sylvan.runtime.features.speculation.head_worker import NoHeadWorker
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
@@ -223,8 +227,9 @@ def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | N
         return ()
     path = model_dir(given.draft_model) if given.draft_model is not None else None
     if given.algorithm == "medusa" and path is not None:
-        return (medusa_worker(path),)
-    return (head_worker(path, given.algorithm, _number(given.num_steps)),)
+        return (medusa_worker(path, tree_shape(given)),)
+    depth = _number(given.num_steps)
+    return (head_worker(path, given.algorithm, depth, tree_shape(given)),)
 
 
 def _lora_worker(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
@@ -464,6 +469,8 @@ def _options(config: Config) -> LocalOptions:
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
         max_samples=config.speculative.most_samples(running) if config.speculative else 0,
+        tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
+        tree_depth=_number(config.speculative.num_steps) if config.speculative else 0,
         num_states=_number(config.cache.max_states),
         embed=_wish(config),
         headless=config.task == "embed",

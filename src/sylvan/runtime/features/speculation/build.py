@@ -5,11 +5,21 @@ from __future__ import annotations
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.speculation.ngram import NgramDrafter
 from sylvan.runtime.features.speculation.together import ModelSpeculation
 
 AnySpeculation = Speculation | ModelSpeculation | HeadSpeculation
+
+
+def tree_shape(config: SpeculativeConfig) -> TreeShape:
+    """Of the trees of guesses that a resolved section asks for."""
+    if config.topk == 1:
+        return CHAIN
+    assert isinstance(config.topk, int), "a resolved section has no auto"
+    assert isinstance(config.num_draft_tokens, int), "a resolved section has no auto"
+    return TreeShape(config.topk, config.num_draft_tokens - 1)
 
 
 def build_speculation(
@@ -25,7 +35,8 @@ def build_speculation(
     most = config.num_steps
     assert isinstance(most, int), "a resolved section has no auto"
     if config.algorithm in (*DRAFT_HEADS, OWN_HEAD):
-        return HeadSpeculation(most, vocab_size, adaptive=config.adaptive)
+        shape = tree_shape(config)
+        return HeadSpeculation(most, vocab_size, adaptive=config.adaptive, shape=shape)
     if model is not None:
         return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
     return Speculation(

@@ -22,6 +22,7 @@ from sylvan.runtime.core.step import SliceOutput, StepResult
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.graphs.head_program import HeadProgram
+from sylvan.runtime.features.speculation.head_tree import TreeGuesser
 from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
 from sylvan.utils.clock import Clock, monotonic
 
@@ -41,7 +42,7 @@ class Span:
         index: Of the slice.
         slot: Of the request.
         start: Position of the first.
-        first: Row of the step that is the first.
+        rows: Of the step.
         tokens: The token after each row.
         depth: Guesses wanted.
         urgent: Others may soon find it in the cache: it is more than the newest token.
@@ -50,15 +51,10 @@ class Span:
     index: int
     slot: int
     start: int
-    first: int
+    rows: IntArray
     tokens: IntArray
     depth: int
     urgent: bool
-
-    @property
-    def rows(self) -> IntArray:
-        """Of the step."""
-        return np.arange(self.first, self.first + len(self.tokens), dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -88,19 +84,23 @@ class RunnableHead:
     Attributes:
         program: Runs it.
         batch: Its buffers; its pool has the pages of the model's first KV group, then `spare` pages
-            for each request slot, which take keys and values of guesses.
+            for each request slot, which take keys and values of guesses, then those of `trees`.
         spare: See `batch`.
+        first_spare: The first of these pages.
         read_layers: Layers of the model that it reads; empty: vectors after the final norm.
         token_ids: Ids of the tokens that it can guess, int64 (W,); None: all, in order.
         vocab_size: Of the model.
+        trees: Grows trees of guesses; None: guesses follow one another.
     """
 
     program: HeadProgram
     batch: ForwardBatch
     spare: int
+    first_spare: int
     read_layers: tuple[int, ...]
     token_ids: torch.Tensor | None
     vocab_size: int
+    trees: TreeGuesser | None = None
 
 
 class HeadWorker(CapabilityWorker):
@@ -118,8 +118,6 @@ class HeadWorker(CapabilityWorker):
         self._head, self._program, self._batch = head, head.program, head.batch
         self._draw, self._clock = draw, clock
         self.hidden_layers = head.read_layers
-        pages, reqs = head.batch.kv.groups[0].num_pages, head.batch.limits.max_reqs
-        self._first_spare = pages - reqs * head.spare
         self._report = HeadReport()
         self._put_off: dict[int, _PutOff] = {}  # by slot
 
@@ -155,8 +153,8 @@ class HeadWorker(CapabilityWorker):
             if len(parts) > 1:
                 logits_RW, hidden_RD = (torch.cat(every) for every in zip(*parts, strict=True))
             begun_s = self._clock()
-            guesses = self._guess(spans, logits_RW, hidden_RD)
-        return HeadReport(guesses, self._clock() - begun_s)
+            guesses, parents = self._grow(spans, logits_RW, hidden_RD)
+        return HeadReport(guesses, self._clock() - begun_s, parents)
 
     def _due(self, step: StepContext, spans: Sequence[Span]) -> Sequence[Span]:
         """Put off what has time; returns what is to be read now."""
@@ -193,7 +191,7 @@ class HeadWorker(CapabilityWorker):
         stops, size = step.plan.stops, self._batch.kv.page_size
         for span in spans:
             count = -(-int(stops[span.index]) // size)
-            row_P, first = table_SP[span.slot], self._first_spare + span.slot * self._head.spare
+            row_P, first = table_SP[span.slot], self._head.first_spare + span.slot * self._head.spare
             row_P[:count] = theirs_SP[span.slot, :count]
             room = row_P[count : count + self._head.spare]
             room[:] = np.arange(first, first + len(room))
@@ -232,11 +230,51 @@ class HeadWorker(CapabilityWorker):
             return step.hidden(rows)
         return torch.cat([step.layer_hidden(layer, rows) for layer in layers], 1)
 
-    def _guess(
+    def _grow(
         self, spans: Sequence[Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
+    ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Guesses of all slices that want some, and parents of those that are trees."""
+        asking = [span for span in spans if span.depth]
+        trees = self._head.trees
+        if trees is None or not asking:
+            return self._guess(asking, logits_RW, hidden_RD), {}
+        some, others = asking[: trees.most], asking[trees.most :]
+        found = trees.guess(
+            [(span.slot, span.start + len(span.tokens), span.depth) for span in some],
+            (logits_RW[: len(some)], hidden_RD[: len(some)]),
+            self._go_on,
+            self._drawn,
+        )
+        parents = {span.index: tree[1] for span, tree in zip(some, found, strict=True)}
+        guesses = {span.index: tree[0] for span, tree in zip(some, found, strict=True)}
+        if others:
+            guesses |= self._guess(others, logits_RW[len(some) :], hidden_RD[len(some) :])
+        return guesses, parents
+
+    def _go_on(
+        self, hidden_FD: torch.Tensor, ids: IntArray, rows: IntArray, positions: IntArray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A pass over guesses, each at its position of the text in a row of the page table.
+
+        Returns: logits and vectors, views that live until the next pass.
+        """
+        count, host = len(ids), self._batch.host
+        host.input_ids[:count] = ids
+        self._place(rows, np.ones(count, np.int32), positions, positions + 1)
+        host.sample_rows[:count] = np.arange(count)
+        self._count(count, count, count)
+        return self._program.go_on(hidden_FD)
+
+    def _drawn(
+        self, logits_FW: torch.Tensor, slots: IntArray, positions: IntArray
+    ) -> tuple[torch.Tensor, IntArray]:
+        logits_FV = spread(logits_FW, self._head.token_ids, self._head.vocab_size)
+        return logits_FV, self._draw(logits_FV.clone(), slots, positions)
+
+    def _guess(
+        self, asking: Sequence[Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
     ) -> dict[int, list[int]]:
         """Guesses one after another, of all slices that still want one."""
-        asking = [span for span in spans if span.depth]
         found: dict[int, list[int]] = {span.index: [] for span in asking}
         positions = np.array([span.start + len(span.tokens) for span in asking], np.int32)
         while asking:
@@ -252,12 +290,9 @@ class HeadWorker(CapabilityWorker):
             if not asking:
                 break
             positions = positions[going]
-            count, host = len(asking), self._batch.host
-            host.input_ids[:count] = drawn[going]
-            self._place(slots[going], np.ones(count, np.int32), positions, positions + 1)
-            host.sample_rows[:count] = np.arange(count)
-            self._count(count, count, count)
-            logits_RW, hidden_RD = self._program.go_on(hidden_RD[torch.from_numpy(going)])
+            logits_RW, hidden_RD = self._go_on(
+                hidden_RD[torch.from_numpy(going)], drawn[going], slots[going], positions
+            )
             positions = positions + 1
         return {index: [t for t in tokens if t >= 0] for index, tokens in found.items()}
 
@@ -291,6 +326,16 @@ def spread(logits_RW: torch.Tensor, ids: torch.Tensor | None, vocab_size: int) -
     return whole_RV.index_copy_(1, ids, logits_RW)
 
 
+def _path(parents: Sequence[int], guesses: IntArray, tokens: Sequence[int]) -> list[int]:
+    """The guesses that were right."""
+    path: list[int] = []
+    last = -1
+    for token in tokens:
+        last = next(i for i, p in enumerate(parents) if p == last and guesses[i] == token)
+        path.append(last)
+    return path
+
+
 class NoHeadWorker(CapabilityWorker):
     """Stands on the other ranks of a model for the head, which guesses on the first one."""
 
@@ -300,17 +345,20 @@ class NoHeadWorker(CapabilityWorker):
 def spans_of(step: StepContext, work: HeadWork, result: StepResult) -> list[Span]:
     """What a head is to read: rows whose tokens stay, and that another token follows."""
     plan = step.plan
-    guesses = {draft.index: len(draft.parents) for draft in plan.drafts}
+    drafts = {draft.index: draft.parents for draft in plan.drafts}
     starts, slots, ids = plan.starts.tolist(), plan.slots.tolist(), plan.input_ids
     stops, others, tokens = plan.stops.tolist(), result.others, result.tokens
     found: list[Span] = []
     row = 0
     for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        count = known = stop - start - guesses.get(index, 0)
+        parents = drafts.get(index, ())
+        count = known = stop - start - len(parents)
+        path: Sequence[int] = ()
         output = others.get(index) or SliceOutput((tokens[index],))
         depth, last = work.depths[index], work.following[index]
         if output.token_ids and not output.error:
             right = output.num_accepted
+            path = _path(parents, ids[row + known : row + stop - start], output.token_ids[:right])
             count, last = count + right, output.token_ids[min(right, len(output.token_ids) - 1)]
             depth = depth if len(output.token_ids) == right + 1 and not output.ended else 0
         else:
@@ -318,9 +366,12 @@ def spans_of(step: StepContext, work: HeadWork, result: StepResult) -> list[Span
         if last < 0:
             count -= 1
         if count > 0:
-            after = np.append(ids[row + 1 : row + count], last) if last >= 0 else None
-            after = ids[row + 1 : row + count + 1] if after is None else after
-            after = after.astype(np.int32)
-            found.append(Span(index, slots[index], start, row, after, depth, known > 1))
+            rows = np.array([*range(known), *(known + guess for guess in path)], np.int32) + row
+            rows = rows[:count]
+            if last >= 0:
+                after = np.append(ids[rows[1:]], last).astype(np.int32)
+            else:
+                after = ids[rows + 1].astype(np.int32)
+            found.append(Span(index, slots[index], start, rows, after, depth, known > 1))
         row += stop - start
     return found

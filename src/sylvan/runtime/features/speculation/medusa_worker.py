@@ -19,8 +19,9 @@ from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepCon
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
-from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
+from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
 from sylvan.runtime.features.speculation.head_worker import Draw, Span, spans_of, spread
+from sylvan.runtime.features.speculation.trees import Choice, combined, likeliest
 from sylvan.runtime.models.medusa_heads import MedusaHeads
 from sylvan.utils.clock import Clock, monotonic
 
@@ -32,15 +33,22 @@ class MedusaWorker(CapabilityWorker):
         heads: One for each token further.
         draw: See `ModelSite.draw`.
         vocab_size: Of the model.
+        shape: Of the trees of guesses.
         clock: For the time that guessing takes.
     """
 
     name: ClassVar = HeadSpeculation.name
 
     def __init__(
-        self, heads: MedusaHeads, draw: Draw, vocab_size: int, clock: Clock = monotonic
+        self,
+        heads: MedusaHeads,
+        draw: Draw,
+        vocab_size: int,
+        shape: TreeShape = CHAIN,
+        clock: Clock = monotonic,
     ) -> None:
         self._heads, self._draw, self._vocab_size = heads, draw, vocab_size
+        self._shape = shape
         self._clock = clock
         self._report = HeadReport()
 
@@ -60,6 +68,8 @@ class MedusaWorker(CapabilityWorker):
         begun_s = self._clock()
         rows = np.array([span.rows[-1] for span in asking], np.int32)
         found: dict[int, list[int]] = {span.index: [] for span in asking}
+        wide = self._shape.width > 1
+        levels: dict[int, list[list[Choice]]] = {span.index: [] for span in asking}
         with torch.inference_mode():
             hidden_RD = step.hidden(rows)
             for head in range(min(len(self._heads), max(span.depth for span in asking))):
@@ -69,9 +79,18 @@ class MedusaWorker(CapabilityWorker):
                 ends = [asking[i].start + len(asking[i].tokens) for i in which]
                 positions = np.array(ends, np.int32) + 1 + head
                 logits_RV = spread(logits_RW, self._heads.token_ids, self._vocab_size)
-                drawn = self._draw(logits_RV, slots, positions)
+                drawn = self._draw(logits_RV.clone() if wide else logits_RV, slots, positions)
                 for i, token in zip(which, drawn.tolist(), strict=True):
                     found[asking[i].index].append(token)
+                if wide:
+                    every = likeliest(logits_RV, drawn, self._shape.width)
+                    for i, choices in zip(which, every, strict=True):
+                        levels[asking[i].index].append(choices)
+        if wide:
+            trees = {index: combined(some, self._shape.nodes) for index, some in levels.items()}
+            guesses = {index: tokens for index, (tokens, _) in trees.items()}
+            parents = {index: parents for index, (_, parents) in trees.items()}
+            return HeadReport(guesses, self._clock() - begun_s, parents)
         guesses = {index: _possible(tokens) for index, tokens in found.items()}
         return HeadReport(guesses, self._clock() - begun_s)
 
@@ -82,12 +101,12 @@ def _possible(tokens: list[int]) -> list[int]:
     return tokens[:end]
 
 
-def medusa_worker(path: Path) -> Callable[[ModelSite], MedusaWorker]:
+def medusa_worker(path: Path, shape: TreeShape = CHAIN) -> Callable[[ModelSite], MedusaWorker]:
     """Makes the worker half for a model; what it returns raises ConfigError as `MedusaHeads`."""
 
     def make(site: ModelSite) -> MedusaWorker:
         form = "auto" if site.load_format == "dummy" else site.load_format
         heads = MedusaHeads(path, site.config, site.build.dtype, form)
-        return MedusaWorker(heads, site.draw, site.vocab_size)
+        return MedusaWorker(heads, site.draw, site.vocab_size, shape)
 
     return make
