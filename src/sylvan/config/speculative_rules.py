@@ -153,11 +153,19 @@ SPECULATIVE_RULES = (
     Rule(
         "guesses and verified tokens differ",
         ("speculative.num_draft_tokens", "speculative.num_steps"),
-        lambda c: (
-            not _wide(c) and _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1
-        ),
+        lambda c: not _wide(c) and _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1,
         "{speculative.num_draft_tokens} must be one more than {speculative.num_steps}, the newest "
         "token and the guesses after it; leave one of them at auto",
+    ),
+    Rule(
+        "texts without use",
+        ("speculative.corpus", "speculative.shared_tokens", "speculative.algorithm"),
+        lambda c: (
+            _drafts(c).algorithm != "ngram"
+            and (_drafts(c).corpus is not None or _drafts(c).shared_tokens > 0)
+        ),
+        "{speculative.algorithm} looks in no texts; leave {speculative.corpus} and "
+        "{speculative.shared_tokens} out",
     ),
     Rule(
         "match longer than what is compared",

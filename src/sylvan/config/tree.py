@@ -316,6 +316,14 @@ class SpeculativeConfig(Section, frozen=True):
     """Tokens that must have occurred before for `ngram` to guess."""
     max_match: Count = 16
     """Tokens that `ngram` compares at most to find the best place."""
+    shared_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
+    """Newest tokens of a tenant's requests that have ended in which `ngram` looks, too; 0: it looks
+    in the text of the request only."""
+    corpus: str | None = None
+    """Texts in which `ngram` looks for all requests: a JSONL file of strings, or of objects with
+    `text` or `documents`, or a text file with one in each line."""
+    corpus_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 131_072
+    """Tokens of `corpus` at most; looking takes time that grows with them."""
 
     def most_samples(self, running_reqs: int) -> int:
         """Rows that a step samples at most: beside each request, all guesses of a few.
@@ -324,7 +332,6 @@ class SpeculativeConfig(Section, frozen=True):
         """
         guesses = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
         return running_reqs + min(running_reqs, DRAFTING_REQS) * guesses
-
 
     def most_paths(self, running_reqs: int) -> int:
         """Paths of trees of guesses in one step, beside the first of each; 0: guesses are chains.

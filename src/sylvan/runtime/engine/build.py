@@ -28,6 +28,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
+from sylvan.runtime.engine.corpus import corpus_texts
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup
@@ -155,7 +156,8 @@ def build_scheduler(
                 f"{model.runner} verify no guesses for this model; leave it out"
             )
         draft = _draft_model(config)
-        speculation = build_speculation(config.speculative, model.vocab_size, draft)
+        texts = corpus_texts(config)
+        speculation = build_speculation(config.speculative, model.vocab_size, draft, texts)
         capabilities = (*capabilities, speculation)
     scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher, tiers)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.corpus import TenantCorpora, corpus_of
 from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.speculation.ngram import NgramDrafter
@@ -23,7 +26,10 @@ def tree_shape(config: SpeculativeConfig) -> TreeShape:
 
 
 def build_speculation(
-    config: SpeculativeConfig, vocab_size: int, model: DraftModel | None
+    config: SpeculativeConfig,
+    vocab_size: int,
+    model: DraftModel | None,
+    texts: Iterable[Sequence[int]] = (),
 ) -> AnySpeculation:
     """The control half of a resolved and checked section.
 
@@ -31,6 +37,7 @@ def build_speculation(
         config: The section.
         vocab_size: Of the model that is served.
         model: That writes ahead, for algorithms that have one.
+        texts: Ids of those of `config.corpus`.
     """
     most = config.num_steps
     assert isinstance(most, int), "a resolved section has no auto"
@@ -39,8 +46,10 @@ def build_speculation(
         return HeadSpeculation(most, vocab_size, adaptive=config.adaptive, shape=shape)
     if model is not None:
         return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
+    shared = TenantCorpora(config.shared_tokens) if config.shared_tokens else None
+    given = corpus_of(texts, config.corpus_tokens) if config.corpus is not None else None
     return Speculation(
-        NgramDrafter(config.min_match, config.max_match),
+        NgramDrafter(config.min_match, config.max_match, shared, given),
         most,
         vocab_size,
         adaptive=config.adaptive,
