@@ -329,12 +329,27 @@ class _LateParts:
         """See `ModelSite.memory`."""
         return self.groups, self.pages
 
-    def draw(self, logits_RV: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+    def draw(
+        self,
+        logits_RW: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
+        ids: torch.Tensor | None = None,
+    ) -> IntArray:
         """See `ModelSite.draw`."""
         assert self.sampler is not None
-        assert self.params is not None
-        batch = SamplingBatch(slots, positions.astype(np.int64), self.params)
-        return self.sampler.sample(logits_RV, batch).token_ids
+        params = self.params
+        assert params is not None
+        plain = params.greedy[slots] & ~params.has_penalty[slots] & ~params.has_bias[slots]
+        if plain.all():
+            best = logits_RW.argmax(-1)
+            return (best if ids is None else ids[best]).numpy().astype(np.int32)
+        if ids is not None:  # the others are impossible
+            few_RW = logits_RW
+            logits_RW = torch.full((len(few_RW), params.vocab_size), -torch.inf)
+            logits_RW.index_copy_(1, ids, few_RW)
+        batch = SamplingBatch(slots, positions.astype(np.int64), params)
+        return self.sampler.sample(logits_RW, batch).token_ids
 
 
 def _workers(

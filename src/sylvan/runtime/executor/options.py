@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -66,6 +66,20 @@ class LocalOptions:
     seed: int = 0
 
 
+class Draw(Protocol):
+    """See `ModelSite.draw`."""
+
+    def __call__(
+        self,
+        logits_RW: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
+        ids: torch.Tensor | None = None,
+    ) -> IntArray:
+        """Tokens (R,)."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSite:
     """What the worker half of a capability may be made from.
@@ -78,8 +92,9 @@ class ModelSite:
         head: The model's head on vectors that are no rows of a step.
         memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
             the executor is built.
-        draw: Tokens drawn from float32 logits (R, V), which are overwritten, for request slots and
+        draw: Tokens drawn from float32 logits (R, W), which are overwritten, for request slots and
             positions (R,): as the model's own logits there would be; of immediate backends only.
+            With ids, int64 (W,), of the only tokens that are possible; None: all are.
         model_dir: Its directory.
         config: Of the model.
         build: What it is built with.
@@ -98,7 +113,7 @@ class ModelSite:
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
     memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
-    draw: Callable[[torch.Tensor, IntArray, IntArray], IntArray]
+    draw: Draw
     model_dir: Path
     config: ModelConfig
     build: Build

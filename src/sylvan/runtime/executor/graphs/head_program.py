@@ -100,6 +100,11 @@ class HeadProgram:
         self._whole = Program(library, layout)
         self._rest = Program(library, layout, traced.rest)
         self._run, self._batch = bound(batch), batch
+        whole, outputs = self._whole, limits.most_samples
+        self._logits_RW = whole.read(traced.logits, outputs)
+        self._next_RD = whole.read(traced.next_hidden, outputs)
+        self._hidden_TD = whole.read(traced.hidden, limits.max_tokens)
+        whole.write(traced.hidden, torch.zeros_like(self._hidden_TD))  # and the padding
 
     def extend(self, read_TF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A pass over positions whose vectors of the model are known.
@@ -112,7 +117,7 @@ class HeadProgram:
 
     def go_on(self, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A pass over guesses, which follow the head's own vectors; returns as `extend` does."""
-        self._rest.write(self._traced.hidden, hidden_TD)
+        self._hidden_TD[: len(hidden_TD)] = hidden_TD
         return self._pass(self._rest)
 
     def _pass(self, program: Program) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,7 +128,7 @@ class HeadProgram:
             batch.attention.plan(batch)
         program.run(run, batch)
         rows = batch.num_samples
-        return program.read(self._traced.logits, rows), program.read(self._traced.next_hidden, rows)
+        return self._logits_RW[:rows], self._next_RD[:rows]
 
 
 def _trace(head: Head, columns: int, tracer: NativeTracer) -> _Traced:

@@ -8,7 +8,7 @@ Shapes: T rows, R requests, F columns that are read of the model, W tokens that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,13 +22,10 @@ from sylvan.runtime.core.step import SliceOutput, StepResult
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.graphs.head_program import HeadProgram
+from sylvan.runtime.executor.options import Draw
 from sylvan.runtime.features.speculation.head_tree import TreeGuesser
 from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
 from sylvan.utils.clock import Clock, monotonic
-
-Draw = Callable[[torch.Tensor, IntArray, IntArray], IntArray]
-"""Tokens drawn from logits (R, V) for request slots and positions, as the model's own are."""
-
 
 MOST_PUT_OFF = 64
 """Positions of a request that are read later, together, while nothing is guessed for it."""
@@ -191,7 +188,10 @@ class HeadWorker(CapabilityWorker):
         stops, size = step.plan.stops, self._batch.kv.page_size
         for span in spans:
             count = -(-int(stops[span.index]) // size)
-            row_P, first = table_SP[span.slot], self._head.first_spare + span.slot * self._head.spare
+            row_P, first = (
+                table_SP[span.slot],
+                self._head.first_spare + span.slot * self._head.spare,
+            )
             row_P[:count] = theirs_SP[span.slot, :count]
             room = row_P[count : count + self._head.spare]
             room[:] = np.arange(first, first + len(room))
@@ -279,8 +279,7 @@ class HeadWorker(CapabilityWorker):
         positions = np.array([span.start + len(span.tokens) for span in asking], np.int32)
         while asking:
             slots = np.array([span.slot for span in asking], np.int32)
-            logits_RV = spread(logits_RW, self._head.token_ids, self._head.vocab_size)
-            drawn = self._draw(logits_RV, slots, positions + 1)
+            drawn = self._draw(logits_RW, slots, positions + 1, self._head.token_ids)
             for span, token in zip(asking, drawn.tolist(), strict=True):
                 found[span.index].append(token)
             going = np.array(
@@ -289,10 +288,10 @@ class HeadWorker(CapabilityWorker):
             asking = [span for span, goes in zip(asking, going, strict=True) if goes]
             if not asking:
                 break
-            positions = positions[going]
-            logits_RW, hidden_RD = self._go_on(
-                hidden_RD[torch.from_numpy(going)], drawn[going], slots[going], positions
-            )
+            if not going.all():
+                positions, drawn, slots = positions[going], drawn[going], slots[going]
+                hidden_RD = hidden_RD[torch.from_numpy(going)]
+            logits_RW, hidden_RD = self._go_on(hidden_RD, drawn, slots, positions)
             positions = positions + 1
         return {index: [t for t in tokens if t >= 0] for index, tokens in found.items()}
 

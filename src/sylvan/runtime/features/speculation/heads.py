@@ -133,9 +133,7 @@ def _runnable(loaded: _Loaded, depth: int, shape: TreeShape, site: ModelSite) ->
     return HeadWorker(runnable, site.draw)
 
 
-def _batch(
-    site: ModelSite, layer: ModelConfig, spare: int, more: int, paths: int
-) -> ForwardBatch:
+def _batch(site: ModelSite, layer: ModelConfig, spare: int, more: int, paths: int) -> ForwardBatch:
     """Buffers and pages: those of the model's first KV group, and some for guesses."""
     latent = layer.latent
     shape = KVShape(

@@ -17,10 +17,10 @@ import torch
 from sylvan.runtime.core.step import StepResult
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import Draw, ModelSite
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
-from sylvan.runtime.features.speculation.head_worker import Draw, Span, spans_of, spread
+from sylvan.runtime.features.speculation.head_worker import Span, spans_of, spread
 from sylvan.runtime.features.speculation.trees import Choice, combined, likeliest
 from sylvan.runtime.models.medusa_heads import MedusaHeads
 from sylvan.utils.clock import Clock, monotonic
@@ -78,11 +78,12 @@ class MedusaWorker(CapabilityWorker):
                 slots = np.array([asking[i].slot for i in which], np.int32)
                 ends = [asking[i].start + len(asking[i].tokens) for i in which]
                 positions = np.array(ends, np.int32) + 1 + head
-                logits_RV = spread(logits_RW, self._heads.token_ids, self._vocab_size)
-                drawn = self._draw(logits_RV.clone() if wide else logits_RV, slots, positions)
+                ids = self._heads.token_ids
+                drawn = self._draw(logits_RW.clone(), slots, positions, ids)
                 for i, token in zip(which, drawn.tolist(), strict=True):
                     found[asking[i].index].append(token)
                 if wide:
+                    logits_RV = spread(logits_RW, ids, self._vocab_size)
                     every = likeliest(logits_RV, drawn, self._shape.width)
                     for i, choices in zip(which, every, strict=True):
                         levels[asking[i].index].append(choices)
