@@ -136,7 +136,8 @@ class ImmediateBackend:
         for slot, token in newest.items():
             self._last_token[slot] = token
         if self._trees is not None:
-            return self._trees.keep(paths)
+            self._trees.keep(paths)
+            return
         ends = self.batch.host.q_starts[1:]
         for draft in self.batch.drafts:
             if draft.is_chain:
