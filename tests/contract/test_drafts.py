@@ -251,7 +251,7 @@ def test_trees_go_with_chunks_retraction_and_little_room(model_dir, native_expec
 
 
 def test_other_attention_verifies_trees_path_by_path(model_dir, expected):
-    serving, guesser = guessing(
+    serving, _ = guessing(
         model_dir, expected["greedy"], attention="torch", shape={"tree": True}, options=PATHS
     )
     assert serving.generate(PROMPTS, max_new_tokens=24) == expected["greedy"]

@@ -21,6 +21,7 @@ from tests.contract.test_drafts_by_model import PROMPTS, WAYS, Ticks
 from tests.parity.serving import Serving
 from tests.support.draft_heads import guesses, tree, write_head
 from tests.support.random_model import HIDDEN, VOCAB, write_random_model
+from tests.support.serving_store import ServingStore
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
 
@@ -172,6 +173,30 @@ def test_chunks_and_cached_prefixes_are_read_as_whole_prompts_are(model_dir, exp
     assert serving.scheduler.load().cached_prompt_tokens >= 2 * 32
     for known, said in speculation.said[::2]:
         assert said == guesses(model_dir, head, known, 4)[: len(said)]
+
+
+def test_what_the_head_made_of_a_prefix_is_stored_with_it(model_dir, expected, tmp_path):
+    head = write_head(tmp_path / "head", "eagle3")
+    prompt = list(range(30, 78))  # three pages
+    said = []
+    for _ in range(2):  # the second server finds the prefix in the store
+        speculation = Told(4, VOCAB, adaptive=False, clock=Ticks())
+        serving = Serving(
+            model_dir,
+            runner="program",
+            capabilities=(speculation,),
+            workers=(head_worker(head, "eagle3", 4),),
+            store=ServingStore(tmp_path / "store"),
+        )
+        serving.generate([[*prompt, 9]], max_new_tokens=8)
+        said.append(speculation.said)
+        load = serving.scheduler.load()
+        serving.close()
+
+    assert load.cached_prompt_tokens == len(prompt)
+    assert said[0] == said[1]
+    for known, tokens in said[1]:
+        assert tokens == guesses(model_dir, head, known, 4)[: len(tokens)]
 
 
 def test_right_guesses_are_accepted(tmp_path):

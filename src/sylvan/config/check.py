@@ -12,7 +12,6 @@ from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Case, Rule
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
-from sylvan.config.tree import HEADS_WITH_KV
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
@@ -121,7 +120,6 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
     config = case.config
     if config.disagg is None:
         return ()
-    heads = config.speculative is not None and config.speculative.algorithm in HEADS_WITH_KV
     reasons = {
         "tiers": (config.tiers is not None, "KV tiers and handing KV over exclude each other"),
         "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
@@ -132,7 +130,6 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
         "{device}": (config.device != "cpu", "KV is handed over between CPUs only so far"),
         "{task}": (config.task not in ("generate", "auto"), "only generation has two parts"),
         "{cache.prefix}": (config.cache.prefix == "none", "choose cache.prefix=radix"),
-        "{speculative.algorithm}": (heads, "KV of draft heads is not handed over"),
         "{observe.record}": (
             config.observe.record is not None,
             "what another server sends cannot be played back",

@@ -31,8 +31,6 @@ DRAFT_HEADS = ("eagle", "eagle3", "medusa")
 """Algorithms of speculation that have a head beside the model."""
 OWN_HEAD = "nextn"
 """The one whose head is part of the model's checkpoint."""
-HEADS_WITH_KV = ("eagle", "eagle3", OWN_HEAD)
-"""Those whose heads keep keys and values of their own."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -216,6 +216,10 @@ BROKEN = {
         {"speculative": SpeculativeConfig(algorithm="ngram", num_steps=3, num_draft_tokens=8)},
         "speculative.num_draft_tokens=8 must be one more than speculative.num_steps=3",
     ),
+    "texts without use": (
+        {"speculative": SpeculativeConfig(algorithm="nextn", corpus="f")},
+        "speculative.algorithm=nextn looks in no texts; leave speculative.corpus=f and",
+    ),
     "match longer than what is compared": (
         {"speculative": SpeculativeConfig(algorithm="ngram", min_match=5, max_match=4)},
         "speculative.min_match=5 is more than speculative.max_match=4",

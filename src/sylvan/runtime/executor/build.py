@@ -68,7 +68,7 @@ from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
-from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
 from sylvan.runtime.pool.state_pages import StatePages
 from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
@@ -165,14 +165,18 @@ def _in_memory(
     )
     made = _with_program(plan) or _with_tensors(plan)
     states = plan.states
-    late.pages = [*made.pool.groups, *([StatePages(states.parts)] if states else [])]
+    beside = [worker.beside for worker in workers if worker.beside is not None]
+    late.pages = [
+        *_with_pages_beside(made.pool.groups, beside),
+        *([StatePages(states.parts)] if states else []),
+    ]
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     shape = pages_shape(config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
-    control = _control(plan, made, states)
+    control = _control(plan, made, states, beside)
     control.extend(workers)
     worker = Worker(backend, slots, workers, control.gate)
     verifies = made.runner.verifies_drafts
@@ -204,9 +208,21 @@ def _in_memory(
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
 
 
-def _control(plan: ModelPlan, made: Made, states: TensorStates | None) -> ExecutorControl:
+def _with_pages_beside(
+    groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
+) -> Sequence[PageMemory]:
+    """KV groups as they are moved: pages that lie beside those of the first one go with them."""
+    if not beside or not groups or not isinstance(groups[0], PagedBuffer):
+        return groups
+    return [JoinedPages([groups[0], *beside]), *groups[1:]]
+
+
+def _control(
+    plan: ModelPlan, made: Made, states: TensorStates | None, beside: Sequence[PagedBuffer]
+) -> ExecutorControl:
     """Commands between steps, over the memory of what was made."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
+    kept += [pages.memory for pages in beside]
     kept += states.parts if states else ()
     graphs = TensorMemory(made.buffers)
     memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}

@@ -114,7 +114,7 @@ class HeadWorker(CapabilityWorker):
     def __init__(self, head: RunnableHead, draw: Draw, clock: Clock = monotonic) -> None:
         self._head, self._program, self._batch = head, head.program, head.batch
         self._draw, self._clock = draw, clock
-        self.hidden_layers = head.read_layers
+        self.hidden_layers, self.beside = head.read_layers, head.batch.kv.groups[0]
         self._report = HeadReport()
         self._put_off: dict[int, _PutOff] = {}  # by slot
 
