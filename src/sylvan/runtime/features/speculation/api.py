@@ -76,6 +76,16 @@ class SpeculationCounts:
     failures: int = 0
 
 
+def depth_of(proposal: Proposal) -> int:
+    """Tokens ahead that the deepest guess is."""
+    if not proposal.parents:
+        return len(proposal.tokens)
+    depths: list[int] = []
+    for parent in proposal.parents:
+        depths.append(1 if not 0 <= parent < len(depths) else depths[parent] + 1)
+    return max(depths, default=0)
+
+
 def check(proposal: Proposal, most: int, vocab_size: int) -> None:
     """See that a proposal can be verified.
 

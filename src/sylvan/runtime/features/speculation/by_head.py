@@ -15,6 +15,7 @@ from sylvan.runtime.features.speculation.api import (
     Proposal,
     SpeculationCounts,
     check,
+    depth_of,
 )
 from sylvan.runtime.features.speculation.depth import TRIED, CommonDepth, Pauses
 from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
@@ -147,16 +148,6 @@ class HeadSpeculation(Capability):
         self.counts.failures += 1
         if self.counts.failures == 1:
             logger.error("the draft head failed; further failures are only counted: %s", why)
-
-
-def depth_of(proposal: Proposal) -> int:
-    """Tokens ahead that the deepest guess is."""
-    if not proposal.parents:
-        return len(proposal.tokens)
-    depths: list[int] = []
-    for parent in proposal.parents:
-        depths.append(1 if not 0 <= parent < len(depths) else depths[parent] + 1)
-    return max(depths, default=0)
 
 
 def _following(piece: Slice) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
-from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
+from sylvan.runtime.features.speculation.acceptance import Acceptance, settle, settle_tree
 from sylvan.runtime.features.speculation.api import (
     FAILURES,
     NOTHING,
@@ -15,6 +15,7 @@ from sylvan.runtime.features.speculation.api import (
     Proposal,
     SpeculationCounts,
     check,
+    depth_of,
 )
 from sylvan.runtime.features.speculation.cost import StepCosts
 from sylvan.runtime.features.speculation.policy import DraftPolicy, FixedLength, Throughput
@@ -53,7 +54,7 @@ class _Followed:
 
 
 class Speculation(Capability):
-    """Guesses by one drafter, verified as chains.
+    """Guesses by one drafter, verified as the chains or trees that it proposes.
 
     A request whose guesses would cost more than they bring is looked at less and less often:
     guesses are then compared with what comes anyway, and verified again once they are worth it.
@@ -117,22 +118,29 @@ class Speculation(Capability):
         if not count:
             return None
         self.counts.drafts += 1
-        tokens = followed.proposal.tokens[:count]
-        followed.proposal = Proposal(tokens, followed.proposal.grade)
-        return Draft(tokens, tuple(range(-1, count - 1)))
+        draft, grade = followed.proposal.draft(count), followed.proposal.grade
+        parents = draft.parents if followed.proposal.parents else ()
+        followed.proposal = Proposal(draft.tokens, grade, parents)
+        return draft
 
     def _look(self, req: Req, followed: _Followed, most: int) -> int:
         """Compare the last proposal with what came, make a new one; guesses worth verifying."""
         length, last = req.tokens.length, followed.proposal
         if last.tokens and length > followed.length:
             came = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
-            settle(followed.acceptance, last.grade, last.tokens, came)
+            if last.parents:
+                settle_tree(followed.acceptance, last.tokens, last.parents, came)
+            else:
+                settle(followed.acceptance, last.grade, last.tokens, came)
         followed.proposal, followed.length = self._propose(req, most), length
         count = len(followed.proposal.tokens)
-        if count:
-            grade = followed.proposal.grade
-            count = self._policy.count(req.rid, grade, followed.acceptance, count)
-        return count
+        if not count:
+            return 0
+        grade, found = followed.proposal.grade, followed.proposal
+        if found.parents:  # all of a tree, or none
+            worth = self._policy.count(req.rid, 0, followed.acceptance, depth_of(found))
+            return count if worth else 0
+        return self._policy.count(req.rid, grade, followed.acceptance, count)
 
     def _pause(self, followed: _Followed) -> int:
         """Steps to the next look after one in vain."""
