@@ -14,6 +14,7 @@ from sylvan.runtime.executor.verify import accepted_path
 from tests.parity.serving import Serving
 from tests.support.guesser import Guesser
 from tests.support.random_model import VOCAB, write_random_model
+from tests.support.ranks import build_ranks
 
 PROMPTS = [[5, 9, 200, 31], [7] * 17, list(range(40, 60)), [5, 9, 200, 31, 8]]
 WAYS = {
@@ -274,3 +275,22 @@ def test_the_longest_right_path_is_accepted():
     assert accepted_path(parents, guesses, [8, 0, 3, 0, 0, 5, 0]) == [1, 4, 5]
     assert accepted_path(parents, guesses, [7, 9, 0, 0, 0, 0, 0]) == [0, 2]
     assert accepted_path(parents, guesses, [1, 9, 0, 0, 0, 0, 0]) == []
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_ranks_verify_what_one_verifies(model_dir, expected, tree):
+    serving, guesser = guessing(
+        model_dir,
+        expected["sampled"],
+        shape={"right": 0.6, "tree": tree},
+        build=build_ranks(2),
+        options=PATHS,
+    )
+    plain = Serving(model_dir, build=build_ranks(2), options={"attention": "reference"})
+    ask = WAYS["sampled"] | {"max_new_tokens": 24}
+
+    assert serving.generate(PROMPTS, **ask) == plain.generate(PROMPTS, **ask)
+    assert guesser.guessed > 50
+    assert serving.scheduler.load().verified_drafts > 10
+    for each in (serving, plain):
+        each.close()

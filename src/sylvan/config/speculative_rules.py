@@ -123,12 +123,6 @@ SPECULATIVE_RULES = (
         "lora out",
     ),
     Rule(
-        "trees with ranks",
-        ("speculative.topk", "parallel.tp"),
-        lambda c: _wide(c) and c.config.parallel.tp > 1,
-        "{speculative.topk}: {parallel.tp} ranks verify chains of guesses only; leave it at auto",
-    ),
-    Rule(
         "tree too large",
         ("speculative.topk", "speculative.num_draft_tokens"),
         lambda c: (

@@ -200,10 +200,6 @@ BROKEN = {
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=2), "lora": LoraConfig()},
         "speculative.topk=2: adapters are applied to chains of guesses only",
     ),
-    "trees with ranks": (
-        {"speculative": SpeculativeConfig(algorithm="nextn", topk=2), "parallel.tp": 2},
-        "speculative.topk=2: parallel.tp=2 ranks verify chains of guesses only",
-    ),
     "tree too large": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
         "speculative.topk=17 and speculative.num_draft_tokens=9: trees have at most 16 guesses",
