@@ -129,7 +129,23 @@ def test_guesses_go_with_chunks_and_retraction(models, seed):
     assert serving.scheduler.audit() == 0
 
 
-def test_trees_cost_speed_only(models):
+PATHS = {"tree_paths": 40, "tree_depth": 4}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_trees_branch_from_the_state_before_them(models, family, right):
+    path, answers = models(family)
+    for way, ask in WAYS.items():
+        serving, guesser = guessing(path, answers[way], right=right, tree=True, options=PATHS)
+        for _ in range(2):
+            assert serving.generate(PROMPTS, max_new_tokens=20, **ask) == answers[way]
+        assert guesser.guessed > 50
+        assert serving.scheduler.load().verified_drafts > 10
+        assert serving.scheduler.audit() == 0
+
+
+def test_trees_without_room_for_paths_cost_speed_only(models):
     path, answers = models("lfm2")
     serving, guesser = guessing(path, answers["greedy"], right=1.0, tree=True)
 

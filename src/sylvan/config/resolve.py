@@ -329,7 +329,9 @@ def _plan(state: _State) -> MemoryPlan:
     running = _number(config.scheduler.max_running_reqs)
     samples = config.speculative.most_samples(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
-    branches = samples - 1 if config.speculative else 0  # states between guesses
+    branches = 0  # states between guesses
+    if config.speculative:
+        branches = samples - 1 + config.speculative.most_paths(running)
     work += (_number(config.cache.max_states) + branches) * state_bytes(model)
     if config.lora is not None and config.device == "cpu":
         work += _number(config.lora.memory)

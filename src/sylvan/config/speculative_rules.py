@@ -109,13 +109,6 @@ SPECULATIVE_RULES = (
         "(eagle, eagle3, medusa, nextn); leave it at auto",
     ),
     Rule(
-        "trees with recurrent layers",
-        ("speculative.topk",),
-        lambda c: _wide(c) and c.facts.model.state_numbers > 0,
-        "{speculative.topk}: this model has recurrent layers, whose states follow one path; leave "
-        "it at auto",
-    ),
-    Rule(
         "trees with adapters",
         ("speculative.topk", "lora"),
         lambda c: _wide(c) and c.config.lora is not None,

@@ -192,10 +192,6 @@ BROKEN = {
         {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
         "speculative.topk=4: speculative.algorithm=ngram guesses one continuation",
     ),
-    "trees with recurrent layers": (
-        {"speculative": SpeculativeConfig(algorithm="nextn", topk=2)},
-        "speculative.topk=2: this model has recurrent layers, whose states follow one path",
-    ),
     "trees with adapters": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=2), "lora": LoraConfig()},
         "speculative.topk=2: adapters are applied to chains of guesses only",
@@ -277,7 +273,7 @@ def facts_for(name):
         return make_facts(model=make_model(causal=False))
     if name == "pickled weights":
         return make_facts(model=make_model(weights="pt"))
-    if name in ("no state for any request", "trees with recurrent layers"):
+    if name == "no state for any request":
         return make_facts(model=make_model(state_numbers=100))
     return make_facts()
 

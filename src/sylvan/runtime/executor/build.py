@@ -179,7 +179,8 @@ def _in_memory(
     control = _control(plan, made, states, beside)
     control.extend(workers)
     worker = Worker(backend, slots, workers, control.gate)
-    verifies = made.runner.verifies_drafts
+    chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
+    masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
@@ -188,10 +189,8 @@ def _in_memory(
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
         max_samples=plan.limits.most_samples,
-        draft_chains=verifies and (not config.states or config.path == "native"),
-        draft_trees=verifies
-        and not config.states
-        and (trees is not None or made.attention.caps.tree_mask),
+        draft_chains=chains,
+        draft_trees=chains and (trees is not None or masked),
         tree_paths=options.tree_paths,
     )
     late.groups = caps.kv_groups

@@ -171,6 +171,7 @@ class ModelPlan:
         ]
         count = self.options.num_states or 2 * self.options.max_running_reqs + 1
         guesses = self.limits.most_samples - 1 if self.options.max_samples else 0
+        guesses += self.limits.max_paths
         return TensorStates(parts, count, self.build.device, guesses)
 
     @property

@@ -23,6 +23,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepCon
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.graphs.head_program import HeadProgram
 from sylvan.runtime.executor.options import Draw
+from sylvan.runtime.executor.verify import path_of
 from sylvan.runtime.features.speculation.head_tree import TreeGuesser
 from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
 from sylvan.utils.clock import Clock, monotonic
@@ -325,16 +326,6 @@ def spread(logits_RW: torch.Tensor, ids: torch.Tensor | None, vocab_size: int) -
     return whole_RV.index_copy_(1, ids, logits_RW)
 
 
-def _path(parents: Sequence[int], guesses: IntArray, tokens: Sequence[int]) -> list[int]:
-    """The guesses that were right."""
-    path: list[int] = []
-    last = -1
-    for token in tokens:
-        last = next(i for i, p in enumerate(parents) if p == last and guesses[i] == token)
-        path.append(last)
-    return path
-
-
 class NoHeadWorker(CapabilityWorker):
     """Stands on the other ranks of a model for the head, which guesses on the first one."""
 
@@ -357,7 +348,8 @@ def spans_of(step: StepContext, work: HeadWork, result: StepResult) -> list[Span
         depth, last = work.depths[index], work.following[index]
         if output.token_ids and not output.error:
             right = output.num_accepted
-            path = _path(parents, ids[row + known : row + stop - start], output.token_ids[:right])
+            guesses = ids[row + known : row + stop - start].tolist()
+            path = path_of(parents, guesses, output.token_ids[:right])
             count, last = count + right, output.token_ids[min(right, len(output.token_ids) - 1)]
             depth = depth if len(output.token_ids) == right + 1 and not output.ended else 0
         else:
