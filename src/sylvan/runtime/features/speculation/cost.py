@@ -68,6 +68,10 @@ class StepCosts:
         """Whether anything was measured."""
         return bool(self._measured)
 
+    def measured(self, rows: int) -> bool:
+        """Whether a step of so many rows was."""
+        return rows in self._measured
+
     def saw(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
         self._steps += 1
