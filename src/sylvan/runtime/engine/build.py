@@ -28,7 +28,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
-from sylvan.runtime.engine.corpus import corpus_texts
+from sylvan.runtime.engine.corpus import given_corpora
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup
@@ -148,7 +148,7 @@ def build_scheduler(
         *disagg.controls(),
         *also.capabilities,
     )
-    speculation = draft = None
+    speculation = draft = corpora = None
     if config.speculative is not None:
         if not executor.caps.draft_chains:
             raise ConfigError(
@@ -156,8 +156,8 @@ def build_scheduler(
                 f"{model.runner} verify no guesses for this model; leave it out"
             )
         draft = _draft_model(config)
-        texts = corpus_texts(config)
-        speculation = build_speculation(config.speculative, model.vocab_size, draft, texts)
+        corpora = given_corpora(config)
+        speculation = build_speculation(config.speculative, model.vocab_size, draft, corpora)
         capabilities = (*capabilities, speculation)
     scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher, tiers)
 
@@ -197,6 +197,7 @@ def build_scheduler(
         grammar_counts=grammar.counts,
         weight_version=config.weight_version,
         lora=lora,
+        corpora=corpora,
         stores=tiers.stores if tiers else None,
     )
 

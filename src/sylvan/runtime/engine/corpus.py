@@ -8,11 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.config import Config
-from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.engine.text import load_tokenizer
+from sylvan.runtime.features.speculation.corpus import GivenCorpora
+
+GIVEN = "given"
+"""Name of the corpus that the configuration names."""
 
 
-def corpus_texts(config: Config) -> Iterator[Sequence[int]]:
+def given_corpora(config: Config) -> GivenCorpora | None:
+    """Texts that `ngram` looks in for all requests; None: tokens are not guessed so.
+
+    Raises:
+        ConfigError: `speculative.corpus` cannot be read, or is too large.
+    """
+    section = config.speculative
+    if section is None or section.algorithm != "ngram":
+        return None
+    found = GivenCorpora(section.corpus_tokens)
+    if section.corpus is not None:
+        try:
+            found.add(GIVEN, _corpus_texts(config))
+        except RequestError as error:
+            raise ConfigError(f"speculative.corpus={section.corpus}: {error}") from None
+    return found
+
+
+def _corpus_texts(config: Config) -> Iterator[Sequence[int]]:
     """Token ids of each text of `speculative.corpus`, read as they are asked for; none without it.
 
     Raises:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
-from sylvan.runtime.features.speculation.corpus import TenantCorpora, corpus_of
+from sylvan.runtime.features.speculation.corpus import GivenCorpora, TenantCorpora
 from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.speculation.ngram import NgramDrafter
@@ -29,7 +27,7 @@ def build_speculation(
     config: SpeculativeConfig,
     vocab_size: int,
     model: DraftModel | None,
-    texts: Iterable[Sequence[int]] = (),
+    given: GivenCorpora | None = None,
 ) -> AnySpeculation:
     """The control half of a resolved and checked section.
 
@@ -37,7 +35,7 @@ def build_speculation(
         config: The section.
         vocab_size: Of the model that is served.
         model: That writes ahead, for algorithms that have one.
-        texts: Ids of those of `config.corpus`.
+        given: Texts in which `ngram` looks for all requests.
     """
     most = config.num_steps
     assert isinstance(most, int), "a resolved section has no auto"
@@ -47,7 +45,6 @@ def build_speculation(
     if model is not None:
         return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
     shared = TenantCorpora(config.shared_tokens) if config.shared_tokens else None
-    given = corpus_of(texts, config.corpus_tokens) if config.corpus is not None else None
     return Speculation(
         NgramDrafter(config.min_match, config.max_match, shared, given),
         most,

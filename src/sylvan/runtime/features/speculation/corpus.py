@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import AddCorpus, CorpusCommand, ListCorpora, RemoveCorpus
 from sylvan.runtime.core.req import Req
 
 END = -1
 """Stands after each text; no token is equal to it."""
 MOST_TENANTS = 64
+MOST_CORPORA = 64
 
 
 class Corpus:
@@ -43,19 +47,62 @@ class Corpus:
         self._length = stop + 1
 
 
-def corpus_of(texts: Iterable[Sequence[int]], most_tokens: int) -> Corpus:
-    """Given texts, as far as they fit."""
-    chosen: list[IntArray] = []
-    total = 0
-    for text in texts:
-        total += len(text) + 1
-        if total > most_tokens:
-            break
-        chosen.append(np.array(text, np.int32))
-    found = Corpus(2 * max(2, sum(len(text) + 1 for text in chosen)))
-    for text in chosen:
-        found.add(text)
-    return found
+class GivenCorpora:
+    """Texts for all requests, by the name of their corpus.
+
+    Args:
+        most_tokens: Of all of them, with one more for each text.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
+        self._of: dict[str, Corpus] = {}
+
+    @property
+    def every(self) -> Sequence[Corpus]:
+        """All of them."""
+        return tuple(self._of.values())
+
+    def add(self, name: str, texts: Iterable[Sequence[int]]) -> int:
+        """Texts under a name, instead of others of that name; returns how many tokens they are.
+
+        Raises:
+            RequestError: they are too many, or none; nothing has changed.
+        """
+        others = {own: corpus for own, corpus in self._of.items() if own != name}
+        room = self._most_tokens - sum(len(corpus.ids) for corpus in others.values())
+        chosen: list[IntArray] = []
+        for text in texts:
+            room -= len(text) + 1
+            if room < 0:
+                raise RequestError(
+                    f"corpora have at most {self._most_tokens} tokens (speculative.corpus_tokens)"
+                )
+            chosen.append(np.array(text, np.int32))
+        if not chosen or len(others) >= MOST_CORPORA:
+            raise RequestError(f"a corpus has texts, and there are at most {MOST_CORPORA} corpora")
+        total = sum(len(text) + 1 for text in chosen)
+        self._of[name] = found = Corpus(2 * total + 2)
+        for text in chosen:
+            found.add(text)
+        return total - len(chosen)
+
+    def execute(self, command: CorpusCommand) -> dict[str, Any]:
+        """Carry out a command; returns the body of its reply.
+
+        Raises:
+            RequestError: see `add`; or there is no such corpus (404).
+        """
+        match command:
+            case AddCorpus(id=name, texts=texts):
+                return {"corpus_id": name, "loaded_token_count": self.add(name, texts)}
+            case RemoveCorpus(id=name):
+                if self._of.pop(name, None) is None:
+                    raise RequestError(f"there is no corpus {name!r}", status=404)
+                return {}
+            case ListCorpora():
+                counts = {name: int((corpus.ids != END).sum()) for name, corpus in self._of.items()}
+                return {"corpus_token_counts": counts}
 
 
 class TenantCorpora:

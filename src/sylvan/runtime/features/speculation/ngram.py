@@ -13,7 +13,7 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.speculation.api import GRADES, NOTHING, Proposal
-from sylvan.runtime.features.speculation.corpus import END, Corpus, TenantCorpora
+from sylvan.runtime.features.speculation.corpus import END, Corpus, GivenCorpora, TenantCorpora
 
 _FEW = 4  # places are compared one by one
 
@@ -34,7 +34,7 @@ class NgramDrafter:
         shortest: int,
         longest: int,
         shared: TenantCorpora | None = None,
-        given: Corpus | None = None,
+        given: GivenCorpora | None = None,
     ) -> None:
         assert 0 < shortest <= longest
         self._shortest, self._longest = shortest, longest
@@ -59,7 +59,8 @@ class NgramDrafter:
 
     def _corpora(self, req: Req) -> list[Corpus]:
         shared = self._shared.find(req) if self._shared is not None else None
-        return [corpus for corpus in (shared, self._given) if corpus is not None]
+        found = [shared] if shared is not None else []
+        return [*found, *(self._given.every if self._given is not None else ())]
 
 
 def longest_match(ids: IntArray, longest: int) -> tuple[int, int]:

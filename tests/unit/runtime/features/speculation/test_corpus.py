@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.messages import AddCorpus, ListCorpora, RemoveCorpus
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.corpus import (
     END,
     MOST_TENANTS,
     Corpus,
+    GivenCorpora,
     TenantCorpora,
-    corpus_of,
 )
 from sylvan.runtime.features.speculation.ngram import NgramDrafter, match_in
 from tests.support.kv import VOCAB, World, alone, request
@@ -55,15 +57,36 @@ def test_the_newest_tokens_are_kept_and_never_more_than_there_is_room_for(every,
 
 
 def test_no_guess_goes_beyond_a_text():
-    drafter = NgramDrafter(2, 8, given=corpus_of([[5, 6, 7], [8, 9]], 100))
+    corpora = GivenCorpora(100)
+    corpora.add("some", [[5, 6, 7], [8, 9]])
+    drafter = NgramDrafter(2, 8, given=corpora)
     req = Req(request("a", [1, 5, 6]), 0)
 
     assert drafter.propose(req, 4).tokens == (7,)
     assert drafter.propose(Req(request("b", [6, 7]), 1), 4).tokens == ()
 
 
-def test_given_texts_are_taken_as_far_as_they_fit():
-    assert corpus_of([[1] * 5, [2] * 5, [3] * 5], 12).ids.tolist() == [*[1] * 5, -1, *[2] * 5, -1]
+def test_corpora_come_and_go_by_name_and_are_bounded():
+    corpora = GivenCorpora(20)
+    added = corpora.execute(AddCorpus(id="a", texts=((1,) * 5, (2,) * 5)))
+    corpora.execute(AddCorpus(id="b", texts=((3,) * 7,)))
+
+    assert added == {"corpus_id": "a", "loaded_token_count": 10}
+    assert corpora.execute(ListCorpora()) == {"corpus_token_counts": {"a": 10, "b": 7}}
+    assert [corpus.ids.tolist() for corpus in corpora.every] == [
+        [*[1] * 5, END, *[2] * 5, END],
+        [*[3] * 7, END],
+    ]
+    with pytest.raises(RequestError, match="at most 20 tokens"):
+        corpora.execute(AddCorpus(id="c", texts=((4,),)))
+    corpora.execute(AddCorpus(id="a", texts=((4,),)))
+    corpora.execute(RemoveCorpus(id="b"))
+    assert corpora.execute(ListCorpora()) == {"corpus_token_counts": {"a": 1}}
+    with pytest.raises(RequestError, match="no corpus 'b'") as refused:
+        corpora.execute(RemoveCorpus(id="b"))
+    assert refused.value.status == 404
+    with pytest.raises(RequestError, match="a corpus has texts"):
+        corpora.execute(AddCorpus(id="d", texts=()))
 
 
 def of_tenant(rid, prompt, tenant, **also):
