@@ -139,14 +139,6 @@ class MedusaHeads:
         return ConfigError(f"speculative.draft_model={self._path}: {why}")
 
 
-def medusa_params(path: Path) -> int:
-    """About how many numbers the files of such heads hold, by their size."""
-    return sum(file.stat().st_size for file in path.iterdir() if file.suffix in _SUFFIXES) // 2
-
-
-_SUFFIXES = (".safetensors", ".pt", ".bin")
-
-
 def _by_plain_name(path: Path, load_format: LoadFormat) -> dict[str, torch.Tensor]:
     pickled = path / PICKLED
     if pickled.is_file() and not any(path.glob("*.safetensors")):
