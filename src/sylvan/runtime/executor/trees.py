@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.memory import copy_tokens
-from sylvan.runtime.core.step import DraftRows, InputEmbeds, StepPlan, ancestors
+from sylvan.runtime.core.step import DraftRows, StepPlan, ancestors
 
 
 def pages_of_path(depth: int, page_size: int) -> int:
@@ -156,7 +157,7 @@ class TreePaths:
         count, texts = len(rows.sources), len(rows.ends)
         host.input_ids[:count] = plan.input_ids[rows.sources]
         places = np.array(rows.places, np.int32)
-        host.positions[:count] = places if plan.positions is None else plan.positions[rows.sources]
+        host.positions[:count] = self._positions(plan, rows, places)
         host.q_starts[0] = 0
         host.q_starts[1 : texts + 1] = rows.ends
         host.kv_lens[:texts], host.req_slots[:texts] = rows.lens, rows.slots
@@ -166,7 +167,16 @@ class TreePaths:
         types = plan.token_types
         host.token_types[:count] = 0 if types is None else types[rows.sources]
         batch.input_embeds = tuple(
-            InputEmbeds(int(row_of[part.row]), part.vectors) for part in plan.embeds
+            msgspec.structs.replace(part, row=int(row_of[part.row])) for part in batch.input_embeds
         )
         batch.drafts = ()  # plain texts
         batch.ready(count, texts, plan.num_samples)
+
+    def _positions(self, plan: StepPlan, rows: _Rows, places: IntArray) -> IntArray:
+        """Rotary positions of the rows."""
+        given = self._batch.rotary_positions
+        given = plan.positions if given is None else given
+        if given is not None:
+            return given[rows.sources]
+        slots = np.repeat(plan.slots, plan.stops - plan.starts)[rows.sources]
+        return places + self._batch.host.position_shifts[slots]
