@@ -53,6 +53,7 @@ from sylvan.runtime.features.speculation.build import (
     build_speculation,
     tree_shape,
 )
+from sylvan.runtime.features.speculation.corpus import GivenCorpora
 from sylvan.runtime.features.speculation.head_worker import NoHeadWorker
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
@@ -152,16 +153,9 @@ def build_scheduler(
         *disagg.controls(),
         *also.capabilities,
     )
-    speculation = draft = corpora = None
-    if config.speculative is not None:
-        if not executor.caps.draft_chains:
-            raise ConfigError(
-                f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
-                f"{model.runner} verify no guesses for this model; leave it out"
-            )
-        draft = _draft_model(config)
-        corpora = given_corpora(config)
-        speculation = build_speculation(config.speculative, model.vocab_size, draft, corpora)
+    draft, corpora = _draft_model(config), given_corpora(config)
+    speculation = _speculation(config, executor, model, draft, corpora)
+    if speculation is not None:
         capabilities = (*capabilities, speculation)
     whole = load_config(model_dir(config.model), trusted=config.trust_remote_code)
     capabilities = (*capabilities, *media_control(config.media, whole))
@@ -313,6 +307,23 @@ def _warn_of_few_cores(config: Config) -> None:
             wanted,
             cores,
         )
+
+
+def _speculation(
+    config: Config,
+    executor: Executor,
+    model: ModelFacts,
+    draft: DraftModel | None,
+    corpora: GivenCorpora | None,
+) -> AnySpeculation | None:
+    if config.speculative is None:
+        return None
+    if not executor.caps.draft_chains:
+        raise ConfigError(
+            f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
+            f"{model.runner} verify no guesses for this model; leave it out"
+        )
+    return build_speculation(config.speculative, model.vocab_size, draft, corpora)
 
 
 def _draft_model(config: Config) -> DraftModel | None:

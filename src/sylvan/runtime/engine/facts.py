@@ -153,7 +153,7 @@ def _draft(config: Config) -> dict[str, Any]:
         return {}
     name = config.speculative.draft_model
     if config.speculative.algorithm == "medusa":
-        return {"draft": _medusa(name, vocabulary_rows(model_dir(config.model)))}
+        return {"draft": _medusa(name, vocabulary_rows(model_dir(config.model)) or 0)}
     try:
         facts = model_facts(name, trusted=config.trust_remote_code)
         ours, theirs = model_dir(config.model), model_dir(name)

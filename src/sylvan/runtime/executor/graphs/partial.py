@@ -54,7 +54,7 @@ class SymbolicBatch:
 
 
 @contextlib.contextmanager
-def host_modules(model: nn.Module, trial: NativeTracer) -> Iterator[list[nn.Module]]:
+def host_modules(model: object, trial: NativeTracer) -> Iterator[list[nn.Module]]:
     """While it lasts, modules of blocks that cannot be traced emit calls of themselves.
 
     Args:

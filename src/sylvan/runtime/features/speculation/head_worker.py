@@ -26,6 +26,7 @@ from sylvan.runtime.executor.options import Draw
 from sylvan.runtime.executor.verify import path_of
 from sylvan.runtime.features.speculation.head_tree import TreeGuesser
 from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
+from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.utils.clock import Clock, monotonic
 
 MOST_PUT_OFF = 64
@@ -115,7 +116,10 @@ class HeadWorker(CapabilityWorker):
     def __init__(self, head: RunnableHead, draw: Draw, clock: Clock = monotonic) -> None:
         self._head, self._program, self._batch = head, head.program, head.batch
         self._draw, self._clock = draw, clock
-        self.hidden_layers, self.beside = head.read_layers, head.batch.kv.groups[0]
+        self.hidden_layers = head.read_layers
+        pages = head.batch.kv.groups[0]
+        assert isinstance(pages, PagedBuffer)
+        self.beside = pages
         self._report = HeadReport()
         self._put_off: dict[int, _PutOff] = {}  # by slot
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from starlette.responses import Response
 
@@ -48,12 +49,12 @@ async def remove_external_corpus(call: Call[RemoveCorpusBody]) -> Response:
 async def list_external_corpora(call: Call[None]) -> Response:
     """Names of all corpora, and how many tokens they have."""
     found = await _control(call.context, ListCorpora())
-    counts = found["corpus_token_counts"]
+    counts: dict[str, int] = found["corpus_token_counts"]
     reply = {"success": True, "corpus_ids": sorted(counts), "corpus_token_counts": counts}
     return json_response({**reply, "message": ""})
 
 
-async def _control(context: Context, command: CorpusCommand) -> dict[str, object]:
+async def _control(context: Context, command: CorpusCommand) -> dict[str, Any]:
     reply = await context.engine.control(command)
     if not reply.ok:
         raise RequestError(reply.message, status=reply.status)
