@@ -28,6 +28,7 @@ from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.native import NativeRows, NativeSampler
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
+from tests.support.coded import coded
 from tests.support.native import DTYPES, random, variants
 
 WIDTH, VOCAB, MOST = 128, 1007, 130
@@ -39,7 +40,12 @@ NEVER_WRITTEN = {
     *("greedy", "of the best", "likely of the best", "all three", "of one", "stops, later"),
     *("told", "told, drawn of the best"),
 }
-WEIGHTS = {"dense": lambda w: w, "int8": quantise_int8, "int4": lambda w: quantise_int4(w, 64)}
+WEIGHTS = {
+    "dense": lambda w: w,
+    "int8": quantise_int8,
+    "int4": lambda w: quantise_int4(w, 64),
+    "codes": lambda w: coded("uint4 g32 shifts", *w.shape),
+}
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 0.9},
