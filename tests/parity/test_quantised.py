@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from sylvan.kernels.native.library import describe
 from sylvan.protocol.errors import ConfigError
 from tests.parity.checkpoints import SHAPE
 from tests.parity.compare import compare
@@ -73,7 +74,7 @@ def test_answers_are_those_of_the_numbers(tmp_path, case):
 
     assert found.excess <= 1
     assert not found.modes
-    assert found.runner == "program"
+    assert found.runner.startswith("program") or describe().variant is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_experts_are_those_of_the_numbers(tmp_path, family, case):
 
     assert found.excess <= 1
     assert not found.modes
-    assert found.runner == "program"
+    assert found.runner.startswith("program") or describe().variant is None
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,9 @@ def test_codes_come_back(kind):
     repack(other, packed, torch.bfloat16)
     assert_same_parts(unpack(packed, torch.bfloat16), other)
 
+    odd = coded(kind, 50, 48, group=16)  # rows are padded to 64 inputs
+    assert_same_parts(unpack(pack(odd, torch.bfloat16), torch.bfloat16), odd)
+
     stack = pack_stack(weight[:48].stacked(3), torch.float32)
     assert_same_parts(unpack_stack(stack, 3, torch.float32), weight[:48].stacked(3))
 

@@ -282,7 +282,7 @@ def _by_lanes(part: torch.Tensor, weight: CodedWeight, chunk: int, padded: int) 
     """Scales or zero points as kernels read them: (blocks, chunks, 16), of a row's scale one."""
     if weight.group:
         starts = torch.arange(0, _up(weight.shape[1], 32), chunk)
-        part = part[:, starts // weight.group]
+        part = part[:, (starts // weight.group).clamp(max=part.shape[1] - 1)]
     part = F.pad(part, (0, 0, 0, padded - len(part)))
     return part.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
 

@@ -56,6 +56,7 @@ def _of_lanes(part: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     rows = part.view(packed.padded_rows // LANES, -1, LANES).transpose(1, 2).flatten(0, 1)
     if packed.form.group:
         rows = rows[:, :: packed.form.group // packed.group]
+        rows = rows[:, : -(-packed.cols // packed.form.group)]
     return rows[: packed.rows].contiguous()
 
 
